@@ -1,0 +1,1 @@
+"""jtrain: any pure loss function, on any number of devices, with one result."""

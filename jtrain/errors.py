@@ -1,0 +1,32 @@
+"""One class for each thing a user can fix: what was asked, what was found, what to type.
+
+`jtrain` prints the message of any of these without a traceback and exits with 2.
+"""
+
+
+class UserError(ValueError):
+    """Something that the person at the keyboard can mend; never a fault of ours."""
+
+
+class ConfigError(UserError):
+    """A config or an override says something that cannot be."""
+
+
+class DataError(UserError):
+    """The data is not what the config says it is."""
+
+
+class LossError(UserError):
+    """A loss, a model or a metric does not keep its contract."""
+
+
+class ShardingError(UserError):
+    """An array cannot be laid out over the devices as the strategy asks."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint is not there, not whole, or of another shape."""
+
+
+class RetraceError(UserError):
+    """A compiled step was given arrays of another shape, dtype or structure."""

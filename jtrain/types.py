@@ -1,0 +1,165 @@
+"""The vocabulary: names for the few things that flow through a training run, each with its shape."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, Union, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
+
+Leaf: TypeAlias = Any  # an array, or what stands for one: its shape, its sharding
+Tree = TypeVar("Tree")  # any pytree, given back with the same structure
+Params: TypeAlias = Any  # a pytree of leaves that are differentiated
+Extra: TypeAlias = Any  # a pytree of leaves that are not: running statistics, a teacher
+Key: TypeAlias = PRNGKeyArray
+Batch: TypeAlias = Mapping[str, Any]  # arrays, b ...; always `row` (int32, b) and `mask` (bool, b)
+Couples: TypeAlias = Literal["nothing", "batch", "slice"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """A sum over rows and its weight, divided only when read: exact under any split of the batch.
+
+    The weight depends on the batch alone, never on the parameters.
+    """
+
+    total: Leaf  # f32, any shape; a scalar where it is a loss
+    weight: Leaf  # f32, the shape of `total` or a scalar
+
+    @classmethod
+    def of(
+        cls,
+        values: Shaped[Array, "*s"],
+        mask: Bool[Array, "*s"],
+        weights: Shaped[Array, "*s"] | None = None,
+    ) -> "Mean":
+        """The mean of `values` where `mask` holds, each counted `weights` times (1 by default).
+
+        What the mask hides may be NaN or infinite.
+        """
+        weight = mask.astype(jnp.float32)
+        if weights is not None:
+            weight = jnp.where(mask, weights, 0).astype(jnp.float32)
+        seen = jnp.where(mask, values, 0).astype(jnp.float32)
+        return cls((seen * weight).sum(), weight.sum())
+
+    def value(self) -> Any:
+        """The mean on the host, float64; NaN where the weight is 0. Waits for the device."""
+        total, weight = (np.asarray(x, np.float64) for x in (self.total, self.weight))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = total / weight
+        return float(mean) if mean.ndim == 0 else mean
+
+    def __rmul__(self, coefficient: Leaf) -> "Terms":
+        return Terms((self,), (coefficient,))
+
+    def __add__(self, other: "Mean | Terms") -> "Terms":
+        return 1.0 * self + other
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What is minimised: the sum of coefficient x mean, each mean with a weight of its own.
+
+    `cross_entropy + 1e-2 * balance` makes one. A coefficient may be an array, a schedule of the
+    step say, and depends on no row.
+    """
+
+    means: tuple[Mean, ...]
+    coefficients: tuple[Leaf, ...]
+
+    def __rmul__(self, coefficient: Leaf) -> "Terms":
+        return Terms(self.means, tuple(coefficient * c for c in self.coefficients))
+
+    def __add__(self, other: "Mean | Terms") -> "Terms":
+        other = other if isinstance(other, Terms) else 1.0 * other
+        return Terms(self.means + other.means, self.coefficients + other.coefficients)
+
+
+Metrics: TypeAlias = dict[str, Mean]
+# A plain scalar means "the mean over the rows of this batch", and is refused where rows are masked.
+LossValue: TypeAlias = Union[Mean, Terms, Float[Array, ""]]
+# `(params, batch, rng)`; rng is the step's key, or None where nothing may be drawn: evaluation.
+LossFn: TypeAlias = Callable[[Params, Batch, Key | None], LossValue | tuple[LossValue, Metrics]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stateful:
+    """A loss with state: `(params, extra, batch, rng) -> (Mean | Terms, Metrics, extra)`.
+
+    In the `extra` that comes back a leaf that changes is a Mean over the rows (so that it is exact
+    under any split), and every other leaf is the one that went in.
+    """
+
+    loss: Callable[[Params, Extra, Batch, Key | None], tuple[LossValue, Metrics, Extra]]
+
+
+def stateful(loss: Callable[..., tuple[LossValue, Metrics, Extra]]) -> Stateful:
+    """Marks a loss that takes and returns `extra`."""
+    return Stateful(loss)
+
+
+class Model(NamedTuple):
+    """A model of any framework as two pure functions over plain arrays."""
+
+    init: Callable[[Key], tuple[Params, Extra]]
+    apply: Callable[..., tuple[Any, Extra]]  # (params, extra, rng, train, *inputs)
+
+
+@runtime_checkable
+class Placement(Protocol):
+    """How a model says what its arrays are, without knowing where they go."""
+
+    def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
+        """`x`, laid out by the names of its dims."""
+        ...
+
+    def attend(self, attention: Callable[..., Array], *qkv: Array) -> Array:
+        """`attention(q, k, v)`, each b t h k, wherever the parts of t and h are."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Anywhere:
+    """The placement that places nothing."""
+
+    def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
+        """`x` itself."""
+        del dims
+        return x
+
+    def attend(self, attention: Callable[..., Array], *qkv: Array) -> Array:
+        """`attention(q, k, v)` itself."""
+        return attention(*qkv)
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """A batch as a function of the step: nothing to save, nothing to rewind."""
+
+    size: int  # rows a batch, over all processes
+    ragged: bool  # whether a mask may hide a row
+
+    def __getitem__(self, step: int, /) -> Batch:
+        """The batch of a step, as numpy arrays."""
+        ...
+
+    def shard(self, index: int, count: int) -> "Batches":
+        """The same batches, of which only the rows of process `index` of `count` are read."""
+        ...
+
+
+@runtime_checkable
+class Once(Batches, Protocol):
+    """A whole data set once, in order: `len` batches, the last padded under its mask."""
+
+    def __len__(self) -> int: ...
+
+
+def row_keys(rng: Key, batch: Batch) -> Shaped[Array, "b"]:
+    """A key for each row from its index in the global batch, whatever device it is on."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(rng, batch["row"])
