@@ -1,0 +1,1 @@
+"""Save, restore and find the states of a run."""

@@ -1,0 +1,1 @@
+"""Data as numpy arrays: sources of rows, and batches as a function of the step."""

@@ -1,0 +1,1 @@
+"""Hooks: they observe a run and change nothing."""

@@ -1,0 +1,1 @@
+"""Losses: model outputs to Means."""

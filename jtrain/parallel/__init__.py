@@ -1,0 +1,1 @@
+"""Strategies: where arrays live, and who sums the gradients."""

@@ -1,0 +1,105 @@
+"""The import order of the package is its architecture; this file is where it is written down."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+# Each line may import the lines above it. Names on one line may not import one another.
+ORDER = [
+    {"errors", "version"},
+    {"values", "types"},
+    {"trees"},
+    {"config", "data", "models", "losses", "optim", "parallel"},  # the shelves: one thing a file
+    {"experiment"},
+    {"state"},
+    {"accumulate"},
+    {"step"},
+    {"evaluate"},
+    {"checkpoint"},
+    {"loop"},
+    {"hooks"},
+    {"run"},
+    {"cli"},
+    {"__init__", "__main__"},
+]
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "jtrain").rglob("*.py"))
+
+# What only one part of the house may import or say, and what to do instead.
+OWNERS = {
+    "flax": ({"models"}, "Models are the only flax code; give the spine a Model(init, apply)."),
+    "orbax": ({"checkpoint"}, "Call jtrain.checkpoint; it hides the storage library."),
+    "grain": ({"data"}, "Wrap it as a source in jtrain/data."),
+    "ruamel": ({"config"}, "Read and write YAML by jtrain.config."),
+}
+SHARDING = {"Mesh", "PartitionSpec", "NamedSharding", "psum", "pmap", "shard_map"}
+
+
+def part(path: Path) -> str:
+    return path.relative_to(ROOT / "jtrain").parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> list[tuple[int, str]]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno} imports relatively; write the full name."
+            if node.module == "jtrain":
+                found += [(node.lineno, f"jtrain.{alias.name}") for alias in node.names]
+            else:
+                found.append((node.lineno, node.module or ""))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_only_go_up(path: Path):
+    here, where = part(path), path.relative_to(ROOT)
+    for line, there in imports(ast.parse(path.read_text())):
+        top, _, rest = there.partition(".")
+        if top == "jtrain":
+            there = rest.split(".")[0]
+            assert there == here or RANK[there] < RANK[here], (
+                f"{where}:{line} imports jtrain.{there}, which comes later in the flow or stands "
+                f"beside it. Pass the value in, or move what both need up to jtrain/types.py."
+            )
+        assert top != "jax" or "_src" not in there, f"{where}:{line} imports a private JAX module."
+        assert here != "data" or top not in {"jax", "jaxtyping", "optax"}, (
+            f"{where}:{line}: jtrain/data is numpy only, so that reading workers start fast."
+        )
+        if top in OWNERS:
+            owners, advice = OWNERS[top]
+            assert here in owners, f"{where}:{line} imports {top}. {advice}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_parallel_says_how_arrays_are_laid_out(path: Path):
+    if part(path) == "parallel":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        name = getattr(node, "attr", None) or (
+            node.name if isinstance(node, ast.alias) else getattr(node, "id", None)
+        )
+        if name == "psum" and not isinstance(node, ast.alias):
+            dotted = isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("lax")
+            assert not dotted, f"{path}:{node.lineno}: take `psum` as an argument."
+            continue
+        assert name not in SHARDING, (
+            f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', '?')} says {name}. Only "
+            f"jtrain/parallel lays arrays out: take a Placement or a Strategy as an argument."
+        )
+
+
+def test_no_grab_bags():
+    for path in FILES:
+        assert path.stem not in {"utils", "util", "helpers", "common", "misc"}, (
+            f"{path}: name the file for what it does."
+        )
+
+
+def test_every_part_has_a_place():
+    unknown = {part(path) for path in FILES} - set(RANK)
+    assert not unknown, f"{unknown}: add it to ORDER in tests/test_layers.py, above what uses it."
