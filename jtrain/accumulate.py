@@ -1,0 +1,51 @@
+"""Sum what a function returns over microbatches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jtrain.errors import ConfigError
+from jtrain.trees import at_least_f32
+from jtrain.types import Batch, Tree
+
+
+def accumulate(
+    fn: Callable[[Batch], Tree], microbatches: int, *, unroll: bool = False
+) -> Callable[[Batch], Tree]:
+    """`batch -> fn(batch)` for an `fn` that returns sums over rows, one slice of rows at a time.
+
+    Slice i takes rows i, i + n, i + 2n ...: a batch split over devices stays split, with no
+    communication. The sums are kept in at least float32. `unroll` writes the slices out one after
+    the other, for what XLA runs slowly in a loop (convolutions on CPU).
+
+    Raises:
+        ConfigError: if the rows do not divide into the microbatches.
+    """
+    if microbatches == 1:
+        return fn
+
+    def split(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1)  # n b/n ...
+
+    def summed(batch: Batch) -> Tree:
+        _check_divides(batch, microbatches)
+        slices: Any = jax.tree.map(split, batch)
+        widened = lambda part: at_least_f32(fn(part))
+        shapes = jax.eval_shape(widened, jax.tree.map(lambda x: x[0], slices))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        add = lambda total, part: (jax.tree.map(jnp.add, total, widened(part)), None)
+        return jax.lax.scan(add, zeros, slices, unroll=microbatches if unroll else 1)[0]
+
+    return summed
+
+
+def _check_divides(batch: Batch, microbatches: int) -> None:
+    rows = len(jax.tree.leaves(batch)[0])
+    if rows % microbatches:
+        lower = rows - rows % microbatches
+        raise ConfigError(
+            f"{microbatches} microbatches do not divide the {rows} rows that each copy of the step "
+            f"gets. Nearest: {lower or microbatches} or {lower + microbatches} rows, by `batch`."
+        )

@@ -1,0 +1,80 @@
+"""Questions about a traced function: what its outputs depend on, which operations it holds."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+
+def dependence(fn: Callable[..., Any], *args: Any) -> list[set[int]]:
+    """For each output leaf of `fn(*args)`, the input leaves that it is computed from.
+
+    Looks through jit, remat, custom derivatives and scan; any other operation that holds a program
+    (`while_loop`, `cond`) is taken to need all its inputs. Nothing is run.
+    """
+    closed = jax.make_jaxpr(fn)(*args)
+    bits = _reach(closed.jaxpr, [1 << i for i in range(len(closed.jaxpr.invars))])
+    return [{i for i in range(mask.bit_length()) if mask >> i & 1} for mask in bits]
+
+
+def operations(fn: Callable[..., Any], *args: Any) -> set[str]:
+    """The names of all primitives in `fn(*args)`, the inner ones too. Nothing is run."""
+    found, todo = set(), [jax.make_jaxpr(fn)(*args).jaxpr]
+    while todo:
+        for eqn in todo.pop().eqns:
+            found.add(eqn.primitive.name)
+            todo += _inner(eqn)
+    return found
+
+
+def _reach(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
+    """The outputs' dependence as bit masks, given that of the inputs."""
+    seen = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def of(atom: Any) -> int:
+        return 0 if hasattr(atom, "val") else seen.get(atom, 0)  # a literal, or a constant
+
+    for eqn in jaxpr.eqns:
+        args, inner = [of(x) for x in eqn.invars], _inner(eqn)
+        outs = None
+        if len(inner) == 1 and len(inner[0].invars) == len(args):
+            outs = _reach(inner[0], args)
+            if eqn.primitive.name == "scan":
+                outs = _settled(inner[0], args, eqn.params["num_consts"], eqn.params["num_carry"])
+        if outs is None or len(outs) != len(eqn.outvars):
+            outs = [_union(args)] * len(eqn.outvars)
+        seen.update(zip(eqn.outvars, outs, strict=True))
+    return [of(x) for x in jaxpr.outvars]
+
+
+def _settled(body: Any, args: list[int], consts: int, carry: int) -> list[int]:
+    """A scan's outputs, once what the carry depends on grows no more."""
+    while True:
+        outs = _reach(body, args)
+        before = args[consts : consts + carry]
+        after = [a | b for a, b in zip(before, outs, strict=False)]
+        if after == before:
+            return outs
+        args = [*args[:consts], *after, *args[consts + carry :]]
+
+
+def _union(masks: Sequence[int]) -> int:
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union
+
+
+def _inner(eqn: Any) -> list[Any]:
+    """The programs inside an equation."""
+
+    def programs(value: Any) -> Iterator[Any]:
+        if hasattr(value, "eqns"):
+            yield value
+        elif hasattr(value, "jaxpr"):
+            yield value.jaxpr
+        elif isinstance(value, tuple | list):
+            for item in value:
+                yield from programs(item)
+
+    return [p for value in eqn.params.values() for p in programs(value)]

@@ -1,0 +1,159 @@
+"""What a loss returns, in one form: terms to minimise, metrics, and the state it carries."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jtrain.errors import LossError
+from jtrain.jaxprs import dependence
+from jtrain.trees import named_leaves
+from jtrain.types import Batch, Extra, Key, Leaf, LossFn, Mean, Metrics, Params, Stateful, Terms
+
+SCALAR = (
+    "a plain scalar means the mean over all rows of a batch, and this data has rows that a mask "
+    'hides. Return a Mean instead: `jt.Mean.of(values_by_row, batch["mask"])`.'
+)
+
+
+class Returned(NamedTuple):
+    """What a loss gave for some rows; all of it adds up over rows."""
+
+    terms: Terms
+    metrics: Metrics
+    extra: Extra  # the structure of what went in: a Mean where a leaf changes, None elsewhere
+
+
+def in_terms(
+    loss: LossFn | Stateful,
+) -> Callable[[Params, Extra, Batch, Key | None], Returned]:
+    """`(params, extra, batch, rng) -> Returned` for a loss in any of its forms.
+
+    The loss is traced once, however often the result is used inside one program.
+
+    Raises:
+        LossError: when called, if what came back keeps no form of the contract.
+    """
+
+    def call(params: Params, extra: Extra, batch: Batch, rng: Key | None) -> Returned:
+        if isinstance(loss, Stateful):
+            value, metrics, changed = _parts(loss.loss(params, extra, batch, rng), 3)
+            return Returned(_terms(value, batch), _metrics(metrics), _changes(extra, changed))
+        got = loss(params, batch, rng)
+        value, metrics = _parts(got, 2) if type(got) is tuple else (got, {})
+        return Returned(_terms(value, batch), _metrics(metrics), jax.tree.map(lambda _: None, extra))
+
+    return jax.jit(call, inline=True)
+
+
+def combine(terms: Terms, weights: Sequence[Float[Array, ""]]) -> Float[Array, ""]:
+    """The sum of coefficient x total / weight; a term of weight 0 contributes 0."""
+    parts = zip(terms.coefficients, terms.means, weights, strict=True)
+    return sum(
+        (c * jnp.where(w > 0, mean.total / jnp.where(w > 0, w, 1), 0) for c, mean, w in parts),
+        start=jnp.float32(0),
+    )
+
+
+def absorb(extra: Extra, changes: Extra) -> Extra:
+    """`extra` with the leaves that changed, each divided by its weight; weight 0 keeps the old."""
+
+    def leaf(old: Leaf, change: Mean | None) -> Leaf:
+        if change is None:
+            return old
+        some = change.weight > 0
+        new = change.total / jnp.where(some, change.weight, 1)
+        return jnp.where(some, new, old).astype(old.dtype)
+
+    return jax.tree.map(leaf, extra, changes, is_leaf=lambda x: x is None)
+
+
+def refuse_weights_of_params(terms: Callable[[Params], Returned], params: Params) -> None:
+    """Checks that each term is weighted by the batch alone; traces, runs nothing.
+
+    Raises:
+        LossError: naming the term and a parameter that its weight is computed from.
+    """
+    names = list(named_leaves(params))
+    needs = dependence(lambda p: [mean.weight for mean in terms(p).terms.means], params)
+    for number, leaves in enumerate(needs):
+        if leaves:
+            raise LossError(
+                f"the weight of term {number} of the loss is computed from the parameter "
+                f"{names[min(leaves)]!r}. A weight may depend on the batch alone: it is summed over "
+                f"all microbatches and devices before anything is differentiated. Move what depends "
+                f"on parameters into the total."
+            )
+
+
+def _parts(got: Any, count: int) -> tuple[Any, ...]:
+    form = {2: "(value, metrics)", 3: "(value, metrics, extra)"}[count]
+    if type(got) is not tuple or len(got) != count:
+        what = f"a tuple of {len(got)}" if type(got) is tuple else f"a {type(got).__name__}"
+        raise LossError(f"a loss was to return {form} and returned {what}.")
+    return got
+
+
+def _terms(value: Any, batch: Batch) -> Terms:
+    if isinstance(value, Mean):
+        value = 1.0 * value
+    if not isinstance(value, Terms):
+        if not isinstance(value, jax.Array) or not jnp.issubdtype(value.dtype, jnp.floating):
+            raise LossError(
+                f"a loss returned a {type(value).__name__}; it is to return a jt.Mean, a sum of "
+                f"Means such as `ce + 1e-2 * z`, or a scalar array, or a tuple (one of these, "
+                f"metrics)."
+            )
+        if value.shape:
+            raise LossError(
+                f"a loss returned an array of shape {value.shape}, not one number. For a value a "
+                f'row: `jt.Mean.of(values, batch["mask"])`.'
+            )
+        rows = len(batch["mask"])
+        # NaN where a row is masked: the step's finite flag then refuses what no rule can weigh.
+        whole = jnp.where(batch["mask"].all(), value.astype(jnp.float32) * rows, jnp.nan)
+        value = 1.0 * Mean(whole, jnp.float32(rows))
+    for number, mean in enumerate(value.means):
+        if jnp.shape(mean.total) or jnp.shape(mean.weight):
+            raise LossError(
+                f"term {number} of the loss has a total of shape {jnp.shape(mean.total)} and a "
+                f"weight of shape {jnp.shape(mean.weight)}; both are to be sums over rows, scalars."
+            )
+    return value
+
+
+def _metrics(metrics: Any) -> Metrics:
+    if not isinstance(metrics, dict):
+        raise LossError(f"metrics are a dict of Means; a loss returned a {type(metrics).__name__}.")
+    for name, metric in metrics.items():
+        if not isinstance(metric, Mean):
+            raise LossError(
+                f"the metric {name!r} is a {type(metric).__name__}, not a Mean, so it cannot be "
+                f'added up exactly. Return `jt.Mean.of(values_by_row, batch["mask"])`.'
+            )
+        if name in {"loss", "grad_norm", "update_norm", "finite"}:
+            raise LossError(f"the metric {name!r} has the name of one that the step adds; rename it.")
+    return metrics
+
+
+def _changes(old: Extra, new: Extra) -> Extra:
+    """The leaves that changed, as Means; None for those that are what went in."""
+    is_mean = lambda x: isinstance(x, Mean)
+    if jax.tree.structure(old) != jax.tree.structure(new, is_leaf=is_mean):
+        raise LossError(
+            f"the loss returned an `extra` of another structure: {list(named_leaves(new))}, and "
+            f"was given {list(named_leaves(old))}."
+        )
+
+    def change(name: str, before: Leaf, after: Leaf) -> Mean | None:
+        if is_mean(after) or after is before:
+            return after if is_mean(after) else None
+        raise LossError(
+            f"the leaf {name!r} of `extra` changes but is no Mean. Return "
+            f"`jt.Mean(new * rows, rows)` with the rows it was computed from, or the leaf as it was."
+        )
+
+    names = jax.tree.unflatten(jax.tree.structure(old), list(named_leaves(old)))
+    return jax.tree.map(change, names, old, new)
