@@ -1,1 +1,5 @@
-"""Save, restore and find the states of a run."""
+"""Save, find and restore the states of a run; Orbax is imported by the first save or restore."""
+
+from jtrain.checkpoint.checkpoints import Checkpoints as Checkpoints
+from jtrain.checkpoint.space import bytes_of as bytes_of
+from jtrain.checkpoint.space import check_writable as check_writable

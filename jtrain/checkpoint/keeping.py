@@ -1,0 +1,33 @@
+"""Which checkpoints are worth their disk: the newest few, and the best one."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+
+class Goal(NamedTuple):
+    """A number, and which end of it is best."""
+
+    end: Literal["lowest", "highest"]
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Goal | None":
+        """Of `loss`, `lowest loss`, `highest accuracy`; of an empty text, none."""
+        first, _, rest = text.strip().partition(" ")
+        if first in ("lowest", "highest") and rest.strip():
+            return cls(first, rest.strip())
+        return cls("lowest", text.strip()) if text.strip() else None
+
+
+def best_of(values: Mapping[int, float], goal: Goal) -> int | None:
+    """The step with the best value, the earliest of equals; NaN is never best."""
+    sign = 1 if goal.end == "lowest" else -1
+    ranked = [(sign * v, step) for step, v in values.items() if not math.isnan(v)]
+    return min(ranked)[1] if ranked else None
+
+
+def dispensable(steps: Sequence[int], keep: int, best: int | None) -> list[int]:
+    """The steps to delete when `keep` of the newest stay, and the best; 0 keeps all."""
+    kept = {*sorted(steps)[-keep:], best} if keep else set(steps)
+    return [step for step in sorted(steps) if step not in kept]

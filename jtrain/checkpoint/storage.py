@@ -1,0 +1,151 @@
+"""Arrays to a directory and back: the only file that knows Orbax.
+
+Of Orbax's two interfaces this is the older one, `AsyncCheckpointer` over `PyTreeCheckpointHandler`:
+the newer is still `experimental`, and its functions were renamed in 0.12.0. Its step manager is
+left out: keeping, finding and committing are ours (folder.py), since the manager lists steps whose
+background write failed, deletes old steps in place, and reports a failure one save late.
+
+Compression is off: floats of a trained model shrink by a tenth and take twice the time.
+"""
+
+import contextlib
+import gc
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jtrain.types import Leaf
+
+
+class Unreadable(Exception):
+    """What is wrong with stored arrays, in a line."""
+
+
+class Writer:
+    """Writes one table of arrays at a time. Every process makes one and calls the same methods."""
+
+    def __init__(self):
+        import orbax.checkpoint as ocp
+
+        _silence_log()
+        processes = _processes(ocp)
+        handler = ocp.PyTreeCheckpointHandler(
+            use_compression=False, multiprocessing_options=processes
+        )
+        self._args = ocp.args.PyTreeSave
+        self._checkpointer = ocp.AsyncCheckpointer(handler, multiprocessing_options=processes)
+        self._barrier = ocp.multihost.get_barrier_sync_fn()
+
+    def start(self, directory: Path, arrays: Mapping[str, Leaf]) -> None:
+        """Returns when the arrays were copied, and may be donated; the writing goes on."""
+        some = {name: array for name, array in arrays.items() if array.size}  # Orbax refuses empty
+        self._checkpointer.save(directory, args=self._args(some))
+
+    def finish(self) -> None:
+        """Returns when all processes have written their part; raises what went wrong."""
+        self._checkpointer.wait_until_finished()
+
+    def meet(self, what: str) -> None:
+        """Waits until every process is here."""
+        self._barrier(key=f"jtrain.checkpoint:{what}", timeout_ms=600_000)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._checkpointer.close()
+
+
+def read(directory: Path, like: Mapping[str, Leaf]) -> dict[str, Leaf]:
+    """The arrays in a directory, laid out as `like` says; numpy where it says nothing.
+
+    `like` has the names, shapes and dtypes that were saved: that is not checked here.
+
+    Raises:
+        Unreadable: if a file is missing or broken.
+    """
+    import orbax.checkpoint as ocp
+
+    some = {name: leaf for name, leaf in like.items() if leaf.size}
+    processes = _processes(ocp)
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=processes)
+    args = ocp.args.PyTreeRestore(some, restore_args={n: _asked(ocp, some[n]) for n in some})
+    found, problem = {}, ""
+    with _quiet(), ocp.Checkpointer(handler, multiprocessing_options=processes) as checkpointer:
+        try:
+            found = checkpointer.restore(directory, args=args)
+        except Exception as error:
+            problem = short(error)
+        if problem:
+            gc.collect()  # the tasks that failed complain when they go: let them go here
+    if problem:
+        raise Unreadable(problem)
+    return {name: found[name] if leaf.size else _empty(leaf) for name, leaf in like.items()}
+
+
+def short(error: BaseException) -> str:
+    """What went wrong, in a line of at most 200 characters: storage errors run to thousands."""
+    text = " ".join(
+        str(error).split(" [source locations")[0].split(" [tensorstore_spec")[0].split()
+    )
+    if len(text) > 200:
+        text = f"{text[:60]} ... {text[-135:]}"
+    return f"{type(error).__name__}: {text}"
+
+
+def _processes(ocp: Any) -> Any:
+    """Options that make processes meet over the coordinator and not over their devices.
+
+    A collective on the devices from a thread could cross one of the training step.
+    """
+    if jax.process_count() == 1:
+        return ocp.options.MultiprocessingOptions()
+    return ocp.options.MultiprocessingOptions(
+        active_processes=set(range(jax.process_count())), barrier_sync_key_prefix="jtrain"
+    )
+
+
+def _asked(ocp: Any, leaf: Leaf) -> Any:
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None:
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, dtype=leaf.dtype)
+
+
+def _empty(leaf: Leaf) -> Leaf:
+    nothing = np.zeros(leaf.shape, leaf.dtype)
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None:
+        return nothing
+    return jax.make_array_from_callback(leaf.shape, sharding, lambda index: nothing[index])
+
+
+def _silence_log() -> None:
+    """Drops what Orbax logs: its failures are raised, and would be told twice."""
+    logger = logging.getLogger("absl")
+    if _not_orbax not in logger.filters:
+        logger.addFilter(_not_orbax)
+
+
+def _not_orbax(record: logging.LogRecord) -> bool:
+    return f"{os.sep}orbax{os.sep}" not in record.pathname
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences what asyncio and Python say of the tasks that a failed read leaves behind.
+
+    One truncated file makes thousands of lines of "Task exception was never retrieved" and "Event
+    loop is closed" on stderr, none of them about anything but that file.
+    """
+    loop, hook = logging.getLogger("asyncio"), sys.unraisablehook
+    disabled = loop.disabled
+    loop.disabled, sys.unraisablehook = True, lambda _: None
+    try:
+        yield
+    finally:
+        loop.disabled, sys.unraisablehook = disabled, hook
