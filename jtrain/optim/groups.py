@@ -81,7 +81,7 @@ def _check_pattern(where: str, pattern: str, names: Sequence[str]) -> None:
         near = nearest(pattern, names) or ["*"]
         raise ConfigError(
             f"{where} is {pattern!r}, which matches none of the {len(names)} leaves. "
-            f"Nearest: {', '.join(near)}. Write one of these ({near[0]!r}), or a pattern of several."
+            f"Nearest: {', '.join(near)}. Write one ({near[0]!r}) or a pattern of several."
         )
 
 
