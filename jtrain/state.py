@@ -14,7 +14,8 @@ from jtrain.types import Extra, Key, Leaf, Params
 class TrainState:
     """Arrays only: no functions, no config, so it can be saved, sharded and compared."""
 
-    step: Leaf  # int32 scalar: optimizer steps done, those skipped as not finite among them
+    step: Leaf  # int32 scalar: batches seen
+    skipped: Leaf  # int32 scalar: those of them that changed nothing, as their gradient was not finite
     params: Params
     extra: Extra
     opt_state: optax.OptState
@@ -29,5 +30,10 @@ def new_state(
     Jit the function that makes it with the shardings it shall have: nothing is made whole first.
     """
     return TrainState(
-        step=jnp.int32(0), params=params, extra=extra, opt_state=optimizer.init(params), rng=rng
+        step=jnp.int32(0),
+        skipped=jnp.int32(0),
+        params=params,
+        extra=extra,
+        opt_state=optimizer.init(params),
+        rng=rng,
     )

@@ -1,8 +1,7 @@
 """One optimizer step, as a pure function of a state and a batch."""
 
-import dataclasses
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +12,10 @@ from jtrain.errors import LossError
 from jtrain.state import TrainState
 from jtrain.terms import absorb, combine, in_terms, refuse_weights_of_params
 from jtrain.trees import norm
-from jtrain.types import Batch, Couples, LossFn, Mean, Metrics, Stateful, Tree
+from jtrain.types import Batch, Couples, LossFn, Mean, Metrics, Stateful
 
 StepFn: TypeAlias = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 Carry = TypeVar("Carry")
-
-
-def here(tree: Tree) -> Tree:
-    """`tree`: the sum over the copies of the step where there is one, or the compiler sums."""
-    return tree
 
 
 def make_step(
@@ -30,7 +24,7 @@ def make_step(
     *,
     microbatches: int = 1,
     couples: Couples = "nothing",
-    psum: Callable[[Tree], Tree] = here,
+    psum: Callable[[Any], Any] | None = None,
     unroll: bool = False,
 ) -> StepFn:
     """`(state, batch) -> (state, metrics)`; compiles nothing and knows no device.
@@ -44,13 +38,14 @@ def make_step(
         microbatches: slices of the batch whose gradients are summed, one after the other.
         couples: "batch" if the loss makes rows meet (batch norm, contrastive): then a batch is not
             split into slices. "slice" if it does and each slice is meant to be its own group.
-        psum: sums a pytree over the copies of the step; the identity where there is one copy.
+        psum: sums a pytree over the copies of the step; None where there is one, or the compiler
+            sums.
         unroll: write the microbatches out instead of looping.
 
     Raises:
         LossError: if the loss couples the rows of a batch that would be split.
     """
-    if couples == "batch" and (microbatches > 1 or psum is not here):
+    if couples == "batch" and (microbatches > 1 or psum is not None):
         raise LossError(
             f"the loss couples the rows of a batch, and {microbatches} microbatches or separate "
             f"copies of the step would cut the batch. Set microbatches=1 and a strategy that shards "
@@ -60,11 +55,12 @@ def make_step(
     terms, update = in_terms(loss), optax.with_extra_args_support(optimizer).update
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        batch = with_rows(batch, psum)
+        batch = with_rows(batch, copies=psum is not None)
         rng = jax.random.fold_in(state.rng, state.step)
 
         def total(fn):  # over the whole batch, on all devices
-            return psum(accumulate(fn, microbatches, unroll=unroll)(batch))
+            sums = accumulate(fn, microbatches, unroll=unroll)(batch)
+            return sums if psum is None else psum(sums)
 
         def weights_of(rows):
             of_params = lambda params: terms(params, state.extra, rows, rng)
@@ -81,24 +77,40 @@ def make_step(
         grads, (value, metrics, changes) = total(
             lambda rows: jax.grad(share, has_aux=True)(state.params, rows)
         )
-        updates, opt_state = update(
-            grads,
-            state.opt_state,
-            state.params,
-            value=value,
-            grad=grads,
-            value_fn=lambda params: total(lambda rows: share(params, rows)[0]),
-        )
-        params = optax.apply_updates(state.params, updates)
         grad_norm = norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
-        new = params, absorb(state.extra, changes), opt_state
-        old = state.params, state.extra, state.opt_state
-        params, extra, opt_state = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
-        own = {"loss": value, "grad_norm": grad_norm, "update_norm": norm(updates), "finite": finite}
+
+        def take():
+            updates, opt_state = update(
+                grads,
+                state.opt_state,
+                state.params,
+                value=value,
+                grad=grads,
+                value_fn=lambda params: total(lambda rows: share(params, rows)[0]),
+            )
+            updates = optax.tree.cast_like(updates, state.params)
+            return updates, opt_state, absorb(state.extra, changes)
+
+        def stay():  # x + -0.0 is x, bit for bit
+            nothing = jax.tree.map(lambda x: jnp.full_like(x, -0.0), state.params)
+            return nothing, state.opt_state, state.extra
+
+        # A branch and not a select: for a select XLA:CPU copies the whole donated state, a quarter
+        # of the time of a small step and twice its temporaries (docs/log.md).
+        updates, opt_state, extra = jax.lax.cond(finite, take, stay)
+        params = optax.apply_updates(state.params, updates)
+        skipped = state.skipped + ~finite
+        own = {"loss": value, "grad_norm": grad_norm, "update_norm": norm(updates)}
+        own |= {"skipped": skipped}
         metrics |= {name: Mean(x.astype(jnp.float32), jnp.float32(1)) for name, x in own.items()}
-        state = dataclasses.replace(
-            state, step=state.step + 1, params=params, extra=extra, opt_state=opt_state
+        state = TrainState(
+            step=state.step + 1,
+            skipped=skipped,
+            params=params,
+            extra=extra,
+            opt_state=opt_state,
+            rng=state.rng,
         )
         return state, metrics
 
@@ -110,11 +122,11 @@ def many(step: Callable[[Carry, Batch], tuple[Carry, Metrics]], *, unroll: bool 
     return lambda state, batches: jax.lax.scan(step, state, batches, unroll=unroll)
 
 
-def with_rows(batch: Batch, psum: Callable = here) -> Batch:
+def with_rows(batch: Batch, *, copies: bool = False) -> Batch:
     """`batch` with the `row` and `mask` of a full batch where it has none of its own."""
     if "row" in batch and "mask" in batch:
         return batch
-    if psum is not here:
+    if copies:
         raise LossError("a step of several copies needs `row` and `mask` in its batch: row is global.")
     rows = len(jax.tree.leaves(batch)[0])
     return {"row": jnp.arange(rows, dtype=jnp.int32), "mask": jnp.ones(rows, bool), **batch}

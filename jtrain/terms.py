@@ -133,7 +133,7 @@ def _metrics(metrics: Any) -> Metrics:
                 f"the metric {name!r} is a {type(metric).__name__}, not a Mean, so it cannot be "
                 f'added up exactly. Return `jt.Mean.of(values_by_row, batch["mask"])`.'
             )
-        if name in {"loss", "grad_norm", "update_norm", "finite"}:
+        if name in {"loss", "grad_norm", "update_norm", "skipped"}:
             raise LossError(f"the metric {name!r} has the name of one that the step adds; rename it.")
     return metrics
 

@@ -1,1 +1,13 @@
 """Strategies: where arrays live, and who sums the gradients."""
+
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from jtrain.parallel.fsdp import FSDP as FSDP
+from jtrain.parallel.mirrored import Mirrored as Mirrored
+from jtrain.parallel.single import Single as Single
+from jtrain.parallel.strategy import Strategy as Strategy
+from jtrain.parallel.strategy import check_divides as check_divides
+
+Parallel: TypeAlias = Annotated[Single | Mirrored | FSDP, Field(discriminator="kind")]

@@ -1,0 +1,112 @@
+"""The loop: feed batches to a compiled step, and tell the hooks what happened."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import jax
+
+from jtrain.types import Batch, Metrics
+
+State = TypeVar("State")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """What a hook returns to end a run after the step it saw."""
+
+    why: str
+    done: bool = False
+    """Whether this is the end that was wanted, and not an interruption to go on from."""
+
+
+class Hook:
+    """Observes steps `every`, 2 `every`, ... and changes nothing; override one method or both."""
+
+    every: int = 1
+    settles: bool = False
+    """Whether all numbers up to a step are told before this hook sees its state: for what is kept."""
+
+    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
+        """Sees the metrics of a step that is done, some steps late; nothing waits for it."""
+
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> Stop | None:
+        """Sees the state before the next step takes it (it is donated then), so it keeps copies.
+
+        Called after whole calls: where a call takes several steps, `every` is a multiple of them.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended(Generic[State]):
+    """Where a loop ended, and why if it was before the last step."""
+
+    state: State
+    step: int
+    stop: Stop | None
+
+
+def train(
+    step: Callable[[State, Batch], tuple[State, Metrics]],
+    state: State,
+    feed: Iterable[Batch],
+    *,
+    start: int,
+    stop: int,
+    hooks: Sequence[Hook] = (),
+    steps_per_call: int = 1,
+    in_flight: int = 8,
+) -> Ended[State]:
+    """Runs steps `start + 1 .. stop`; each hook sees each of its steps once, in order.
+
+    Args:
+        step: compiled; gives up the state it is given. Takes `steps_per_call` steps at once, and
+            then returns metrics stacked.
+        feed: what `step` takes at each call, already on the devices.
+        in_flight: calls started and not yet done. A number is read when that many are behind it,
+            so that no device waits for the host. (JAX 0.10 and 0.11 stop for ever at more than
+            about 32 on several CPU devices.)
+    """
+    started: collections.deque[tuple[int, Metrics]] = collections.deque()
+    watchers = [hook for hook in hooks if _overrides(hook, "on_state")]
+    listeners = [hook for hook in hooks if _overrides(hook, "on_numbers")]
+    asked: Stop | None = None
+
+    def finish(most: int) -> Stop | None:  # down to so many calls in flight
+        why = asked
+        while len(started) > most:
+            why = _tell(*started.popleft(), steps_per_call, listeners) or why
+        return why
+
+    batches, number = iter(feed), start
+    while number < stop and asked is None:
+        batch = next(batches)
+        with jax.transfer_guard("disallow"):  # what reaches the step was placed beforehand
+            state, metrics = step(state, batch)
+        number += steps_per_call
+        started.append((number, metrics))
+        for hook in watchers:
+            if number % hook.every == 0:
+                asked = finish(0) if hook.settles else asked
+                asked = hook.on_state(number, state, metrics) or asked
+        asked = finish(in_flight)
+    return Ended(state, number, finish(0))
+
+
+def _tell(last: int, metrics: Metrics, steps: int, listeners: Sequence[Hook]) -> Stop | None:
+    """Waits for a call that ended with step `last`, and tells its numbers."""
+    jax.block_until_ready(metrics)
+    first, asked, table = last - steps + 1, None, None
+    for number in range(first, last + 1):
+        due = [hook for hook in listeners if number % hook.every == 0]
+        if due and table is None:
+            table = {name: mean.value() for name, mean in jax.device_get(metrics).items()}
+        for hook in due:
+            numbers = {n: v[number - first] for n, v in table.items()} if steps > 1 else table
+            asked = hook.on_numbers(number, numbers) or asked
+    return asked
+
+
+def _overrides(hook: Hook, method: str) -> bool:
+    return getattr(type(hook), method) is not getattr(Hook, method)

@@ -1,0 +1,45 @@
+"""The devices of a run, and the mesh they form."""
+
+import contextlib
+import os
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from jtrain.errors import ConfigError
+
+DATA = "data"  # the mesh axis that the rows of a batch are split over
+
+
+def devices(count: int) -> list[jax.Device]:
+    """`count` devices of each process, all of them if 0; a CPU is cut into as many as are asked.
+
+    Raises:
+        ConfigError: if there are fewer.
+    """
+    forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if count and not forced and "JAX_NUM_CPU_DEVICES" not in os.environ:
+        # Too late once a backend runs; then there are as many as there are.
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", count)
+    found = jax.devices()
+    if not count:
+        return found
+    here = jax.local_device_count()
+    if count > here:
+        raise ConfigError(
+            f"parallel.devices={count}, and each process has {here} ({found[0].device_kind}). Take "
+            f"parallel.devices={here}, or 0 for all; on a CPU set it before JAX starts, or by "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={count}."
+        )
+    return [d for p in range(jax.process_count()) for d in _of(found, p)[:count]]
+
+
+def data_mesh(count: int) -> Mesh:
+    """The mesh of those devices with the one axis `data`."""
+    return Mesh(np.array(devices(count)), (DATA,), axis_types=(AxisType.Auto,))
+
+
+def _of(found: list[jax.Device], process: int) -> list[jax.Device]:
+    return [device for device in found if device.process_index == process]

@@ -1,0 +1,28 @@
+"""The state and the rows of a batch split over the same devices: fully sharded data parallel."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from jtrain.parallel.devices import data_mesh
+from jtrain.parallel.sharded import Sharded
+from jtrain.parallel.strategy import Strategy
+from jtrain.values import values
+
+
+@values
+class FSDP:
+    """Every large leaf split by its largest dim, gathered where it is used.
+
+    Source: ZeRO stage 3, Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054.
+    """
+
+    kind: Literal["fsdp"] = "fsdp"
+    devices: int = Field(default=0, ge=0)
+    """Devices of each process; 0 takes all. A CPU is cut into as many."""
+    min_size: int = Field(default=4096, ge=0)
+    """Leaves of fewer elements stay whole on every device."""
+
+    def build(self) -> Strategy:
+        """The strategy over these devices."""
+        return Sharded(data_mesh(self.devices), split=True, min_size=self.min_size)

@@ -1,0 +1,63 @@
+"""What every strategy over a mesh of devices shares."""
+
+import abc
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jtrain.parallel.devices import DATA
+from jtrain.parallel.strategy import Remembered, same_for_all
+from jtrain.types import Anywhere, Batch, Placement
+
+
+class OnMesh(abc.ABC):
+    """Rows are split over the axis `data` of a mesh; the state is whole everywhere."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+
+    @property
+    def shares(self) -> int:
+        """One for each device."""
+        return self.mesh.shape[DATA]
+
+    @property
+    def placement(self) -> Placement:
+        """Nothing to say about the activations."""
+        return Anywhere()
+
+    @property
+    def psum(self) -> Callable[[Any], Any] | None:
+        """The compiler sums."""
+        return None
+
+    def shardings(self, tree: Any, /) -> Any:
+        """Whole on every device."""
+        return same_for_all(tree, NamedSharding(self.mesh, P()))
+
+    def rows(self, stacked: bool) -> P:
+        """How the arrays of a batch are split: b ..., or k b ... where steps are stacked."""
+        return P(None, DATA) if stacked else P(DATA)
+
+    def place(self, batch: Batch, /, *, stacked: bool = False) -> Batch:
+        """This process's rows as its part of the global arrays."""
+        return self._places[stacked](batch)
+
+    @functools.cached_property
+    def _places(self) -> tuple[Remembered, Remembered]:
+        return Remembered(self._putter(False)), Remembered(self._putter(True))
+
+    def _putter(self, stacked: bool):
+        sharding = NamedSharding(self.mesh, self.rows(stacked))
+        if jax.process_count() == 1:
+            # Sends numpy arrays through the dispatch of a jitted call: 15 us where device_put
+            # takes 60 (two arrays, one device).
+            return jax.jit(lambda tree: tree, in_shardings=sharding, out_shardings=sharding)
+        return lambda tree: {
+            name: jax.make_array_from_process_local_data(sharding, array)
+            for name, array in tree.items()
+        }

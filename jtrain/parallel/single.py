@@ -1,0 +1,68 @@
+"""One device, the same code path: TensorFlow's OneDeviceStrategy."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from jtrain.parallel.devices import devices
+from jtrain.parallel.strategy import Remembered, compile_once, same_for_all
+from jtrain.types import Anywhere, Batch, Placement
+from jtrain.values import values
+
+
+class OneDevice:
+    """Everything on one device."""
+
+    shares = 1
+    psum = None
+
+    def __init__(self, device: jax.Device):
+        self._device = SingleDeviceSharding(device)
+
+    @property
+    def placement(self) -> Placement:
+        """Nothing to say."""
+        return Anywhere()
+
+
+    def shardings(self, tree: Any, /) -> Any:
+        """All on the device."""
+        return same_for_all(tree, self._device)
+
+    def place(self, batch: Batch, /, *, stacked: bool = False) -> Batch:
+        """The batch on the device."""
+        del stacked
+        return self._put(batch)
+
+    @functools.cached_property
+    def _put(self) -> Remembered:
+        return Remembered(
+            jax.jit(lambda tree: tree, in_shardings=self._device, out_shardings=self._device)
+        )
+
+    def compile(
+        self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
+    ) -> Callable:
+        """`fn` under `jax.jit`."""
+        del stacked
+        jitted = jax.jit(
+            fn,
+            in_shardings=self._device,
+            out_shardings=self._device,
+            donate_argnums=0 if keeps else (),
+        )
+        return compile_once(jitted, state, batch)
+
+
+@values
+class Single:
+    """One device."""
+
+    kind: Literal["single"] = "single"
+
+    def build(self) -> OneDevice:
+        """The strategy over the first device."""
+        return OneDevice(devices(0)[0])

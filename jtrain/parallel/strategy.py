@@ -1,0 +1,135 @@
+"""What a strategy is: where arrays live, and who sums the gradients."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from jtrain.errors import ConfigError, RetraceError
+from jtrain.trees import named_leaves
+from jtrain.types import Batch, Placement
+
+
+@runtime_checkable
+class Strategy(Protocol):
+    """Lays pure functions of (state, batch) out over devices; sees no loss and no optimizer."""
+
+    @property
+    def shares(self) -> int:
+        """How many parts the rows of a batch are split into, over all processes."""
+        ...
+
+    @property
+    def placement(self) -> Placement:
+        """What models name their dims to."""
+        ...
+
+    @property
+    def psum(self) -> Callable[[Any], Any] | None:
+        """Sums a pytree over the copies of the step; None where the compiler sums."""
+        ...
+
+    def shardings(self, tree: Any, /) -> Any:
+        """Where each leaf of a state lives, in a tree of its structure."""
+        ...
+
+    def place(self, batch: Batch, /, *, stacked: bool = False) -> Batch:
+        """This process's rows, on its devices as a part of the global batch."""
+        ...
+
+    def compile(
+        self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
+    ) -> Callable:
+        """`fn(state, batch)`, compiled now for arrays like these, placed; it never compiles again.
+
+        `stacked`: arrays of the batch are k b ... instead of b .... `keeps`: `fn` gives back a new
+        state first of two; the old one is donated. A call with other shapes raises RetraceError.
+        """
+        ...
+
+
+def plain(state: Any, batch: Any) -> tuple[Any, Any]:
+    """Both as shapes and dtypes alone, so that compiling holds no arrays."""
+    return jax.eval_shape(lambda s, b: (s, b), state, batch)
+
+
+def compile_once(jitted: Any, state: Any, batch: Any) -> Callable:
+    """The program of `jitted` for arrays like these; anything else given to it is an error."""
+    abstract = plain(state, batch)
+    program = jitted.lower(*abstract).compile()
+
+    def call(state: Any, batch: Any) -> Any:
+        try:
+            return program(state, batch)
+        except (TypeError, ValueError) as error:
+            changes = _differences(abstract, (state, batch))
+            if not changes:
+                raise
+            raise RetraceError(
+                "the step was compiled once and was now given other arrays:\n  "
+                + "\n  ".join(changes)
+                + "\nKeep shapes fixed: pad a short batch under its mask."
+            ) from error
+
+    call.program = program  # what memory and cost are read off
+    return call
+
+
+def check_divides(batch: int, shares: int, microbatches: int) -> None:
+    """Checks that the rows of a batch split evenly.
+
+    Raises:
+        ConfigError: with the nearest sizes that do.
+    """
+    unit = shares * microbatches
+    if batch % unit:
+        lower, upper = batch // unit * unit, math.ceil(batch / unit) * unit
+        nearest = f"{lower} or {upper}" if lower else f"{upper}"
+        raise ConfigError(
+            f"batch: {batch} rows do not divide into {shares} devices x {microbatches} microbatches "
+            f"= {unit} parts. Nearest: {nearest} (batch={lower or upper})."
+        )
+
+
+class Remembered:
+    """Puts the arrays of a batch on devices, and those that come again only once.
+
+    `row` and `mask` of full batches are the same read-only numpy objects at every step.
+    """
+
+    def __init__(self, put: Callable[[dict], dict]):
+        self._put = put
+        self._seen: dict[str, tuple[np.ndarray, jax.Array]] = {}
+
+    def __call__(self, batch: Batch) -> Batch:
+        seen = self._seen
+        fresh = {k: v for k, v in batch.items() if k not in seen or seen[k][0] is not v}
+        placed = self._put(fresh)
+        for name, array in fresh.items():
+            if isinstance(array, np.ndarray) and not array.flags.writeable:
+                seen[name] = (array, placed[name])
+        return {name: placed[name] if name in fresh else seen[name][1] for name in batch}
+
+
+def same_for_all(tree: Any, sharding: Sharding) -> Any:
+    """`sharding` for each leaf."""
+    return jax.tree.map(lambda _: sharding, tree)
+
+
+def _differences(expected: Any, got: Any) -> list[str]:
+    def signature(tree: Any) -> dict[str, str]:
+        return {
+            name: f"{jax.numpy.result_type(leaf)}{list(np.shape(leaf))}"
+            for name, leaf in named_leaves(tree).items()
+        }
+
+    before, after = signature(expected), signature(got)
+    names = {"0": "state", "1": "batch"}
+    return [
+        f"{names[n[0]]}{n[1:]}: was {before.get(n, 'absent')}, is {after.get(n, 'absent')}"
+        for n in {**before, **after}
+        if before.get(n) != after.get(n)
+    ]
