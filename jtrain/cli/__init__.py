@@ -1,1 +1,73 @@
-"""The command line: one file a verb."""
+"""The command line: one file a verb, imported when it is asked for."""
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from jtrain.errors import UserError
+from jtrain.version import __version__
+
+# jtrain/cli/VERB.py has `main(argv) -> exit code`.
+VERBS = {
+    "run": "train what a config says, or go on where it was stopped",
+    "eval": "evaluate a run that was trained",
+    "show": "print a config's values and where each was said, or the help of a key",
+}
+DONE, MISTAKE, FAULT, INTERRUPTED, PIPE_CLOSED = 0, 2, 70, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Does what was typed; gives the exit code: 0 done, 2 a mistake in it, 70 a fault."""
+    typed = sys.argv[1:] if argv is None else argv
+    verb, *rest = typed or ["--help"]
+    try:
+        return _do(verb, rest)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return MISTAKE
+    except SystemExit as stop:  # how argparse ends
+        return stop.code if isinstance(stop.code, int) else DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `jtrain show x.yaml | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except Exception:
+        traceback.print_exc()
+        return FAULT
+
+
+def _do(verb: str, rest: list[str]) -> int:
+    if verb in VERBS:
+        code = importlib.import_module(f"jtrain.cli.{verb}").main(rest)
+        sys.stdout.flush()
+        return code
+    if verb not in {"-h", "--help", "--version"}:
+        raise UserError(_unknown(verb))
+    print(f"jtrain {__version__}" if verb == "--version" else _help())
+    return DONE
+
+
+def _help() -> str:
+    verbs = "\n".join(f"  {verb:6} {does}" for verb, does in VERBS.items())
+    return f"""\
+jtrain trains any pure JAX loss function on any number of devices.
+
+  jtrain VERB CONFIG [KEY=VALUE ...]
+  jtrain VERB --help
+
+{verbs}
+
+For example: jtrain run configs/shakespeare.yaml steps=400 optimizer.lr=2e-3"""
+
+
+def _unknown(verb: str) -> str:
+    near = difflib.get_close_matches(verb, VERBS, 1)
+    if verb.endswith((".yaml", ".yml")):
+        meant = f"; did you mean jtrain run {verb}?"
+    else:
+        meant = f"; did you mean {near[0]}?" if near else ""
+    return f"jtrain: {verb} is no verb; the verbs are {', '.join(VERBS)}{meant}"

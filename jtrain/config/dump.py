@@ -1,0 +1,79 @@
+"""Writes a config out: every value, runnable as it stands; and tells two apart."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from jtrain.config.node import Plain
+from jtrain.config.words import spell
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
+
+
+class Difference(NamedTuple):
+    """A key whose value is not the same in two configs; ABSENT where one lacks it."""
+
+    key: str
+    before: Any
+    after: Any
+
+
+def plain_values(config: Any) -> Plain:
+    """A config, or a part of one, as what JSON has; keys in the order of the schema."""
+    if dataclasses.is_dataclass(config):
+        names = [field.name for field in dataclasses.fields(config)]
+        return {name: plain_values(getattr(config, name)) for name in names}
+    if isinstance(config, Mapping):
+        return {str(key): plain_values(value) for key, value in config.items()}
+    if isinstance(config, list | tuple):
+        return [plain_values(value) for value in config]
+    return str(config) if isinstance(config, PurePath) else config
+
+
+def leaves(config: Any) -> dict[tuple[str, ...], Plain]:
+    """Each value by its keys; a list is one value."""
+    return dict(_leaves(plain_values(config), ()))
+
+
+def _leaves(value: Plain, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Plain]]:
+    if not isinstance(value, dict) or not value:
+        yield keys, value
+        return
+    for name, child in value.items():
+        yield from _leaves(child, (*keys, name))
+
+
+def flat(config: Any) -> dict[str, Plain]:
+    """Each value by its dotted key; a list is one value."""
+    return {".".join(keys): value for keys, value in leaves(config).items()}
+
+
+def dump(config: Any, header: str = "") -> str:
+    """YAML that says every value of a config; resolving it gives the same config."""
+    comment = [f"# {line}".rstrip() for line in header.splitlines()]
+    return "\n".join([*comment, *_lines(plain_values(config), 0)]) + "\n"
+
+
+def _lines(tree: dict[str, Plain], depth: int) -> list[str]:
+    lines = []
+    for key, value in tree.items():
+        opening = f"{'  ' * depth}{spell(key)}:"
+        if isinstance(value, dict) and value:
+            lines += [opening, *_lines(value, depth + 1)]
+        else:
+            lines.append(f"{opening} {spell(value)}")
+    return lines
+
+
+def differences(before: Any, after: Any) -> list[Difference]:
+    """Each key whose value two configs do not share, in the order of the first."""
+    old, new = flat(before), flat(after)
+    pairs = [(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new}]
+    return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]

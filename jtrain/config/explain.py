@@ -1,0 +1,88 @@
+"""What a key means: its docstring, what is allowed, its default; and the same for editors."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from jtrain.config.dump import plain_values
+from jtrain.config.nearest import did_you_mean
+from jtrain.config.schema import REQUIRED, Want, fields, is_values
+from jtrain.config.words import describe, spell
+from jtrain.errors import ConfigError
+
+
+def explain(schema: type, key: str) -> str:
+    """The help of a dotted key, through every kind that has it.
+
+    Raises:
+        ConfigError: if no kind has it, with the nearest that some has.
+    """
+    found: dict[str, list[str]] = {}
+    for kinds, want in _find(Want(schema), key.split("."), key):
+        found.setdefault(_help(want), []).append(kinds)
+    sections = []
+    for text, kinds in found.items():
+        named = ", ".join(dict.fromkeys(filter(None, kinds)))
+        sections.append(f"{key}{f' ({named})' if named else ''}: {text}")
+    return "\n".join(sections)
+
+
+def json_schema(schema: type) -> dict[str, Any]:
+    """The JSON schema of a config file, for editors; a file with a `base` may lack any key."""
+    found = TypeAdapter(schema).json_schema()
+    tables = {schema.__name__: found, **found.get("$defs", {})}
+    for cls in _classes(Want(schema)):
+        for name, want in fields(cls).items():
+            if want.doc and cls.__name__ in tables:
+                tables[cls.__name__]["properties"][name].setdefault("description", want.doc)
+    inherit = {"type": "string", "description": "A config beside this one that it inherits from."}
+    found["properties"] = {"base": inherit, **found["properties"]}
+    if required := found.pop("required", None):
+        found["anyOf"] = [{"required": ["base"]}, {"required": required}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+
+
+def _find(want: Want, keys: list[str], whole: str) -> Iterator[tuple[str, Want]]:
+    """Each thing that the key may be, with the kinds on the way to it."""
+    if not keys:
+        yield "", want
+        return
+    classes = want.classes()
+    owners = want.kinds() if len(classes) > 1 else dict(zip([""], classes, strict=False))
+    having = {kind: fields(cls)[keys[0]] for kind, cls in owners.items() if keys[0] in fields(cls)}
+    if not having:
+        there = list(dict.fromkeys(name for cls in owners.values() for name in fields(cls)))
+        said = f"it has {', '.join(there)}" if there else f"it is {describe(want)}"
+        around = whole.split(".")[: -len(keys)]
+        name = ".".join(around) or "a config"
+        raise ConfigError(
+            f"{whole}: {keys[0]} is no key of {name}; {said}{did_you_mean(keys[0], there)}"
+        )
+    for kind, inner in having.items():
+        for kinds, last in _find(inner, keys[1:], whole):
+            yield " ".join(filter(None, (kind, kinds))), last
+
+
+def _help(want: Want) -> str:
+    default = "" if want.default is REQUIRED else f"; default {spell(plain_values(want.default))}"
+    lines = [f"{describe(want)}{default or '; required'}"]
+    lines += [f"  {want.doc}"] if want.doc else []
+    for cls in want.classes():
+        kind = next((k for k, c in want.kinds().items() if c is cls), "")
+        about = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+        lines.append(f"  {kind}{': ' if kind else ''}{about}")
+        for name, inner in fields(cls).items():
+            if name != "kind":
+                lines.append(f"    {name}: {describe(inner)}. {inner.doc}".rstrip())
+    return "\n".join(lines)
+
+
+def _classes(want: Want, seen: frozenset[type] = frozenset()) -> Iterator[type]:
+    for cls in want.classes():
+        if cls not in seen and is_values(cls):
+            yield cls
+            for inner in fields(cls).values():
+                yield from _classes(inner, seen | {cls})
+    if (element := want.element()).annotation is not Any:
+        yield from _classes(element, seen)

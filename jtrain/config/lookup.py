@@ -1,0 +1,139 @@
+"""Finds an experiment by its plain name, and imports it."""
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jtrain.config.nearest import did_you_mean
+from jtrain.config.schema import is_values
+from jtrain.config.top import Top
+from jtrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+PACKAGE, GROUP = "experiments", "jtrain.experiments"
+
+
+@dataclass(frozen=True)
+class Found:
+    """An experiment that is there, and not yet imported."""
+
+    name: str
+    where: "Path | EntryPoint"
+
+
+def find(name: str, config: Path) -> Found:
+    """The experiment of a name, as seen from a config.
+
+    Raises:
+        ConfigError: if there is none; it lists those that there are.
+    """
+    directory = _directory(config)
+    local = _local(directory)
+    if name in local:
+        return Found(name, local[name])
+    installed = _installed()
+    if name in installed:
+        return Found(name, installed[name])
+    names = available(config)
+    listed = f"there is {', '.join(names)}" if names else "there is none"
+    where = f"in {directory}" if directory else f"in an {PACKAGE}/ beside or above {config}"
+    near = did_you_mean(name, names) or f"; write {PACKAGE}/{name}.py"
+    raise ConfigError(f"no experiment {name!r} {where} or installed; {listed}{near}")
+
+
+def available(config: Path) -> list[str]:
+    """The names of all experiments, as seen from a config."""
+    return sorted({*_local(_directory(config)), *_installed()})
+
+
+def load(found: Found) -> type[Top]:
+    """The experiment's `Config`, imported; its other modules may be imported beside it.
+
+    Raises:
+        ConfigError: if it cannot be imported, with the place in it that failed.
+    """
+    try:
+        if isinstance(found.where, Path):
+            _show_package(_directory_of(found.where))
+            loaded = importlib.import_module(f"{PACKAGE}.{found.name}")
+        else:
+            loaded = found.where.load()
+    except Exception as error:
+        raise ConfigError(
+            f"experiment {found.name} cannot be imported.\n{_inside(error)}"
+        ) from error
+    schema = loaded if isinstance(loaded, type) else getattr(loaded, "Config", None)
+    where = found.where if isinstance(found.where, Path) else found.where.value
+    if not (is_values(schema) and issubclass(schema, Top)):
+        raise ConfigError(
+            f"{where}: has no `Config` that is a @values dataclass over RunConfig; write\n"
+            f"@values\nclass Config(RunConfig):\n    ..."
+        )
+    return schema
+
+
+def _directory(config: Path) -> Path | None:
+    above = config.absolute().parents
+    return next((p / PACKAGE for p in above if (p / PACKAGE).is_dir()), None)
+
+
+def _local(directory: Path | None) -> dict[str, Path]:
+    if directory is None:
+        return {}
+    files = [*directory.glob("*.py"), *directory.glob("*/__init__.py")]
+    named = {p.stem if p.stem != "__init__" else p.parent.name: p for p in sorted(files)}
+    return {n: p for n, p in named.items() if n.isidentifier() and n != PACKAGE and n[0] != "_"}
+
+
+def _installed() -> "dict[str, EntryPoint]":
+    from importlib.metadata import entry_points  # 30 ms, and most experiments lie beside
+
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _directory_of(file: Path) -> Path:
+    return file.parent.parent if file.stem == "__init__" else file.parent
+
+
+def _show_package(directory: Path) -> None:
+    """Makes `experiments` mean this directory, whatever else of that name is on the path."""
+    present = sys.modules.get(PACKAGE)
+    if present and str(directory) in list(getattr(present, "__path__", ())):
+        return
+    for name in [n for n in sys.modules if n == PACKAGE or n.startswith(f"{PACKAGE}.")]:
+        del sys.modules[name]
+    # Processes that it starts find it too.
+    sys.path.insert(0, str(directory.parent))
+    importlib.invalidate_caches()
+    init = directory / "__init__.py"
+    if init.exists():
+        spec = importlib.util.spec_from_file_location(
+            PACKAGE, init, submodule_search_locations=[str(directory)]
+        )
+        assert spec, f"{init} is Python"
+    else:
+        spec = ModuleSpec(PACKAGE, None, is_package=True)
+        spec.submodule_search_locations = [str(directory)]
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[PACKAGE] = module
+    if spec.loader:
+        spec.loader.exec_module(module)
+
+
+def _inside(error: Exception) -> str:
+    """The traceback from where the experiment's own code begins."""
+    frames = error.__traceback__
+    while frames and not _theirs(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+
+
+def _theirs(file: str) -> bool:
+    return file != __file__ and not file.startswith("<frozen") and "importlib" not in file

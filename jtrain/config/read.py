@@ -1,0 +1,185 @@
+"""Reads YAML 1.2 into nodes that know their line; data only, and every key once."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+from ruamel.yaml.nodes import Node as Yaml
+
+from jtrain.config.nearest import nearest
+from jtrain.config.node import Keys, Node, Origin, dotted
+from jtrain.errors import ConfigError
+
+DEPTH, VALUES = 50, 100_000  # far beyond any config; an anchor can make a file grow without end
+
+# What the parser says, whether the mark of where it began is the better one, and our words.
+ADVICE = [
+    ("mapping values are not", False, "a `:` too many, or a line that is indented wrongly, or a "
+     "line above without a `:`; write `key: value`, and quote a value that has a colon"),
+    ("could not find expected ':'", False, "a key without a `:`; write `key: value`"),
+    ("found unexpected end of stream", True, "a quote is opened here and never closed"),
+    ("or ']'", True, "a `[` is opened here and never closed, or a comma is missing"),
+    ("or '}'", True, "a `{` is opened here and never closed, or a comma is missing"),
+    ("found '<stream end>'", True, "a bracket is opened here and never closed"),
+    ("expected <block end>", False, "this line does not fit the one above: give the keys of one "
+     "mapping the same indentation"),
+    ("sequence entries are not", False, "a list begins on a line of its own: put the `-` there"),
+    ("that cannot start any token", False, "no value begins with this sign: put it in quotes"),
+    ("found undefined alias", False, "no anchor has this name; quote a text that begins with `*`"),
+    ("unknown escape", False, "unknown escape after a backslash: use 'single quotes'"),
+    ("found another document", False, "a second document begins here: a config is one; "
+     "delete the `---`"),
+]  # fmt: skip
+
+
+def read(path: Path, layer: int) -> tuple[Node, list[str]]:
+    """The mapping in a file and the mistakes past which it could be read.
+
+    Raises:
+        ConfigError: if there is no such file, or nothing in it that could be a config.
+    """
+    node, mistakes = parse(_text(path), lambda line: Origin(layer, str(path), line))
+    if node is None:
+        raise ConfigError(f"{path}: is empty; a config says at least experiment, steps and batch")
+    if not isinstance(node.value, dict):
+        raise ConfigError(
+            f"{node.origin.place('')}: a config is a mapping, lines of `key: value`, and this is "
+            f"{'a list' if isinstance(node.value, list) else 'one value'}; write `steps: 100`"
+        )
+    return node, mistakes
+
+
+def parse(
+    text: str, origin: Callable[[int], Origin], keys: Keys = ()
+) -> tuple[Node | None, list[str]]:
+    """What YAML text for the value of `keys` says, None if nothing; and its mistakes."""
+    if re.match(r"(\s*(#.*)?\n)*%", text):
+        raise ConfigError(f"{origin(1).place('')}: a config is YAML 1.2; delete the line with `%`")
+    loader = YAML(typ="safe", pure=True)
+    try:
+        root = loader.compose(text)
+        reading = _Reading(loader.constructor.construct_object, origin)
+        if root is None:
+            return None, []
+        return reading.node(root, keys, root.start_mark.line), reading.said
+    except MarkedYAMLError as error:
+        line, words = _explain(error, text)
+        raise ConfigError(f"{origin(line + 1).place('')}: {words}") from None
+    except RecursionError:
+        raise ConfigError(f"{origin(1).place('')}: {_TOO_DEEP}") from None
+    except (YAMLError, ValueError) as error:  # what no text may hold: control characters and such
+        found = next((i for i, c in enumerate(text) if c not in "\n\t" and not c.isprintable()), 0)
+        line = text.count("\n", 0, found) + 1
+        words = f"not text that YAML may hold ({str(error).splitlines()[0]}); delete that character"
+        raise ConfigError(f"{origin(line).place('')}: {words}") from None
+
+
+_TOO_DEEP = f"values lie more than {DEPTH} deep in one another; a config has no use for that"
+
+
+class _Reading:
+    """One pass over what the parser found."""
+
+    def __init__(self, construct: Callable, origin: Callable[[int], Origin]):
+        self.said: list[str] = []
+        self._construct, self._origin, self._values = construct, origin, 0
+
+    def node(self, yaml: Yaml, keys: Keys, line: int) -> Node:
+        self._values += 1
+        origin = self._origin(line + 1)
+        if len(keys) > DEPTH or self._values > VALUES:
+            most = (
+                _TOO_DEEP if len(keys) > DEPTH else f"more than {VALUES:,} values; take anchors out"
+            )
+            raise ConfigError(f"{origin.place(dotted(keys[:1]))}: {most}")
+        if isinstance(yaml, MappingNode):
+            return Node(self._mapping(yaml, keys), origin)
+        if isinstance(yaml, SequenceNode):
+            items = enumerate(yaml.value)
+            return Node([self.node(v, (*keys, i), v.start_mark.line) for i, v in items], origin)
+        assert isinstance(yaml, ScalarNode), f"the parser knows three kinds of node, not {yaml}"
+        return Node(self._scalar(yaml, keys, origin), origin)
+
+    def _mapping(self, yaml: MappingNode, keys: Keys) -> dict[str, Node]:
+        found: dict[str, Node] = {}
+        for key, value in yaml.value:
+            origin = self._origin(key.start_mark.line + 1)
+            if not isinstance(key, ScalarNode):
+                self.said.append(
+                    f"{origin.place(dotted(keys))}: a key is a word; write `key: value`"
+                )
+                continue
+            here = (*keys, key.value)
+            if key.value in found:
+                first = found[key.value].origin.line
+                where = f" (first in line {first})" if first else ""
+                self.said.append(f"{origin.place(dotted(here))}: is said twice{where}; keep one")
+            found[key.value] = self.node(value, here, key.start_mark.line)
+        return found
+
+    def _scalar(
+        self, yaml: ScalarNode, keys: Keys, origin: Origin
+    ) -> str | int | float | bool | None:
+        tag = str(yaml.tag).removeprefix("tag:yaml.org,2002:")
+        try:
+            if tag in {"int", "float", "bool", "null"}:
+                return self._construct(yaml, deep=True)
+            if tag in {"str", "timestamp", "value", "merge"}:  # a date is text
+                return yaml.value.encode() and yaml.value
+        except ValueError:  # `!!int x`, a number of 5000 digits, half a surrogate pair
+            pass
+        words = (
+            f"`!{tag}` is not data" if tag not in {"int", "float", "str"} else "is no such value"
+        )
+        self.said.append(f"{origin.place(dotted(keys))}: {words}; write a number or a text")
+        return None
+
+
+def _explain(error: MarkedYAMLError, text: str) -> tuple[int, str]:
+    """The line, from 0, and what is wrong there."""
+    problem = error.problem or ""
+    line = error.problem_mark.line if error.problem_mark else 0
+    lines = text.splitlines()
+    written = lines[line] if line < len(lines) else ""
+    if "\t" in written[: len(written) - len(written.lstrip())] or "'\\t'" in problem:
+        return line, "a tab; YAML indents with spaces: put two spaces in its place"
+    for said, begin, words in ADVICE:
+        if said in problem:
+            mark = error.context_mark if begin and error.context_mark else error.problem_mark
+            return mark.line if mark else line, words
+    return line, f"this is not YAML ({problem}); write `key: value`"
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        byte = error.object[error.start]
+        raise ConfigError(
+            f"{path}:{line}: byte 0x{byte:02x} is not UTF-8; save the file as UTF-8"
+        ) from None
+    except IsADirectoryError:
+        inside = sorted(p.name for p in path.glob("*.yaml"))
+        said = f"; it has {', '.join(inside[:8])}" if inside else ""
+        raise ConfigError(f"{path}: is a directory, and a config is a file{said}") from None
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        raise ConfigError(f"{path}: no such file{_near_file(path)}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _near_file(path: Path) -> str:
+    try:
+        present = sorted(p.name for p in path.parent.iterdir())
+    except (OSError, ValueError):
+        return f"; there is no directory {path.parent}"
+    there = [name for name in present if name.endswith((".yaml", ".yml"))]
+    near = nearest(path.name, there) or nearest(f"{path.name}.yaml", there)
+    if near:
+        return f"; did you mean {path.parent / near}?"
+    return f"; {path.parent}/ has {', '.join(there[:8])}" if there else ""

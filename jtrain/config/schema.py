@@ -1,0 +1,111 @@
+"""What may stand at each key of a config, read off the dataclasses that hold its values."""
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
+
+from jtrain.config.node import Plain
+
+REQUIRED: Any = ...  # the default of a key that has none
+LIMITS = {
+    "gt": "above {}",
+    "ge": "at least {}",
+    "lt": "below {}",
+    "le": "at most {}",
+    "multiple_of": "a multiple of {}",
+    "min_length": "at least {} long",
+    "max_length": "at most {} long",
+    "pattern": "like {}",
+}
+
+
+@dataclass(frozen=True)
+class Want:
+    """What may stand at a key."""
+
+    annotation: Any
+    limits: tuple[str, ...] = ()  # in words
+    default: Any = REQUIRED
+    doc: str = ""
+
+    def members(self) -> list["Want"]:
+        """The types that it may have, unions taken apart."""
+        return list(_members(self.annotation, self.limits))
+
+    def classes(self) -> list[type]:
+        """The dataclasses that it may be."""
+        return [w.annotation for w in self.members() if is_values(w.annotation)]
+
+    def kinds(self) -> dict[str, type]:
+        """The dataclass of each `kind`; empty if there is no choice to make."""
+        found: dict[str, type] = {}
+        for cls in self.classes():
+            if "kind" in cls.__pydantic_fields__:
+                kinds = get_args(cls.__pydantic_fields__["kind"].annotation)
+                found |= {kind: cls for kind in kinds if isinstance(kind, str)}
+        return found
+
+    def pick(self, value: Plain) -> type | None:
+        """The dataclass that a mapping stands for, by its `kind` where there are several."""
+        classes = self.classes()
+        if len(classes) == 1:
+            return classes[0]
+        kind = value.get("kind") if isinstance(value, dict) else None
+        return self.kinds().get(kind) if isinstance(kind, str) else None
+
+    def element(self) -> "Want":
+        """What each value in a list or a mapping of free keys may be."""
+        for member in self.members():
+            arguments = [a for a in get_args(member.annotation) if a is not Ellipsis]
+            if get_origin(member.annotation) in {list, tuple, dict} and arguments:
+                return Want(arguments[-1])
+        return Want(Any)
+
+
+def is_values(cls: Any) -> TypeGuard[type]:
+    """Whether it is a dataclass made by `@values`."""
+    return isinstance(cls, type) and "__pydantic_fields__" in cls.__dict__
+
+
+def fields(cls: type) -> dict[str, Want]:
+    """What may stand at each key of a dataclass, in order."""
+    return {name: _want(cls, name) for name in cls.__pydantic_fields__}
+
+
+def _want(cls: type, name: str) -> Want:
+    info = cls.__pydantic_fields__[name]
+    default = REQUIRED if info.is_required() else info.get_default(call_default_factory=True)
+    # A subclass forgets the docstrings that its bases gave.
+    docs = (vars(base).get("__pydantic_fields__", {}).get(name) for base in cls.__mro__)
+    doc = next((field.description for field in docs if field and field.description), "")
+    return Want(info.annotation, _limits(info.metadata), default, " ".join(doc.split()))
+
+
+def _members(annotation: Any, limits: tuple[str, ...]) -> Iterator[Want]:
+    if hasattr(annotation, "__value__"):  # `type Optimizer = ...`
+        annotation = annotation.__value__
+    if get_origin(annotation) is Annotated:
+        inner, *metadata = get_args(annotation)
+        # Field(gt=0) inside of Annotated keeps its limits in a list of its own.
+        metadata = [n for m in metadata for n in (m, *getattr(m, "metadata", ()))]
+        yield from _members(inner, limits + _limits(metadata))
+    elif get_origin(annotation) in {Union, types.UnionType}:
+        for member in get_args(annotation):
+            yield from _members(member, limits)
+    else:
+        yield Want(annotation, limits)
+
+
+def _limits(metadata: Any) -> tuple[str, ...]:
+    return tuple(
+        words.format(getattr(mark, name))
+        for name, words in LIMITS.items()
+        for mark in metadata
+        if getattr(mark, name, None) is not None
+    )
+
+
+def choices(annotation: Any) -> tuple[Any, ...]:
+    """The values of a `Literal`; none for any other type."""
+    return get_args(annotation) if get_origin(annotation) is Literal else ()

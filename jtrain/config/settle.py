@@ -1,0 +1,63 @@
+"""Settles what a change of `kind` leaves behind, and what a value left unsaid means."""
+
+from dataclasses import replace
+
+from jtrain.config.dump import plain_values
+from jtrain.config.node import DEFAULT, DEFAULTS, Keys, Node, dotted, nodes
+from jtrain.config.schema import Want, fields
+from jtrain.config.words import spell
+
+
+def settle(want: Want, node: Node, keys: Keys = ()) -> tuple[Node, list[str]]:
+    """`node` ready to be checked, and a note on each key that a new `kind` does not have.
+
+    Where the default of a key is a whole dataclass, saying one of its values keeps the others.
+    """
+    if isinstance(node.value, list):
+        element = want.element()
+        pairs = [settle(element, child, (*keys, i)) for i, child in enumerate(node.value)]
+        return Node([n for n, _ in pairs], node.origin, node.under), [
+            t for _, s in pairs for t in s
+        ]
+    if not isinstance(node.value, dict):
+        return node, []
+    children = dict(node.value)
+    kind = getattr(want.default, "kind", None)
+    if kind is not None and "kind" not in children and len(want.kinds()) > 1:
+        children["kind"] = Node(kind, DEFAULT)
+    chosen = want.pick({key: child.value for key, child in children.items()})
+    if chosen is None:
+        return node, []
+    children, notes = _leave_out(want, chosen, children, keys)
+    whole = want.default if type(want.default) is chosen else None
+    if whole is not None:
+        children = nodes(plain_values(whole), DEFAULT).value | children
+    for key, inner in fields(chosen).items():
+        if key in children:
+            inner = replace(inner, default=getattr(whole, key, inner.default))
+            children[key], said = settle(inner, children[key], (*keys, key))
+            notes += said
+    return Node(children, node.origin, node.under), notes
+
+
+def _leave_out(
+    want: Want, chosen: type, children: dict[str, Node], keys: Keys
+) -> tuple[dict[str, Node], list[str]]:
+    """The keys without those of a kind that was said below the chosen one, and not with it."""
+    kind = children.get("kind")
+    former, below = set(), kind.under if kind else None
+    while below:
+        cls = want.kinds().get(below.value) if isinstance(below.value, str) else None
+        former |= set(fields(cls)) if cls else set()
+        below = below.under
+    kept, notes = {}, []
+    for key, child in children.items():
+        if kind and key in former - set(fields(chosen)) and child.origin.layer < kind.origin.layer:
+            if child.origin.layer != DEFAULTS:
+                name = dotted((*keys, key))
+                notes.append(
+                    f"{name} ({child.origin}) is left out: {spell(kind.value)} has no such key"
+                )
+        else:
+            kept[key] = child
+    return kept, notes

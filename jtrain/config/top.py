@@ -1,0 +1,120 @@
+"""The keys that every config has."""
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from jtrain.values import values
+
+
+def _plain_name(name: str) -> str:
+    if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        return name
+    plain = re.sub(r"\W", "_", name.rpartition("/")[2].removesuffix(".py"), flags=re.ASCII)
+    raise ValueError(
+        f"must be a plain name, the NAME of experiments/NAME.py and never a path, found {name!r}; "
+        f"write {plain or 'my_study'}"
+    )
+
+
+def _directory_name(name: str) -> str:
+    if re.fullmatch(r"(?!\.)[^/\\:*?\"<>|\x00-\x1f]*", name) and len(name) <= 200:
+        return name
+    plain = re.sub(r"[^\w.+-]+", "-", name[:200]).strip("-.")
+    raise ValueError(
+        f"must be the name of a directory in runs/, no path, found {name!r}; write {plain or 'try'}"
+    )
+
+
+PlainName = Annotated[str, AfterValidator(_plain_name)]
+DirectoryName = Annotated[str, AfterValidator(_directory_name)]
+
+
+@values
+class Evaluate:
+    """When the experiment is evaluated."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between evaluations; 0: only at the end."""
+    batch: int = Field(default=0, ge=0)
+    """Rows a batch, over all devices; 0: as many as in training."""
+
+
+@values
+class Checkpoint:
+    """When the state is saved, and how much of it is kept."""
+
+    every: int = Field(default=100, ge=0)
+    """Steps between checkpoints; 0: only at the end, and when the run is stopped."""
+    keep: int = Field(default=2, ge=1)
+    """How many of the newest are kept."""
+    best: str = ""
+    """The metric of an evaluation whose lowest value is kept too; empty: none is."""
+
+
+@values
+class Log:
+    """What is said while it trains."""
+
+    every: int = Field(default=50, gt=0)
+    """Steps between log lines."""
+
+
+@values
+class Top:
+    """What every run has, whatever it trains."""
+
+    experiment: PlainName
+    """What is trained: NAME of experiments/NAME.py in a directory above the config, or of an
+    installed package's entry point in the group jtrain.experiments."""
+    name: DirectoryName = ""
+    """The run's directory, runs/NAME; empty: the config's file name without .yaml."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """All that is random follows from it: the parameters, the order of the rows, dropout."""
+    steps: int = Field(gt=0, lt=2**31)
+    """Updates of the optimizer."""
+    batch: int = Field(gt=0, lt=2**31)
+    """Rows a step, over all devices and microbatches."""
+    microbatches: int = Field(default=1, gt=0)
+    """Slices of a batch whose gradients are summed: less memory, the same update."""
+    steps_per_call: int = Field(default=1, gt=0)
+    """Steps in one call of the compiled function; above 1, small models train faster."""
+    evaluate: Evaluate = Evaluate()
+    """When the experiment is evaluated."""
+    checkpoint: Checkpoint = Checkpoint()
+    """When the state is saved."""
+    log: Log = Log()
+    """What is said while it trains."""
+
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        """Values that are each allowed and do not fit together: the key and what is wrong.
+
+        An experiment adds its own: `yield from super().misfits()`, then `yield key, words`.
+        """
+        if self.batch % self.microbatches:
+            near = _nearest_multiples("batch", self.batch, self.microbatches)
+            yield (
+                "batch",
+                f"{self.batch} rows do not divide into {self.microbatches} microbatches; {near}",
+            )
+        for key, steps in {
+            "steps": self.steps,
+            "evaluate.every": self.evaluate.every,
+            "checkpoint.every": self.checkpoint.every,
+        }.items():
+            if steps % self.steps_per_call:
+                near = _nearest_multiples(key, steps, self.steps_per_call)
+                yield (
+                    key,
+                    f"{steps} is no multiple of steps_per_call, {self.steps_per_call}; {near}",
+                )
+
+
+def _nearest_multiples(key: str, number: int, factor: int) -> str:
+    """`nearest is 8 or 12 (batch=8)`."""
+    below, above = number // factor * factor, -(-number // factor) * factor
+    if not below:
+        return f"nearest is {above} ({key}={above})"
+    return f"nearest is {below} or {above} ({key}={below})"
