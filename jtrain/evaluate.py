@@ -15,10 +15,13 @@ EvaluateFn: TypeAlias = Callable[[tuple[Params, Extra], Batch], Sums]
 
 
 def make_evaluate(
-    loss: LossFn | Stateful, *, psum: Callable[[Any], Any] | None = None
+    loss: LossFn | Stateful,
+    *,
+    psum: Callable[[Any], Any] | None = None,
+    ragged: bool = False,
 ) -> EvaluateFn:
     """`((params, extra), batch) -> sums`, pure; nothing is drawn (the loss's rng is None)."""
-    terms = in_terms(loss)
+    terms = in_terms(loss, ragged=ragged)
 
     def sums(weights: tuple[Params, Extra], batch: Batch) -> Sums:
         params, extra = weights

@@ -15,7 +15,9 @@ class TrainState:
     """Arrays only: no functions, no config, so it can be saved, sharded and compared."""
 
     step: Leaf  # int32 scalar: batches seen
-    skipped: Leaf  # int32 scalar: those of them that changed nothing, as their gradient was not finite
+    skipped: (
+        Leaf  # int32 scalar: those of them that changed nothing, as their gradient was not finite
+    )
     params: Params
     extra: Extra
     opt_state: optax.OptState

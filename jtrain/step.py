@@ -9,8 +9,9 @@ import optax
 
 from jtrain.accumulate import accumulate
 from jtrain.errors import LossError
+from jtrain.loss_checks import refuse_weights_of_params
 from jtrain.state import TrainState
-from jtrain.terms import absorb, combine, in_terms, refuse_weights_of_params
+from jtrain.terms import absorb, combine, in_terms
 from jtrain.trees import norm
 from jtrain.types import Batch, Couples, LossFn, Mean, Metrics, Stateful
 
@@ -25,6 +26,7 @@ def make_step(
     microbatches: int = 1,
     couples: Couples = "nothing",
     psum: Callable[[Any], Any] | None = None,
+    ragged: bool = False,
     unroll: bool = False,
 ) -> StepFn:
     """`(state, batch) -> (state, metrics)`; compiles nothing and knows no device.
@@ -40,6 +42,7 @@ def make_step(
             split into slices. "slice" if it does and each slice is meant to be its own group.
         psum: sums a pytree over the copies of the step; None where there is one, or the compiler
             sums.
+        ragged: whether masks may hide rows; then a loss that is a plain scalar is refused.
         unroll: write the microbatches out instead of looping.
 
     Raises:
@@ -52,7 +55,7 @@ def make_step(
             f'by name (single, mirrored with impl=jit, fsdp), or say couples="slice" if the rows '
             f"that one slice holds are to be the group."
         )
-    terms, update = in_terms(loss), optax.with_extra_args_support(optimizer).update
+    terms, update = in_terms(loss, ragged=ragged), optax.with_extra_args_support(optimizer).update
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         batch = with_rows(batch, copies=psum is not None)
@@ -127,6 +130,8 @@ def with_rows(batch: Batch, *, copies: bool = False) -> Batch:
     if "row" in batch and "mask" in batch:
         return batch
     if copies:
-        raise LossError("a step of several copies needs `row` and `mask` in its batch: row is global.")
+        raise LossError(
+            "a step of several copies needs `row` and `mask` in its batch: row is global."
+        )
     rows = len(jax.tree.leaves(batch)[0])
     return {"row": jnp.arange(rows, dtype=jnp.int32), "mask": jnp.ones(rows, bool), **batch}

@@ -1,5 +1,6 @@
 """What a loss returns, in one form: terms to minimise, metrics, and the state it carries."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -8,12 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrain.errors import LossError
-from jtrain.jaxprs import dependence
 from jtrain.trees import named_leaves
 from jtrain.types import Batch, Extra, Key, Leaf, LossFn, Mean, Metrics, Params, Stateful, Terms
 
 SCALAR = (
-    "a plain scalar means the mean over all rows of a batch, and this data has rows that a mask "
+    "the loss returned a plain scalar; that means the mean over all rows of a batch, and this data has rows that a mask "
     'hides. Return a Mean instead: `jt.Mean.of(values_by_row, batch["mask"])`.'
 )
 
@@ -26,24 +26,30 @@ class Returned(NamedTuple):
     extra: Extra  # the structure of what went in: a Mean where a leaf changes, None elsewhere
 
 
+@functools.lru_cache(maxsize=8)
 def in_terms(
-    loss: LossFn | Stateful,
+    loss: LossFn | Stateful, *, ragged: bool = False
 ) -> Callable[[Params, Extra, Batch, Key | None], Returned]:
     """`(params, extra, batch, rng) -> Returned` for a loss in any of its forms.
 
-    The loss is traced once, however often the result is used inside one program.
+    The loss is traced once for all that ask for it, however often the result is used.
 
     Raises:
-        LossError: when called, if what came back keeps no form of the contract.
+        LossError: when called, if what came back keeps no form of the contract, or is a plain
+            scalar though the data is `ragged`.
     """
 
     def call(params: Params, extra: Extra, batch: Batch, rng: Key | None) -> Returned:
         if isinstance(loss, Stateful):
             value, metrics, changed = _parts(loss.loss(params, extra, batch, rng), 3)
-            return Returned(_terms(value, batch), _metrics(metrics), _changes(extra, changed))
+            return Returned(
+                _terms(value, batch, ragged), _metrics(metrics), _changes(extra, changed)
+            )
         got = loss(params, batch, rng)
         value, metrics = _parts(got, 2) if type(got) is tuple else (got, {})
-        return Returned(_terms(value, batch), _metrics(metrics), jax.tree.map(lambda _: None, extra))
+        return Returned(
+            _terms(value, batch, ragged), _metrics(metrics), jax.tree.map(lambda _: None, extra)
+        )
 
     return jax.jit(call, inline=True)
 
@@ -70,24 +76,6 @@ def absorb(extra: Extra, changes: Extra) -> Extra:
     return jax.tree.map(leaf, extra, changes, is_leaf=lambda x: x is None)
 
 
-def refuse_weights_of_params(terms: Callable[[Params], Returned], params: Params) -> None:
-    """Checks that each term is weighted by the batch alone; traces, runs nothing.
-
-    Raises:
-        LossError: naming the term and a parameter that its weight is computed from.
-    """
-    names = list(named_leaves(params))
-    needs = dependence(lambda p: [mean.weight for mean in terms(p).terms.means], params)
-    for number, leaves in enumerate(needs):
-        if leaves:
-            raise LossError(
-                f"the weight of term {number} of the loss is computed from the parameter "
-                f"{names[min(leaves)]!r}. A weight may depend on the batch alone: it is summed over "
-                f"all microbatches and devices before anything is differentiated. Move what depends "
-                f"on parameters into the total."
-            )
-
-
 def _parts(got: Any, count: int) -> tuple[Any, ...]:
     form = {2: "(value, metrics)", 3: "(value, metrics, extra)"}[count]
     if type(got) is not tuple or len(got) != count:
@@ -96,7 +84,7 @@ def _parts(got: Any, count: int) -> tuple[Any, ...]:
     return got
 
 
-def _terms(value: Any, batch: Batch) -> Terms:
+def _terms(value: Any, batch: Batch, ragged: bool) -> Terms:
     if isinstance(value, Mean):
         value = 1.0 * value
     if not isinstance(value, Terms):
@@ -111,6 +99,8 @@ def _terms(value: Any, batch: Batch) -> Terms:
                 f"a loss returned an array of shape {value.shape}, not one number. For a value a "
                 f'row: `jt.Mean.of(values, batch["mask"])`.'
             )
+        if ragged:
+            raise LossError(SCALAR)
         rows = len(batch["mask"])
         # NaN where a row is masked: the step's finite flag then refuses what no rule can weigh.
         whole = jnp.where(batch["mask"].all(), value.astype(jnp.float32) * rows, jnp.nan)
@@ -134,7 +124,9 @@ def _metrics(metrics: Any) -> Metrics:
                 f'added up exactly. Return `jt.Mean.of(values_by_row, batch["mask"])`.'
             )
         if name in {"loss", "grad_norm", "update_norm", "skipped"}:
-            raise LossError(f"the metric {name!r} has the name of one that the step adds; rename it.")
+            raise LossError(
+                f"the metric {name!r} has the name of one that the step adds; rename it."
+            )
     return metrics
 
 

@@ -27,7 +27,6 @@ class OneDevice:
         """Nothing to say."""
         return Anywhere()
 
-
     def shardings(self, tree: Any, /) -> Any:
         """All on the device."""
         return same_for_all(tree, self._device)

@@ -1,0 +1,50 @@
+"""What is trained: the values every experiment takes, and the pure functions it gives."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+
+import optax
+
+from jtrain.config.top import Top
+from jtrain.optim import Optimizer
+from jtrain.parallel import Mirrored, Parallel
+from jtrain.types import Batches, Couples, Extra, Key, LossFn, Once, Params, Placement, Stateful
+from jtrain.values import values
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Pure functions, batches and an optimizer; no device is named."""
+
+    init: Callable[[Key], tuple[Params, Extra]]
+    """The parameters and what is carried beside them, `()` where there is nothing."""
+    loss: LossFn | Stateful
+    train: Batches
+    optimizer: optax.GradientTransformation
+    valid: Once | None = None
+    """What it is judged by, the whole of it at each evaluation, without dropout."""
+    couples: Couples = "nothing"
+    """Whether the loss makes rows meet; see `make_step`."""
+    tokens: int = 0
+    """Tokens a row, for the speed that is shown; 0 counts rows."""
+    sample: Callable[[Params, Extra, Key], str] | None = None
+    """A text that shows what the model has learned."""
+
+
+@values
+class RunConfig(Top, abc.ABC):
+    """The values of any run; an experiment's Config adds its data and its model, and builds."""
+
+    optimizer: Optimizer
+    """How the parameters are updated."""
+    parallel: Parallel = Mirrored()
+    """How the work is split over devices. It changes no result."""
+
+    @abc.abstractmethod
+    def build(self, place: Placement) -> Experiment:
+        """The experiment that these values stand for.
+
+        Args:
+            place: what its model names the dims of its arrays to.
+        """

@@ -1,0 +1,46 @@
+"""What is wrong with a loss, told before anything is compiled; it is traced and never run."""
+
+from collections.abc import Callable
+
+
+from jtrain.errors import LossError
+from jtrain.jaxprs import dependence
+from jtrain.terms import Returned
+from jtrain.trees import named_leaves
+from jtrain.types import Params
+
+
+def refuse_weights_of_params(terms: Callable[[Params], Returned], params: Params) -> None:
+    """Checks that each term is weighted by the batch alone.
+
+    Raises:
+        LossError: naming the term and a parameter that its weight is computed from.
+    """
+    names = list(named_leaves(params))
+    needs = dependence(lambda p: [mean.weight for mean in terms(p).terms.means], params)
+    for number, leaves in enumerate(needs):
+        if leaves:
+            raise LossError(
+                f"the weight of term {number} of the loss is computed from the parameter "
+                f"{names[min(leaves)]!r}. A weight may depend on the batch alone: it is summed over "
+                f"all microbatches and devices before anything is differentiated. Move what depends "
+                f"on parameters into the total."
+            )
+
+
+def refuse_unused_params(terms: Callable[[Params], Returned], params: Params) -> None:
+    """Checks that every parameter gets a gradient.
+
+    Raises:
+        LossError: naming the parameters that no term is computed from.
+    """
+    names = list(named_leaves(params))
+    needs = dependence(lambda p: [mean.total for mean in terms(p).terms.means], params)
+    unused = sorted(set(range(len(names))).difference(*needs))
+    if unused:
+        some = ", ".join(repr(names[i]) for i in unused[:5])
+        more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
+        raise LossError(
+            f"the loss is not computed from the parameters {some}{more}, so they would get no "
+            f"gradient. Use them, take them out of the model, or hold them in `extra`."
+        )
