@@ -36,7 +36,7 @@ class Checkpoints:
         self._saving: Future[None] | None = None
 
     def save(
-        self, step: int, state: Any, about: Mapping[str, Any], best_value: float | None = None
+        self, step: int, state: Any, about: Mapping[str, Any], best_value: float | int | None = None
     ) -> None:
         """Returns when the arrays of `state` may be donated; they are written beside training.
 
@@ -58,7 +58,10 @@ class Checkpoints:
         record = {
             "step": step,
             "leaves": trees.describe(state),
-            "best": {"name": self._goal.name if self._goal else "", "value": best_value},
+            "best": {
+                "name": self._goal.name if self._goal else "",
+                "value": best_value if best_value is None else float(best_value),
+            },
             "about": dict(about),
         }
         # In a thread from its first moment: a Ctrl-C ends our waiting, never Orbax in its middle.
@@ -147,7 +150,7 @@ class Checkpoints:
         folder.check_files(self.directory, step, record["files"])
         try:
             flat = storage.read(self.directory / str(step) / folder.STATE, leaves.flatten(like))
-        except storage.Unreadable as error:
+        except storage.UnreadableError as error:
             raise folder.damaged(self.directory, step, str(error)) from None
         return leaves.unflatten(like, flat)
 
@@ -196,7 +199,7 @@ class Checkpoints:
                     self._delete_dispensable()
             finally:
                 writer.meet(f"{step}")
-        except Exception as error:
+        except (OSError, ValueError, RuntimeError) as error:  # what the disk and Orbax raise
             if begun is not None:
                 folder.abandon(begun)
             raise CheckpointError(self._failure(step, arrays, error)) from None

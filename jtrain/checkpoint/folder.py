@@ -22,6 +22,7 @@ from typing import Any
 from jtrain.errors import CheckpointError
 
 STATE, ABOUT = "state", "about.json"
+_LOCK = ".__lock"  # TensorStore takes its locks away a moment after it has reported the end
 _SAVING, _REPLACED, _DELETING = ".saving", ".replaced", ".deleting"
 
 
@@ -132,7 +133,7 @@ def damaged(directory: Path, step: int, what: str) -> CheckpointError:
     others = [other for other in steps(directory) if other != step]
     advice = "It is the only one: start the run again from its beginning."
     if others:
-        advice = f"Delete {directory / str(step)} to go on from another: {_listed(others)}."
+        advice = f"To go on from another ({_listed(others)}): rm -r {directory / str(step)}."
     return CheckpointError(f"checkpoint {step} is damaged: {what}. {advice}")
 
 
@@ -157,6 +158,8 @@ def _flush(directory: Path) -> dict[str, int]:
     """Forces all files to the disk; the size of each in bytes, by its path in the directory."""
     sizes = {}
     for path in sorted(directory.rglob("*")):
+        if path.name.endswith(_LOCK):
+            continue
         _sync(path)
         if path.is_file():
             sizes[path.relative_to(directory).as_posix()] = path.stat().st_size

@@ -48,7 +48,7 @@ def free(directory: Path) -> str:
     return size(shutil.disk_usage(there).free)
 
 
-def size(count: float) -> str:
+def size(count: int) -> str:
     """`1.2 GB` for a number of bytes."""
     power = min(int(math.log(max(count, 1), 1000)), len(_UNITS) - 1)
     return f"{count / 1000**power:.3g} {_UNITS[power]}"

@@ -23,7 +23,7 @@ import numpy as np
 from jtrain.types import Leaf
 
 
-class Unreadable(Exception):
+class UnreadableError(Exception):
     """What is wrong with stored arrays, in a line."""
 
 
@@ -66,7 +66,7 @@ def read(directory: Path, like: Mapping[str, Leaf]) -> dict[str, Leaf]:
     `like` has the names, shapes and dtypes that were saved: that is not checked here.
 
     Raises:
-        Unreadable: if a file is missing or broken.
+        UnreadableError: if a file is missing or broken.
     """
     import orbax.checkpoint as ocp
 
@@ -83,7 +83,7 @@ def read(directory: Path, like: Mapping[str, Leaf]) -> dict[str, Leaf]:
         if problem:
             gc.collect()  # the tasks that failed complain when they go: let them go here
     if problem:
-        raise Unreadable(problem)
+        raise UnreadableError(problem)
     return {name: found[name] if leaf.size else _empty(leaf) for name, leaf in like.items()}
 
 

@@ -1,0 +1,228 @@
+"""Saved and restored is the same state, whatever it is made of and wherever it lies."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoint_states import State, like, make_state, same_bits
+
+from jtrain.checkpoint import Checkpoints
+from jtrain.errors import CheckpointError
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path):
+    with Checkpoints(tmp_path / "checkpoints") as made:
+        yield made
+
+
+def sharding(devices: int, axes: str, *spec: str | None):
+    shape = (devices,) if len(axes) == 1 else (devices // 2, 2)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]).reshape(shape), tuple(axes))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+
+
+def test_gives_back_every_bit_and_every_container(checkpoints: Checkpoints):
+    state = make_state(3)
+    checkpoints.save(3, state, {})
+    back = checkpoints.restore(3, like(state))
+    assert same_bits(back, state)
+    assert isinstance(back, State)
+    assert type(back.opt_state[0]) is type(state.opt_state[0])
+    assert jax.random.key_impl(back.rng["rbg"]) == jax.random.key_impl(state.rng["rbg"])
+    assert not same_bits(back, make_state(4)), "a comparison that sees no difference proves nothing"
+    for there, here in zip(jax.tree.leaves(back), jax.tree.leaves(state), strict=True):
+        assert there.sharding.is_equivalent_to(here.sharding, here.ndim)
+
+
+def test_gives_numpy_where_nothing_is_said_about_devices(checkpoints: Checkpoints):
+    state = {
+        "w": jnp.arange(6.0).reshape(2, 3),
+        "step": jnp.int32(4),
+        "host": np.arange(3, dtype=">i8"),
+    }
+    state["host"] = state["host"].astype(np.int64)
+    checkpoints.save(1, state, {})
+    asked = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in state.items()}
+    back = checkpoints.restore(1, asked)
+    assert {k: type(v) for k, v in back.items()} == dict.fromkeys(state, np.ndarray)
+    assert same_bits(back, state)
+
+
+def test_arrays_may_be_donated_as_soon_as_save_returns(checkpoints: Checkpoints):
+    change = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
+    x = jnp.arange(4_000_000, dtype=jnp.float32)
+    for step in range(3):
+        expected = np.array(x)
+        checkpoints.save(step, {"x": x}, {})
+        x = change(x)
+        assert x[0] == -1
+        back = checkpoints.restore(step, like({"x": x}))
+        np.testing.assert_array_equal(back["x"], expected)
+        x = jnp.arange(4_000_000, dtype=jnp.float32) + step
+
+
+@pytest.mark.parametrize(
+    ("devices", "axes", "spec"),
+    [(1, "a", ()), (2, "a", ("a",)), (4, "a", (None, "a")), (8, "ab", ("b", "a")), (8, "a", ())],
+)
+def test_restores_into_any_layout(tmp_path: Path, devices: int, axes: str, spec: tuple):
+    weights = jnp.asarray(np.random.default_rng(0).normal(size=(16, 24)), jnp.float32)
+    saved = {"w": jax.device_put(weights, sharding(8, "fsdp"[:1], "f")), "step": jnp.int32(1)}
+    key = jax.device_put(jax.random.key(1), sharding(8, "f"))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {**saved, "rng": key}, {})
+        target = sharding(devices, axes, *spec)
+        whole = sharding(devices, axes)
+        asked = {
+            "w": jax.ShapeDtypeStruct(weights.shape, weights.dtype, sharding=target),
+            "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
+            "rng": jax.ShapeDtypeStruct((), key.dtype, sharding=whole),
+        }
+        back = checkpoints.restore(1, asked)
+    assert back["w"].sharding == target
+    assert back["rng"].sharding.is_equivalent_to(whole, 0)
+    np.testing.assert_array_equal(back["w"], weights)
+    assert same_bits(back["rng"], key)
+
+
+@pytest.mark.parametrize(
+    ("keep", "best", "values", "kept", "expected_best"),
+    [
+        (2, "", [3, 1, 2, 4], [3, 4], None),
+        (2, "loss", [3, 1, 2, 4], [2, 3, 4], 2),
+        (1, "lowest loss", [3, 1, 1, 4], [2, 4], 2),
+        (1, "highest accuracy", [3, 1, 2, 1], [1, 4], 1),
+        (1, "loss", [None, 7, None, float("nan")], [2, 4], 2),
+        (1, "loss", [4, 3, 2, 1], [4], 4),
+        (0, "loss", [4, 3, 2, 5], [1, 2, 3, 4], 3),
+    ],
+)
+def test_keeps_the_newest_and_the_best(tmp_path, keep, best, values, kept, expected_best):
+    with Checkpoints(tmp_path, keep=keep, best=best) as checkpoints:
+        for step, value in enumerate(values, start=1):
+            checkpoints.save(step, {"step": jnp.int32(step)}, {}, best_value=value)
+        checkpoints.wait()
+        assert checkpoints.steps() == kept
+        assert checkpoints.best() == expected_best
+        assert checkpoints.newest() == 4
+        assert sorted(p.name for p in tmp_path.iterdir()) == sorted(map(str, kept))
+    # Another object, and another process, sees the same: nothing of it lives in memory.
+    again = Checkpoints(tmp_path, keep=keep, best=best)
+    assert (again.steps(), again.best()) == (kept, expected_best)
+
+
+def test_a_best_by_another_number_does_not_count(tmp_path: Path):
+    with Checkpoints(tmp_path, best="loss") as checkpoints:
+        checkpoints.save(1, {"step": jnp.int32(1)}, {}, best_value=-5.0)
+    with Checkpoints(tmp_path, best="highest accuracy") as checkpoints:
+        assert checkpoints.best() is None
+        checkpoints.save(2, {"step": jnp.int32(2)}, {}, best_value=0.5)
+        checkpoints.wait()
+        assert checkpoints.best() == 2
+
+
+def test_the_same_step_again_takes_the_place_of_the_first(checkpoints: Checkpoints):
+    for value in (1, 2):
+        checkpoints.save(7, {"x": jnp.int32(value)}, {"value": value})
+    back = checkpoints.restore(7, like({"x": jnp.int32(0)}))
+    assert (int(back["x"]), checkpoints.about(7), checkpoints.steps()) == (2, {"value": 2}, [7])
+    assert [p.name for p in checkpoints.directory.iterdir()] == ["7"]
+
+
+def test_says_what_was_said_of_it(checkpoints: Checkpoints):
+    about = {"config": "name: a\nlr: 1e-3\n", "versions": {"jax": jax.__version__}, "loss": 1.25}
+    checkpoints.save(1, {"x": jnp.int32(1)}, about)
+    checkpoints.wait()
+    assert checkpoints.about(1) == about
+    stored = json.loads((checkpoints.directory / "1" / "about.json").read_text())
+    assert stored["leaves"] == {"x": "int32[]"}
+
+
+def test_looking_on_changes_nothing(tmp_path: Path):
+    directory = tmp_path / "runs" / "checkpoints"
+    looking = Checkpoints(directory)
+    assert (looking.steps(), looking.newest(), looking.best()) == ([], None, None)
+    assert not directory.exists()
+    (directory / "5.saving").mkdir(parents=True)
+    assert Checkpoints(directory).steps() == []
+    assert (directory / "5.saving").exists(), "another process may be writing it"
+    looking.close()
+
+
+def test_ctrl_c_in_a_save_harms_nothing(tmp_path: Path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    state = {"w": jnp.arange(500_000.0), "step": jnp.int32(0)}
+    before = signal.signal(signal.SIGALRM, interrupt)
+    interrupted = 0
+    try:
+        with Checkpoints(tmp_path, keep=0) as checkpoints:
+            for step, delay in enumerate([1e-5, 1e-3, 3e-3, 6e-3, 1e-2]):
+                state["step"] = jnp.int32(step)
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, delay)
+                    checkpoints.save(step, state, {})
+                    checkpoints.wait()
+                except KeyboardInterrupt:
+                    interrupted += 1
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            checkpoints.save(9, state, {})
+            checkpoints.wait()
+            assert same_bits(checkpoints.restore(9, like(state)), state)
+            for step in checkpoints.steps():
+                assert int(checkpoints.restore(step, like(state))["step"]) in (step, 4)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted >= 3
+
+
+def test_orbax_is_imported_only_where_it_is_used():
+    code = "import sys, jtrain.checkpoint; sys.exit('orbax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_prepares_beside_the_first_compilation(tmp_path: Path):
+    (tmp_path / "3.saving" / "state").mkdir(parents=True)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.prepare()
+        checkpoints.save(1, {"x": jnp.int32(1)}, {})
+        checkpoints.wait()
+        assert [p.name for p in tmp_path.iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("state", "about", "advice"),
+    [
+        ({}, {}, "no leaves"),
+        ({"lr": 0.1}, {}, "lr is 0.1: make it one (jnp.asarray)"),
+        ({"a/b": np.zeros(2), "a": {"b": np.zeros(3)}}, {}, "both called a/b"),
+        ({"x": np.zeros(2)}, {"loss": np.float32(1)}, "float(x) makes a number"),
+    ],
+)
+def test_refuses_what_cannot_be_stored(checkpoints: Checkpoints, state, about, advice):
+    with pytest.raises(CheckpointError) as refusal:
+        checkpoints.save(1, state, about)
+    assert advice in str(refusal.value)
+    assert checkpoints.steps() == []
+
+
+def test_each_bad_leaf_of_a_large_state_is_found_before_anything_is_read(
+    checkpoints: Checkpoints,
+):
+    checkpoints.save(1, make_state(), {})
+    checkpoints.wait()
+    shrunk = make_state(width=8)
+    for path in (checkpoints.directory / "1" / "state").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    with pytest.raises(CheckpointError, match="holds another state"):
+        checkpoints.restore(1, like(shrunk))

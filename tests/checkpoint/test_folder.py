@@ -1,0 +1,144 @@
+"""A checkpoint comes and goes whole, wherever the process stops."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jtrain.checkpoint import folder
+from jtrain.errors import CheckpointError
+
+
+def write(directory: Path, step: int, text: str) -> None:
+    begun = folder.begin(directory, step)
+    (begun / "state").mkdir()
+    (begun / "state" / "data").write_text(text)
+    folder.commit(begun, {"step": step, "leaves": {}, "best": {}, "about": {"text": text}})
+
+
+def whole(directory: Path) -> dict[int, str]:
+    """What each listed checkpoint holds, having been checked."""
+    for step in folder.steps(directory):
+        record = folder.record(directory, step)
+        folder.check_files(directory, step, record["files"])
+        assert (directory / str(step) / "state" / "data").read_text() == record["about"]["text"]
+    return {
+        step: folder.record(directory, step)["about"]["text"] for step in folder.steps(directory)
+    }
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours catches it."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, count: int) -> list[str]:
+    """Dies before the n-th change of the directory; gives back what was done before."""
+    done: list[str] = []
+
+    def watched(what, function):
+        def call(*args, **kwargs):
+            if len(done) == count:
+                raise Killed
+            done.append(what)
+            return function(*args, **kwargs)
+
+        return call
+
+    for owner, what in [
+        (Path, "mkdir"),
+        (Path, "rename"),
+        (Path, "write_text"),
+        (shutil, "rmtree"),
+        (folder, "_sync"),
+    ]:
+        monkeypatch.setattr(owner, what, watched(what, getattr(owner, what)))
+    return done
+
+
+def test_a_kill_before_any_change_loses_nothing_that_was_whole(tmp_path: Path):
+    outcomes = set()
+    for count in range(100):
+        directory = tmp_path / str(count)
+        write(directory, 1, "one")
+        write(directory, 2, "two")
+        with pytest.MonkeyPatch.context() as patch:
+            done = kill_at(patch, count)
+            try:
+                write(directory, 3, "three")
+                folder.delete(directory, 1)
+                write(directory, 3, "three again")
+            except Killed:
+                pass
+            finished = len(done) < count
+        folder.clear_leftovers(directory)
+        assert folder.leftovers(directory) == []
+        found = whole(directory)
+        assert found[2] == "two"
+        assert 1 in found or 3 in found
+        outcomes.add(json.dumps(found))
+        if finished:
+            assert found == {2: "two", 3: "three again"}
+            break
+    else:
+        pytest.fail("the writing never came to its end")
+    # Each state on the way was met, and no other.
+    assert outcomes == {
+        json.dumps({1: "one", 2: "two"}),
+        json.dumps({1: "one", 2: "two", 3: "three"}),
+        json.dumps({2: "two", 3: "three"}),
+        json.dumps({2: "two", 3: "three again"}),
+    }
+
+
+def test_other_files_are_left_alone(tmp_path: Path):
+    write(tmp_path, 1, "one")
+    for name in ("notes.txt", "best.saving", "12.bak"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "22").mkdir()
+    folder.clear_leftovers(tmp_path)
+    assert whole(tmp_path) == {1: "one"}
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "1",
+        "12.bak",
+        "22",
+        "best.saving",
+        "notes.txt",
+    ]
+
+
+def test_a_missing_checkpoint_says_what_is_there(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"does not exist. Train first"):
+        folder.record(tmp_path / "none", 3)
+    with pytest.raises(CheckpointError, match=r"is empty. Train first"):
+        folder.record(tmp_path, 3)
+    folder.begin(tmp_path, 3)
+    with pytest.raises(CheckpointError, match=r"only 3.saving, which is not complete. Start"):
+        folder.record(tmp_path, 3)
+    write(tmp_path, 1, "one")
+    write(tmp_path, 20, "twenty")
+    with pytest.raises(CheckpointError, match=r"there are 1, 20. Ask .* the newest \(20\)"):
+        folder.record(tmp_path, 3)
+    assert folder.record(tmp_path, 20)["about"] == {"text": "twenty"}
+
+
+@pytest.mark.parametrize("name", ["state/data", "about.json"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "emptied"])
+def test_a_damaged_checkpoint_says_so_and_what_to_do(tmp_path: Path, name: str, damage: str):
+    write(tmp_path, 1, "one")
+    write(tmp_path, 2, "two")
+    path = tmp_path / "2" / name
+    text = path.read_text()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_text(text[: len(text) // 2] if damage == "cut" else "")
+    with pytest.raises(CheckpointError) as refusal:
+        folder.check_files(tmp_path, 2, folder.record(tmp_path, 2)["files"])
+    if (name, damage) == ("about.json", "gone"):
+        assert "there is no checkpoint of step 2" in str(refusal.value)
+        return
+    advice = f"To go on from another (1): rm -r {tmp_path / '2'}."
+    assert str(refusal.value).endswith(advice)
+    shutil.rmtree(tmp_path / "2")
+    assert whole(tmp_path) == {1: "one"}

@@ -1,0 +1,132 @@
+"""A disk that is full or cannot be written is found before training, or at the next call."""
+
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checkpoint_states import like, same_bits
+
+from jtrain.checkpoint import Checkpoints, bytes_of, check_writable
+from jtrain.errors import CheckpointError
+
+STATE = {"w": jnp.arange(200_000.0), "step": jnp.int32(1)}
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may grow past 100 kB: the kernel refuses the write, as it does on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def no_files() -> Iterator[None]:
+    """No file may hold a byte."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def save_and_wait(checkpoints: Checkpoints, step: int) -> None:
+    checkpoints.save(step, STATE, {})
+    checkpoints.wait()
+
+
+def save_and_check(checkpoints: Checkpoints, step: int) -> None:
+    """Saves, and goes on as a training loop does, which never waits."""
+    checkpoints.save(step, STATE, {})
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        checkpoints.check()
+        time.sleep(0.01)
+
+
+def test_bytes_are_those_of_the_leaves():
+    state = {"a": jnp.zeros((3, 5)), "b": jnp.zeros(7, jnp.bfloat16), "key": jax.random.key(0)}
+    assert bytes_of(state) == 3 * 5 * 4 + 7 * 2 + 8
+    assert bytes_of(jax.eval_shape(lambda: state)) == bytes_of(state)
+
+
+def test_a_checkpoint_takes_about_the_bytes_of_its_state(tmp_path: Path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, STATE, {})
+    taken = sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file())
+    assert bytes_of(STATE) <= taken < bytes_of(STATE) + 20_000
+
+
+def test_too_little_room_is_found_before_training(tmp_path: Path):
+    free = shutil.disk_usage(tmp_path).free
+    check_writable(tmp_path / "new" / "checkpoints", free // 2)
+    with pytest.raises(CheckpointError, match=r"its disk has .* free: make room.*checkpoint.keep"):
+        check_writable(tmp_path, 2 * free)
+
+
+def test_the_advice_to_keep_fewer_works(tmp_path: Path):
+    free = shutil.disk_usage(tmp_path).free
+    third = jax.ShapeDtypeStruct((free // 3,), jnp.uint8)
+    with pytest.raises(CheckpointError, match=r"lower checkpoint\.keep"):
+        Checkpoints(tmp_path, keep=3).check_room({"w": third})
+    Checkpoints(tmp_path, keep=1).check_room({"w": third})
+
+
+def test_a_directory_that_cannot_be_made_is_found_before_training(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"cannot be written .*name another directory"):
+        check_writable(tmp_path / "file" / "checkpoints", 1)
+    check_writable(tmp_path / "another" / "checkpoints", 1)
+
+
+def test_a_disk_that_takes_no_byte_is_found_before_training(tmp_path: Path, no_files: None):
+    with pytest.raises(CheckpointError, match=r"cannot be written \(File too large\)"):
+        check_writable(tmp_path, 1)
+
+
+def test_a_write_that_fails_is_raised_by_wait(tmp_path: Path, small_files: None, capfd):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"step": jnp.int32(1)}, {})
+    checkpoints.wait()
+    with pytest.raises(CheckpointError) as refusal:
+        save_and_wait(checkpoints, 2)
+    message = str(refusal.value)
+    assert "checkpoint 2 could not be written" in message
+    assert "it takes 800 kB" in message
+    assert message.endswith("and run again: it goes on from step 1.")
+    assert len(message) < 700
+    assert checkpoints.steps() == [1], "what failed is not listed"
+    assert [p.name for p in tmp_path.iterdir()] == ["1"], "its room is given back"
+    checkpoints.wait()  # told once
+    checkpoints.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_write_that_fails_is_raised_by_the_next_call(tmp_path: Path, small_files: None):
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(CheckpointError, match="checkpoint 1 could not be written"):
+            save_and_check(checkpoints, 1)
+        checkpoints.save(2, {"step": jnp.int32(2)}, {})
+        checkpoints.wait()
+        assert checkpoints.steps() == [2]
+
+
+def test_after_room_was_made_the_same_object_saves_again(tmp_path: Path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Checkpoints(tmp_path) as checkpoints:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        try:
+            with pytest.raises(CheckpointError, match="Make room"):
+                save_and_wait(checkpoints, 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        for step in (2, 3):
+            checkpoints.save(step, STATE, {})
+        checkpoints.wait()
+        assert checkpoints.steps() == [2, 3]
+        assert same_bits(checkpoints.restore(3, like(STATE)), STATE)
