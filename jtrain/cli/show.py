@@ -1,11 +1,12 @@
 """`jtrain show CONFIG`: the values of a run, and where each was said."""
 
-import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from jtrain.cli.arguments import Arguments
 from jtrain.config.dump import flat
 from jtrain.config.explain import explain, json_schema
 from jtrain.config.resolve import Resolved, resolve
@@ -15,18 +16,20 @@ from jtrain.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints; gives the exit code."""
-    typed = _parser().parse_args(argv)
-    settings = [word for word in typed.words if "=" in word]
-    keys = [word for word in typed.words if "=" not in word]
-    if typed.config is None or "=" in typed.config:
-        if not typed.schema or settings or typed.config:
-            raise UserError(
-                f"jtrain show: the first word is a config file, found {typed.config or 'nothing'}"
-            )
+    """Prints what was asked for; gives the exit code."""
+    typed = _arguments().parse(argv)
+    path, *words = typed.words or [""]
+    if typed.schema and not path:
         print(json.dumps(json_schema(Top), indent=2))
         return 0
-    resolved = resolve(Path(typed.config), settings)
+    if not path or "=" in path:
+        raise UserError(
+            f"jtrain show: the first word is a config file, found {path or 'nothing'}; "
+            f"write jtrain show configs/NAME.yaml {path}".rstrip()
+        )
+    resolved = resolve(Path(path), [word for word in words if "=" in word])
+    keys = [word for word in words if "=" not in word]
+    helps = [explain(resolved.schema, key) for key in keys]  # every key is checked
     for note in resolved.notes:
         print(note, file=sys.stderr)
     if typed.schema:
@@ -34,59 +37,51 @@ def main(argv: Sequence[str]) -> int:
     elif typed.json:
         print(json.dumps(_object(resolved, keys)))
     elif keys:
-        print("\n\n".join(_help(resolved, key) for key in keys))
+        tables = [table(_within(resolved, [key])) for key in keys]
+        print(
+            "\n\n".join("\n\n".join(filter(None, pair)) for pair in zip(tables, helps, strict=True))
+        )
     else:
-        print(table(resolved))
+        print(table(_within(resolved, [])))
     return 0
 
 
-def table(resolved: Resolved, within: str = "") -> str:
-    """A line for each value under a key: its dotted key, the value, where it was said."""
-    rows = [
-        (key, spell(value), str(resolved.origins[key]))
+def table(rows: Mapping[str, tuple[Any, str]]) -> str:
+    """A line for each value: its dotted key, the value, where it was said."""
+    spelt = [(key, spell(value), origin) for key, (value, origin) in rows.items()]
+    keys = max((len(key) for key, _, _ in spelt), default=0)
+    values = min(40, max((len(value) for _, value, _ in spelt), default=0))
+    return "\n".join(f"{key:{keys}}  {value:{values}}  {origin}" for key, value, origin in spelt)
+
+
+def _within(resolved: Resolved, keys: Sequence[str]) -> dict[str, tuple[Any, str]]:
+    """Each value and where it was said, by dotted key: those under `keys`, or all."""
+    return {
+        key: (value, str(resolved.origins[key]))
         for key, value in flat(resolved.config).items()
-        if not within or key == within or key.startswith(f"{within}.")
-    ]
-    keys, values = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
-    return "\n".join(
-        f"{key:{keys}}  {value:{min(values, 40)}}  {said}" for key, value, said in rows
-    )
-
-
-def _help(resolved: Resolved, key: str) -> str:
-    said = explain(resolved.schema, key)
-    rows = table(resolved, key)
-    return f"{rows}\n\n{said}" if rows else said
-
-
-def _object(resolved: Resolved, keys: Sequence[str]) -> dict:
-    values = {
-        key: {"value": value, "origin": str(resolved.origins[key])}
-        for key, value in flat(resolved.config).items()
-        if not keys or any(key == k or key.startswith(f"{k}.") for k in keys)
+        if not keys or any(f"{key}.".startswith(f"{above}.") for above in keys)
     }
+
+
+def _object(resolved: Resolved, keys: Sequence[str]) -> dict[str, Any]:
+    rows = _within(resolved, keys).items()
+    values = {key: {"value": value, "origin": origin} for key, (value, origin) in rows}
     return {"config": str(resolved.path), "notes": list(resolved.notes), "values": values}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="jtrain show",
-        description="Prints the values of a config and where each was said: default, base, file "
-        "and line, or command line. Starts no device and builds no model.",
-        epilog="jtrain show configs/shakespeare.yaml optimizer.lr     the help and value of a key\n"
-        "jtrain show configs/shakespeare.yaml steps=400        with a value changed\n"
-        "jtrain show configs/shakespeare.yaml --schema         the JSON schema, for an editor",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def _arguments() -> Arguments:
+    parser = Arguments(
+        "show",
+        "Prints the values of a config and where each was said: default, base, file and line, or\n"
+        "command line. A KEY alone prints its help and its value. No device is started and no\n"
+        "model is built.",
+        "configs/shakespeare.yaml steps=400       the values, one of them changed",
+        "configs/shakespeare.yaml optimizer.lr    the help and the value of a key",
+        "configs/shakespeare.yaml --schema        the JSON schema, for an editor",
     )
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a YAML file")
-    parser.add_argument(
-        "words", metavar="KEY=VALUE | KEY", nargs="*", help="a value to change, or a key to explain"
-    )
-    parser.add_argument(
-        "--schema",
-        action="store_true",
-        help="print the JSON schema; without CONFIG, of the keys that every config has",
-    )
+    words = "a YAML file, values to change, keys to explain"
+    schema = "print the JSON schema; without CONFIG, of the keys of every config"
+    parser.add_argument("words", metavar="CONFIG [KEY=VALUE | KEY]", nargs="*", help=words)
+    parser.add_argument("--schema", action="store_true", help=schema)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

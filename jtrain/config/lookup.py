@@ -43,7 +43,7 @@ def find(name: str, config: Path) -> Found:
         return Found(name, installed[name])
     names = available(config)
     listed = f"there is {', '.join(names)}" if names else "there is none"
-    where = f"in {directory}" if directory else f"in an {PACKAGE}/ beside or above {config}"
+    where = f"in {_shown(directory)}" if directory else f"in an {PACKAGE}/ beside or above {config}"
     near = did_you_mean(name, names) or f"; write {PACKAGE}/{name}.py"
     raise ConfigError(f"no experiment {name!r} {where} or installed; {listed}{near}")
 
@@ -82,6 +82,11 @@ def load(found: Found) -> type[Top]:
 def _directory(config: Path) -> Path | None:
     above = config.absolute().parents
     return next((p / PACKAGE for p in above if (p / PACKAGE).is_dir()), None)
+
+
+def _shown(directory: Path) -> Path:
+    here = Path.cwd()
+    return directory.relative_to(here) if directory.is_relative_to(here) else directory
 
 
 def _local(directory: Path | None) -> dict[str, Path]:

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+from jtrain.errors import ConfigError
 
 # Who wins over whom: a base has the layer of what inherits it less one.
 DEFAULTS, FILE, TYPED = -1_000_000, 0, 1
@@ -11,7 +13,7 @@ Plain: TypeAlias = Any  # what JSON has: dict, list, text, numbers, true, false,
 Keys: TypeAlias = tuple[str | int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Origin:
     """Where a value was said. `str` of it is for a table, `place` opens a mistake."""
 
@@ -102,6 +104,24 @@ def dotted(keys: Iterable[str | int]) -> str:
     return ".".join(map(str, keys))
 
 
-def place(root: Node, keys: Keys) -> str:
-    """How a mistake at `keys` opens: where it was said, or the nearest that was."""
-    return at(root, keys).origin.place(dotted(keys))
+class Mistake(NamedTuple):
+    """What is wrong at a key; in the order of layers, files and lines."""
+
+    origin: Origin
+    key: str
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.origin.place(self.key)}: {self.words}"
+
+
+def mistake(root: Node, keys: Keys, words: str) -> Mistake:
+    """A mistake at `keys`: where it was said, or where the nearest above it was."""
+    return Mistake(at(root, keys).origin, dotted(keys), words)
+
+
+def stop(wrong: Iterable[Mistake]) -> None:
+    """Raises one ConfigError that tells each mistake once, if there are any."""
+    lines = list(dict.fromkeys(map(str, sorted(wrong))))
+    if lines:
+        raise ConfigError("\n".join(lines))

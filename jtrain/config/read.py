@@ -10,7 +10,7 @@ from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.nodes import Node as Yaml
 
 from jtrain.config.nearest import nearest
-from jtrain.config.node import Keys, Node, Origin, dotted
+from jtrain.config.node import Keys, Mistake, Node, Origin, Plain, dotted
 from jtrain.errors import ConfigError
 
 DEPTH, VALUES = 50, 100_000  # far beyond any config; an anchor can make a file grow without end
@@ -35,7 +35,7 @@ ADVICE = [
 ]  # fmt: skip
 
 
-def read(path: Path, layer: int) -> tuple[Node, list[str]]:
+def read(path: Path, layer: int) -> tuple[Node, list[Mistake]]:
     """The mapping in a file and the mistakes past which it could be read.
 
     Raises:
@@ -54,7 +54,7 @@ def read(path: Path, layer: int) -> tuple[Node, list[str]]:
 
 def parse(
     text: str, origin: Callable[[int], Origin], keys: Keys = ()
-) -> tuple[Node | None, list[str]]:
+) -> tuple[Node | None, list[Mistake]]:
     """What YAML text for the value of `keys` says, None if nothing; and its mistakes."""
     if re.match(r"(\s*(#.*)?\n)*%", text):
         raise ConfigError(f"{origin(1).place('')}: a config is YAML 1.2; delete the line with `%`")
@@ -65,6 +65,8 @@ def parse(
         if root is None:
             return None, []
         return reading.node(root, keys, root.start_mark.line), reading.said
+    except ConfigError:
+        raise
     except MarkedYAMLError as error:
         line, words = _explain(error, text)
         raise ConfigError(f"{origin(line + 1).place('')}: {words}") from None
@@ -84,7 +86,7 @@ class _Reading:
     """One pass over what the parser found."""
 
     def __init__(self, construct: Callable, origin: Callable[[int], Origin]):
-        self.said: list[str] = []
+        self.said: list[Mistake] = []
         self._construct, self._origin, self._values = construct, origin, 0
 
     def node(self, yaml: Yaml, keys: Keys, line: int) -> Node:
@@ -108,34 +110,30 @@ class _Reading:
         for key, value in yaml.value:
             origin = self._origin(key.start_mark.line + 1)
             if not isinstance(key, ScalarNode):
-                self.said.append(
-                    f"{origin.place(dotted(keys))}: a key is a word; write `key: value`"
-                )
+                self._refuse(origin, keys, "a key is a word; write `key: value`")
                 continue
             here = (*keys, key.value)
             if key.value in found:
                 first = found[key.value].origin.line
                 where = f" (first in line {first})" if first else ""
-                self.said.append(f"{origin.place(dotted(here))}: is said twice{where}; keep one")
+                self._refuse(origin, here, f"is said twice{where}; keep one")
             found[key.value] = self.node(value, here, key.start_mark.line)
         return found
 
-    def _scalar(
-        self, yaml: ScalarNode, keys: Keys, origin: Origin
-    ) -> str | int | float | bool | None:
+    def _scalar(self, yaml: ScalarNode, keys: Keys, origin: Origin) -> Plain:
         tag = str(yaml.tag).removeprefix("tag:yaml.org,2002:")
         try:
             if tag in {"int", "float", "bool", "null"}:
                 return self._construct(yaml, deep=True)
             if tag in {"str", "timestamp", "value", "merge"}:  # a date is text
                 return yaml.value.encode() and yaml.value
-        except ValueError:  # `!!int x`, a number of 5000 digits, half a surrogate pair
-            pass
-        words = (
-            f"`!{tag}` is not data" if tag not in {"int", "float", "str"} else "is no such value"
-        )
-        self.said.append(f"{origin.place(dotted(keys))}: {words}; write a number or a text")
+            self._refuse(origin, keys, f"`!{tag}` is no data; write a number or a text")
+        except (ValueError, KeyError):  # `!!int x`, a number of 5000 digits, half a character
+            self._refuse(origin, keys, "is nothing that can be kept; write a number or a text")
         return None
+
+    def _refuse(self, origin: Origin, keys: Keys, words: str) -> None:
+        self.said.append(Mistake(origin, dotted(keys), words))
 
 
 def _explain(error: MarkedYAMLError, text: str) -> tuple[int, str]:

@@ -1,7 +1,7 @@
 """A config file and what was typed become the values of a run, or one error with every mistake."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,19 @@ from jtrain.config.dump import leaves
 from jtrain.config.layers import layers
 from jtrain.config.lookup import Found, available, find, load
 from jtrain.config.mistakes import mistakes, unknown
-from jtrain.config.node import DEFAULT, FILE, Keys, Node, Origin, dotted, place, plain, said
+from jtrain.config.node import (
+    DEFAULT,
+    FILE,
+    Keys,
+    Mistake,
+    Node,
+    Origin,
+    dotted,
+    mistake,
+    plain,
+    said,
+    stop,
+)
 from jtrain.config.schema import Want, fields
 from jtrain.config.settle import settle
 from jtrain.config.top import Top
@@ -23,7 +35,7 @@ T = TypeVar("T")
 # What an experiment's Config may have beside the keys of Top: a misspelt key is told before the
 # experiment, and with it jax, is imported.
 OF_EXPERIMENTS = ("data", "model", "optimizer", "precision", "parallel", "trackers")
-KEYS = ("base", *fields(Top), *OF_EXPERIMENTS)
+KEYS = dict.fromkeys(("base", *fields(Top), *OF_EXPERIMENTS))
 
 
 @dataclass(frozen=True)
@@ -49,24 +61,25 @@ def resolve(path: Path | str, settings: Sequence[str] = ()) -> Resolved:
     path = Path(path)
     root, wrong = layers(path, settings)
     root = _named(root, path)
-    strange = [key for key in root.value if key not in KEYS]
-    wrong += [f"{place(root, (key,))}: {unknown((key,), KEYS, root)}" for key in strange]
-    wrong += _top(root)
+    known = {key: node for key, node in root.value.items() if key in fields(Top)}
+    wrong += check(Top, Node(known, root.origin), whole=False)[1]
+    strange = [(key,) for key in root.value if key not in KEYS]
+    wrong += [mistake(root, keys, unknown(keys, KEYS, root, {})) for keys in strange]
     found, missing = _experiment(root, path)
-    _stop([*wrong, *missing])
+    stop([*wrong, *missing])
     assert found, "an experiment that is not there is a mistake"
     schema = load(found)
     _settable(schema)
     root, notes = settle(Want(schema), root)
     config, wrong = check(schema, root)
-    _stop(wrong)
+    stop(wrong)
     assert config is not None, "what has no mistake is a config"
-    _stop(f"{_misfit_place(root, key, path)}: {words}" for key, words in config.misfits())
+    stop(_misfit(root, key, words, path) for key, words in config.misfits())
     origins = {dotted(keys): _origin(root, keys) for keys in leaves(config)}
     return Resolved(config, schema, origins, tuple(notes), path)
 
 
-def check(schema: type[T], root: Node, *, whole: bool = True) -> tuple[T | None, list[str]]:
+def check(schema: type[T], root: Node, *, whole: bool = True) -> tuple[T | None, list[Mistake]]:
     """The values as a `schema`, or what is wrong with them; not whole: top keys may be missing."""
     try:
         # From JSON, so that strict means: no text for a number, no true for 1, a list for a tuple.
@@ -86,25 +99,19 @@ def _named(root: Node, path: Path) -> Node:
     return Node({**root.value, "name": Node(path.stem, DEFAULT)}, root.origin)
 
 
-def _top(root: Node) -> list[str]:
-    """What is wrong with the keys that every config has; an experiment may yet default some."""
-    known = {key: node for key, node in root.value.items() if key in fields(Top)}
-    return check(Top, Node(known, root.origin), whole=False)[1]
-
-
-def _experiment(root: Node, path: Path) -> tuple[Found | None, list[str]]:
+def _experiment(root: Node, path: Path) -> tuple[Found | None, list[Mistake]]:
     """The experiment that a config names, or why there is none."""
-    node = root.value.get("experiment")
+    node, keys = root.value.get("experiment"), ("experiment",)
     if node is None:
         names = ", ".join(available(path)) or "none yet: write experiments/NAME.py"
-        opening = place(root, ("experiment",))
-        return None, [f"{opening}: is missing; write `experiment: NAME`, there is {names}"]
+        words = f"is missing; write `experiment: NAME`, there is {names}"
+        return None, [mistake(root, keys, words)]
     if not isinstance(node.value, str) or not node.value.isidentifier():
         return None, []  # told with the other keys of Top
     try:
         return find(node.value, path), []
     except ConfigError as error:
-        return None, [f"{place(root, ('experiment',))}: {error}"]
+        return None, [mistake(root, keys, str(error))]
 
 
 def _settable(schema: type[Top]) -> None:
@@ -116,17 +123,13 @@ def _settable(schema: type[Top]) -> None:
         )
 
 
-def _misfit_place(root: Node, key: str, path: Path) -> str:
-    keys = tuple(key.split("."))
-    return place(root, keys) if said(root, keys) else Origin(FILE, str(path)).place(key)
+def _misfit(root: Node, key: str, words: str, path: Path) -> Mistake:
+    node = said(root, key.split("."))
+    if node is None:
+        return Mistake(Origin(FILE, str(path)), key, f"{words} (a default)")
+    return Mistake(node.origin, key, words)
 
 
 def _origin(root: Node, keys: Keys) -> Origin:
     node = said(root, keys)
     return node.origin if node else DEFAULT
-
-
-def _stop(wrong: Iterable[str]) -> None:
-    lines = list(dict.fromkeys(wrong))
-    if lines:
-        raise ConfigError("\n".join(lines))

@@ -73,9 +73,9 @@ class Top:
     """The run's directory, runs/NAME; empty: the config's file name without .yaml."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """All that is random follows from it: the parameters, the order of the rows, dropout."""
-    steps: int = Field(gt=0, lt=2**31)
+    steps: int = Field(gt=0)
     """Updates of the optimizer."""
-    batch: int = Field(gt=0, lt=2**31)
+    batch: int = Field(gt=0)
     """Rows a step, over all devices and microbatches."""
     microbatches: int = Field(default=1, gt=0)
     """Slices of a batch whose gradients are summed: less memory, the same update."""
@@ -93,6 +93,9 @@ class Top:
 
         An experiment adds its own: `yield from super().misfits()`, then `yield key, words`.
         """
+        if max(self.steps, self.batch) >= 2**31:  # steps and rows are counted in int32
+            key = "steps" if self.steps >= 2**31 else "batch"
+            yield key, f"{getattr(self, key)} is more than can be counted; at most {2**31 - 1}"
         if self.batch % self.microbatches:
             near = _nearest_multiples("batch", self.batch, self.microbatches)
             yield (
