@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -26,7 +27,7 @@ class Hook:
 
     every: int = 1
     settles: bool = False
-    """Whether all numbers up to a step are told before this hook sees its state: for what is kept."""
+    """Whether all numbers up to a step are told before this hook sees the state after it."""
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
         """Sees the metrics of a step that is done, some steps late; nothing waits for it."""
@@ -97,15 +98,20 @@ def train(
 def _tell(last: int, metrics: Metrics, steps: int, listeners: Sequence[Hook]) -> Stop | None:
     """Waits for a call that ended with step `last`, and tells its numbers."""
     jax.block_until_ready(metrics)
-    first, asked, table = last - steps + 1, None, None
-    for number in range(first, last + 1):
-        due = [hook for hook in listeners if number % hook.every == 0]
-        if due and table is None:
-            table = {name: mean.value() for name, mean in jax.device_get(metrics).items()}
-        for hook in due:
-            numbers = {n: v[number - first] for n, v in table.items()} if steps > 1 else table
-            asked = hook.on_numbers(number, numbers) or asked
+    numbers_of = functools.cache(lambda: _by_step(jax.device_get(metrics), steps))
+    asked = None
+    for place, number in enumerate(range(last - steps + 1, last + 1)):
+        for hook in listeners:
+            if number % hook.every == 0:
+                asked = hook.on_numbers(number, numbers_of()[place]) or asked
     return asked
+
+
+def _by_step(metrics: Metrics, steps: int) -> list[dict[str, Any]]:
+    values = {name: mean.value() for name, mean in metrics.items()}
+    if steps == 1:
+        return [values]
+    return [{name: value[i] for name, value in values.items()} for i in range(steps)]
 
 
 def _overrides(hook: Hook, method: str) -> bool:

@@ -2,12 +2,27 @@
 
 from collections.abc import Callable
 
-
 from jtrain.errors import LossError
 from jtrain.jaxprs import dependence
 from jtrain.terms import Returned
 from jtrain.trees import named_leaves
-from jtrain.types import Params
+from jtrain.types import Couples, Params
+
+
+def refuse_split_rows(couples: Couples, microbatches: int, copies: bool) -> None:
+    """Checks that the rows of a batch are not split where the loss makes them meet.
+
+    Raises:
+        LossError: with the settings that keep them together.
+    """
+    if couples == "batch" and (microbatches > 1 or copies):
+        cut = "separate copies of the step" if copies else f"{microbatches} microbatches"
+        raise LossError(
+            f"the loss couples the rows of a batch, and {cut} would cut the batch. Set "
+            f"microbatches=1 and a strategy that shards by name (parallel.kind=single or fsdp, or "
+            f'parallel.impl=jit), or say couples="slice" if the rows that one slice holds are '
+            f"meant to be the group."
+        )
 
 
 def refuse_weights_of_params(terms: Callable[[Params], Returned], params: Params) -> None:
@@ -22,9 +37,9 @@ def refuse_weights_of_params(terms: Callable[[Params], Returned], params: Params
         if leaves:
             raise LossError(
                 f"the weight of term {number} of the loss is computed from the parameter "
-                f"{names[min(leaves)]!r}. A weight may depend on the batch alone: it is summed over "
-                f"all microbatches and devices before anything is differentiated. Move what depends "
-                f"on parameters into the total."
+                f"{names[min(leaves)]!r}. A weight may depend on the batch alone: it is summed "
+                f"over all microbatches and devices before anything is differentiated. Move what "
+                f"depends on parameters into the total."
             )
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from jtrain.accumulate import accumulate
-from jtrain.errors import LossError
-from jtrain.loss_checks import refuse_weights_of_params
+from jtrain.loss_checks import refuse_split_rows, refuse_weights_of_params
+from jtrain.rows import with_rows
 from jtrain.state import TrainState
 from jtrain.terms import absorb, combine, in_terms
 from jtrain.trees import norm
@@ -48,13 +48,7 @@ def make_step(
     Raises:
         LossError: if the loss couples the rows of a batch that would be split.
     """
-    if couples == "batch" and (microbatches > 1 or psum is not None):
-        raise LossError(
-            f"the loss couples the rows of a batch, and {microbatches} microbatches or separate "
-            f"copies of the step would cut the batch. Set microbatches=1 and a strategy that shards "
-            f'by name (single, mirrored with impl=jit, fsdp), or say couples="slice" if the rows '
-            f"that one slice holds are to be the group."
-        )
+    refuse_split_rows(couples, microbatches, psum is not None)
     terms, update = in_terms(loss, ragged=ragged), optax.with_extra_args_support(optimizer).update
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -123,15 +117,3 @@ def make_step(
 def many(step: Callable[[Carry, Batch], tuple[Carry, Metrics]], *, unroll: bool = False):
     """`(state, batches) -> (state, metrics)` that scans `step` over batches stacked k b ..."""
     return lambda state, batches: jax.lax.scan(step, state, batches, unroll=unroll)
-
-
-def with_rows(batch: Batch, *, copies: bool = False) -> Batch:
-    """`batch` with the `row` and `mask` of a full batch where it has none of its own."""
-    if "row" in batch and "mask" in batch:
-        return batch
-    if copies:
-        raise LossError(
-            "a step of several copies needs `row` and `mask` in its batch: row is global."
-        )
-    rows = len(jax.tree.leaves(batch)[0])
-    return {"row": jnp.arange(rows, dtype=jnp.int32), "mask": jnp.ones(rows, bool), **batch}

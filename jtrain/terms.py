@@ -13,8 +13,9 @@ from jtrain.trees import named_leaves
 from jtrain.types import Batch, Extra, Key, Leaf, LossFn, Mean, Metrics, Params, Stateful, Terms
 
 SCALAR = (
-    "the loss returned a plain scalar; that means the mean over all rows of a batch, and this data has rows that a mask "
-    'hides. Return a Mean instead: `jt.Mean.of(values_by_row, batch["mask"])`.'
+    "the loss returned a plain scalar; that means the mean over all rows of a batch, and this "
+    "data has rows that a mask hides. Return a Mean instead: "
+    '`jt.Mean.of(values_by_row, batch["mask"])`.'
 )
 
 
@@ -57,10 +58,11 @@ def in_terms(
 def combine(terms: Terms, weights: Sequence[Float[Array, ""]]) -> Float[Array, ""]:
     """The sum of coefficient x total / weight; a term of weight 0 contributes 0."""
     parts = zip(terms.coefficients, terms.means, weights, strict=True)
-    return sum(
-        (c * jnp.where(w > 0, mean.total / jnp.where(w > 0, w, 1), 0) for c, mean, w in parts),
-        start=jnp.float32(0),
-    )
+    total = jnp.float32(0)
+    for coefficient, mean, weight in parts:
+        share = mean.total / jnp.where(weight > 0, weight, 1)
+        total += coefficient * jnp.where(weight > 0, share, 0)
+    return total
 
 
 def absorb(extra: Extra, changes: Extra) -> Extra:
@@ -144,7 +146,8 @@ def _changes(old: Extra, new: Extra) -> Extra:
             return after if is_mean(after) else None
         raise LossError(
             f"the leaf {name!r} of `extra` changes but is no Mean. Return "
-            f"`jt.Mean(new * rows, rows)` with the rows it was computed from, or the leaf as it was."
+            f"`jt.Mean(new * rows, rows)` with the rows it was computed from, or the leaf as it "
+            f"was."
         )
 
     names = jax.tree.unflatten(jax.tree.structure(old), list(named_leaves(old)))

@@ -1,8 +1,8 @@
-"""The vocabulary: names for the few things that flow through a training run, each with its shape."""
+"""The vocabulary: names for the few things that flow through a run, each with its shape."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, Union, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,7 @@ class Terms:
 
 Metrics: TypeAlias = dict[str, Mean]
 # A plain scalar means "the mean over the rows of this batch", and is refused where rows are masked.
-LossValue: TypeAlias = Union[Mean, Terms, Float[Array, ""]]
+LossValue: TypeAlias = Mean | Terms | Float[Array, ""]
 # `(params, batch, rng)`; rng is the step's key, or None where nothing may be drawn: evaluation.
 LossFn: TypeAlias = Callable[[Params, Batch, Key | None], LossValue | tuple[LossValue, Metrics]]
 
@@ -158,8 +158,3 @@ class Once(Batches, Protocol):
     """A whole data set once, in order: `len` batches, the last padded under its mask."""
 
     def __len__(self) -> int: ...
-
-
-def row_keys(rng: Key, batch: Batch) -> Shaped[Array, "b"]:
-    """A key for each row from its index in the global batch, whatever device it is on."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(rng, batch["row"])

@@ -1,4 +1,4 @@
-"""What holds in every test: eight devices, no silent rank promotion, no warnings (pyproject.toml)."""
+"""What holds in every test: eight devices, no silent rank promotion, no warnings."""
 
 import os
 

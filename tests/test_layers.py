@@ -9,7 +9,7 @@ import pytest
 ORDER = [
     {"errors", "version", "cache"},
     {"values", "types"},
-    {"trees", "jaxprs"},
+    {"trees", "jaxprs", "rows"},
     {"config", "data", "models", "losses", "optim", "parallel"},  # the shelves: one thing a file
     {"experiment", "terms"},
     {"state", "loss_checks"},

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -9,10 +10,11 @@ from jax.sharding import AxisType, Mesh
 
 from jtrain.errors import ConfigError
 
+Device: TypeAlias = Any  # a jax.Device
 DATA = "data"  # the mesh axis that the rows of a batch are split over
 
 
-def devices(count: int) -> list[jax.Device]:
+def devices(count: int) -> list[Device]:
     """`count` devices of each process, all of them if 0; a CPU is cut into as many as are asked.
 
     Raises:
@@ -41,5 +43,5 @@ def data_mesh(count: int) -> Mesh:
     return Mesh(np.array(devices(count)), (DATA,), axis_types=(AxisType.Auto,))
 
 
-def _of(found: list[jax.Device], process: int) -> list[jax.Device]:
+def _of(found: list[Device], process: int) -> list[Device]:
     return [device for device in found if device.process_index == process]

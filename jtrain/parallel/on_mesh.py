@@ -39,6 +39,12 @@ class OnMesh(abc.ABC):
         """Whole on every device."""
         return same_for_all(tree, NamedSharding(self.mesh, P()))
 
+    @abc.abstractmethod
+    def compile(
+        self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
+    ) -> Callable:
+        """`fn(state, batch)` over the mesh; see `Strategy`."""
+
     def rows(self, stacked: bool) -> P:
         """How the arrays of a batch are split: b ..., or k b ... where steps are stacked."""
         return P(None, DATA) if stacked else P(DATA)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from jtrain.parallel.devices import devices
+from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.strategy import Remembered, compile_once, same_for_all
 from jtrain.types import Anywhere, Batch, Placement
 from jtrain.values import values
@@ -19,7 +19,7 @@ class OneDevice:
     shares = 1
     psum = None
 
-    def __init__(self, device: jax.Device):
+    def __init__(self, device: Device):
         self._device = SingleDeviceSharding(device)
 
     @property

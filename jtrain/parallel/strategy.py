@@ -74,7 +74,6 @@ def compile_once(jitted: Any, state: Any, batch: Any) -> Callable:
                 + "\nKeep shapes fixed: pad a short batch under its mask."
             ) from error
 
-    call.program = program  # what memory and cost are read off
     return call
 
 
@@ -89,8 +88,8 @@ def check_divides(batch: int, shares: int, microbatches: int) -> None:
         lower, upper = batch // unit * unit, math.ceil(batch / unit) * unit
         nearest = f"{lower} or {upper}" if lower else f"{upper}"
         raise ConfigError(
-            f"batch: {batch} rows do not divide into {shares} devices x {microbatches} microbatches "
-            f"= {unit} parts. Nearest: {nearest} (batch={lower or upper})."
+            f"batch: {batch} rows do not divide into {shares} devices x {microbatches} "
+            f"microbatches = {unit} parts. Nearest: {nearest} (batch={lower or upper})."
         )
 
 
@@ -105,6 +104,7 @@ class Remembered:
         self._seen: dict[str, tuple[np.ndarray, jax.Array]] = {}
 
     def __call__(self, batch: Batch) -> Batch:
+        """`batch` on the devices."""
         seen = self._seen
         fresh = {k: v for k, v in batch.items() if k not in seen or seen[k][0] is not v}
         placed = self._put(fresh)
