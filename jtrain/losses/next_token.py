@@ -1,0 +1,33 @@
+"""Cross entropy of the next token."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jtrain.losses.cross_entropy import nats
+from jtrain.types import Batch, Mean, Metrics
+
+
+def next_token(
+    logits: Float[Array, "b t v"], targets: Int[Array, "b t"], real: Bool[Array, "b t"]
+) -> tuple[Mean, Metrics]:
+    """Nats a token where `real`, and the accuracy there.
+
+    A target outside 0 .. v-1 has the loss of the nearest token; no `jax.jit` can refuse it.
+    """
+    hits = logits.argmax(-1) == targets
+    return Mean.of(nats(logits, targets), real), {"accuracy": Mean.of(hits, real)}
+
+
+def inputs_and_targets(
+    batch: Batch,
+) -> tuple[Int[Array, "b t"], Int[Array, "b t"], Bool[Array, "b t"]]:
+    """A language batch's inputs, its targets, and which of those are real.
+
+    `tokens` (b, t+1) gives both, one apart; the first `length` (b,) targets of a row count, if its
+    `mask` holds. Without `length` all do.
+    """
+    tokens, mask = batch["tokens"], batch["mask"]
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    length = batch.get("length", jnp.full(mask.shape, targets.shape[1], jnp.int32))
+    real = jnp.arange(targets.shape[1], dtype=jnp.int32)[None] < length[:, None]
+    return inputs, targets, real & mask[:, None]

@@ -1,0 +1,20 @@
+"""Squared error."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jtrain.trees import at_least_f32
+from jtrain.types import Mean, Metrics
+
+
+def squared_error(
+    outputs: Float[Array, "b *s"], targets: Float[Array, "b *s"], mask: Bool[Array, "b"]
+) -> tuple[Mean, Metrics]:
+    """The mean square of outputs minus targets a number, over the rows where `mask` holds.
+
+    The mean absolute error there is the metric `absolute_error`.
+    """
+    seen = jnp.expand_dims(mask, range(1, outputs.ndim))
+    error = jnp.where(seen, at_least_f32(outputs) - at_least_f32(targets), 0)
+    numbers = jnp.broadcast_to(seen, error.shape)
+    return Mean.of(jnp.square(error), numbers), {"absolute_error": Mean.of(abs(error), numbers)}

@@ -1,0 +1,30 @@
+"""Linear maps, stored the way XLA:CPU multiplies them fastest."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+
+class Linear(nnx.Module):
+    """x W + b, with a `kernel` (narrow, wide): its gradient is then a product of fast layout.
+
+    With the 512 inputs of an MLP's second map as rows the gradient runs at 56 GFLOP/s on one core,
+    as columns at 105 (jax 0.10). So a map that narrows keeps its kernel as (outputs, inputs).
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, *, bias: bool = True, std: float = 0.02, rngs: nnx.Rngs
+    ):
+        self.widens = outputs >= inputs
+        shape = (inputs, outputs) if self.widens else (outputs, inputs)
+        self.kernel = nnx.Param(std * jax.random.normal(rngs.params(), shape))
+        self.bias = nnx.Param(jnp.zeros(outputs)) if bias else None
+
+    def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+        """The outputs at each position."""
+        dim = 0 if self.widens else 1
+        flat = x.reshape(-1, x.shape[-1])
+        y = jax.lax.dot_general(flat, self.kernel[...], (((1,), (dim,)), ((), ())))
+        y = y if self.bias is None else y + self.bias[...][None]
+        return y.reshape(*x.shape[:-1], -1)
