@@ -1,0 +1,147 @@
+"""Reading ahead of the training loop, where reading is slow enough to pay for it."""
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, NamedTuple, Self, TypeVar
+
+T = TypeVar("T")
+TRIAL = 8  # reads between two looks at how slow they are
+
+
+class _Failed(NamedTuple):
+    error: BaseException
+
+
+class ReadAhead(Generic[T]):
+    """Gives `get(step)` for `start, start + 1, ... stop - 1`, in order; no end where stop is None.
+
+    Handing a batch from thread to thread costs about as much as reading a small one (tens of
+    microseconds; benchmarks/input_pipeline.py), so steps are read inline until more than half of
+    `TRIAL` reads took longer than `slow` seconds. From then on a thread is at most `depth` batches
+    ahead. What `get` raises is raised here, at its step, with its traceback.
+
+    ```python
+    with ReadAhead(batches.__getitem__, start=0, stop=100) as ahead:
+        for batch in ahead: ...
+    print(ahead.waited)
+    ```
+    """
+
+    def __init__(
+        self,
+        get: Callable[[int], T],
+        *,
+        start: int,
+        stop: int | None,
+        depth: int = 2,
+        slow: float = 200e-6,
+    ):
+        assert depth > 0, "a queue of no batches hands none over"
+        self.waited = 0.0
+        """Seconds in which the caller waited for data, in all."""
+        self._get, self._step, self._stop = get, start, stop
+        self._depth, self._slow = depth, slow
+        self._reads = self._slow_reads = 0
+        self._thread: _Reader[T] | None = None
+
+    @property
+    def threaded(self) -> bool:
+        """Whether a thread reads."""
+        return self._thread is not None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if self._stop is not None and self._step >= self._stop:
+            self.close()
+            raise StopIteration
+        began = time.perf_counter()
+        try:
+            value = self._thread.next() if self._thread else self._get(self._step)
+        except BaseException:
+            self._stop = self._step  # as a generator that raised: nothing follows
+            self.close()
+            raise
+        seconds = time.perf_counter() - began
+        self.waited += seconds
+        self._step += 1
+        if self._thread is None:
+            self._judge(seconds)
+        return value
+
+    def close(self) -> None:
+        """Stops the thread, after the read that it is in; waits for that at most a second."""
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+        self._stop = self._step
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if thread := getattr(self, "_thread", None):
+            thread.closed.set()
+            thread.free.release()
+
+    def _judge(self, seconds: float) -> None:
+        """Starts the thread if most of the last `TRIAL` reads were slow."""
+        self._reads += 1
+        self._slow_reads += seconds > self._slow
+        if self._reads == TRIAL:
+            if self._slow_reads > TRIAL // 2:
+                self._thread = _Reader(self._get, self._step, self._stop, self._depth)
+            self._reads = self._slow_reads = 0
+
+
+class _Reader(Generic[T]):
+    """A thread that reads at most `depth` steps ahead.
+
+    It does not know its `ReadAhead`: one that is dropped unfinished is collected, and ends it.
+    """
+
+    def __init__(self, get: Callable[[int], T], start: int, stop: int | None, depth: int):
+        self.free, self.closed = threading.Semaphore(depth), threading.Event()
+        self._ready: SimpleQueue[T | _Failed] = SimpleQueue()
+        work = (get, start, stop, self.free, self.closed, self._ready)
+        self._thread = threading.Thread(target=_read, args=work, name="read-ahead", daemon=True)
+        self._thread.start()
+
+    def next(self) -> T:
+        value = self._ready.get()
+        self.free.release()
+        if isinstance(value, _Failed):
+            raise value.error
+        return value
+
+    def close(self) -> None:
+        self.closed.set()
+        self.free.release()
+        self._thread.join(timeout=1.0)
+
+
+def _read(
+    get: Callable[[int], T],
+    step: int,
+    stop: int | None,
+    free: threading.Semaphore,
+    closed: threading.Event,
+    ready: "SimpleQueue[T | _Failed]",
+) -> None:
+    """The thread's work."""
+    while stop is None or step < stop:
+        free.acquire()
+        if closed.is_set():
+            return
+        try:
+            ready.put(get(step))
+        except BaseException as error:  # raised again, at its step
+            ready.put(_Failed(error))
+            return
+        step += 1

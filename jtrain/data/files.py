@@ -1,0 +1,42 @@
+"""The files that a path, a pattern or a list of them names."""
+
+import difflib
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+from jtrain.errors import DataError
+
+
+def found(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The files behind `paths`, those of a pattern in the order of their names.
+
+    Raises:
+        DataError: a path that is not there, a folder, or a pattern that matches no file.
+    """
+    if isinstance(paths, str | Path):
+        paths = [paths]
+    if not paths:
+        raise DataError("A list of files is empty. Name at least one: path=data/train.txt.")
+    return [file for path in paths for file in _files(str(path))]
+
+
+def _files(path: str) -> list[Path]:
+    if Path(path).is_file():
+        return [Path(path)]
+    if matches := sorted(Path(match) for match in glob.glob(path, recursive=True)):
+        if files := [match for match in matches if match.is_file()]:
+            return files
+        raise DataError(f"{path} is a folder. Name its files: path={path.rstrip('/')}/*.")
+    raise DataError(f"{path}: no such file, seen from {Path.cwd()}. {_nearest(Path(path))}")
+
+
+def _nearest(path: Path) -> str:
+    """What to type instead."""
+    folder = path.parent
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    if near := difflib.get_close_matches(path.name, names, n=1):
+        return f"Did you mean path={folder / near[0]}?"
+    if not folder.is_dir():
+        return f"There is no folder {folder} either: set path= to a file that is there."
+    return f"{folder}/ holds {', '.join(sorted(names)[:5]) or 'nothing'}: set path= to a file."
