@@ -1,1 +1,58 @@
-"""jtrain: any pure loss function, on any number of devices, with one result."""
+"""jtrain: any pure loss function, on any number of devices, with one result.
+
+The names in the order data flows. They are imported when they are used, so that `jtrain --help`
+does not wait for JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from jtrain.version import __version__
+
+if TYPE_CHECKING:
+    from jtrain.evaluate import evaluate as evaluate
+    from jtrain.evaluate import make_evaluate as make_evaluate
+    from jtrain.experiment import Experiment as Experiment
+    from jtrain.experiment import RunConfig as RunConfig
+    from jtrain.loop import Hook as Hook
+    from jtrain.loop import Stop as Stop
+    from jtrain.loop import train as train
+    from jtrain.rows import row_keys as row_keys
+    from jtrain.run import run as run
+    from jtrain.state import TrainState as TrainState
+    from jtrain.state import new_state as new_state
+    from jtrain.step import make_step as make_step
+    from jtrain.step import many as many
+    from jtrain.types import Mean as Mean
+    from jtrain.types import Model as Model
+    from jtrain.types import Terms as Terms
+    from jtrain.types import stateful as stateful
+    from jtrain.values import values as values
+
+_HOME = {
+    "values": "values",
+    "Mean": "types",
+    "Terms": "types",
+    "Model": "types",
+    "stateful": "types",
+    "row_keys": "rows",
+    "Experiment": "experiment",
+    "RunConfig": "experiment",
+    "TrainState": "state",
+    "new_state": "state",
+    "make_step": "step",
+    "many": "step",
+    "make_evaluate": "evaluate",
+    "evaluate": "evaluate",
+    "Hook": "loop",
+    "Stop": "loop",
+    "train": "loop",
+    "run": "run",
+}
+__all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'jtrain' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"jtrain.{_HOME[name]}"), name)

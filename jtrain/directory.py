@@ -1,0 +1,119 @@
+"""A run's directory: what was asked, how it stands, and whether it may be gone on with."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from jtrain.config.dump import differences, dump
+from jtrain.config.resolve import resolve
+from jtrain.config.top import Top
+from jtrain.config.words import spell
+from jtrain.errors import ConfigError
+from jtrain.version import __version__
+
+# What changes no number that a run computes from its state on, so a run may go on with others.
+MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log")
+PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
+
+
+class Directory:
+    """`runs/NAME/`: config.yaml, run.json, metrics.jsonl, speed.jsonl, checkpoints/, log.txt."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.config, self.status = path / "config.yaml", path / "run.json"
+        self.metrics, self.speed = path / "metrics.jsonl", path / "speed.jsonl"
+        self.log, self.samples = path / "log.txt", path / "samples.txt"
+        self.checkpoints = path / "checkpoints"
+
+    def begin(self, config: Top, source: Path | None) -> list[str]:
+        """Takes the directory for a run of these values; what is otherwise than when it began.
+
+        Raises:
+            ConfigError: if it holds a run of other values (with each of them, and the command that
+                starts a new run), or cannot be written.
+        """
+        changed = []
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if self.config.exists():
+                changed = self._refuse_another(config, source)
+            command = f"jtrain run {self.config}"
+            _replace(self.config, dump(config, f"Every value of this run; to go on: {command}"))
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: the run's directory cannot be written ({error.strerror}). Make "
+                f"room, or run where you may write: it is runs/NAME below where you are."
+            ) from None
+        return changed
+
+    def stands(self) -> dict[str, Any]:
+        """What run.json says; empty before the first run."""
+        try:
+            return json.loads(self.status.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+
+    def say(self, status: str, **facts: Any) -> None:
+        """Writes how the run stands: running, done, stopped or failed, and what is known of it."""
+        _replace(self.status, json.dumps({**self.stands(), "status": status, **facts}, indent=2))
+
+    def _refuse_another(self, config: Top, source: Path | None) -> list[str]:
+        stored = resolve(self.config).config
+        changed = differences(stored, config)
+        other = [d for d in changed if d.key.split(".")[0] not in MAY_DIFFER]
+        if other:
+            table = "\n".join(
+                f"  {d.key}: {spell(d.before)} there, {spell(d.after)} here" for d in other
+            )
+            raise ConfigError(
+                f"{self.path} holds a run of other values:\n{table}\nStart a new run: "
+                f"jtrain run {source or 'CONFIG'} ... name={config.name}-2\n"
+                f"or go on with that one: jtrain run {self.config}"
+            )
+        return [f"{d.key}: {spell(d.before)} -> {spell(d.after)}" for d in changed]
+
+
+def environment(devices: list[Any]) -> Mapping[str, Any]:
+    """What a result depends on beside the config: versions, devices, and the code's git state."""
+    return {
+        "jtrain": __version__,
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in devices],
+        "machine": f"{platform.machine()}, {os.cpu_count()} processors",
+        "git": _git(),
+        "argv": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _git() -> str:
+    """The commit of the code that runs here, and whether files of it are changed; or empty."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        got = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return got.stdout.strip() if got.returncode == 0 else ""
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text)
+    os.replace(new, path)
