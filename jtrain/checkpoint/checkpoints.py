@@ -4,7 +4,6 @@ import contextlib
 import json
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax
 
 from jtrain import trees
 from jtrain.checkpoint import folder, keeping, leaves, space, storage
+from jtrain.checkpoint.task import Task
 from jtrain.errors import CheckpointError
 from jtrain.types import Leaf, Tree
 
@@ -31,9 +31,10 @@ class Checkpoints:
         """`keep` 0 keeps all; `best` is `loss`, `lowest loss` or `highest accuracy`, or empty."""
         self.directory = Path(directory).absolute()
         self._keep, self._goal = keep, keeping.Goal.parse(best)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writer: storage.Writer | None = None
-        self._saving: Future[None] | None = None
+        self._opening = threading.Lock()
+        self._preparing: Task | None = None
+        self._saving: Task | None = None
 
     def save(
         self, step: int, state: Any, about: Mapping[str, Any], best_value: float | int | None = None
@@ -66,13 +67,14 @@ class Checkpoints:
         }
         # In a thread from its first moment: a Ctrl-C ends our waiting, never Orbax in its middle.
         copied = threading.Event()
-        self._saving = self._thread.submit(self._write, step, arrays, record, copied)
+        self._saving = Task(lambda: self._write(step, arrays, record, copied))
+        self._saving.start()
         copied.wait()
         self.check()
 
     def check(self) -> None:
         """Raises CheckpointError if a save has failed since the last call; never waits."""
-        if self._saving is not None and self._saving.done():
+        if self._saving is not None and self._saving.ended():
             self.wait()
 
     def wait(self) -> None:
@@ -83,7 +85,7 @@ class Checkpoints:
         """
         if self._saving is None:
             return
-        error = self._saving.exception()
+        error = self._saving.wait()
         self._saving = None
         if error is not None:
             raise error
@@ -93,10 +95,11 @@ class Checkpoints:
         try:
             self.wait()
         finally:
+            if self._preparing is not None:
+                self._preparing.wait()
             if self._writer is not None:
-                self._thread.submit(self._writer.close).result()
+                self._writer.close()
                 self._writer = None
-            self._thread.shutdown()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -172,14 +175,16 @@ class Checkpoints:
         Only for the process that trains, best beside the first compilation. The first `save` does
         the same where this was not called, and takes a second longer.
         """
-        self._thread.submit(self._open)
+        self._preparing = Task(self._open)
+        self._preparing.start()
 
     def _open(self) -> storage.Writer:
-        if self._writer is None:
-            if jax.process_index() == 0:
-                folder.clear_leftovers(self.directory)
-            self._writer = storage.Writer()
-        return self._writer
+        with self._opening:
+            if self._writer is None:
+                if jax.process_index() == 0:
+                    folder.clear_leftovers(self.directory)
+                self._writer = storage.Writer()
+            return self._writer
 
     def _write(
         self, step: int, arrays: Mapping[str, Leaf], record: Mapping[str, Any], copied: Any
