@@ -1,0 +1,44 @@
+"""Notices steps that were skipped because loss or gradient was not finite."""
+
+from collections.abc import Callable, Mapping
+
+from jtrain.loop import Hook, Stop
+
+
+class Finite(Hook):
+    """Warns when some steps were skipped, and stops a run in which all were.
+
+    A step that is not finite leaves the state as it was, so nothing is lost by looking only now and
+    then; a run in which no step is finite any more learns nothing.
+
+    Args:
+        every: steps between two looks. At 1 the first step that is not finite stops the run.
+        tell: takes a line of warning.
+        start: the step that the run goes on from.
+        skipped: steps that were skipped before it (`state.skipped`).
+    """
+
+    def __init__(
+        self, *, every: int, tell: Callable[[str], None], start: int = 0, skipped: int = 0
+    ):
+        self.every = every
+        self._tell, self._step, self._skipped = tell, start, skipped
+
+    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
+        """Compares the number of skipped steps with that of the last look."""
+        first, steps = self._step + 1, step - self._step
+        skipped = round(numbers["skipped"]) - self._skipped
+        self._step, self._skipped = step, self._skipped + skipped
+        if skipped == 0:
+            return None
+        if skipped < steps or (steps == 1 and self.every > 1):
+            self._tell(
+                f"steps {first} to {step}: {skipped} of {steps} skipped, loss or gradient was not "
+                f"finite. The others were taken; if this goes on, lower optimizer.lr."
+            )
+            return None
+        return Stop(
+            f"no step from {first} to {step} was finite: loss {numbers['loss']:.4g}, gradient norm "
+            f"{numbers['grad_norm']:.4g}. The parameters are those of the last finite step. Check "
+            f"the data for NaN or infinity, lower optimizer.lr, or set optimizer.clip=1.0."
+        )

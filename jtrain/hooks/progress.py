@@ -1,0 +1,147 @@
+"""A live line on a terminal: how far a run is, and how it goes."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self, TextIO
+
+from jtrain.hooks.readable import count, duration, number
+from jtrain.hooks.speed import Speed
+from jtrain.loop import Hook
+
+_PERIOD = 0.2  # seconds between two drawings
+
+
+class Progress(Hook):
+    """Draws within `with Progress(...) as progress:`; where `stream` is no terminal, nothing.
+
+    It looks about five times a second and not at every step: `every` doubles while looks come
+    faster and halves while they come slower, so that a step between two looks costs the loop one
+    division. However the block ends, the terminal is as before; the cursor is never hidden, so not
+    even SIGKILL can leave it so.
+
+    Args:
+        start: the step that the run goes on from.
+        stop: its last step.
+        speed: read for the pace and the time left.
+        valid: gives the newest validation loss, None while there is none.
+        steps_per_call: steps that the loop takes at once.
+        stream: of the terminal; stdout by default.
+        clock: gives seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        stop: int,
+        start: int = 0,
+        speed: Speed | None = None,
+        valid: Callable[[], float | None] | None = None,
+        steps_per_call: int = 1,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.stream = stream or sys.stdout
+        self.live = _is_terminal(self.stream)
+        """Whether there is a terminal to draw on."""
+        self.every = steps_per_call if self.live else max(stop, 1)
+        self._stop, self._step, self._least = stop, start, steps_per_call
+        self._speed, self._valid, self._clock = speed, valid, clock
+        self._numbers: Mapping[str, float] = {}
+        self._looked = self._drawn = clock()
+        self._doing = "starting"
+        self._display: Any = None  # rich.live.Live, while it draws
+
+    def __enter__(self) -> Self:
+        if self.live:
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=self.stream)
+            self._display = Live(self._line(), console=console, auto_refresh=False)
+            self._display.start(refresh=True)
+            console.show_cursor(True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._display is not None:
+            self._doing = ""
+            display, self._display = self._display, None
+            display.update(self._line())
+            display.stop()
+
+    @contextlib.contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Shows that something other than training goes on: `evaluating`."""
+        before, self._doing = self._doing, what
+        self._draw()
+        try:
+            yield
+        finally:
+            self._doing = before
+
+    def print(self, line: str) -> None:
+        """Writes a line above the live one, or plainly where there is none."""
+        if self._display is not None:
+            self._display.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self.stream.write(line + "\n")
+            self.stream.flush()
+
+    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Looks, and draws if the last drawing is old."""
+        if not self.live:
+            return
+        now = self._clock()
+        self.every = self._next_look(step, now - self._looked)
+        self._step, self._numbers, self._looked, self._doing = step, numbers, now, ""
+        if now - self._drawn >= _PERIOD or step >= self._stop:
+            self._drawn = now
+            self._draw()
+
+    def _next_look(self, step: int, seconds: float) -> int:
+        every = self.every
+        if seconds < _PERIOD / 2:
+            every *= 2
+        elif seconds > 2 * _PERIOD:
+            every = max(self._least, every // 2)
+        while every > self._least and every > self._stop - step:
+            every //= 2  # so that one of the looks is at the last step
+        return every
+
+    def _draw(self) -> None:
+        if self._display is not None:
+            self._display.update(self._line(), refresh=True)
+
+    def _line(self) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        line = Table.grid(expand=True, padding=(0, 1))
+        line.add_column(ratio=1, min_width=4)
+        line.add_column(no_wrap=True, overflow="crop")
+        text = Text(self._text(), no_wrap=True, overflow="crop")
+        line.add_row(ProgressBar(total=max(self._stop, 1), completed=self._step), text)
+        return line
+
+    def _text(self) -> str:
+        cells = [f"{self._step}/{self._stop}"]
+        if "loss" in self._numbers:
+            cells.append(f"loss {number(self._numbers['loss'])}")
+        valid = self._valid() if self._valid else None
+        if valid is not None:
+            cells.append(f"valid {number(valid)}")
+        if self._speed and self._speed.pace:
+            pace, unit = self._speed.pace, self._speed.unit
+            rate = pace.rows_per_second if unit == "rows" else pace.tokens_per_second
+            cells.append(f"{count(rate or 0)} {unit}/s")
+            if self._step < self._stop:
+                cells.append(f"{duration(pace.left)} left")
+        return "  ".join([*cells, self._doing] if self._doing else cells)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")

@@ -1,0 +1,30 @@
+"""Numbers as people read them."""
+
+import math
+
+
+def number(x: float) -> str:
+    """A loss or a metric, four decimals where that says something: `2.1432`, `1.310e-05`."""
+    if not math.isfinite(x):
+        return str(float(x))
+    return f"{x:.4f}" if x == 0 or 1e-3 <= abs(x) < 1e5 else f"{x:.3e}"
+
+
+def count(x: float) -> str:
+    """Three digits of a count: `7.25`, `813`, `52.1k`, `1.25M`."""
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(x) < 999.5 or unit == "T":
+            break
+        x /= 1000
+    digits = 0 if abs(x) >= 99.95 else 1 if abs(x) >= 9.995 else 2
+    return f"{x:.{digits}f}{unit}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `0:42`, `12:05`, `3:12:05` or `2d 03:12`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour:02}:{minute:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"

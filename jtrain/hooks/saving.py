@@ -1,0 +1,39 @@
+"""Saves the state of a run at a cadence."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jtrain.loop import Hook
+from jtrain.types import Metrics
+
+
+class Save(Hook):
+    """Saves the state after steps `every`, 2 `every`, ...; stands last among the hooks.
+
+    Last, because a resumed run does not repeat what other hooks did at the step of a checkpoint: by
+    then they must have done it. What `save` raises ends the run: a checkpoint that could not be
+    written is not kept quiet, and the loss of nothing is promised to no one after it.
+
+    Args:
+        every: steps.
+        save: takes a step and its state, and returns when the state may be donated. Where it
+            writes beside training, it raises at the next call what went wrong in the last.
+    """
+
+    settles = True  # what it keeps, the numbers of all steps up to it have been told
+
+    def __init__(self, *, every: int, save: Callable[[int, Any], None]):
+        self.every = every
+        self.saved: int | None = None
+        """The step of the last state that was given to `save`."""
+        self._save = save
+
+    def at(self, step: int, state: Any) -> None:
+        """Saves a state unless it is the one that was saved last: for the end of a run."""
+        if step != self.saved:
+            self._save(step, state)
+            self.saved = step
+
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+        """Saves it."""
+        self.at(step, state)
