@@ -162,10 +162,11 @@ def test_ctrl_c_in_a_save_harms_nothing(tmp_path: Path):
 
     state = {"w": jnp.arange(500_000.0), "step": jnp.int32(0)}
     before = signal.signal(signal.SIGALRM, interrupt)
+    delays = [1e-5, *(1e-3 * i for i in range(1, 9)), *(3e-4 * i for i in range(1, 9))]
     interrupted = 0
     try:
         with Checkpoints(tmp_path, keep=0) as checkpoints:
-            for step, delay in enumerate([1e-5, 1e-3, 3e-3, 6e-3, 1e-2]):
+            for step, delay in enumerate(delays):
                 state["step"] = jnp.int32(step)
                 try:
                     signal.setitimer(signal.ITIMER_REAL, delay)
@@ -175,14 +176,14 @@ def test_ctrl_c_in_a_save_harms_nothing(tmp_path: Path):
                     interrupted += 1
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
-            checkpoints.save(9, state, {})
+            checkpoints.save(99, state, {})
             checkpoints.wait()
-            assert same_bits(checkpoints.restore(9, like(state)), state)
-            for step in checkpoints.steps():
-                assert int(checkpoints.restore(step, like(state))["step"]) in (step, 4)
+            assert same_bits(checkpoints.restore(99, like(state)), state)
+            for step in checkpoints.steps()[:-1]:
+                assert int(checkpoints.restore(step, like(state))["step"]) == step
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert interrupted >= 3
+    assert interrupted >= 5, "too few to show anything"
 
 
 def test_orbax_is_imported_only_where_it_is_used():

@@ -1,0 +1,58 @@
+"""One of two processes with two devices each: DIRECTORY PORT INDEX. Not a test itself."""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtrain.checkpoint import Checkpoints
+
+
+def value(step: int) -> np.ndarray:
+    """The whole array of a step."""
+    return np.sin(np.arange(64, dtype=np.float32) * step).reshape(8, 8)
+
+
+def main(directory: Path, port: str, index: int) -> None:
+    """Saves three steps, and restores the best under another sharding."""
+    jax.distributed.initialize(f"localhost:{port}", 2, index)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    columns = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "x"))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    key = jax.jit(lambda: jax.random.key(5), out_shardings=whole)()
+
+    def state(step: int) -> dict:
+        full = value(step)
+        return {
+            "w": jax.make_array_from_callback(full.shape, rows, lambda i: full[i]),
+            "step": jax.device_put(jnp.int32(step), whole),
+            "rng": key,
+        }
+
+    with Checkpoints(directory, keep=1, best="loss") as checkpoints:
+        for step, loss in enumerate([2.0, 1.0, 3.0, 4.0], start=1):
+            checkpoints.save(step, state(step), {"step": step}, best_value=loss)
+        checkpoints.wait()
+        # Every process sees the same at once, or they would resume from different steps.
+        assert (checkpoints.steps(), checkpoints.best()) == ([2, 4], 2)
+        like = {
+            "w": jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=columns),
+            "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
+            "rng": jax.ShapeDtypeStruct((), key.dtype, sharding=whole),
+        }
+        back = checkpoints.restore(2, like)
+        assert back["w"].sharding == columns
+        for shard in back["w"].addressable_shards:
+            assert np.array_equal(shard.data, value(2)[shard.index])
+        assert jax.random.key_data(back["rng"]).tolist() == [0, 5]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
