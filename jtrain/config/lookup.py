@@ -1,12 +1,12 @@
 """Finds an experiment by its plain name, and imports it."""
 
 import importlib
-import importlib.util
 import sys
 import traceback
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from jtrain.config.nearest import did_you_mean
@@ -110,26 +110,23 @@ def _directory_of(file: Path) -> Path:
 def _show_package(directory: Path) -> None:
     """Makes `experiments` mean this directory, whatever else of that name is on the path."""
     present = sys.modules.get(PACKAGE)
-    if present and str(directory) in list(getattr(present, "__path__", ())):
+    if present and list(getattr(present, "__path__", ()))[:1] == [str(directory)]:
         return
     for name in [n for n in sys.modules if n == PACKAGE or n.startswith(f"{PACKAGE}.")]:
         del sys.modules[name]
     # Processes that it starts find it too.
     sys.path.insert(0, str(directory.parent))
     importlib.invalidate_caches()
-    init = directory / "__init__.py"
-    if init.exists():
-        spec = importlib.util.spec_from_file_location(
-            PACKAGE, init, submodule_search_locations=[str(directory)]
-        )
-        assert spec, f"{init} is Python"
-    else:
-        spec = ModuleSpec(PACKAGE, None, is_package=True)
-        spec.submodule_search_locations = [str(directory)]
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[PACKAGE] = module
-    if spec.loader:
-        spec.loader.exec_module(module)
+    file, places = directory / "__init__.py", [str(directory)]
+    if not file.exists():
+        sys.modules[PACKAGE] = module = ModuleType(PACKAGE)
+        module.__path__ = places
+        return
+    spec = spec_from_file_location(PACKAGE, file, submodule_search_locations=places)
+    assert spec, f"{file} ends in .py, so there is a loader for it"
+    assert spec.loader, f"{file} ends in .py, so there is a loader for it"
+    sys.modules[PACKAGE] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
 
 
 def _inside(error: Exception) -> str:

@@ -7,7 +7,19 @@ from typing import Any, Literal, NamedTuple
 from pydantic_core import ErrorDetails
 
 from jtrain.config.nearest import did_you_mean, nearest
-from jtrain.config.node import TYPED, Keys, Mistake, Node, Plain, at, dotted, mistake, plain
+from jtrain.config.node import (
+    DEFAULTS,
+    TYPED,
+    Keys,
+    Mistake,
+    Node,
+    Origin,
+    Plain,
+    at,
+    dotted,
+    plain,
+    said,
+)
 from jtrain.config.schema import Want, choices, fields
 from jtrain.config.words import any_of, describe, found, spell
 
@@ -23,12 +35,20 @@ def mistakes(schema: type, root: Node, errors: Sequence[ErrorDetails]) -> list[M
         told.setdefault(keys, []).append(words)
     deeper = {other[:n] for other in told for n in range(1, len(other))}
     return [
-        mistake(root, keys, words)
-        for keys, said in told.items()
-        for words in said
+        Mistake(_origin(root, keys, words), dotted(keys), words)
+        for keys, sentences in told.items()
+        for words in sentences
         # A value that may be of several types fails as each of them: the deepest tells most.
         if not (keys in deeper and words.startswith("must be "))
     ]
+
+
+def _origin(root: Node, keys: Keys, words: str) -> Origin:
+    """Where a mistake was made; a key is missing where the kind was said that needs it."""
+    kind = said(root, (*keys[:-1], "kind"))
+    if words.startswith("is missing") and kind and kind.origin.layer != DEFAULTS:
+        return kind.origin
+    return at(root, keys).origin
 
 
 def unknown(keys: Keys, allowed: Mapping[str, Any], root: Node, others: Mapping[str, type]) -> str:

@@ -19,7 +19,7 @@ DEPTH, VALUES = 50, 100_000  # far beyond any config; an anchor can make a file 
 ADVICE = [
     ("mapping values are not", False, "a `:` too many, or a line that is indented wrongly, or a "
      "line above without a `:`; write `key: value`, and quote a value that has a colon"),
-    ("could not find expected ':'", False, "a key without a `:`; write `key: value`"),
+    ("could not find expected ':'", True, "a key without a `:`; write `key: value`"),
     ("found unexpected end of stream", True, "a quote is opened here and never closed"),
     ("or ']'", True, "a `[` is opened here and never closed, or a comma is missing"),
     ("or '}'", True, "a `{` is opened here and never closed, or a comma is missing"),
@@ -126,7 +126,8 @@ class _Reading:
             if tag in {"int", "float", "bool", "null"}:
                 return self._construct(yaml, deep=True)
             if tag in {"str", "timestamp", "value", "merge"}:  # a date is text
-                return yaml.value.encode() and yaml.value
+                yaml.value.encode()
+                return yaml.value
             self._refuse(origin, keys, f"`!{tag}` is no data; write a number or a text")
         except (ValueError, KeyError):  # `!!int x`, a number of 5000 digits, half a character
             self._refuse(origin, keys, "is nothing that can be kept; write a number or a text")

@@ -1,0 +1,68 @@
+"""What a person reads when a run has ended: the curve, a sample, where it lies, what to type."""
+
+import shutil
+import sys
+from pathlib import Path
+
+from jtrain.hooks.curve import curve, only_ascii
+from jtrain.hooks.metrics import results
+from jtrain.run import Outcome
+
+
+def ending(outcome: Outcome, source: Path) -> str:
+    """The last words of `jtrain run`."""
+    directory = outcome.directory
+    parts = [_curve(outcome), _sample(outcome), _best(outcome), _files(outcome)]
+    if outcome.status == "done":
+        again = f"jtrain run {source} name={directory.path.name}-2 optimizer.lr=1e-3"
+        parts.append(
+            f"next:  {again}   another run, one value changed\n"
+            f"       jtrain eval {directory.path}   measure it again\n"
+            f"       jtrain show {source}   every value and where it was said"
+        )
+    else:
+        parts.append(f"{outcome.status} at step {outcome.step}: {outcome.why}")
+        parts.append(f"next:  jtrain run {directory.config}   goes on from step {outcome.step}")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _curve(outcome: Outcome) -> str:
+    rows = results(outcome.directory.metrics, "")
+    points = {
+        "training loss": [(step, row["loss"]) for step, row in rows.items()],
+        "validation": [(step, row["loss"]) for step, row in outcome.results.items()],
+    }
+    if len(points["training loss"]) < 3:
+        return ""
+    width = min(100, shutil.get_terminal_size().columns)
+    return curve(points, width=width, height=16, ascii=only_ascii(sys.stdout))
+
+
+def _sample(outcome: Outcome) -> str:
+    if not outcome.sample:
+        return ""
+    lines = "\n".join(f"  {line}" for line in outcome.sample.splitlines())
+    return f"in the model's hand:\n\n{lines}"
+
+
+def _best(outcome: Outcome) -> str:
+    if not outcome.results:
+        return ""
+    step, numbers = list(outcome.results.items())[-1]
+    told = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+    return f"validation at step {step}:  {told}"
+
+
+def _files(outcome: Outcome) -> str:
+    directory = outcome.directory
+    what = {
+        directory.config: "every value of the run; it can be run itself",
+        directory.metrics: "what was computed, a row a step",
+        directory.speed: "how fast",
+        directory.log: "what was said",
+        directory.samples: "what the model wrote",
+        directory.checkpoints: "the states that are kept",
+    }
+    there = {path: text for path, text in what.items() if path.exists()}
+    width = max(len(str(path)) for path in there)
+    return "\n".join(f"{path!s:{width}}  {text}" for path, text in there.items())

@@ -1,0 +1,121 @@
+"""`jtrain show` prints what a run would have, and the command line keeps its exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toy_study import write_study
+
+from jtrain import cli
+from jtrain.cli import main
+from jtrain.version import __version__
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write_study(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return "configs/toy.yaml"
+
+
+def test_each_value_stands_on_a_line_with_where_it_was_said(path: str, capsys):
+    assert main(["show", path, "model.title=a b: c", "batch=8"]) == 2  # two colons
+    capsys.readouterr()
+    assert main(["show", path, "model.title='a b: c'", "batch=8"]) == 0
+    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    cells = {row[0].strip(): [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
+    assert cells["steps"] == ["10", "configs/toy.yaml:2"]
+    assert cells["batch"] == ["8", "command line"]
+    assert cells["model.title"] == ['"a b: c"', "command line"]
+    assert cells["optimizer.lr"] == ["0.001", "default"]
+    assert list(cells)[:4] == ["experiment", "name", "seed", "steps"]
+
+
+def test_the_columns_are_aligned(path: str, capsys):
+    assert main(["show", path]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    ends = {line.index(end) for line in lines for end in ["default", "configs/toy"] if end in line}
+    assert len(lines) > 20
+    assert len(ends) == 1
+
+
+def test_a_key_alone_prints_its_value_and_its_help(path: str, capsys):
+    assert main(["show", path, "optimizer.lr", "optimizer.lr=3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "optimizer.lr  3.0  command line\n\noptimizer.lr (sgd): a number above 0;"
+    )
+    assert "Learning rate." in out
+
+
+def test_what_a_new_kind_leaves_out_is_told_beside_the_values(path: str, capsys):
+    assert main(["show", path, "optimizer.kind=sgd", "optimizer.lr=1"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "optimizer.b1 (configs/toy.yaml:8) is left out: sgd has no such key\n"
+    assert "optimizer.b1" not in said.out
+
+
+def test_json_is_one_object(path: str, capsys):
+    assert main(["show", path, "--json", "optimizer.kind=sgd", "optimizer.lr=1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["config"] == path
+    assert len(found["notes"]) == 1
+    assert found["values"]["optimizer.lr"] == {"value": 1.0, "origin": "command line"}
+    assert main(["show", path, "checkpoint", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)["values"]
+    assert list(values) == ["checkpoint.every", "checkpoint.keep", "checkpoint.best"]
+
+
+def test_the_schema_is_that_of_the_experiment_or_of_every_config(path: str, capsys):
+    assert main(["show", path, "--schema"]) == 0
+    assert "optimizer" in json.loads(capsys.readouterr().out)["properties"]
+    assert main(["show", "--schema"]) == 0
+    properties = json.loads(capsys.readouterr().out)["properties"]
+    assert {"base", "experiment", "steps"} <= properties.keys()
+
+
+def test_every_verb_explains_itself(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {verb} " in out for verb in cli.VERBS)
+    assert main(["show", "--help"]) == 0
+    assert "--schema" in capsys.readouterr().out
+
+
+def test_no_words_at_all_are_a_call_for_help(capsys):
+    assert main([]) == 0
+    assert capsys.readouterr().out.startswith("jtrain trains")
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"jtrain {__version__}\n"
+
+
+def test_a_config_without_a_verb_is_a_run(capsys):
+    assert main(["configs/toy.yaml"]) == 2
+    assert "did you mean jtrain run configs/toy.yaml?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("raised", "code"), [(KeyboardInterrupt, 130), (RuntimeError, 70)])
+def test_what_goes_wrong_has_its_exit_code(raised, code: int, monkeypatch, capsys):
+    from jtrain.cli import show
+
+    def fail(argv):
+        raise raised("on the way")
+
+    monkeypatch.setattr(show, "main", fail)
+    assert main(["show"]) == code
+    assert ("Traceback" in capsys.readouterr().err) == (code == 70)
+
+
+def test_a_reader_that_stops_reading_is_no_fault(path: str):
+    command = (
+        f"{sys.executable} -m jtrain show {path} --schema | head -n 1; echo ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert done.stdout.split()[-1] in {"0", "141"}

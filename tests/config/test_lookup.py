@@ -1,0 +1,129 @@
+"""Experiments are found by name from where the config lies, and imported under that name."""
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from toy_study import CODE, write_study
+
+from jtrain.config import lookup
+from jtrain.config.resolve import resolve
+from jtrain.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = {
+        name: module for name, module in sys.modules.items() if name.startswith("experiments")
+    }
+    yield
+    for name in [name for name in sys.modules if name.startswith("experiments")]:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+def test_it_is_imported_under_its_proper_name(tmp_path: Path):
+    resolved = resolve(write_study(tmp_path))
+    assert resolved.schema.__module__ == "experiments.toy"
+    assert sys.modules["experiments.toy"].Config is resolved.schema
+
+
+def test_experiments_import_one_another(tmp_path: Path):
+    path = write_study(tmp_path)
+    more = "from experiments.toy import Config as Toy\nfrom jtrain.values import values\n"
+    (tmp_path / "experiments" / "more.py").write_text(
+        f"{more}@values\nclass Config(Toy):\n    steps: int = 7\n"
+    )
+    path.write_text("experiment: more\nbatch: 4\noptimizer: {kind: adamw}\n")
+    assert resolve(path).config.steps == 7
+
+
+def test_a_directory_is_an_experiment_too(tmp_path: Path):
+    path = write_study(tmp_path)
+    (tmp_path / "experiments" / "toy.py").unlink()
+    (tmp_path / "experiments" / "toy").mkdir()
+    (tmp_path / "experiments" / "toy" / "__init__.py").write_text(CODE)
+    assert resolve(path).schema.__module__ == "experiments.toy"
+
+
+@pytest.mark.parametrize("package", [False, True])
+def test_the_nearest_directory_counts_and_not_the_path(tmp_path: Path, package: bool):
+    far, near = write_study(tmp_path), tmp_path / "configs" / "deep"
+    if package:
+        (tmp_path / "experiments" / "__init__.py").write_text("")
+    near.mkdir()
+    inner = write_study(near)
+    study = near / "experiments" / "toy.py"
+    study.write_text(CODE.replace("width: int = Field(default=32", "width: int = Field(default=8"))
+    settings = ["model.heads=8"]
+    for _ in range(2):  # one after the other, and back again
+        assert Path(sys.modules[resolve(far, settings).schema.__module__].__file__ or "") == (
+            tmp_path / "experiments" / "toy.py"
+        )
+        assert Path(sys.modules[resolve(inner, settings).schema.__module__].__file__ or "") == study
+
+
+def test_an_installed_package_offers_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "installed_studies.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = [
+        EntryPoint("far", "installed_studies", "jtrain.experiments"),
+        EntryPoint("further", "installed_studies:Config", "jtrain.experiments"),
+    ]
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points",
+        lambda group: entries if group == "jtrain.experiments" else [],
+    )
+    for name in ("far", "further"):
+        schema = lookup.load(lookup.find(name, tmp_path / "x.yaml"))
+        assert schema.__module__ == "installed_studies"
+    with pytest.raises(ConfigError, match=r"there is far, further; did you mean far\?"):
+        lookup.find("farr", tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("code", "place", "what"),
+    [
+        (
+            "import math\nimport no_such_module_at_all\n",
+            "line 2",
+            "No module named 'no_such_module_at_all'",
+        ),
+        ("x = 1\ndef f(:\n", "line 2", "SyntaxError"),
+        ("def f():\n    return 1 / 0\nf()\n", "line 2, in f", "ZeroDivisionError"),
+    ],
+)
+def test_a_broken_experiment_shows_where_it_broke(tmp_path: Path, code: str, place: str, what: str):
+    path = write_study(tmp_path)
+    study = tmp_path / "experiments" / "toy.py"
+    study.write_text(code)
+    with pytest.raises(ConfigError) as caught:
+        resolve(path)
+    text = str(caught.value)
+    assert f'File "{study}", {place}' in text
+    assert what in text
+    assert "importlib" not in text
+    assert "jtrain/config" not in text
+    study.write_text(CODE)
+    assert resolve(path).config.steps == 10
+
+
+def test_a_key_that_no_config_could_say_is_refused(tmp_path: Path):
+    path = write_study(tmp_path)
+    (tmp_path / "experiments" / "toy.py").write_text(f"{CODE}\n    extra: int = 3\n")
+    with pytest.raises(
+        ConfigError, match=r"experiments\.toy\.Config has extra.*move it into data or model"
+    ):
+        resolve(path)
+
+
+@pytest.mark.parametrize("code", ["", "class Config:\n    pass\n", "Config = 3\n"])
+def test_an_experiment_without_a_config_is_told_how_to_have_one(tmp_path: Path, code: str):
+    path = write_study(tmp_path)
+    (tmp_path / "experiments" / "toy.py").write_text(code)
+    with pytest.raises(
+        ConfigError, match=r"toy\.py: has no `Config`.*\n@values\nclass Config\(RunConfig\)"
+    ):
+        resolve(path)

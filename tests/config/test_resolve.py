@@ -1,0 +1,196 @@
+"""A file and what was typed become values, each with where it was said."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toy_study import YAML, write_study
+
+from jtrain.config.dump import ABSENT, differences, dump, flat
+from jtrain.config.resolve import resolve
+from jtrain.errors import ConfigError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_study(tmp_path)
+
+
+def beside(path: Path, name: str, text: str) -> Path:
+    other = path.with_name(name)
+    other.write_text(text)
+    return other
+
+
+def test_each_value_says_where_it_comes_from(path: Path):
+    child = beside(path, "child.yaml", "base: toy.yaml\nbatch: 8\noptimizer:\n  lr: 3\n")
+    resolved = resolve(child, ["model.width=128"])
+    said = {key: str(origin) for key, origin in resolved.origins.items()}
+    assert said["experiment"] == f"base {path}:1"
+    assert said["optimizer.b1"] == f"base {path}:8"
+    assert said["batch"] == f"{child}:2"
+    assert said["optimizer.lr"] == f"{child}:4"
+    assert said["model.width"] == "command line"
+    assert said["seed"] == said["name"] == said["optimizer.schedule.warmup"] == "default"
+    assert said.keys() == flat(resolved.config).keys()
+    config = resolved.config
+    assert (config.batch, config.optimizer.lr, config.optimizer.b1) == (8, 3.0, 0.8)
+    assert (config.model.width, config.name) == (128, "child")
+
+
+def test_a_base_of_a_base_is_overridden_by_both(path: Path):
+    beside(path, "middle.yaml", "base: toy.yaml\nsteps: 20\nbatch: 5\n")
+    config = resolve(beside(path, "top.yaml", "base: middle.yaml\nsteps: 30\n")).config
+    assert (config.steps, config.batch, config.checkpoint.every) == (30, 5, 5)
+
+
+def test_a_new_kind_leaves_out_the_keys_of_the_old_and_says_so(path: Path):
+    resolved = resolve(path, ["optimizer.kind=sgd", "optimizer.lr=1e-2"])
+    assert (resolved.config.optimizer.kind, resolved.config.optimizer.lr) == ("sgd", 0.01)
+    assert resolved.notes == (f"optimizer.b1 ({path}:8) is left out: sgd has no such key",)
+
+
+def test_a_file_may_change_the_kind_of_its_base(path: Path):
+    child = beside(path, "child.yaml", "base: toy.yaml\noptimizer: {kind: sgd, lr: 1}\n")
+    resolved = resolve(child)
+    assert resolved.config.optimizer.kind == "sgd"
+    assert resolved.notes == (f"optimizer.b1 (base {path}:8) is left out: sgd has no such key",)
+
+
+def test_a_misspelt_key_is_no_key_of_an_old_kind(path: Path):
+    path.write_text(YAML.replace("b1:", "b3:"))
+    with pytest.raises(ConfigError, match=r"toy\.yaml:8: optimizer\.b3: is no key"):
+        resolve(path, ["optimizer.kind=sgd", "optimizer.lr=1"])
+
+
+def test_a_key_of_the_wrong_kind_that_is_typed_is_a_mistake(path: Path):
+    with pytest.raises(ConfigError, match=r"command line: optimizer\.b1=0\.5: .*kind adamw has b1"):
+        resolve(path, ["optimizer.kind=sgd", "optimizer.lr=1", "optimizer.b1=0.5"])
+
+
+def test_saying_one_value_of_a_default_keeps_the_others(path: Path):
+    config = resolve(path, ["model.heads=8", "optimizer.schedule.warmup=2"]).config
+    assert (config.model.width, config.model.heads) == (64, 8)
+    assert (config.optimizer.schedule.kind, config.optimizer.schedule.warmup) == ("cosine", 2)
+
+
+def test_a_whole_mapping_that_is_typed_replaces_the_file_s(path: Path):
+    resolved = resolve(path, ["optimizer={kind: adamw, lr: 2}"])
+    assert (resolved.config.optimizer.lr, resolved.config.optimizer.b1) == (2.0, 0.9)
+    assert str(resolved.origins["optimizer.lr"]) == "command line"
+
+
+def test_the_last_of_two_settings_wins(path: Path):
+    assert resolve(path, ["steps=5", "steps=15"]).config.steps == 15
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("no", "no"),
+        ("1:30", "1:30"),
+        ("2001-01-01", "2001-01-01"),
+        ("'7'", "7"),
+        ('"\\u00e9"', "é"),
+    ],
+)
+def test_texts_are_texts(path: Path, text: str, value: str):
+    assert resolve(path, [f"model.title={text}"]).config.model.title == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-3", 1e-3), ("2", 2.0), (".5", 0.5), ("1E2", 100)])
+def test_numbers_are_numbers(path: Path, text: str, value: float):
+    assert resolve(path, [f"optimizer.lr={text}"]).config.optimizer.lr == value
+
+
+def test_what_is_written_out_resolves_to_the_same_values(path: Path, tmp_path: Path):
+    settings = [
+        'model.title="a: b # \\t \\u2028 \\x7f \\U0001f600 no"',
+        "model.layers=[3, 1]",
+        "model.scales={a: 1e-7, 'b c': 1e22, 'null': 3}",
+        "model.dropout=0.1",
+        "optimizer.schedule.kind=constant",
+    ]
+    config = resolve(path, settings).config
+    assert config.model.title.endswith("😀 no")
+    text = dump(config, header="jtrain 1\n\nresolved")
+    assert text.startswith("# jtrain 1\n#\n# resolved\nexperiment: toy\nname: toy\n")
+    directory = tmp_path / "runs" / "first"
+    directory.mkdir(parents=True)
+    (directory / "config.yaml").write_text(text)
+    again = resolve(directory / "config.yaml")
+    assert again.config == config
+    assert differences(config, again.config) == []
+    assert {origin.file for origin in again.origins.values()} == {str(directory / "config.yaml")}
+    assert list(flat(config))[:3] == ["experiment", "name", "seed"]
+
+
+def test_differences_are_told_by_key(path: Path):
+    before = resolve(path, ["model.layers=[1]"]).config
+    after = resolve(path, ["steps=20", "optimizer.kind=sgd", "optimizer.lr=1e-3"]).config
+    assert differences(before, after) == [
+        ("steps", 10, 20),
+        ("optimizer.kind", "adamw", "sgd"),
+        ("optimizer.b1", 0.8, ABSENT),
+        ("optimizer.schedule.kind", "cosine", ABSENT),
+        ("optimizer.schedule.warmup", 7, ABSENT),
+        ("model.layers", [1], []),
+        ("optimizer.momentum", ABSENT, 0.0),
+    ]
+
+
+def test_every_mistake_of_a_stage_is_told_at_once_in_the_order_of_the_file(path: Path):
+    path.write_text("experiment: tog\nsteps: 0\nbatch: 4\nbatch: 5\nwidht: 3\nlog: {evry: 1}\n")
+    with pytest.raises(ConfigError) as caught:
+        resolve(path, ["seed=-1", "optimizer"])
+    lines = str(caught.value).splitlines()
+    starts = [":1: experiment:", ":2: steps:", ":4: batch:", ":5: widht:", ":6: log.evry:"]
+    expected = [f"{path}{start}" for start in starts]
+    expected += ["command line: optimizer:", "command line: seed=-1:"]
+    assert len(lines) == len(expected)
+    assert all(line.startswith(start) for line, start in zip(lines, expected, strict=True)), lines
+
+
+def imported(code: str, **environment: str) -> list:
+    """What a fresh interpreter printed last, as JSON."""
+    command = [sys.executable, "-c", code]
+    seen = {**os.environ, **environment}
+    done = subprocess.run(command, env=seen, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("mistake", ["a:\n\tb: 1\n", "stesp: 3\n", "experiment: nothing\n"])
+def test_a_mistake_of_the_first_stage_is_told_without_jax(path: Path, mistake: str):
+    path.write_text(mistake)
+    seen = imported(
+        "import json, sys; from jtrain.cli import main\n"
+        f"code = main(['show', {str(path)!r}])\n"
+        "print(json.dumps([code, [m for m in ('jax', 'numpy', 'optax') if m in sys.modules]]))"
+    )
+    assert seen == [2, []]
+
+
+def test_help_needs_neither_jax_nor_pydantic():
+    seen = imported(
+        "import json, sys; from jtrain.cli import main\n"
+        "code = main(['--help'])\n"
+        "print(json.dumps([code, [m for m in ('jax', 'pydantic', 'ruamel') if m in sys.modules]]))"
+    )
+    assert seen == [0, []]
+
+
+def test_show_starts_no_backend_and_imports_nothing_heavy(path: Path):
+    study = path.parent.parent / "experiments" / "toy.py"
+    study.write_text("import jax\nimport jtrain.experiment\n" + study.read_text())
+    seen = imported(
+        "import json, sys; from jtrain.cli import main\n"
+        f"code = main(['show', {str(path)!r}])\n"
+        "heavy = [m for m in ('flax', 'orbax', 'grain') if m in sys.modules]\n"
+        "print(json.dumps([code, heavy, 'jax' in sys.modules]))",
+        JAX_PLATFORMS="none_that_could_start",
+    )
+    assert seen == [0, [], True]
