@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 TRIAL = 8  # reads between two looks at how slow they are
@@ -51,7 +51,7 @@ class ReadAhead(Generic[T]):
         """Whether a thread reads."""
         return self._thread is not None
 
-    def __iter__(self) -> Self:
+    def __iter__(self) -> "ReadAhead[T]":
         return self
 
     def __next__(self) -> T:
@@ -79,7 +79,7 @@ class ReadAhead(Generic[T]):
             self._thread = None
         self._stop = self._step
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "ReadAhead[T]":
         return self
 
     def __exit__(self, *_: object) -> None:

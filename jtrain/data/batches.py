@@ -7,7 +7,6 @@ read-only, so that they can be kept on the device.
 
 import copy
 import operator
-from typing import Literal, Self
 
 import numpy as np
 
@@ -37,7 +36,7 @@ class Shuffled:
         *,
         size: int,
         seed: int = 0,
-        end: Literal["cross", "drop", "pad"] = "cross",
+        end: str = "cross",
     ):
         self.source, self.size, self.seed, self.end = source, size, seed, end
         self.rows = _rows(source)
@@ -62,7 +61,7 @@ class Shuffled:
         mask = self._part.mask(real if self.ragged else self.size)
         return self.source[self._indices(step)] | {"row": self._part.row, "mask": mask}
 
-    def shard(self, index: int, count: int) -> Self:
+    def shard(self, index: int, count: int) -> "Shuffled":
         """The same batches, of which only the rows of process `index` of `count` are read."""
         mine = copy.copy(self)
         mine._part = _Part(self.size, index, count)
@@ -122,7 +121,7 @@ class InOrder:
         mask = self._part.mask(min(self.size, self.rows - first))
         return self.source[indices] | {"row": self._part.row, "mask": mask}
 
-    def shard(self, index: int, count: int) -> Self:
+    def shard(self, index: int, count: int) -> "InOrder":
         """The same batches, of which only the rows of process `index` of `count` are read."""
         mine = copy.copy(self)
         mine._part = _Part(self.size, index, count)

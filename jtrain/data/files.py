@@ -28,7 +28,8 @@ def _files(path: str) -> list[Path]:
         if files := [match for match in matches if match.is_file()]:
             return files
         raise DataError(f"{path} is a folder. Name its files: path={path.rstrip('/')}/*.")
-    raise DataError(f"{path}: no such file, seen from {Path.cwd()}. {_nearest(Path(path))}")
+    seen = "" if Path(path).is_absolute() else f", seen from {Path.cwd()}"
+    raise DataError(f"{path}: no such file{seen}. {_nearest(Path(path))}")
 
 
 def _nearest(path: Path) -> str:

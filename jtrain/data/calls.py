@@ -1,0 +1,43 @@
+"""What each call of a compiled step takes: one batch, or the batches of several steps at once."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Steps(Protocol):
+    """A batch as a function of the step; may have a faster `several(step, count)`, stacked."""
+
+    def __getitem__(self, step: int, /) -> Mapping[str, Any]: ...
+
+
+class Calls:
+    """`calls[i]`: the batch of step i, or those of `steps` steps from `i * steps` on: k b ...
+
+    Arrays that are the same read-only object in every batch (`row`, `mask`) stay one object, so
+    that they are put on the devices once.
+    """
+
+    def __init__(self, batches: Steps, steps: int = 1):
+        self._batches, self._steps = batches, steps
+        self._same: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+    def __getitem__(self, call: int, /) -> Mapping[str, Any]:
+        if self._steps == 1:
+            return self._batches[call]
+        first = call * self._steps
+        if hasattr(self._batches, "several"):
+            return self._batches.several(first, self._steps)
+        batches = [self._batches[first + i] for i in range(self._steps)]
+        return {name: self._stack(name, [b[name] for b in batches]) for name in batches[0]}
+
+    def _stack(self, name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        one = arrays[0]
+        if any(array is not one for array in arrays) or one.flags.writeable:
+            return np.stack(arrays)
+        if self._same.get(name, (None,))[0] is not one:
+            stacked = np.stack(arrays)
+            stacked.setflags(write=False)
+            self._same[name] = one, stacked
+        return self._same[name][1]

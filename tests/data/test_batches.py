@@ -1,0 +1,154 @@
+import numpy as np
+import pytest
+
+from jtrain.data import Arrays, InOrder, Shuffled
+from jtrain.types import Batches, Once
+
+GOLDEN = [4, 2, 5, 3, 1, 0, 3, 4, 1, 5, 2, 0]
+
+
+def numbered(rows: int) -> Arrays:
+    return Arrays(x=np.arange(rows))
+
+
+def seen(batches: Shuffled, steps: range) -> list[int]:
+    return [int(x) for k in steps for x in batches[k]["x"][batches[k]["mask"]]]
+
+
+def test_they_are_what_the_loop_takes():
+    assert isinstance(Shuffled(numbered(5), size=2), Batches)
+    assert isinstance(InOrder(numbered(5), size=2), Once)
+
+
+@pytest.mark.parametrize(("rows", "size"), [(10, 3), (7, 7), (3, 10), (1, 4), (40_000, 128)])
+def test_crossing_batches_see_every_row_once_an_epoch(rows: int, size: int):
+    batches = Shuffled(numbered(rows), size=size, seed=1)
+    stream = seen(batches, range(-(-3 * rows // size)))
+    epochs = [stream[e * rows : (e + 1) * rows] for e in range(3)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(rows))
+    assert rows < 5 or epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert not batches.ragged
+
+
+def test_dropping_batches_never_mix_two_epochs():
+    batches = Shuffled(numbered(10), size=4, end="drop")
+    for epoch in range(20):
+        rows = seen(batches, range(2 * epoch, 2 * epoch + 2))
+        assert len(set(rows)) == len(rows) == 8
+    assert {row for k in range(40) for row in seen(batches, range(k, k + 1))} == set(range(10))
+    assert not batches.ragged
+
+
+def test_padded_batches_see_every_row_once_and_keep_their_shape():
+    batches = Shuffled(numbered(10), size=4, end="pad")
+    assert batches.ragged
+    assert not Shuffled(numbered(12), size=4, end="pad").ragged
+    for epoch in range(5):
+        steps = range(3 * epoch, 3 * epoch + 3)
+        assert sorted(seen(batches, steps)) == list(range(10))
+        assert [int(batches[k]["mask"].sum()) for k in steps] == [4, 4, 2]
+        for k in steps:
+            assert batches[k]["x"].shape == (4,)
+            assert set(batches[k]["x"]) <= set(range(10))
+
+
+@pytest.mark.parametrize("end", ["cross", "drop", "pad"])
+def test_knows_the_epoch_of_a_step(end):
+    batches = Shuffled(numbered(10), size=4, end=end)
+    expected = {"cross": [0, 0, 0, 1, 1, 2], "drop": [0, 0, 1, 1, 2, 2], "pad": [0, 0, 0, 1, 1, 1]}
+    assert [batches.epoch_of(k) for k in range(6)] == expected[end]
+
+
+def test_a_batch_depends_on_the_seed_and_the_step_alone():
+    rows = numbered(1000)
+    forwards = Shuffled(rows, size=32, seed=7)
+    backwards = Shuffled(rows, size=32, seed=7)
+    expected = [forwards[k]["x"] for k in range(100)]
+    for k in reversed(range(100)):
+        np.testing.assert_array_equal(backwards[k]["x"], expected[k])
+    assert not np.array_equal(Shuffled(rows, size=32, seed=8)[0]["x"], expected[0])
+
+
+def test_the_order_of_epochs_is_pinned():
+    assert seen(Shuffled(numbered(6), size=4, seed=3), range(3)) == GOLDEN
+
+
+@pytest.mark.parametrize("batches", [Shuffled(numbered(10), size=4), InOrder(numbered(10), size=4)])
+def test_row_and_mask_are_the_same_read_only_objects(batches: Shuffled | InOrder):
+    first, second = batches[0], batches[1]
+    assert first["row"] is second["row"]
+    assert first["mask"] is second["mask"]
+    assert (first["row"].dtype, first["mask"].dtype) == (np.int32, bool)
+    assert first["row"].tolist() == [0, 1, 2, 3]
+    for name in ("row", "mask"):
+        with pytest.raises(ValueError, match="read-only"):
+            first[name][0] = 1
+
+
+@pytest.mark.parametrize("end", ["cross", "drop", "pad"])
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_processes_read_their_rows_and_no_others(end, count: int):
+    asked: list[int] = []
+
+    class Watched(Arrays):
+        def __getitem__(self, indices):
+            asked.extend(indices.tolist())
+            return super().__getitem__(indices)
+
+    whole = Shuffled(numbered(50), size=6, end=end)
+    for k in range(30):
+        expected = whole[k]
+        for index in range(count):
+            asked.clear()
+            part = Shuffled(Watched(x=np.arange(50)), size=6, end=end).shard(index, count)
+            mine = slice(index * 6 // count, (index + 1) * 6 // count)
+            for name, array in part[k].items():
+                np.testing.assert_array_equal(array, expected[name][mine])
+            assert asked == expected["x"][mine].tolist()
+            assert (part.size, part.ragged, part.rows) == (6, whole.ragged, 50)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 24])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_in_order_covers_every_row_once_in_order(rows: int, count: int):
+    whole = InOrder(numbered(rows), size=8)
+    parts = [whole.shard(index, count) for index in range(count)]
+    assert len(whole) == len(parts[0]) == -(-rows // 8)
+    assert whole.ragged == (rows % 8 > 0)
+    joined = [
+        int(x) for k in range(len(whole)) for part in parts for x in part[k]["x"][part[k]["mask"]]
+    ]
+    assert joined == list(range(rows))
+
+
+def test_in_order_pads_with_a_row_that_is_valid():
+    last = InOrder(numbered(5), size=4)[1]
+    assert last["x"].tolist() == [4, 4, 4, 4]
+    assert last["mask"].tolist() == [True, False, False, False]
+    assert last["row"].tolist() == [0, 1, 2, 3]
+
+
+def test_in_order_ends():
+    batches = InOrder(numbered(5), size=4)
+    assert [batch["x"][0] for batch in batches] == [0, 4]
+    for step in (-1, 2):
+        with pytest.raises(IndexError, match="of 2"):
+            batches[step]
+
+
+def test_steps_count_from_zero():
+    with pytest.raises(IndexError, match="from 0"):
+        Shuffled(numbered(5), size=4)[-1]
+
+
+def test_sharding_leaves_the_original_whole():
+    whole = Shuffled(numbered(50), size=6)
+    before = whole[3]["x"].tolist()
+    assert whole.shard(1, 2)[3]["x"].tolist() == before[3:]
+    assert whole[3]["x"].tolist() == before
+
+
+def test_far_steps_cost_no_more_than_near_ones():
+    batches = Shuffled(numbered(1000), size=8)
+    assert batches[2**40]["x"].shape == (8,)

@@ -1,0 +1,75 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from jtrain.data.shuffle import shuffled
+
+GOLDEN_10 = [3, 5, 6, 2, 4, 0, 7, 9, 8, 1]
+GOLDEN_LARGE = [274860752950, 924774190002, 429075405545, 958695470582, 200993238311, 228648995806]
+
+
+def order(rows: int, *, seed: int = 0, epoch: int = 0) -> np.ndarray:
+    return shuffled(np.arange(rows), rows, seed=seed, epoch=epoch)
+
+
+def sigmas(counts: np.ndarray, freedom: int) -> float:
+    """How many standard deviations a chi-square of equal expectations lies above its mean."""
+    expected = counts.mean()
+    return (((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8, 63, 64, 65, 1000, 4097, 70_001])
+def test_is_a_permutation(rows: int):
+    for seed, epoch in [(0, 0), (0, 1), (-3, 0), (2**70, 10**9)]:
+        np.testing.assert_array_equal(np.sort(order(rows, seed=seed, epoch=epoch)), np.arange(rows))
+
+
+def test_stays_the_same_on_any_machine_and_with_any_numpy():
+    assert order(10).tolist() == GOLDEN_10
+    places = np.array([0, 1, 2, 3, 4_000_000_000, 999_999_999_999])
+    assert shuffled(places, 10**12, seed=42, epoch=7).tolist() == GOLDEN_LARGE
+
+
+def test_one_place_alone_has_the_row_it_has_among_all():
+    whole = order(1000, seed=5, epoch=3)
+    alone = [int(shuffled(np.array([i]), 1000, seed=5, epoch=3)[0]) for i in range(0, 1000, 37)]
+    assert alone == whole[::37].tolist()
+
+
+def test_seeds_and_epochs_give_other_orders():
+    orders = {
+        tuple(order(100, seed=seed, epoch=epoch)) for seed in range(20) for epoch in range(20)
+    }
+    assert len(orders) == 400
+
+
+def test_every_order_of_four_rows_is_as_likely():
+    orders = {p: 0 for p in itertools.permutations(range(4))}
+    for epoch in range(2400):
+        orders[tuple(order(4, epoch=epoch).tolist())] += 1
+    assert sigmas(np.array(list(orders.values())), 23) < 4
+
+
+@pytest.mark.parametrize("rows", [10, 100])
+def test_every_row_is_as_likely_at_every_place(rows: int):
+    counts = np.zeros((rows, rows))
+    for epoch in range(2000):
+        counts[np.arange(rows), order(rows, epoch=epoch)] += 1
+    assert sigmas(counts, (rows - 1) ** 2) < 4
+
+
+def test_neighbours_are_no_closer_than_chance():
+    steps = np.zeros(100)
+    for epoch in range(2000):
+        rows = order(100, epoch=epoch)
+        steps += np.bincount((rows[1:] - rows[:-1]) % 100, minlength=100)
+    assert steps[0] == 0
+    assert sigmas(steps[1:], 98) < 4
+
+
+def test_an_epoch_says_nothing_of_the_next():
+    # The correlation of two random orders of n rows has a standard deviation of 1 / sqrt(n - 1).
+    first, second = order(10_000, epoch=0), order(10_000, epoch=1)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 4 / np.sqrt(9_999)
+    assert abs(np.corrcoef(np.arange(10_000), first)[0, 1]) < 4 / np.sqrt(9_999)
