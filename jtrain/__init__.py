@@ -5,6 +5,8 @@ does not wait for JAX.
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from jtrain.version import __version__
@@ -52,7 +54,19 @@ _HOME = {
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'jtrain' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"jtrain.{_HOME[name]}"), name)
+class _Jtrain(ModuleType):
+    """The package. `jt.run` is the function also after `jtrain/run.py` was imported."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module 'jtrain' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"jtrain.{_HOME[name]}"), name)
+        setattr(self, name, value)
+        return value
+
+
+sys.modules[__name__].__class__ = _Jtrain

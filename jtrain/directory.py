@@ -40,11 +40,9 @@ class Directory:
             ConfigError: if it holds a run of other values (with each of them, and the command that
                 starts a new run), or cannot be written.
         """
-        changed = []
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if self.config.exists():
-                changed = self._refuse_another(config, source)
+            changed = self.refuse_another(config, source)
             command = f"jtrain run {self.config}"
             _replace(self.config, dump(config, f"Every value of this run; to go on: {command}"))
         except OSError as error:
@@ -54,18 +52,14 @@ class Directory:
             ) from None
         return changed
 
-    def stands(self) -> dict[str, Any]:
-        """What run.json says; empty before the first run."""
-        try:
-            return json.loads(self.status.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            return {}
+    def refuse_another(self, config: Top, source: Path | None) -> list[str]:
+        """What differs from the config that lies here, of what may; nothing if there is none.
 
-    def say(self, status: str, **facts: Any) -> None:
-        """Writes how the run stands: running, done, stopped or failed, and what is known of it."""
-        _replace(self.status, json.dumps({**self.stands(), "status": status, **facts}, indent=2))
-
-    def _refuse_another(self, config: Top, source: Path | None) -> list[str]:
+        Raises:
+            ConfigError: if a value differs that may not, with each of them.
+        """
+        if not self.config.exists():
+            return []
         stored = resolve(self.config).config
         changed = differences(stored, config)
         other = [d for d in changed if d.key.split(".")[0] not in MAY_DIFFER]
@@ -79,6 +73,17 @@ class Directory:
                 f"or go on with that one: jtrain run {self.config}"
             )
         return [f"{d.key}: {spell(d.before)} -> {spell(d.after)}" for d in changed]
+
+    def stands(self) -> dict[str, Any]:
+        """What run.json says; empty before the first run."""
+        try:
+            return json.loads(self.status.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+
+    def say(self, status: str, **facts: Any) -> None:
+        """Writes how the run stands: running, done, stopped or failed, and what is known of it."""
+        _replace(self.status, json.dumps({**self.stands(), "status": status, **facts}, indent=2))
 
 
 def environment(devices: list[Any]) -> Mapping[str, Any]:

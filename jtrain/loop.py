@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import jax
 
@@ -18,8 +18,8 @@ class Stop:
     """What a hook returns to end a run after the step it saw."""
 
     why: str
-    done: bool = False
-    """Whether this is the end that was wanted, and not an interruption to go on from."""
+    kind: Literal["interrupted", "finished", "failed"] = "interrupted"
+    """To be gone on with, the end that was wanted, or a fault that running again would repeat."""
 
 
 class Hook:

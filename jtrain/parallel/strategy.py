@@ -77,7 +77,7 @@ def compile_once(jitted: Any, state: Any, batch: Any) -> Callable:
     return call
 
 
-def check_divides(batch: int, shares: int, microbatches: int) -> None:
+def check_divides(batch: int, shares: int, microbatches: int, *, name: str = "batch") -> None:
     """Checks that the rows of a batch split evenly.
 
     Raises:
@@ -88,8 +88,8 @@ def check_divides(batch: int, shares: int, microbatches: int) -> None:
         lower, upper = batch // unit * unit, math.ceil(batch / unit) * unit
         nearest = f"{lower} or {upper}" if lower else f"{upper}"
         raise ConfigError(
-            f"batch: {batch} rows do not divide into {shares} devices x {microbatches} "
-            f"microbatches = {unit} parts. Nearest: {nearest} (batch={lower or upper})."
+            f"{name}: {batch} rows do not divide into {shares} devices x {microbatches} "
+            f"microbatches = {unit} parts. Nearest: {nearest} ({name}={lower or upper})."
         )
 
 

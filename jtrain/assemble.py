@@ -1,0 +1,126 @@
+"""The parts of a run, put together and compiled; nothing is trained here."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jtrain.data.calls import Calls
+from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
+from jtrain.experiment import Experiment, RunConfig
+from jtrain.jaxprs import operations
+from jtrain.loss_checks import refuse_unused_params
+from jtrain.parallel import Strategy, check_divides
+from jtrain.state import TrainState, new_state
+from jtrain.step import StepFn, make_step, many
+from jtrain.terms import Returned, in_terms
+from jtrain.types import Batch, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """An experiment under a strategy."""
+
+    config: RunConfig
+    strategy: Strategy
+    experiment: Experiment
+    like: TrainState  # shapes, dtypes and shardings
+
+    def fresh(self) -> TrainState:
+        """The state before the first step, made straight into its shardings."""
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.like)
+        return jax.jit(_maker(self.config, self.experiment), out_shardings=shardings)()
+
+    @functools.cached_property
+    def calls(self) -> Calls:
+        """What each call of the step takes, as numpy arrays: this process's rows."""
+        return Calls(_mine(self.experiment.train), self.config.steps_per_call)
+
+    def place(self, batch: Batch) -> Batch:
+        """What a call of the step takes, on the devices."""
+        return self.strategy.place(batch, stacked=self.config.steps_per_call > 1)
+
+    def compile_step(self) -> StepFn:
+        """The step, or `steps_per_call` of them in one program.
+
+        Raises:
+            LossError: if the loss or the model keeps no contract.
+        """
+        config, x, strategy = self.config, self.experiment, self.strategy
+        terms = self._terms(_mine(x.train)[0])
+        refuse_unused_params(terms, self.like.params)
+        # 16 to 27 times slower in a loop than written out (docs/log.md).
+        unroll = jax.default_backend() == "cpu" and "conv_general_dilated" in operations(
+            terms, self.like.params
+        )
+        step = make_step(
+            x.loss,
+            x.optimizer,
+            microbatches=config.microbatches,
+            couples=x.couples,
+            psum=strategy.psum,
+            ragged=x.train.ragged,
+            unroll=unroll,
+        )
+        stacked = config.steps_per_call > 1
+        step = many(step, unroll=unroll) if stacked else step
+        example = self.place(self.calls[0])
+        return strategy.compile(step, self.like, example, stacked=stacked, keeps=True)
+
+    def measure(self, state: TrainState) -> dict[str, float]:
+        """The metrics of a state over all of `experiment.valid`."""
+        valid = self.experiment.valid
+        assert valid is not None, "an experiment without `valid` is not measured"
+        mine = _mine(valid)
+        batches = (self.strategy.place(mine[i]) for i in range(len(valid)))
+        return evaluate(self._evaluation, (state.params, state.extra), batches)
+
+    @functools.cached_property
+    def _evaluation(self) -> EvaluateFn:
+        """Compiled at its first use."""
+        x, strategy = self.experiment, self.strategy
+        assert x.valid is not None, "an experiment without `valid` is not measured"
+        fn = make_evaluate(x.loss, psum=strategy.psum, ragged=x.valid.ragged)
+        weights = self.like.params, self.like.extra
+        return strategy.compile(fn, weights, strategy.place(_mine(x.valid)[0]))
+
+    def _terms(self, batch: Batch) -> Callable[[Params], Returned]:
+        terms = in_terms(self.experiment.loss, ragged=self.experiment.train.ragged)
+        return lambda params: terms(params, self.like.extra, batch, self.like.rng)
+
+
+def assemble(config: RunConfig) -> Assembly:
+    """The parts that a config stands for.
+
+    Raises:
+        ConfigError: if batches do not divide into the devices and microbatches.
+        DataError: if the data is not what the config says it is.
+    """
+    strategy = config.parallel.build()
+    check_divides(config.batch, strategy.shares, config.microbatches)
+    experiment = config.build(strategy.placement)
+    if experiment.valid is not None:
+        check_divides(experiment.valid.size, strategy.shares, 1, name="evaluate.batch")
+    shapes = jax.eval_shape(_maker(config, experiment))
+    like = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        strategy.shardings(shapes),
+    )
+    return Assembly(config=config, strategy=strategy, experiment=experiment, like=like)
+
+
+def _maker(config: RunConfig, x: Experiment) -> Callable[[], TrainState]:
+    def make() -> TrainState:
+        of_params, of_run = jax.random.split(jax.random.key(config.seed))
+        params, extra = x.init(of_params)
+        return new_state(params, x.optimizer, of_run, extra)
+
+    return make
+
+
+def _mine(batches: Any) -> Any:
+    """The rows that this process reads."""
+    return batches.shard(jax.process_index(), jax.process_count())

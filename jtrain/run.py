@@ -1,0 +1,159 @@
+"""Wire an experiment into a run: the one module that sees all of the above."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal, TextIO
+
+import jax
+
+from jtrain.assemble import Assembly, assemble
+from jtrain.cache import keep_compiled_programs
+from jtrain.checkpoint import Checkpoints
+from jtrain.data import ReadAhead
+from jtrain.directory import Directory, environment
+from jtrain.errors import CheckpointError, ConfigError
+from jtrain.experiment import RunConfig
+from jtrain.hooks.metrics import results
+from jtrain.hooks.signals import Signals
+from jtrain.loop import Ended, Hook, Stop, train
+from jtrain.state import TrainState
+from jtrain.step import StepFn
+from jtrain.watch import Watch, opening
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    directory: Directory
+    status: Literal["done", "stopped", "failed"]
+    step: int
+    why: str
+    results: Mapping[int, Mapping[str, float]]
+    """Of each evaluated step its numbers."""
+    sample: str = ""
+
+
+def run(
+    config: RunConfig,
+    *,
+    source: Path | None = None,
+    hooks: Sequence[Hook] = (),
+    screen: TextIO | None = None,
+) -> Outcome:
+    """Trains `config` in runs/NAME, or goes on where that run was stopped.
+
+    Args:
+        source: the file the config was read from, for advice.
+        hooks: observers of your own, beside those of the config.
+        screen: where it is told; standard output by default.
+
+    Raises:
+        UserError: for what config, data or disk do not allow; then nothing was trained.
+    """
+    keep_compiled_programs()
+    directory = Directory(Path("runs") / config.name)
+    changed = directory.begin(config, source)
+    stands = directory.stands()
+    if stands.get("status") == "done":
+        found = results(directory.metrics, "valid")
+        return Outcome(directory, "done", stands["step"], "it was finished before", found)
+    kept = config.checkpoint
+    with (
+        Signals(every=config.steps_per_call) as signals,
+        Checkpoints(directory.checkpoints, keep=kept.keep, best=kept.best) as checkpoints,
+    ):
+        checkpoints.prepare()  # beside the compiler
+        parts = assemble(config)
+        checkpoints.check_room(parts.like)
+        start = checkpoints.newest()
+        step, state = _compile(parts, checkpoints, start)
+        with (
+            Watch(parts, directory, checkpoints, start=start, screen=screen) as watch,
+            _reader(parts, start or 0) as feed,
+        ):
+            watch.waited = lambda: feed.waited
+            for line in [*opening(parts, start), *changed]:
+                watch.lines.say(line)
+            directory.say("running", step=start or 0, **environment(jax.devices()))
+            ended = train(
+                step,
+                state,
+                feed,
+                start=start or 0,
+                stop=config.steps,
+                hooks=[signals, *watch.hooks(hooks, state)],
+                steps_per_call=config.steps_per_call,
+            )
+            return _finish(parts, directory, checkpoints, watch, ended)
+
+
+def measure(
+    config: RunConfig, directory: Path, step: int | Literal["newest", "best"] = "newest"
+) -> tuple[int, Mapping[str, float]]:
+    """A step of the run in a directory, and its metrics over the whole validation set.
+
+    Raises:
+        CheckpointError: if there is no such checkpoint.
+        ConfigError: if the values are not those of the run, or it has no validation set.
+    """
+    keep_compiled_programs()
+    there = Directory(directory)
+    there.refuse_another(config, None)
+    parts = assemble(config)
+    if parts.experiment.valid is None:
+        raise ConfigError(f"experiment {config.experiment} gives no `valid` to measure a run by.")
+    with Checkpoints(there.checkpoints, best=config.checkpoint.best) as checkpoints:
+        named = {"newest": checkpoints.newest, "best": checkpoints.best}
+        found = named[step]() if isinstance(step, str) else step
+        if found is None:
+            raise CheckpointError(
+                f"{there.checkpoints} has no {step} checkpoint; it has steps "
+                f"{checkpoints.steps() or 'none'}. The best is kept where checkpoint.best names a "
+                f"metric."
+            )
+        return found, parts.measure(checkpoints.restore(found, parts.like))
+
+
+def _compile(
+    parts: Assembly, checkpoints: Checkpoints, start: int | None
+) -> tuple[StepFn, TrainState]:
+    """The compiled step, and beside its compilation the state, new or restored."""
+    with ThreadPoolExecutor(1) as beside:
+        if start is None:
+            state = beside.submit(parts.fresh)
+        else:
+            state = beside.submit(checkpoints.restore, start, parts.like)
+        return parts.compile_step(), state.result()
+
+
+def _reader(parts: Assembly, start: int) -> ReadAhead:
+    calls, each = parts.calls, parts.config.steps_per_call
+    read = lambda call: parts.place(calls[call])
+    return ReadAhead(read, start=start // each, stop=parts.config.steps // each)
+
+
+def _finish(
+    parts: Assembly,
+    directory: Directory,
+    checkpoints: Checkpoints,
+    watch: Watch,
+    ended: Ended[TrainState],
+) -> Outcome:
+    """Keeps the last state, says how it ended, and shows what was learned."""
+    x, stop = parts.experiment, ended.stop or Stop("", "finished")
+    done, sample = stop.kind == "finished", ""
+    if done and x.valid is not None:
+        watch.evaluation.at(ended.step, ended.state)
+    watch.save.at(ended.step, ended.state)
+    if done and x.sample is not None:
+        with watch.pause("sampling"):
+            key = jax.random.fold_in(ended.state.rng, ended.step)
+            sample = x.sample(ended.state.params, ended.state.extra, key)
+        directory.samples.write_text(sample + "\n")
+    checkpoints.wait()  # what is announced is on the disk
+    status = {"finished": "done", "interrupted": "stopped", "failed": "failed"}[stop.kind]
+    directory.say(status, step=ended.step, why=stop.why)
+    return Outcome(directory, status, ended.step, stop.why, watch.evaluation.results, sample)

@@ -1,0 +1,142 @@
+"""The hooks of a run, put together: what it says, writes, measures and keeps."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
+
+import jax
+
+from jtrain.assemble import Assembly
+from jtrain.checkpoint import Checkpoints
+from jtrain.config.dump import plain_values
+from jtrain.directory import Directory
+from jtrain.hooks.evaluating import Evaluate
+from jtrain.hooks.finite import Finite
+from jtrain.hooks.log import Lines, Log
+from jtrain.hooks.metrics import Metrics, results
+from jtrain.hooks.progress import Progress
+from jtrain.hooks.saving import Save
+from jtrain.hooks.speed import Speed
+from jtrain.loop import Hook
+from jtrain.state import TrainState
+from jtrain.version import __version__
+
+
+class Watch:
+    """What observes a run from `start` on; use it in a `with` block."""
+
+    def __init__(
+        self,
+        parts: Assembly,
+        directory: Directory,
+        checkpoints: Checkpoints,
+        *,
+        start: int | None,
+        screen: TextIO | None = None,
+    ):
+        config, x = parts.config, parts.experiment
+        self.waited = lambda: 0.0
+        """Gives the seconds that the loop has waited for data; set where the data is read."""
+        self._stack = contextlib.ExitStack()
+        self.speed = Speed(
+            directory.speed,
+            every=config.log.every,
+            stop=config.steps,
+            rows=config.batch,
+            tokens=config.batch * x.tokens or None,
+            waited=lambda: self.waited(),
+            resumed_at=start,
+            steps_per_call=config.steps_per_call,
+        )
+        self.metrics = Metrics(directory.metrics, every=config.log.every, resumed_at=start)
+        self._stack.callback(self.speed.close)
+        self._stack.callback(self.metrics.close)
+        self.evaluation = Evaluate(
+            every=config.evaluate.every or config.steps,
+            measure=self._measure,
+            tell=lambda step, numbers: self.metrics.row(step, "valid", numbers),
+            earlier=results(directory.metrics, "valid"),
+        )
+        valid = self.evaluation.latest if x.valid is not None else None
+        self.progress = Progress(
+            start=start or 0,
+            stop=config.steps,
+            speed=self.speed,
+            valid=valid,
+            steps_per_call=config.steps_per_call,
+            stream=screen,
+        )
+        self.lines = Lines(directory.log, screen=self.progress.print, live=self.progress.live)
+        self.save = Save(every=config.checkpoint.every or config.steps, save=self._save)
+        self._parts, self._directory, self._checkpoints = parts, directory, checkpoints
+        self._log = Log(
+            every=config.log.every,
+            stop=config.steps,
+            tell=self.lines.note,
+            speed=self.speed,
+            valid=valid,
+            learning_rate=config.optimizer.learning_rate(config.steps),
+        )
+
+    def hooks(self, own: Sequence[Hook], state: TrainState) -> list[Hook]:
+        """All of them in the order they act, `own` before what is kept."""
+        finite = Finite(
+            every=self._parts.config.log.every,
+            tell=self.lines.say,
+            start=int(state.step),
+            skipped=int(state.skipped),
+        )
+        measured = self._parts.experiment.valid is not None
+        evaluation = [self.evaluation] if measured else []
+        return [
+            self.speed, self._log, self.progress, self.metrics, finite, *evaluation, *own, self.save
+        ]  # fmt: skip
+
+    @contextlib.contextmanager
+    def pause(self, what: str) -> Iterator[None]:
+        """Shows what is done beside training, and counts no time for it."""
+        with self.speed.pause(), self.progress.during(what):
+            yield
+
+    def __enter__(self) -> "Watch":
+        self._stack.enter_context(self.progress)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _measure(self, state: TrainState) -> dict[str, float]:
+        with self.pause("evaluating"):
+            return self._parts.measure(state)
+
+    def _save(self, step: int, state: TrainState) -> None:
+        newest = self.evaluation.newest
+        numbers = dict(newest.numbers) if newest and newest.step == step else {}
+        about = {
+            "config": plain_values(self._parts.config),
+            "jtrain": __version__,
+            "jax": jax.__version__,
+            "valid": numbers,
+        }
+        self.metrics.sync()
+        with self.pause("saving"):
+            best = self._parts.config.checkpoint.best.split()
+            self._checkpoints.save(step, state, about, numbers.get(best[-1]) if best else None)
+        self._directory.say("running", step=step)
+
+
+def opening(parts: Assembly, start: int | None) -> list[str]:
+    """What a reader wants to know before the first step."""
+    config, strategy = parts.config, parts.strategy
+    count = sum(leaf.size for leaf in jax.tree.leaves(parts.like.params))
+    batch: Any = f"{config.batch} rows"
+    if parts.experiment.tokens:
+        batch = f"{batch} of {parts.experiment.tokens} tokens"
+    lines = [
+        f"{config.name}: {count:,} parameters, {config.parallel.kind} over {strategy.shares} "
+        f"{jax.devices()[0].device_kind} device{'s' if strategy.shares > 1 else ''}, "
+        f"{batch} a step, {config.microbatches} microbatch{'es' if config.microbatches > 1 else ''}"
+    ]
+    if start:
+        lines.append(f"goes on from step {start} of {config.steps}")
+    return lines
