@@ -16,8 +16,11 @@ from pydantic import Field
 from jtrain.errors import ConfigError
 from jtrain.values import values
 
-Curve: TypeAlias = Callable[[Float[Array, ""]], Float[Array, ""]]  # 0..1 after warmup -> 1..0
-LearningRate: TypeAlias = Callable[[Any], Float[Array, ""]]  # step, an int or an array -> rate
+Rate: TypeAlias = Float[Array, ""] | float
+# The rate at a step: of an int a float, computed by numpy for a log; of an array, traced or not, an
+# array.
+LearningRate: TypeAlias = Callable[[Any], Any]
+Curve: TypeAlias = Callable[[Any, Any], Any]  # (0..1 after the warmup, numpy or jnp) -> 1..0
 
 
 @values
@@ -30,7 +33,7 @@ class Constant:
 
     def build(self, peak: float, steps: int) -> LearningRate:
         """The rate at each step of a run of `steps`."""
-        return _warmed(lambda x: jnp.ones_like(x), peak, steps, self.warmup, final=1.0)
+        return _warmed(lambda x, xp: xp.ones_like(x), peak, steps, self.warmup, final=1.0)
 
 
 @values
@@ -45,7 +48,7 @@ class Linear:
 
     def build(self, peak: float, steps: int) -> LearningRate:
         """The rate at each step of a run of `steps`."""
-        return _warmed(lambda x: 1 - x, peak, steps, self.warmup, self.final)
+        return _warmed(lambda x, _: 1 - x, peak, steps, self.warmup, self.final)
 
 
 @values
@@ -87,8 +90,8 @@ class WarmupStableDecay:
     def build(self, peak: float, steps: int) -> LearningRate:
         """The rate at each step of a run of `steps`."""
 
-        def curve(x):
-            return jnp.minimum((1 - x) / self.decay, 1)
+        def curve(x, xp):
+            return xp.minimum((1 - x) / self.decay, 1)
 
         return _warmed(curve, peak, steps, self.warmup, self.final)
 
@@ -105,16 +108,20 @@ def _warmed(curve: Curve, peak: float, steps: int, warmup: int, final: float) ->
             f"a learning rate needs a run, and steps is {steps}: set steps=1 or more."
         )
     if warmup >= steps:
+        what = "the whole" if warmup == steps else "longer than the"
         raise ConfigError(
-            f"warmup {warmup} is the whole run of {steps} steps: lower optimizer.schedule.warmup "
+            f"warmup {warmup} is {what} run of {steps} steps: lower optimizer.schedule.warmup "
             f"(optimizer.schedule.warmup={steps // 10}) or raise steps (steps={10 * warmup})."
         )
     span = max(steps - 1 - warmup, 1)  # the last step alone stays at the peak
 
-    def learning_rate(step: Int[Array, ""] | Int[np.ndarray, ""] | int) -> Float[Array, ""]:
-        s = jnp.asarray(step, jnp.float32)
-        rise = jnp.minimum((s + 1) / (warmup + 1), 1)
-        fall = curve(jnp.clip((s - warmup) / span, 0, 1))
-        return peak * rise * (final + (1 - final) * fall)
+    def learning_rate(step: Int[Array, ""] | int) -> Rate:
+        on_host = isinstance(step, int)
+        xp: Any = np if on_host else jnp
+        s = xp.asarray(step, xp.float32)
+        rise = xp.minimum((s + 1) / (warmup + 1), 1)
+        fall = curve(xp.clip((s - warmup) / span, 0, 1), xp)
+        rate = peak * rise * (final + (1 - final) * fall)
+        return float(rate) if on_host else rate
 
     return learning_rate

@@ -1,0 +1,245 @@
+"""What holds for every optimizer. A new member is a new row of MEMBERS, with its formula."""
+
+import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pydantic
+import pytest
+
+from jtrain import trees
+from jtrain.optim import SGD, Adam, AdamW, Cosine, Group, Optimizer
+
+STEPS = 30
+TARGET = {"layer": {"kernel": np.array([[1.0, -2.0], [0.5, 3.0]]), "bias": np.array([0.3, -0.7])}}
+CURVATURE = {"layer": {"kernel": np.array([[1.0, 2.0], [0.5, 1.5]]), "bias": np.array([1.0, 3.0])}}
+
+
+class Row(NamedTuple):
+    """A member, and what one step of it does, written by hand."""
+
+    values: Optimizer
+    formula: Callable[[np.ndarray, np.ndarray, dict, int, float, float], np.ndarray]
+
+
+def sgd(p, g, memory, t, lr, decay):
+    del t, memory
+    return p - lr * (g + decay * p)
+
+
+def momentum(p, g, memory, t, lr, decay):
+    memory["m"] = 0.9 * memory.get("m", 0) + g + decay * p
+    return p - lr * memory["m"]
+
+
+def nesterov(p, g, memory, t, lr, decay):
+    g = g + decay * p
+    memory["m"] = 0.9 * memory.get("m", 0) + g
+    return p - lr * (g + 0.9 * memory["m"])
+
+
+def _adam_direction(g, memory, t):
+    memory["m"] = 0.9 * memory.get("m", 0) + 0.1 * g
+    memory["v"] = 0.95 * memory.get("v", 0) + 0.05 * g**2
+    m, v = memory["m"] / (1 - 0.9 ** (t + 1)), memory["v"] / (1 - 0.95 ** (t + 1))
+    return m / (np.sqrt(v) + 1e-6)
+
+
+def adam(p, g, memory, t, lr, decay):
+    return p - lr * _adam_direction(g + decay * p, memory, t)
+
+
+def adamw(p, g, memory, t, lr, decay):
+    return p - lr * (_adam_direction(g, memory, t) + decay * p)
+
+
+_decay = {"weight_decay": 0.05}
+_adams = {"b2": 0.95, "eps": 1e-6, **_decay}
+MEMBERS = {
+    "sgd": Row(SGD(lr=0.2, **_decay), sgd),
+    "momentum": Row(SGD(lr=0.05, momentum=0.9, **_decay), momentum),
+    "nesterov": Row(SGD(lr=0.05, momentum=0.9, nesterov=True, **_decay), nesterov),
+    "adam": Row(Adam(lr=0.3, **_adams), adam),
+    "adamw": Row(AdamW(lr=0.3, **_adams), adamw),
+}
+every = pytest.mark.parametrize("row", MEMBERS.values(), ids=MEMBERS.keys())
+
+
+def start() -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape) + 0.1, TARGET)
+
+
+def bowl(params: Any) -> Any:
+    """A quadratic with its minimum at TARGET."""
+    parts = jax.tree.map(lambda p, t, c: (c * (p - t) ** 2).sum(), params, TARGET, CURVATURE)
+    return sum(jax.tree.leaves(parts))
+
+
+def train(values: Optimizer, steps: int = STEPS, jit: bool = True, params: Any = None) -> Any:
+    optimizer = values.build(steps)
+    params = start() if params is None else params
+
+    def step(params, state):
+        updates, state = optimizer.update(jax.grad(bowl)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    step = jax.jit(step) if jit else step
+    state = optimizer.init(params)
+    for _ in range(steps):
+        params, state = step(params, state)
+    return params
+
+
+def replace(row: Row, **changes: Any) -> Optimizer:
+    """The row's values but for some, through the checks that a config goes through."""
+    adapter = pydantic.TypeAdapter(Optimizer)
+    return adapter.validate_python({**adapter.dump_python(row.values), **changes})
+
+
+@every
+def test_finds_the_bottom_of_a_bowl(row: Row):
+    values = replace(row, weight_decay=0.0, schedule={"kind": "cosine", "final": 0.0})
+    assert bowl(start()) > 20
+    assert bowl(train(values, 200)) < 1e-3
+
+
+@every
+def test_takes_the_steps_of_its_formula(row: Row):
+    schedule = Cosine(warmup=3, final=0.1)
+    values = replace(row, schedule={"kind": "cosine", "warmup": 3, "final": 0.1}, clip=5.0)
+    rate = schedule.build(values.lr, 10)
+    params = trees.named_leaves(jax.tree.map(np.float64, start()))
+    memory: dict[str, dict] = {name: {} for name in params}
+    target, curvature = trees.named_leaves(TARGET), trees.named_leaves(CURVATURE)
+    clipped = 0
+    for t in range(10):
+        gradient = {n: 2 * curvature[n] * (params[n] - target[n]) for n in params}
+        norm = np.sqrt(sum((g**2).sum() for g in gradient.values()))
+        clipped += norm > 5
+        for n, g in gradient.items():
+            decay = 0.05 if n.endswith("kernel") else 0.0
+            g = g * min(1, 5 / norm)
+            params[n] = row.formula(params[n], g, memory[n], t, float(rate(t)), decay)
+    found = trees.named_leaves(train(values, 10))
+    assert clipped > 0, "the formula's clipping was never tried"
+    for n in params:
+        np.testing.assert_allclose(found[n], params[n], rtol=2e-5, err_msg=n)
+
+
+@every
+def test_is_the_same_compiled_or_not(row: Row):
+    compiled, eager = train(row.values, 5), train(row.values, 5, jit=False)
+    for a, b in zip(jax.tree.leaves(compiled), jax.tree.leaves(eager), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@every
+def test_state_can_be_laid_out_like_the_parameters(row: Row):
+    params = start()
+    state = row.values.build(STEPS).init(params)
+    shapes = {name: leaf.shape for name, leaf in trees.named_leaves(params).items()}
+    for name, leaf in trees.named_leaves(state).items():
+        owners = [n for n in shapes if name.endswith("/" + n)]
+        assert leaf.ndim == 0 or (len(owners) == 1 and shapes[owners[0]] == leaf.shape), name
+
+
+@every
+def test_state_does_not_change_its_structure_or_types(row: Row):
+    optimizer, params = row.values.build(STEPS), start()
+    state = optimizer.init(params)
+    updates, after = optimizer.update(params, state, params)
+    assert trees.describe(after) == trees.describe(state)
+    assert trees.describe(updates) == trees.describe(params)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+@every
+def test_frozen_leaves_do_not_move_and_have_no_state(row: Row):
+    frozen = replace(row, groups=[{"match": "*/bias", "freeze": True}])
+    params = start()
+    after = train(frozen)
+    np.testing.assert_array_equal(after["layer"]["bias"], params["layer"]["bias"])
+    assert not np.allclose(after["layer"]["kernel"], params["layer"]["kernel"])
+    state = trees.named_leaves(frozen.build(STEPS).init(params))
+    assert not [name for name in state if name.endswith("bias")]
+
+
+@every
+def test_a_group_scales_its_learning_rate(row: Row):
+    """One step from one state: the update is the factor times what it was."""
+    params, gradient = start(), jax.grad(bowl)(start())
+
+    def first(values):
+        optimizer = values.build(STEPS)
+        return optimizer.update(gradient, optimizer.init(params), params)[0]["layer"]
+
+    plain = first(row.values)
+    slow = first(replace(row, groups=[{"match": "*/bias", "lr": 0.1}]))
+    np.testing.assert_allclose(slow["bias"], 0.1 * plain["bias"], rtol=1e-6)
+    np.testing.assert_array_equal(slow["kernel"], plain["kernel"])
+
+
+@every
+def test_decays_what_it_is_told_to(row: Row):
+    """With no gradient, what decays shrinks and all else stays."""
+    kernel, bias = (
+        ("layer/kernel", lambda u: u["layer"]["kernel"]),
+        ("layer/bias", lambda u: u["layer"]["bias"]),
+    )
+    params = start()
+    for changes, decays in [
+        ({}, {kernel[0]}),
+        ({"decay": ["*/bias"]}, {bias[0]}),
+        ({"decay": ["*"]}, {kernel[0], bias[0]}),
+        ({"groups": [{"match": "*/kernel", "weight_decay": 0}]}, set()),
+        ({"weight_decay": 0.0, "groups": [{"match": "*/bias", "weight_decay": 0.1}]}, {bias[0]}),
+    ]:
+        optimizer = replace(row, **changes).build(STEPS)
+        nothing = jax.tree.map(jnp.zeros_like, params)
+        updates, _ = optimizer.update(nothing, optimizer.init(params), params)
+        moved = {name for name, get in (kernel, bias) if (get(updates) < 0).all()}
+        still = {name for name, get in (kernel, bias) if (get(updates) == 0).all()}
+        assert (moved, still) == (decays, {kernel[0], bias[0]} - decays), changes
+
+
+@every
+def test_follows_its_learning_rate(row: Row):
+    values = replace(row, schedule={"kind": "linear", "warmup": 2, "final": 0.25})
+    rate = values.learning_rate(STEPS)
+    assert float(rate(2)) == pytest.approx(values.lr)
+    assert float(rate(STEPS - 1)) == pytest.approx(0.25 * values.lr)
+    # The first update of a rule without memory of earlier steps scales with the first rate alone.
+    params, gradient = start(), jax.grad(bowl)(start())
+
+    def first(values):
+        optimizer = values.build(STEPS)
+        return optimizer.update(gradient, optimizer.init(params), params)[0]
+
+    for warm, cold in zip(
+        jax.tree.leaves(first(values)), jax.tree.leaves(first(row.values)), strict=True
+    ):
+        np.testing.assert_allclose(warm, cold / 3, rtol=1e-5)
+
+
+@every
+def test_reads_itself_back_from_plain_data(row: Row):
+    adapter = pydantic.TypeAdapter(Optimizer)
+    assert adapter.validate_json(adapter.dump_json(row.values)) == row.values
+
+
+def test_every_member_has_a_row():
+    choice = typing.get_args(typing.get_args(Optimizer)[0])
+    assert {type(row.values) for row in MEMBERS.values()} == set(choice)
+
+
+def test_frozen_leaves_do_not_count_for_the_clip():
+    params = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
+    gradient = {"a": jnp.array([3.0, 4.0]), "b": jnp.full(2, jnp.nan)}
+    optimizer = SGD(lr=1.0, clip=1.0, groups=(Group(match="b", freeze=True),)).build(1)
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    np.testing.assert_allclose(updates["a"], [-0.6, -0.8], rtol=1e-6)
+    np.testing.assert_array_equal(updates["b"], [0, 0])
