@@ -16,9 +16,7 @@ from pydantic import Field
 from jtrain.errors import ConfigError
 from jtrain.values import values
 
-Rate: TypeAlias = Float[Array, ""] | float
-# The rate at a step: of an int a float, computed by numpy for a log; of an array, traced or not, an
-# array.
+# The rate at a step: for an int a float, by numpy, that a log can read; for an array an array.
 LearningRate: TypeAlias = Callable[[Any], Any]
 Curve: TypeAlias = Callable[[Any, Any], Any]  # (0..1 after the warmup, numpy or jnp) -> 1..0
 
@@ -66,9 +64,11 @@ class Cosine:
 
     def build(self, peak: float, steps: int) -> LearningRate:
         """The rate at each step of a run of `steps`."""
-        return _warmed(
-            lambda x: (1 + jnp.cos(jnp.pi * x)) / 2, peak, steps, self.warmup, self.final
-        )
+
+        def curve(x, xp):
+            return (1 + xp.cos(np.pi * x)) / 2
+
+        return _warmed(curve, peak, steps, self.warmup, self.final)
 
 
 @values
@@ -115,7 +115,7 @@ def _warmed(curve: Curve, peak: float, steps: int, warmup: int, final: float) ->
         )
     span = max(steps - 1 - warmup, 1)  # the last step alone stays at the peak
 
-    def learning_rate(step: Int[Array, ""] | int) -> Rate:
+    def learning_rate(step: Int[Array, ""] | int) -> Float[Array, ""] | float:
         on_host = isinstance(step, int)
         xp: Any = np if on_host else jnp
         s = xp.asarray(step, xp.float32)
