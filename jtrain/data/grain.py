@@ -14,7 +14,7 @@ class GrainRows:
     """Rows of a `grain.MapDataset` whose elements are dicts of arrays or, with `names`, tuples.
 
     For records that cost real work, such as images that are decoded. Grain reads element by element
-    (about 25 us each, benchmarks/input_pipeline.py), so what lies in memory is better read by
+    (15 us each, benchmarks/input_pipeline.py), so what lies in memory is better read by
     `Arrays`. The data set must not shuffle, repeat or batch: `Shuffled` does.
 
     Raises:
