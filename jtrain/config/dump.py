@@ -26,9 +26,11 @@ class Difference(NamedTuple):
 
 
 def plain_values(config: Any) -> Plain:
-    """A config, or a part of one, as what JSON has; keys in the order of the schema."""
+    """A config, or a part of one, as what JSON has; keys in the order of the schema,
+    `kind` first."""
     if dataclasses.is_dataclass(config):
         names = [field.name for field in dataclasses.fields(config)]
+        names.sort(key=lambda name: name != "kind")  # it says what the others are
         return {name: plain_values(getattr(config, name)) for name in names}
     if isinstance(config, Mapping):
         return {str(key): plain_values(value) for key, value in config.items()}

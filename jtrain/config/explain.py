@@ -1,6 +1,6 @@
 """What a key means: its docstring, what is allowed, its default; and the same for editors."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -65,17 +65,29 @@ def _find(want: Want, keys: list[str], whole: str) -> Iterator[tuple[str, Want]]
 
 
 def _help(want: Want) -> str:
+    """What is allowed, the default, the docstring; of a mapping, also of each key in it."""
     default = "" if want.default is REQUIRED else f"; default {spell(plain_values(want.default))}"
-    lines = [f"{describe(want)}{default or '; required'}"]
-    lines += [f"  {want.doc}"] if want.doc else []
-    for cls in want.classes():
-        kind = next((k for k, c in want.kinds().items() if c is cls), "")
+    lines = [f"{describe(want)}{default or '; required'}", *([f"  {want.doc}"] if want.doc else [])]
+    named = {cls: f"{kind}: " for kind, cls in want.kinds().items()}
+    tables = {cls: _table(cls) for cls in want.classes()}
+    shared = [line for line in next(iter(tables.values()), []) if _in_all(line, tables)]
+    for cls, table in tables.items():
         about = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
-        lines.append(f"  {kind}{': ' if kind else ''}{about}")
-        for name, inner in fields(cls).items():
-            if name != "kind":
-                lines.append(f"    {name}: {describe(inner)}. {inner.doc}".rstrip())
-    return "\n".join(lines)
+        lines.append(f"  {named.get(cls, '')}{about}".rstrip())
+        lines += [line for line in table if line not in shared]
+    if len(tables) > 1 and shared:
+        lines.append("  all of them:")
+    return "\n".join(filter(None, lines + shared))
+
+
+def _table(cls: type) -> list[str]:
+    """A line of help for each key but `kind`."""
+    keys = {name: want for name, want in fields(cls).items() if name != "kind"}
+    return [f"    {name}: {describe(want)}. {want.doc}".rstrip() for name, want in keys.items()]
+
+
+def _in_all(line: str, tables: Mapping[type, list[str]]) -> bool:
+    return all(line in table for table in tables.values())
 
 
 def _classes(want: Want, seen: frozenset[type] = frozenset()) -> Iterator[type]:

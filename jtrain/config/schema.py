@@ -69,8 +69,9 @@ def is_values(cls: Any) -> TypeGuard[type]:
 
 
 def fields(cls: type) -> dict[str, Want]:
-    """What may stand at each key of a dataclass, in order."""
-    return {name: _want(cls, name) for name in cls.__pydantic_fields__}
+    """What may stand at each key of a dataclass, in order, `kind` first."""
+    names = sorted(cls.__pydantic_fields__, key=lambda name: name != "kind")
+    return {name: _want(cls, name) for name in names}
 
 
 def _want(cls: type, name: str) -> Want:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from jtrain.config.node import Plain
-from jtrain.config.schema import Want, choices, is_values
+from jtrain.config.schema import Want, choices, fields, is_values
 
 NAMES = {
     int: "a whole number",
@@ -64,7 +64,7 @@ def _one(want: Want) -> str:
     if offered := choices(want.annotation):
         return any_of(offered)
     if is_values(want.annotation):
-        return f"a mapping with {', '.join(want.annotation.__pydantic_fields__)}"
+        return f"a mapping with {', '.join(fields(want.annotation))}"
     if get_origin(want.annotation) in {list, tuple}:
         arguments = [a for a in get_args(want.annotation) if a is not Ellipsis]
         if len(arguments) == 1:

@@ -31,6 +31,21 @@ def test_help_goes_through_kinds(schema: type):
     assert "sgd: Plain steps downhill." in explain(schema, "optimizer")
 
 
+def test_what_all_kinds_share_is_explained_once(schema: type):
+    lines = explain(schema, "optimizer.schedule").splitlines()
+    assert lines == [
+        "optimizer.schedule (adamw): a mapping with a kind, one of constant, cosine; "
+        "default {kind: cosine, warmup: 7}",
+        "  How the rate changes.",
+        "  constant: The same rate throughout.",
+        "  cosine: Down to zero along a half cosine.",
+        "    warmup: a whole number at least 0. Steps on the way up.",
+    ]
+    text = explain(schema, "optimizer")
+    assert text.count("lr: a number above 0. Learning rate.") == 1
+    assert text.index("all of them:") < text.index("lr: a number")
+
+
 @pytest.mark.parametrize(
     ("key", "words"),
     [
