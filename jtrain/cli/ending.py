@@ -4,7 +4,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from jtrain.hooks.curve import curve, only_ascii
+from jtrain.hooks.curve import curve, only_ascii, smooth
 from jtrain.hooks.metrics import results
 from jtrain.run import Outcome
 
@@ -29,13 +29,13 @@ def ending(outcome: Outcome, source: Path) -> str:
 def _curve(outcome: Outcome) -> str:
     rows = results(outcome.directory.metrics, "")
     points = {
-        "training loss": [(step, row["loss"]) for step, row in rows.items()],
+        "training loss": smooth((step, row["loss"]) for step, row in rows.items()),
         "validation": [(step, row["loss"]) for step, row in outcome.results.items()],
     }
     if len(points["training loss"]) < 3:
         return ""
     width = min(100, shutil.get_terminal_size().columns)
-    return curve(points, width=width, height=16, ascii=only_ascii(sys.stdout))
+    return curve(points, width=width, height=16, ascii=only_ascii(sys.stdout.encoding))
 
 
 def _sample(outcome: Outcome) -> str:

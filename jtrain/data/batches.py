@@ -57,8 +57,7 @@ class Shuffled:
         step = operator.index(step)
         if step < 0:
             raise IndexError(f"Steps count from 0; batch {step} was asked for.")
-        real = min(self.size, self.rows - step * self.size % self._epoch)
-        mask = self._part.mask(real if self.ragged else self.size)
+        mask = self._part.mask(self._real(step))
         return self.source[self._indices(step)] | {"row": self._part.row, "mask": mask}
 
     def shard(self, index: int, count: int) -> "Shuffled":
@@ -71,6 +70,12 @@ class Shuffled:
     def epoch_of(self, step: int) -> int:
         """The epoch, from 0, of the first row of a step's batch."""
         return step * self.size // self._epoch
+
+    def _real(self, step: int) -> int:
+        """How many rows of a step's batch are no padding."""
+        return min(
+            self.size, self.rows - step * self.size % self._epoch if self.ragged else self.size
+        )
 
     def _indices(self, step: int) -> np.ndarray:
         """The rows of the source that this process reads for a step. Kept for a block of steps."""
@@ -148,12 +153,20 @@ class _Part:
             )
         self.row = _read_only(np.arange(index * share, (index + 1) * share, dtype=np.int32))
         self._masks: dict[int, np.ndarray] = {}
+        self._stacks: dict[tuple[int, int], np.ndarray] = {}
 
     def mask(self, real: int) -> np.ndarray:
         """True in the first `real` rows of the whole batch; the same object every time."""
         if real not in self._masks:
             self._masks[real] = _read_only(self.row < real)
         return self._masks[real]
+
+    def stacked(self, array: np.ndarray, count: int) -> np.ndarray:
+        """`array` (one that this object keeps) `count` times; the same object every time."""
+        key = id(array), count
+        if key not in self._stacks:
+            self._stacks[key] = _read_only(np.tile(array, (count, 1)))
+        return self._stacks[key]
 
 
 def _rows(source: Source) -> int:

@@ -27,8 +27,8 @@ class Calls:
         if self._steps == 1:
             return self._batches[call]
         first = call * self._steps
-        if hasattr(self._batches, "several"):
-            return self._batches.several(first, self._steps)
+        if several := getattr(self._batches, "several", None):
+            return several(first, self._steps)
         batches = [self._batches[first + i] for i in range(self._steps)]
         return {name: self._stack(name, [b[name] for b in batches]) for name in batches[0]}
 

@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+
+from jtrain.data import Arrays, Shuffled
+from jtrain.data.calls import Calls
+
+
+class Plain:
+    """Batches without the faster way."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __getitem__(self, step):
+        return self._batches[step]
+
+
+@pytest.mark.parametrize("end", ["cross", "drop", "pad"])
+@pytest.mark.parametrize("process", [(0, 1), (1, 2)])
+def test_a_call_stacks_the_batches_of_its_steps(end, process):
+    source = Arrays(x=np.arange(70, dtype=np.float32).reshape(35, 2), label=np.arange(35))
+    batches = Shuffled(source, size=6, seed=3, end=end).shard(*process)
+    calls, slow = Calls(batches, 4), Calls(Plain(batches), 4)
+    for call in range(5):
+        for name, array in calls[call].items():
+            wanted = np.stack([batches[4 * call + i][name] for i in range(4)])
+            np.testing.assert_array_equal(array, wanted)
+            np.testing.assert_array_equal(slow[call][name], wanted)
+
+
+def test_what_is_the_same_in_every_batch_stays_one_object():
+    batches = Shuffled(Arrays(x=np.zeros((40, 2), np.float32)), size=5)
+    for calls in (Calls(batches, 3), Calls(Plain(batches), 3)):
+        assert calls[0]["row"] is calls[4]["row"]
+        assert calls[0]["mask"] is calls[4]["mask"]
+        assert calls[0]["x"] is not calls[4]["x"]
+
+
+def test_one_step_a_call_is_the_batch_itself():
+    batches = Shuffled(Arrays(x=np.zeros((40, 2), np.float32)), size=5)
+    assert Calls(batches)[2].keys() == batches[2].keys()
