@@ -10,7 +10,7 @@ class Task:
     """A function that runs beside the caller; what it raised waits for whoever asks.
 
     An executor would not do: interrupted while it starts its thread, it forgets that it has one
-    and starts another, and two saves write at a time (seen 1 time in 5, with one worker).
+    and starts another, and two saves write at a time (seen within 30 interrupts).
     """
 
     def __init__(self, function: Callable[[], object]):
