@@ -33,16 +33,14 @@ class Directory:
         self.log, self.samples = path / "log.txt", path / "samples.txt"
         self.checkpoints = path / "checkpoints"
 
-    def begin(self, config: Top, source: Path | None) -> list[str]:
-        """Takes the directory for a run of these values; what is otherwise than when it began.
+    def begin(self, config: Top) -> None:
+        """Takes the directory for a run of these values.
 
         Raises:
-            ConfigError: if it holds a run of other values (with each of them, and the command that
-                starts a new run), or cannot be written.
+            ConfigError: if it cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            changed = self.refuse_another(config, source)
             command = f"jtrain run {self.config}"
             _replace(self.config, dump(config, f"Every value of this run; to go on: {command}"))
         except OSError as error:
@@ -50,15 +48,14 @@ class Directory:
                 f"{self.path}: the run's directory cannot be written ({error.strerror}). Make "
                 f"room, or run where you may write: it is runs/NAME below where you are."
             ) from None
-        return changed
 
     def refuse_another(self, config: Top, source: Path | None) -> list[str]:
-        """What differs from the config that lies here, of what may; nothing if there is none.
+        """What is otherwise than in the run that lies here, of what may; nothing if there is none.
 
         Raises:
             ConfigError: if a value differs that may not, with each of them.
         """
-        if not self.config.exists():
+        if not self.stands():  # nothing was ever trained here
             return []
         stored = resolve(self.config).config
         changed = differences(stored, config)

@@ -55,7 +55,7 @@ def run(
     """
     keep_compiled_programs()
     directory = Directory(Path("runs") / config.name)
-    changed = directory.begin(config, source)
+    changed = directory.refuse_another(config, source)
     stands = directory.stands()
     if stands.get("status") == "done":
         found = results(directory.metrics, "valid")
@@ -70,6 +70,7 @@ def run(
         checkpoints.check_room(parts.like)
         start = checkpoints.newest()
         step, state = _compile(parts, checkpoints, start)
+        directory.begin(config)
         with (
             Watch(parts, directory, checkpoints, start=start, screen=screen) as watch,
             _reader(parts, start or 0) as feed,

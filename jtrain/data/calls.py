@@ -1,11 +1,12 @@
 """What each call of a compiled step takes: one batch, or the batches of several steps at once."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 
+@runtime_checkable
 class Steps(Protocol):
     """A batch as a function of the step; may have a faster `several(step, count)`, stacked."""
 
