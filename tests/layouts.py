@@ -1,0 +1,148 @@
+"""Steps of the tiny language model under any layout, and how far apart two results are."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tiny_language import batches, init_params, loss_of
+
+from jtrain.parallel import FSDP, Mirrored, Single, Strategy
+from jtrain.state import TrainState, new_state
+from jtrain.step import make_step
+
+STRATEGIES = ["single", "mirrored jit", "mirrored shard_map", "mirrored pmap", "fsdp"]
+
+
+def strategy(name: str, devices: int) -> Strategy:
+    """A strategy by its name in STRATEGIES; fsdp splits even the smallest leaf."""
+    kind, _, impl = name.partition(" ")
+    if kind == "single":
+        assert devices == 1, "single is one device"
+        return Single().build()
+    if kind == "fsdp":
+        return FSDP(devices=devices, min_size=0).build()
+    return Mirrored(impl=impl, devices=devices).build()
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One point of the matrix; `str` of it is the name of its test."""
+
+    strategy: str
+    devices: int
+    microbatches: int
+    data: str
+    dropout: bool
+
+    def __str__(self) -> str:
+        draws = "dropout" if self.dropout else "plain"
+        return (
+            f"{self.strategy}-{self.devices} devices-{self.microbatches} microbatches-{self.data}-"
+            f"{draws}"
+        )
+
+    def reference(self) -> "Case":
+        """The same on one device with the batch whole."""
+        return Case("single", 1, 1, self.data, self.dropout)
+
+
+def keep_gradient() -> optax.GradientTransformation:
+    """Changes nothing; its state is the gradient of the last step."""
+    zeros = lambda params: jax.tree.map(jnp.zeros_like, params)
+    return optax.GradientTransformation(zeros, lambda grads, state, params=None: (grads, grads))
+
+
+OPTIMIZERS = {
+    "sgd": optax.chain(keep_gradient(), optax.sgd(0.5)),
+    "adamw": optax.chain(keep_gradient(), optax.adamw(1e-2)),
+}
+
+
+class Walk(NamedTuple):
+    """What some steps gave, on the host."""
+
+    losses: np.ndarray  # by step
+    gradient: Any  # of the first step
+    params: Any  # after the last
+
+
+def start(where: Strategy, optimizer: optax.GradientTransformation) -> TrainState:
+    """A state of its own in the strategy's shardings, made there."""
+    make = lambda key: new_state(init_params(key), optimizer, jax.random.key(1))
+    shardings = where.shardings(jax.eval_shape(make, jax.random.key(0)))
+    return jax.jit(make, out_shardings=shardings)(jax.random.key(0))
+
+
+@functools.cache
+def _started(optimizer: str) -> TrainState:
+    return start(Single().build(), OPTIMIZERS[optimizer])
+
+
+class Walker:
+    """The compiled step of a case, to be walked from the same start as often as is wanted."""
+
+    def __init__(self, case: Case, optimizer: str = "sgd"):
+        self.case, self._optimizer = case, optimizer
+        self.strategy = strategy(case.strategy, case.devices)
+        step = make_step(
+            loss_of(case.data, case.dropout),
+            OPTIMIZERS[optimizer],
+            microbatches=case.microbatches,
+            psum=self.strategy.psum,
+            ragged=case.data != "full",
+        )
+        batch = self.strategy.place(next(batches(case.data, 1)))
+        self.step = self.strategy.compile(step, self.start(), batch, keeps=True)
+
+    def start(self) -> TrainState:
+        """The state before the first step; each is a copy, as the step takes it away."""
+        state = jax.tree.map(lambda leaf: leaf.copy(), _started(self._optimizer))
+        return jax.device_put(state, self.strategy.shardings(state))
+
+    def walk(self, steps: int) -> Walk:
+        """Takes `steps` steps from the start."""
+        state, losses, gradient = self.start(), [], None
+        for batch in batches(self.case.data, steps):
+            state, metrics = self.step(state, self.strategy.place(batch))
+            losses.append(metrics["loss"].value())
+            gradient = jax.device_get(state.opt_state[0]) if gradient is None else gradient
+        return Walk(np.array(losses), gradient, jax.device_get(state.params))
+
+
+@functools.cache
+def reference(case: Case, optimizer: str, steps: int) -> Walk:
+    """What one device gives for the batch whole."""
+    return walker(case.reference(), optimizer).walk(steps)
+
+
+walker = functools.lru_cache(64)(Walker)  # compiled once for all that walk the same way
+
+
+def distance(got: Any, want: Any) -> float:
+    """The 2-norm of the difference over that of `want`, over all leaves together, in float64."""
+    pairs = list(zip(_leaves(got), _leaves(want), strict=True))
+    apart = sum(float(np.sum(np.square(a - b))) for a, b in pairs)
+    whole = sum(float(np.sum(np.square(b))) for _, b in pairs)
+    assert whole > 0, "nothing to be near to"
+    return (apart / whole) ** 0.5
+
+
+def bitwise(got: Any, want: Any) -> bool:
+    """Whether two trees of arrays hold the same bits; -0.0 is not 0.0."""
+    pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+    return all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in _host(pairs))
+
+
+def _leaves(tree: Any) -> Iterator[np.ndarray]:
+    return (np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree))
+
+
+def _host(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for a, b in pairs:
+        keys = jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key)
+        yield tuple(np.asarray(jax.random.key_data(x) if keys else x) for x in (a, b))
