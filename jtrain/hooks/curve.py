@@ -2,8 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from jtrain.hooks.readable import count
+
+Number: TypeAlias = float | int
+Point: TypeAlias = tuple[Number, Number]  # step, value
 
 # The dots of a braille character, by row and column of its 4 x 2: bits above U+2800.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -12,7 +16,7 @@ _FRAME, _FRAME_ASCII = "│┤└─┬", "|++-+"
 
 
 def curve(
-    points: Mapping[str, Iterable[tuple[float, float]]],
+    points: Mapping[str, Iterable[Point]],
     *,
     width: int = 80,
     height: int = 20,
@@ -58,11 +62,12 @@ def curve(
     ]
     axis, labels = _steps_axis(canvas.x, columns, floor, stub)
     picture += [" " * margin + corner + axis, " " * (margin + 1) + labels]
-    picture.append(" " * (margin + 1) + "   ".join(legend))
+    below = "   ".join(legend)
+    picture.append(" " * min(margin + 1, max(0, width - len(below))) + below)
     return "\n".join(line.rstrip() for line in picture) + "\n"
 
 
-def smooth(points: Iterable[tuple[float, float]], share: float = 0.02) -> list[tuple[float, float]]:
+def smooth(points: Iterable[Point], share: float = 0.02) -> list[Point]:
     """The points with each value averaged over about `share` of all of them, those before it.
 
     An exponential mean without bias: its first value is the first point's. What is not finite is
@@ -94,8 +99,8 @@ class _Canvas:
         *,
         columns: int,
         lines: int,
-        x: tuple[float, float],
-        y: tuple[float, float],
+        x: Point,
+        y: Point,
         ascii: bool,
     ):
         self.x, self._y, self._lines = x, y, lines
@@ -105,7 +110,7 @@ class _Canvas:
         self._marks: dict[tuple[int, int], str] = {}
         self._ascii = ascii
 
-    def line(self, points: Sequence[tuple[float, float]]) -> None:
+    def line(self, points: Sequence[Point]) -> None:
         """Draws points and what lies between them."""
         dots = [self._dot(*point) for point in points]
         for (x, y), (to_x, to_y) in zip(dots, dots[1:] or dots, strict=False):
@@ -113,13 +118,13 @@ class _Canvas:
             for i in range(far + 1):
                 self._set(x + round(i * (to_x - x) / far), y + round(i * (to_y - y) / far))
 
-    def mark(self, points: Sequence[tuple[float, float]], mark: str) -> None:
+    def mark(self, points: Sequence[Point], mark: str) -> None:
         """Draws a character at each point, above what is there."""
         for point in points:
             x, y = self._dot(*point)
             self._marks[y // self._tall, x // self._wide] = mark
 
-    def line_of(self, y: float) -> int:
+    def line_of(self, y: Number) -> int:
         """The line of text in which a value lies, 0 at the top."""
         return self._dot(self.x[0], y)[1] // self._tall
 
@@ -131,7 +136,7 @@ class _Canvas:
             for i, cells in enumerate(self._cells)
         ]
 
-    def _dot(self, x: float, y: float) -> tuple[int, int]:
+    def _dot(self, x: Number, y: Number) -> tuple[int, int]:
         (left, right), (low, high), (wide, tall) = self.x, self._y, self._size
         across = (x - left) / (right - left) if right > left else 0.0
         return round(across * (wide - 1)), round((high - y) / (high - low) * (tall - 1))
@@ -141,17 +146,17 @@ class _Canvas:
         self._cells[y // self._tall][x // self._wide] |= bit
 
 
-def _finite(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def _finite(points: Iterable[Point]) -> list[Point]:
     return [(x, y) for x, y in points if math.isfinite(y)]
 
 
-def _range(low: float, high: float) -> tuple[float, float]:
+def _range(low: Number, high: Number) -> tuple[Number, Number]:
     """What is drawn: all of it, or about the one value that there is."""
     half = (abs(low) or 1) / 2
     return (low, high) if high > low else (low - half, low + half)
 
 
-def _ticks(low: float, high: float) -> tuple[list[float], int]:
+def _ticks(low: Number, high: Number) -> tuple[list[Number], int]:
     """Round values between, three to nine of them; and the decimals they need."""
     rough = (high - low) / 4
     power = math.floor(math.log10(rough))
@@ -160,7 +165,7 @@ def _ticks(low: float, high: float) -> tuple[list[float], int]:
     return [i * gap for i in range(first, last + 1)], max(0, -power)
 
 
-def _steps_axis(x: tuple[float, float], columns: int, floor: str, stub: str) -> tuple[str, str]:
+def _steps_axis(x: tuple[Number, Number], columns: int, floor: str, stub: str) -> tuple[str, str]:
     """The line below the picture with a stub at five steps, and the steps under them."""
     axis, labels = [floor] * columns, [" "] * columns
     for i in range(5):
@@ -175,5 +180,5 @@ def _steps_axis(x: tuple[float, float], columns: int, floor: str, stub: str) -> 
     return "".join(axis), "".join(labels)
 
 
-def _step_name(step: float) -> str:
+def _step_name(step: Number) -> str:
     return f"{step:.0f}" if step < 1e5 else count(step)

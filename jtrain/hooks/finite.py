@@ -40,5 +40,6 @@ class Finite(Hook):
         return Stop(
             f"no step from {first} to {step} was finite: loss {numbers['loss']:.4g}, gradient norm "
             f"{numbers['grad_norm']:.4g}. The parameters are those of the last finite step. Check "
-            f"the data for NaN or infinity, lower optimizer.lr, or set optimizer.clip=1.0."
+            f"the data for NaN or infinity, lower optimizer.lr, or set optimizer.clip=1.0.",
+            "failed",
         )

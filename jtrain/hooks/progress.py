@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from jtrain.hooks.readable import count, duration, number
 from jtrain.hooks.speed import Speed
@@ -17,10 +17,10 @@ _PERIOD = 0.2  # seconds between two drawings
 class Progress(Hook):
     """Draws within `with Progress(...) as progress:`; where `stream` is no terminal, nothing.
 
-    It looks about five times a second and not at every step: `every` doubles while looks come
-    faster and halves while they come slower, so that a step between two looks costs the loop one
-    division. However the block ends, the terminal is as before; the cursor is never hidden, so not
-    even SIGKILL can leave it so.
+    It looks about five times a second and not at every step: each drawing sets `every` to the
+    steps that were taken in so long, so that a step between two looks costs the loop one division.
+    However the block ends, the terminal is as before; the cursor stays shown, so that not even
+    SIGKILL can leave it hidden.
 
     Args:
         start: the step that the run goes on from.
@@ -50,11 +50,11 @@ class Progress(Hook):
         self._stop, self._step, self._least = stop, start, steps_per_call
         self._speed, self._valid, self._clock = speed, valid, clock
         self._numbers: Mapping[str, float] = {}
-        self._looked = self._drawn = clock()
+        self._drawn, self._drawn_step = clock(), start
         self._doing = "starting"
         self._display: Any = None  # rich.live.Live, while it draws
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Progress":
         if self.live:
             from rich.console import Console
             from rich.live import Live
@@ -69,8 +69,10 @@ class Progress(Hook):
         if self._display is not None:
             self._doing = ""
             display, self._display = self._display, None
-            display.update(self._line())
-            display.stop()
+            try:
+                display.update(self._line())
+            finally:
+                display.stop()
 
     @contextlib.contextmanager
     def during(self, what: str) -> Iterator[None]:
@@ -94,22 +96,18 @@ class Progress(Hook):
         """Looks, and draws if the last drawing is old."""
         if not self.live:
             return
-        now = self._clock()
-        self.every = self._next_look(step, now - self._looked)
-        self._step, self._numbers, self._looked, self._doing = step, numbers, now, ""
+        now, self._step, self._numbers, self._doing = self._clock(), step, numbers, ""
         if now - self._drawn >= _PERIOD or step >= self._stop:
-            self._drawn = now
+            self.every = self._steps_in_a_period(step - self._drawn_step, now - self._drawn)
+            self._drawn, self._drawn_step = now, step
             self._draw()
+        while self.every > self._least and self.every > self._stop - step:
+            self.every //= 2  # so that one of the looks is at the last step
 
-    def _next_look(self, step: int, seconds: float) -> int:
-        every = self.every
-        if seconds < _PERIOD / 2:
-            every *= 2
-        elif seconds > 2 * _PERIOD:
-            every = max(self._least, every // 2)
-        while every > self._least and every > self._stop - step:
-            every //= 2  # so that one of the looks is at the last step
-        return every
+    def _steps_in_a_period(self, steps: int, seconds: float) -> int:
+        """The most steps that take no longer than a period, of those that halve to the least."""
+        calls = int(steps * min(1.0, _PERIOD / seconds) / self._least) if seconds > 0 else 1
+        return self._least << max(0, calls.bit_length() - 1)
 
     def _draw(self) -> None:
         if self._display is not None:

@@ -3,14 +3,14 @@
 import math
 
 
-def number(x: float) -> str:
+def number(x: float | int) -> str:
     """A loss or a metric, four decimals where that says something: `2.1432`, `1.310e-05`."""
     if not math.isfinite(x):
         return str(float(x))
     return f"{x:.4f}" if x == 0 or 1e-3 <= abs(x) < 1e5 else f"{x:.3e}"
 
 
-def count(x: float) -> str:
+def count(x: float | int) -> str:
     """Three digits of a count: `7.25`, `813`, `52.1k`, `1.25M`."""
     for unit in ("", "k", "M", "G", "T"):
         if abs(x) < 999.5 or unit == "T":
@@ -20,7 +20,7 @@ def count(x: float) -> str:
     return f"{x:.{digits}f}{unit}"
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float | int) -> str:
     """Seconds as `0:42`, `12:05`, `3:12:05` or `2d 03:12`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)

@@ -53,6 +53,7 @@ class Samples(Hook):
 def _mend(path: Path, resumed_at: int | None) -> None:
     found = path.read_bytes() if path.exists() else b""
     text, end = found.decode("utf-8", "replace"), 0
+    text = text[: text.rfind("\n") + 1]  # the last line may be torn
     if resumed_at is not None:
         later = (m.start() for m in _HEAD.finditer(text) if int(m[1]) > resumed_at)
         end = next(later, len(text))

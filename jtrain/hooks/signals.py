@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 from jtrain.loop import Hook, Stop
 from jtrain.types import Metrics
@@ -31,7 +31,7 @@ class Signals(Hook):
         """What came, None while nothing has: also for a signal after the last step."""
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Signals":
         if threading.current_thread() is threading.main_thread():
             for number in _ACTIONS:
                 self._before[number] = signal.signal(number, self._came)

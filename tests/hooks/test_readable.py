@@ -1,0 +1,45 @@
+import pytest
+
+from jtrain.hooks.readable import count, duration, number
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (2.14321, "2.1432"),
+        (0.0, "0.0000"),
+        (-10.5, "-10.5000"),
+        (1.31e-5, "1.310e-05"),
+        (2.5e6, "2.500e+06"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_a_number_has_the_digits_that_say_something(x, text):
+    assert number(x) == text
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (0, "0.00"),
+        (7.254, "7.25"),
+        (9.996, "10.0"),
+        (99.96, "100"),
+        (813.2, "813"),
+        (999.7, "1.00k"),
+        (52_123, "52.1k"),
+        (1_250_000, "1.25M"),
+        (3e15, "3000T"),
+    ],
+)
+def test_a_count_has_three_digits(x, text):
+    assert count(x) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0:00"), (59.6, "1:00"), (725, "12:05"), (11525, "3:12:05"), (184_320, "2d 03:12")],
+)
+def test_a_duration_reads_as_on_a_clock(seconds, text):
+    assert duration(seconds) == text
