@@ -11,8 +11,8 @@ class Save(Hook):
     """Saves the state after steps `every`, 2 `every`, ...; stands last among the hooks.
 
     Last, because a resumed run does not repeat what other hooks did at the step of a checkpoint: by
-    then they must have done it. What `save` raises ends the run: a checkpoint that could not be
-    written is not kept quiet, and the loss of nothing is promised to no one after it.
+    then they must have done it. What `save` raises ends the run: better than hours of
+    training that nothing keeps.
 
     Args:
         every: steps.

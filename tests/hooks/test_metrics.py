@@ -80,6 +80,16 @@ def test_a_file_cut_at_any_byte_is_completed_by_the_resumed_run(tmp_path, monkey
     assert {path.name for path in tmp_path.iterdir()} == {"whole.jsonl", "cut.jsonl"}
 
 
+def test_rows_can_be_forced_to_the_disk_before_a_checkpoint(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
+    file = Metrics(tmp_path / "m.jsonl", every=1)
+    file.on_numbers(1, {"loss": 1.0})
+    file.sync()
+    file.close()
+    assert synced == [len('{"step": 1, "loss": 1.0}\n')]
+
+
 def test_a_run_that_begins_anew_has_only_its_own_rows(tmp_path):
     whole = written(tmp_path / "m.jsonl")
     assert written(tmp_path / "m.jsonl") == whole

@@ -103,10 +103,17 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(tmp_path):
 
 @contextlib.contextmanager
 def terminal():
-    """A stream to a terminal, and a function that gives what was written to it."""
+    """A stream to a terminal, and a function that gives all that was written to it."""
     master, slave = pty.openpty()
+
+    def written():
+        pieces = []
+        while select.select([master], [], [], 0.2)[0]:
+            pieces.append(os.read(master, 65536))
+        return b"".join(pieces).decode()
+
     with open(slave, "w", encoding="utf-8") as stream:
-        yield stream, lambda: os.read(master, 1 << 20).decode()
+        yield stream, written
     os.close(master)
 
 
