@@ -17,7 +17,7 @@ def cross_entropy(
     A label must lie in 0 .. c-1; nothing inside `jax.jit` can check that, so one that does not has
     the loss of the nearest class (where it is hidden by the mask it counts for nothing).
     """
-    hits = logits.argmax(-1) == labels
+    hits = (logits.argmax(-1) == labels).astype(jnp.float32)
     return Mean.of(nats(logits, labels), mask), {"accuracy": Mean.of(hits, mask)}
 
 
@@ -44,7 +44,8 @@ def _backward(saved, grad):
     chances = jnp.exp(at_least_f32(logits) - log_total[..., None])
     classes = jnp.arange(logits.shape[-1], dtype=labels.dtype)
     one_hot = (jnp.expand_dims(classes, range(labels.ndim)) == labels[..., None]).astype(grad.dtype)
-    g = (chances - one_hot) * grad[..., None]
+    grad = grad[..., None]
+    g = jnp.where(grad == 0, 0, (chances - one_hot) * grad)  # what a mask hides may be NaN
     return g.astype(logits.dtype), np.zeros(labels.shape, jax.dtypes.float0)
 
 

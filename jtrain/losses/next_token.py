@@ -14,7 +14,7 @@ def next_token(
 
     A target outside 0 .. v-1 has the loss of the nearest token; no `jax.jit` can refuse it.
     """
-    hits = logits.argmax(-1) == targets
+    hits = (logits.argmax(-1) == targets).astype(jnp.float32)
     return Mean.of(nats(logits, targets), real), {"accuracy": Mean.of(hits, real)}
 
 

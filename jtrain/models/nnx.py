@@ -1,7 +1,7 @@
 """Any flax nnx module as two pure functions over plain dicts of arrays."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from flax import nnx
 from jtrain.errors import LossError
 from jtrain.types import Extra, Key, Model, Params
 
+State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns of
 PARTS = (nnx.Param, nnx.RngState, ...)  # differentiated, drawn from, and all the rest
 
 
@@ -46,7 +47,7 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     return Model(init, apply)
 
 
-def _plain(state: nnx.State) -> dict[str, Any]:
+def _plain(state: State) -> dict[str, Any]:
     """The arrays of a state in nested dicts; an index in a list becomes a string."""
     tree: dict[str, Any] = {}
     for path, variable in _variables(state):
@@ -58,7 +59,7 @@ def _plain(state: nnx.State) -> dict[str, Any]:
     return tree
 
 
-def _fill(like: nnx.State, tree: dict[str, Any]) -> nnx.State:
+def _fill(like: State, tree: dict[str, Any]) -> State:
     """The state with the structure of `like` and the arrays of `tree`."""
 
     def at(path):
@@ -71,7 +72,7 @@ def _fill(like: nnx.State, tree: dict[str, Any]) -> nnx.State:
     return nnx.from_flat_state(filled)
 
 
-def _streams(like: nnx.State, rng: Key | None, train: bool) -> nnx.State:
+def _streams(like: State, rng: Key | None, train: bool) -> State:
     """Random streams that start at `rng`, every counter at 0."""
     if rng is None and train and _variables(like):
         raise LossError(
@@ -90,7 +91,6 @@ def _streams(like: nnx.State, rng: Key | None, train: bool) -> nnx.State:
     return nnx.from_flat_state(filled)
 
 
-def _variables(state: nnx.State) -> list[tuple[tuple[Any, ...], nnx.Variable]]:
+def _variables(state: State) -> list[tuple[tuple[Any, ...], Any]]:
     """Each variable with its path."""
-    flat: Iterator[tuple[tuple[Any, ...], Any]] = iter(nnx.to_flat_state(state))
-    return list(flat)
+    return list(nnx.to_flat_state(state))

@@ -1,6 +1,6 @@
 """The values of a decoder-only transformer; importing them imports no flax."""
 
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -35,7 +35,7 @@ class Transformer:
     """Whether the head that gives the logits is the token embedding."""
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
+    def _heads_divide(self) -> "Transformer":
         if self.width % self.heads:
             fits = [n for n in range(1, self.width + 1) if self.width % n == 0]
             nearest = min(fits, key=lambda n: abs(n - self.heads))

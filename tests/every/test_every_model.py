@@ -1,0 +1,290 @@
+"""What holds for every model. A new member is a new row of MEMBERS."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.losses.next_token import next_token
+from jtrain.models.mlp import MLP
+from jtrain.models.transformer import Transformer
+from jtrain.rows import row_keys
+from jtrain.trees import describe, named_leaves
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+ROWS = 8
+DRAW = np.random.default_rng(0)
+
+
+def _next_token(logits, targets):
+    return next_token(logits, targets, jnp.ones(targets.shape, bool))[0]
+
+
+def _class(logits, labels):
+    return cross_entropy(logits, labels, jnp.ones(labels.shape, bool))[0]
+
+
+class Row(NamedTuple):
+    """A small member, what goes in, what should come out, and what it is judged by."""
+
+    values: Any
+    inputs: np.ndarray
+    targets: np.ndarray
+    loss: Callable
+    outputs: tuple[int, ...]
+    dims: set[tuple[str, ...]]
+    names: list[str]
+
+
+def _tokens(*shape: int) -> np.ndarray:
+    return DRAW.integers(0, 11, shape).astype(np.int32)
+
+
+TEXT = {"loss": _next_token, "inputs": _tokens(ROWS, 6), "targets": _tokens(ROWS, 6)}
+SMALL = {"vocab": 11, "context": 6, "layers": 1, "heads": 2, "width": 16, "dropout": 0.2}
+DIMS = {
+    ("batch", "time", "width"),
+    ("batch", "time", "heads", "head_size"),
+    ("batch", "time", "hidden"),
+    ("batch", "time", "vocab"),
+}
+KERNELS = ["down/kernel", "norm_attention/scale", "norm_mlp/scale", "out/kernel", "qkv/kernel"]
+BIASES = ["down/bias", "norm_attention/bias", "norm_mlp/bias", "out/bias", "qkv/bias", "up/bias"]
+
+
+def _names(block: list[str], *others: str) -> list[str]:
+    return sorted([f"blocks/0/{name}" for name in block] + list(others))
+
+
+MEMBERS = {
+    "transformer": Row(
+        values=Transformer(**SMALL),
+        outputs=(ROWS, 6, 11),
+        dims=DIMS,
+        names=_names(
+            [*KERNELS, "up/kernel", *BIASES], "norm/bias", "norm/scale", "positions", "tokens"
+        ),
+        **TEXT,
+    ),
+    "transformer, free head, no bias": Row(
+        values=Transformer(**SMALL, tied=False, bias=False),
+        outputs=(ROWS, 6, 11),
+        dims=DIMS,
+        names=_names([*KERNELS, "up/kernel"], "head", "norm/scale", "positions", "tokens"),
+        **TEXT,
+    ),
+    "mlp": Row(
+        values=MLP(inputs=12, widths=(32, 16), classes=5, dropout=0.2),
+        inputs=DRAW.standard_normal((ROWS, 3, 4)).astype(np.float32),
+        targets=DRAW.integers(0, 5, ROWS).astype(np.int32),
+        loss=_class,
+        outputs=(ROWS, 5),
+        dims={("batch", "hidden"), ("batch", "classes")},
+        names=[f"layers/{i}/{name}" for i in range(3) for name in ("bias", "kernel")],
+    ),
+}
+
+
+@pytest.fixture(params=MEMBERS, name="row")
+def _row(request) -> Row:
+    row = MEMBERS[request.param]
+    return row._replace(inputs=jnp.asarray(row.inputs), targets=jnp.asarray(row.targets))
+
+
+@functools.cache
+def _built(values):
+    model = values.build()
+    params, extra = jax.jit(model.init)(jax.random.key(0))
+    return jax.jit(model.apply, static_argnums=3), params, extra
+
+
+def ready(row: Row):
+    return _built(row.values)
+
+
+def keys_of(rows) -> jax.Array:
+    return row_keys(jax.random.key(7), {"row": jnp.asarray(rows, jnp.int32)})
+
+
+def test_gives_logits_of_the_shape_and_dtype_it_says(row):
+    apply, params, extra = ready(row)
+    outputs, _ = apply(params, extra, None, False, row.inputs)
+    assert outputs.shape == row.outputs
+    assert outputs.dtype == jnp.float32
+    assert jnp.isfinite(outputs).all()
+
+
+def test_computes_in_the_dtype_of_its_parameters(row):
+    apply, params, extra = ready(row)
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    outputs, _ = apply(half, extra, None, False, row.inputs)
+    exact, _ = apply(params, extra, None, False, row.inputs)
+    assert outputs.dtype == jnp.bfloat16
+    # bfloat16 keeps 8 bits; a few layers of it stay within some of its steps.
+    scale = np.abs(exact).max()
+    np.testing.assert_allclose(outputs.astype(jnp.float32), exact, atol=0.05 * scale)
+
+
+def test_names_its_parameters_as_ever(row):
+    _, params, _ = ready(row)
+    assert sorted(named_leaves(params)) == row.names
+    assert set(describe(params).values()) >= {"float32[16]"}
+
+
+def test_init_depends_on_the_key_alone(row):
+    model = row.values.build()
+    first, again, other = (jax.jit(model.init)(jax.random.key(k))[0] for k in (3, 3, 4))
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), first, again)))
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), first, other)
+    assert not all(jax.tree.leaves(same))
+
+
+def test_a_row_drops_by_its_own_key_wherever_it_stands(row):
+    apply, params, extra = ready(row)
+    run = lambda rows: apply(params, extra, None, True, row.inputs[rows], keys_of(rows))[0]
+    whole = run(np.arange(ROWS))
+    order = np.array([5, 2, 7, 0])
+    np.testing.assert_allclose(run(order), whole[order], rtol=1e-5, atol=1e-6)
+    kept, _ = apply(params, extra, None, False, row.inputs, keys_of(np.arange(ROWS)))
+    assert np.abs(whole - kept).max() > 1e-3, "nothing was dropped"
+
+
+def test_two_rows_do_not_drop_alike(row):
+    apply, params, extra = ready(row)
+    twice = np.repeat(row.inputs[:1], 2, axis=0)
+    outputs, _ = apply(params, extra, None, True, twice, keys_of([0, 1]))
+    assert np.abs(outputs[0] - outputs[1]).max() > 1e-3
+
+
+def test_training_with_dropout_and_no_keys_is_refused(row):
+    apply, params, extra = ready(row)
+    with pytest.raises(ValueError, match=r"dropout=0\.2 and got no keys.*row_keys\(rng, batch\)"):
+        apply(params, extra, None, True, row.inputs)
+
+
+def test_learns_a_batch_by_heart_in_20_steps(row):
+    apply, params, extra = ready(row)
+    optimizer = optax.adam(3e-2)
+
+    def step(carry, _):
+        params, memory = carry
+
+        def loss(params):
+            outputs, _ = apply(params, extra, None, False, row.inputs)
+            mean = row.loss(outputs, row.targets)
+            return mean.total / mean.weight
+
+        value, grads = jax.value_and_grad(loss)(params)
+        with jax.numpy_dtype_promotion("standard"):  # optax promotes by itself
+            updates, memory = optimizer.update(grads, memory, params)
+        return (optax.apply_updates(params, updates), memory), value
+
+    run = jax.jit(lambda params: jax.lax.scan(step, (params, optimizer.init(params)), length=20))
+    _, losses = run(params)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_every_parameter_gets_a_gradient(row):
+    apply, params, extra = ready(row)
+    loss = lambda p: row.loss(apply(p, extra, None, False, row.inputs)[0], row.targets).total
+    for name, grad in named_leaves(jax.jit(jax.grad(loss))(params)).items():
+        assert jnp.isfinite(grad).all(), name
+        assert jnp.abs(grad).max() > 0, name
+
+
+class Recording:
+    """A placement that places nothing and remembers the names it heard."""
+
+    def __init__(self):
+        self.heard: set[tuple[str | None, ...]] = set()
+        self.attended: list[tuple[int, ...]] = []
+
+    def constrain(self, x, *dims):
+        assert len(dims) == x.ndim, (dims, x.shape)
+        self.heard.add(dims)
+        return x
+
+    def attend(self, attention, *qkv):
+        self.attended += [x.shape for x in qkv]
+        return attention(*qkv)
+
+
+def test_tells_the_placement_its_dims_by_name(row):
+    place = Recording()
+    model = row.values.build(place)
+    params, extra = jax.eval_shape(model.init, jax.random.key(0))
+    jax.eval_shape(lambda p, e: model.apply(p, e, None, False, row.inputs), params, extra)
+    assert place.heard == row.dims
+    if isinstance(row.values, Transformer):
+        assert place.attended == [(ROWS, 6, 2, 8)] * 3 * row.values.layers
+
+
+def test_compiles_once_for_a_shape(row):
+    traces = []
+    model = row.values.build()
+
+    @jax.jit
+    def run(params, extra, x):
+        traces.append(None)
+        return model.apply(params, extra, None, False, x)
+
+    for seed in range(3):
+        params, extra = jax.jit(model.init)(jax.random.key(seed))
+        run(params, extra, row.inputs)
+    assert len(traces) == 1
+
+
+def test_builds_without_making_an_array(row):
+    before = {id(x) for x in jax.live_arrays()}
+    model = row.values.build()
+    assert not [x for x in jax.live_arrays() if id(x) not in before]
+    assert model.init
+
+
+@pytest.mark.parametrize("how", ["vmap", "scan", "shard_map", "pmap"])
+def test_gradients_go_through_every_transformation(row, how):
+    apply, params, extra = ready(row)
+    loss = lambda p, x, y: row.loss(apply(p, extra, None, False, x)[0], y).total
+    whole = jax.jit(jax.grad(loss))(params, row.inputs, row.targets)
+    halves = [x.reshape(2, ROWS // 2, *x.shape[1:]) for x in (row.inputs, row.targets)]
+    grads_of = {"vmap": _by_vmap, "scan": _by_scan, "shard_map": _by_shard_map, "pmap": _by_pmap}
+    split = grads_of[how](loss, params, *halves)
+    for (name, a), b in zip(named_leaves(split).items(), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+def _summed(grads):
+    return jax.tree.map(lambda g: g.sum(0), grads)
+
+
+def _by_vmap(loss, params, x, y):
+    return _summed(jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0)))(params, x, y))
+
+
+def _by_scan(loss, params, x, y):
+    each = lambda carry, xy: (carry, jax.grad(loss)(params, *xy))
+    return _summed(jax.jit(lambda x, y: jax.lax.scan(each, 0, (x, y)))(x, y)[1])
+
+
+def _by_shard_map(loss, params, x, y):
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("data",), auto, devices=jax.devices()[:2])
+    rows, whole = jax.P("data"), jax.P()
+    # Replication is checked here: the transpose of the broadcast of `params` is the sum.
+    grads = jax.shard_map(
+        lambda p, x, y: jax.grad(loss)(p, x[0], y[0]),
+        mesh=mesh,
+        in_specs=(whole, rows, rows),
+        out_specs=whole,
+    )
+    return jax.jit(grads)(params, x, y)
+
+
+def _by_pmap(loss, params, x, y):
+    return _summed(jax.pmap(jax.grad(loss), in_axes=(None, 0, 0))(params, x, y))
