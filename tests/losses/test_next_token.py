@@ -1,0 +1,43 @@
+"""What of a language batch is read, and what counts."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jtrain.losses.next_token import inputs_and_targets, next_token
+
+TOKENS = jnp.arange(12).reshape(3, 4)
+
+
+def test_targets_are_the_inputs_one_later():
+    batch = {"tokens": TOKENS, "mask": jnp.ones(3, bool)}
+    inputs, targets, real = inputs_and_targets(batch)
+    np.testing.assert_array_equal(inputs, [[0, 1, 2], [4, 5, 6], [8, 9, 10]])
+    np.testing.assert_array_equal(targets, [[1, 2, 3], [5, 6, 7], [9, 10, 11]])
+    assert real.all()
+
+
+def test_lengths_and_the_mask_hide_targets():
+    batch = {
+        "tokens": TOKENS,
+        "mask": jnp.array([True, True, False]),
+        "length": jnp.array([2, 3, 3], jnp.int32),
+    }
+    _, _, real = inputs_and_targets(batch)
+    np.testing.assert_array_equal(real, [[1, 1, 0], [1, 1, 1], [0, 0, 0]])
+
+
+def test_of_equal_chances_a_token_costs_the_log_of_the_vocabulary():
+    real = jnp.ones((3, 3), bool)
+    value, metrics = next_token(jnp.zeros((3, 3, 12)), TOKENS[:, 1:], real)
+    assert value.value() == pytest.approx(np.log(12), rel=1e-6)
+    assert metrics["accuracy"].value() == 0
+
+
+def test_large_logits_neither_overflow_nor_vanish():
+    logits = jnp.zeros((1, 1, 3)).at[0, 0, 0].set(1e4)
+    ones = jnp.ones((1, 1), bool)
+    sure, _ = next_token(logits, jnp.array([[0]]), ones)
+    wrong, _ = next_token(logits, jnp.array([[1]]), ones)
+    assert sure.value() == 0
+    assert wrong.value() == 1e4

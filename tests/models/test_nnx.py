@@ -1,0 +1,100 @@
+"""Any nnx module as pure functions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jtrain.models.nnx import from_nnx
+from jtrain.trees import describe, named_leaves
+
+X = jnp.asarray(np.random.default_rng(0).standard_normal((8, 4)), jnp.float32)
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(11)])
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.noise = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.noise(self.dropout(self.norm(x)))
+
+
+@pytest.fixture(scope="module", name="net")
+def _net():
+    model = from_nnx(Net)
+    params, extra = jax.jit(model.init)(jax.random.key(0))
+    return jax.jit(model.apply, static_argnums=3), params, extra
+
+
+def plain(module, x):
+    for layer in module.layers:
+        x = layer(x)
+    return x
+
+
+def test_trees_are_plain_dicts_with_names(net):
+    _, params, extra = net
+    assert type(params) is type(params["layers"]) is dict
+    assert set(params["layers"]) == {str(i) for i in range(11)}
+    assert describe(params)["layers/10/kernel"] == "float32[4, 4]"
+    assert describe(extra) == {"norm/mean": "float32[4]", "norm/var": "float32[4]"}
+    assert all(isinstance(leaf, jax.Array) for leaf in named_leaves((params, extra)).values())
+
+
+def test_computes_what_the_module_computes(net):
+    apply, params, extra = net
+    module = Net(nnx.Rngs(jax.random.key(0)))
+    module.eval()
+    outputs, same = apply(params, extra, None, False, X)
+    np.testing.assert_allclose(outputs, module(X), rtol=1e-5, atol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, same, extra)
+
+
+def test_statistics_of_training_come_back_in_extra(net):
+    apply, params, extra = net
+    _, after = apply(params, extra, jax.random.key(1), True, X)
+    inside = plain(Net(nnx.Rngs(jax.random.key(0))), X)
+    np.testing.assert_allclose(after["norm"]["mean"], 0.01 * inside.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        after["norm"]["var"], 0.99 + 0.01 * inside.var(0), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_draws_from_the_key_it_is_given_and_from_nothing_else(net):
+    apply, params, extra = net
+    run = lambda seed: np.asarray(apply(params, extra, jax.random.key(seed), True, X)[0])
+    np.testing.assert_array_equal(run(1), run(1))
+    assert (run(1) != run(2)).any()
+    assert 0.5 < (run(1) == 0).mean() < 0.95  # two masks of one half: three quarters are dropped
+
+
+def test_drawing_without_a_key_is_refused(net):
+    apply, params, extra = net
+    with pytest.raises(ValueError, match=r"rng=None. Pass the loss's `rng` on, or train=False"):
+        apply(params, extra, None, True, X)
+
+
+def test_building_makes_no_array():
+    before = {id(x) for x in jax.live_arrays()}
+    model = from_nnx(lambda rngs: nnx.Linear(1000, 1000, rngs=rngs))
+    assert not [x for x in jax.live_arrays() if id(x) not in before]
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    assert describe(shapes[0]) == {"bias": "float32[1000]", "kernel": "float32[1000, 1000]"}
+
+
+def test_gradients_are_the_modules(net):
+    apply, params, extra = net
+    grads = jax.grad(lambda p: (apply(p, extra, None, False, X)[0] ** 2).sum())(params)
+    module = Net(nnx.Rngs(jax.random.key(0)))
+    module.eval()
+    theirs = nnx.to_pure_dict(nnx.grad(lambda m: (m(X) ** 2).sum())(module))
+    for i in range(11):
+        ours = grads["layers"][str(i)]["kernel"]
+        expected = theirs["layers"][i]["kernel"]
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
