@@ -3,24 +3,26 @@
 nanoGPT's CPU setting: 4 layers, 4 heads, width 128, context 64, batch 12, 65 tokens, AdamW, no
 dropout, float32. Contestants take turns within one run; ratios are of turns side by side.
 
-    python benchmarks/transformer_step.py [--torch PYTHON] [--rounds 40] [--steps 5]
+    python benchmarks/transformer_step.py [--torch PYTHON] [--rounds 40] [--steps 5] [--keep-memory]
 """
 
 import argparse
+import ctypes
 import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import flax
 import jax
 import numpy as np
 import optax
+from pairs import machine, ratio, take_turns
 from peers import nnx_transformer
 
 from jtrain.losses.next_token import inputs_and_targets, next_token
@@ -28,13 +30,43 @@ from jtrain.models.transformer import Transformer
 from jtrain.state import new_state
 from jtrain.step import make_step
 
-SIZES = {"vocab": 65, "context": 64, "layers": 4, "heads": 4, "width": 128}
+SIZES: dict[str, Any] = {"vocab": 65, "context": 64, "layers": 4, "heads": 4, "width": 128}
 BATCH = 12
+TARGET = 0.85  # of the same model plainly written in nnx
 
 
-def trainer(sizes, optimizer):
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--torch", default=sys.executable, help="a Python that has torch")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=5, help="steps a turn")
+    parser.add_argument("--keep-memory", action="store_true", help="see keep_memory()")
+    asked = parser.parse_args()
+    if asked.keep_memory:
+        keep_memory()
+    optimizer = optax.adamw(1e-3, weight_decay=1e-4)
+    trainers = {
+        "jtrain": trainer(optimizer),
+        "plain nnx, jax.jit over dicts": nnx_transformer.dict_trainer(SIZES, optimizer),
+        "plain nnx, nnx.jit": nnx_transformer.module_trainer(SIZES, optimizer),
+    }
+    runs = {name: clocked(take, asked.steps) for name, take in trainers.items()}
+    versions, torch = torch_process(asked.torch, asked.steps)
+    runs |= {"PyTorch, eager": torch} if torch else {}
+    print(f"{machine()}; {versions}\n")
+    times = take_turns(runs, asked.rounds, warmup=2)
+    print(f"{'':30s}{'ms a step':>10s}{'fastest':>9s}   jtrain over it (95 % interval)")
+    for name, taken in times.items():
+        over = ratio(times["jtrain"], taken)
+        print(f"{name:30s}{np.median(taken):10.1f}{min(taken):9.1f}   {over}")
+    over = ratio(times["jtrain"], times["plain nnx, jax.jit over dicts"])
+    print(f"\ntarget {TARGET}: {'met' if over.median <= TARGET else 'missed'}")
+
+
+def trainer(optimizer: optax.GradientTransformation) -> Callable:
     """A function of tokens that takes a step of ours."""
-    model = Transformer(**sizes).build()
+    model = Transformer(**SIZES).build()
 
     def loss(params, batch, rng):
         inputs, targets, real = inputs_and_targets(batch)
@@ -53,79 +85,51 @@ def trainer(sizes, optimizer):
     return take
 
 
-def clocked(take):
-    """`steps -> ms a step` for a function of tokens."""
-    data = np.random.default_rng(0).integers(0, SIZES["vocab"], (64, BATCH, SIZES["context"] + 1))
-    data = data.astype(np.int32)
+def clocked(take: Callable, steps: int) -> Callable[[], float]:
+    """A function that returns the milliseconds of one of `steps` steps."""
+    draw = np.random.default_rng(0)
+    data = draw.integers(0, SIZES["vocab"], (steps, BATCH, SIZES["context"] + 1)).astype(np.int32)
 
-    def run(steps):
+    def run():
         start = time.perf_counter()
-        for i in range(steps):
-            value = take(data[i % len(data)])
-        jax.block_until_ready(value)
+        jax.block_until_ready([take(tokens) for tokens in data])
         return (time.perf_counter() - start) / steps * 1e3
 
     return run
 
 
-def torch_process(python, threads):
-    """The same in PyTorch, with the line that names its versions; None where it cannot be had."""
-    script = os.path.join(os.path.dirname(__file__), "peers", "torch_transformer.py")
-    setting = json.dumps({"sizes": SIZES, "batch": BATCH, "threads": threads})
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    child = subprocess.Popen([python, script, setting], **pipes)
-    name = child.stdout.readline().strip()
-    if not name:
-        print(f"SKIPPED PyTorch: {python} cannot import torch. Give --torch PYTHON.")
-        return None, ""
-
-    def run(steps):
-        child.stdin.write(f"{steps}\n")
-        child.stdin.flush()
-        return float(child.stdout.readline())
-
-    return run, name
-
-
-def interval(ratios, draws=2000):
-    """The median of the ratios and the 95 % bootstrap interval around it."""
-    picks = np.random.default_rng(0).integers(0, len(ratios), (draws, len(ratios)))
-    low, high = np.quantile(np.median(np.asarray(ratios)[picks], axis=1), [0.025, 0.975])
-    return statistics.median(ratios), low, high
-
-
-def main():
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--torch", default=sys.executable, help="a Python that has torch")
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=5, help="steps a turn")
-    asked = parser.parse_args()
+def torch_process(python: str, steps: int) -> tuple[str, Callable[[], float] | None]:
+    """Its versions and the same in PyTorch; None, and why, where it cannot be had."""
+    script = str(Path(__file__).parent / "peers" / "torch_transformer.py")
     threads = len(os.sched_getaffinity(0))
-    optimizer = optax.adamw(1e-3, weight_decay=1e-4)
-    runs = {
-        "jtrain": clocked(trainer(SIZES, optimizer)),
-        "plain nnx, jax.jit on dicts": clocked(nnx_transformer.dict_trainer(SIZES, optimizer)),
-        "plain nnx, nnx.jit": clocked(nnx_transformer.module_trainer(SIZES, optimizer)),
-    }
-    torch, versions = torch_process(asked.torch, threads)
-    runs |= {"PyTorch, eager": torch} if torch else {}
-    print(f"{platform.machine()}, {threads} cores, Python {platform.python_version()}")
-    print(f"jax {jax.__version__}, flax {flax.__version__}, optax {optax.__version__}; {versions}")
+    setting = json.dumps({"sizes": SIZES, "batch": BATCH, "threads": threads})
+    pipe = subprocess.PIPE
+    child = subprocess.Popen([python, script, setting], stdin=pipe, stdout=pipe, text=True)
+    assert child.stdin
+    assert child.stdout
+    asks, answers = child.stdin, child.stdout
+    versions = answers.readline().strip()
+    if not versions:
+        return f"PyTorch SKIPPED: {python} has no torch, say --torch PYTHON", None
 
-    times = {name: [] for name in runs}
-    for run in runs.values():
-        run(3)  # compiles
-    for _ in range(asked.rounds):
-        for name, run in runs.items():
-            times[name].append(run(asked.steps))
-    print(f"\n{'':30s}{'ms a step':>10s}{'fastest':>9s}   jtrain over it (95 % interval)")
-    for name, taken in times.items():
-        ratio, low, high = interval(np.divide(times["jtrain"], taken))
-        print(
-            f"{name:30s}{statistics.median(taken):10.1f}{min(taken):9.1f}"
-            f"   {ratio:.3f} ({low:.3f} .. {high:.3f})"
-        )
+    def run():
+        asks.write(f"{steps}\n")
+        asks.flush()
+        return float(answers.readline())
+
+    return versions, run
+
+
+def keep_memory() -> None:
+    """Makes glibc keep what is freed instead of giving it back to the system.
+
+    XLA:CPU asks for a step's temporaries anew at every step. Above 32 MB glibc maps them afresh
+    each time: 10,700 page faults a step of this model, a quarter of its time.
+    Source: mallopt(3); -4 is M_MMAP_MAX, -1 M_TRIM_THRESHOLD.
+    """
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(-4, 0)
+    mallopt(-1, 2**31 - 1)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ Reads "steps" from each line of its input, takes as many and writes the millisec
 Its first line of output names the versions.
 """
 
+import importlib
 import json
 import sys
 import time
 
-import torch
-from torch import nn
-from torch.nn import functional
+torch = importlib.import_module("torch")  # of another Python than this repository's, perhaps
+nn, functional = torch.nn, torch.nn.functional
 
 
 class Block(nn.Module):

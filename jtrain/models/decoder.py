@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from jtrain.errors import DataError
 from jtrain.models.attention import causal
 from jtrain.models.dropout import drawn_from, drop
+from jtrain.models.gelu import gelu
 from jtrain.models.layer_norm import layer_norm
 from jtrain.models.linear import Linear
 from jtrain.models.transformer import Transformer
@@ -94,7 +95,7 @@ class Block(nnx.Module):
     def mlp(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """A wide layer with a bend, and back."""
         wide = self.place.constrain(self.up(x), "batch", "time", "hidden")
-        return self.down(jax.nn.gelu(wide, approximate=True))
+        return self.down(gelu(wide))
 
 
 class Norm(nnx.Module):
