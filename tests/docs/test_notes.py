@@ -1,0 +1,77 @@
+"""The notes in docs/ say what is so: their code runs, their commands parse, their links lead on."""
+
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from jtrain.cli import VERBS
+from jtrain.config.resolve import resolve
+
+ROOT = Path(__file__).parent.parent.parent
+NOTES = sorted((ROOT / "docs").glob("*.md"))
+CODE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+MEASURED = {"README.md", "exactness.md", "benchmarks.md", "log.md"}  # tables, and no code
+
+
+def blocks(note: Path, language: str) -> list[str]:
+    return [code for named, code in CODE.findall(note.read_text()) if named == language]
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Each `jtrain VERB ...` line of the notes."""
+    lines = [line for note in NOTES for code in blocks(note, "sh") for line in code.splitlines()]
+    return [(line, shlex.split(line.partition("jtrain ")[2])) for line in lines if "jtrain" in line]
+
+
+@pytest.mark.parametrize(
+    "note", [note for note in NOTES if note.name not in MEASURED], ids=lambda note: note.stem
+)
+def test_the_code_of_a_note_runs_from_top_to_bottom(note: Path, tmp_path, monkeypatch):
+    for name in ("configs", "experiments"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    found, namespace = blocks(note, "python"), {"__name__": note.stem}
+    assert found, f"{note.name} shows no code; if it is a table, name it in MEASURED."
+    for code in found:
+        line = note.read_text()[: note.read_text().index(code)].count("\n")
+        exec(compile("\n" * line + code, note, "exec"), namespace)
+
+
+@pytest.mark.parametrize("line", [line for line, _ in commands()])
+def test_a_command_of_a_note_can_be_typed(line: str, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    verb, config, *settings = shlex.split(line.partition("jtrain ")[2])
+    assert verb in VERBS
+    resolve(config, settings)
+
+
+def test_there_are_commands_to_be_typed():
+    assert len(commands()) >= 2
+
+
+@pytest.mark.parametrize("note", NOTES, ids=lambda note: note.stem)
+def test_links_lead_to_files_that_are_there(note: Path):
+    for target in LINK.findall(note.read_text()):
+        assert (note.parent / target).exists(), f"{note.name} links to {target}, which is not there"
+
+
+def test_the_index_has_every_page():
+    listed = set(LINK.findall((ROOT / "docs" / "README.md").read_text()))
+    pages = {path.name for path in (ROOT / "docs").iterdir() if path.suffix in {".md", ".py"}}
+    assert listed >= pages - {"README.md"}
+
+
+def test_each_entry_of_the_log_says_when_what_and_what_was_decided():
+    head, *entries = re.split(r"^## ", (ROOT / "docs" / "log.md").read_text(), flags=re.MULTILINE)
+    assert head.startswith("# What was tried")
+    assert entries
+    for entry in entries:
+        assert re.match(r"\d{4}-\d\d-\d\d · .*\?\n", entry), entry[:60]
+        assert {"**Tried.**", "**Decision.**"} <= set(re.findall(r"\*\*\w+\.\*\*", entry)), entry
+        assert re.search(r"\d+ us|\d+ KB|\d+ ms|\d+ %|\d+\.\d+", entry), f"no number: {entry[:60]}"

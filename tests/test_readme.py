@@ -1,0 +1,146 @@
+"""What the README says can be typed, runs; what its map names, is there."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from jtrain.cli import main
+from jtrain.config.resolve import resolve
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    shlex.split(line.partition("   ")[0])[1:]
+    for _, code in BLOCKS
+    for line in code.splitlines()
+    if re.match(r"jtrain (run|show|eval) ", line)
+]
+TEST = "python3 -m pip install -e '.[test]' && python3 -m pytest"
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+
+
+def section(title: str) -> str:
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_the_example_learns_as_printed():
+    (code,) = [code for language, code in BLOCKS if language == "python"]
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said = re.fullmatch(r"loss (\d+\.\d+), skipped (\d+)\n", done.stdout)
+    assert said, done.stdout
+    assert float(said[1]) < 0.2  # the variance of what it learns is 0.5
+    assert int(said[2]) == 0
+
+
+def test_the_example_fits_on_a_screen():
+    (code,) = [code for language, code in BLOCKS if language == "python"]
+    assert len([line for line in code.splitlines() if line]) <= 22
+
+
+def test_the_two_commands_are_those_that_are_tested():
+    lines = [line for _, code in BLOCKS for line in code.splitlines()]
+    assert lines[0] == "python3 -m pip install -e . && jtrain run configs/shakespeare.yaml"
+    assert TEST in lines
+    assert (ROOT / ".ci" / "run").read_text().splitlines().count(TEST) == 1
+
+
+def of(verb: str) -> list[list[str]]:
+    found = [words for words in COMMANDS if words[0] == verb]
+    assert found, f"the README shows no jtrain {verb}"
+    return found
+
+
+@pytest.mark.parametrize("words", of("show"), ids=" ".join)
+def test_what_is_to_be_shown_is_shown(words: list[str], capsys):
+    assert main(words) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 1
+
+
+@pytest.mark.parametrize("words", of("run"), ids=" ".join)
+def test_a_run_that_is_named_would_start(words: list[str]):
+    _, config, *settings = words
+    named = dict(setting.split("=", 1) for setting in settings)
+    resolved = resolve(config, settings)
+    assert resolved.config.name == named.get("name", Path(config).stem)
+    assert {str(resolved.origins[key]) for key in named} <= {"command line"}
+
+
+@pytest.mark.parametrize("words", of("eval"), ids=" ".join)
+def test_an_evaluation_lacks_only_its_run(words: list[str], tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert f"{words[1]} is no directory of a run" in capsys.readouterr().err
+
+
+def mapped() -> tuple[set[str], set[str]]:
+    """What the map names: in the repository, and in the package."""
+    (map_,) = [code for _, code in BLOCKS if code.startswith("jtrain/\n")]
+    inside, outside = set(), set()
+    for line in map_.splitlines():
+        names = re.match(r"\s*((?:\w+(?:/|\.py) ?)+)", line)
+        assert names, f"a line of the map begins with no name: {line}"
+        (inside if line.startswith(" ") else outside).update(names[1].split())
+    return outside, inside
+
+
+def test_all_that_the_map_names_is_there():
+    outside, inside = mapped()
+    missing = [name for name in outside if not (ROOT / name).exists()]
+    missing += [f"jtrain/{name}" for name in inside if not (ROOT / "jtrain" / name).exists()]
+    assert not missing
+
+
+def test_the_map_has_every_part_of_the_package():
+    parts = {path.name for path in (ROOT / "jtrain").glob("[!_]*.py")}
+    parts |= {f"{path.parent.name}/" for path in (ROOT / "jtrain").glob("*/__init__.py")}
+    assert len(parts) > 20
+    assert parts - mapped()[1] == set(), "give each a place in the README's map"
+
+
+def test_the_tests_that_it_sends_people_to_are_there():
+    named = set(re.findall(r"tests/[\w/]+(?:\.py)?", section("Where do I add ...")))
+    assert named
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_its_links_lead_on():
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", README)
+    assert {target for target in targets if not (ROOT / target).exists()} == set()
+
+
+def requirements(name: str, extras: frozenset[str]) -> list[Requirement]:
+    """What a package needs here, with these of its extras."""
+    found = [Requirement(text) for text in metadata.requires(name) or []]
+    asked = [{"extra": extra} for extra in extras or {""}]
+    return [r for r in found if r.marker is None or any(r.marker.evaluate(e) for e in asked)]
+
+
+def test_a_core_install_is_small_and_brings_no_other_framework():
+    seen, ahead = set(), [("jtrain", frozenset())]
+    while ahead:
+        package = ahead.pop()
+        if package not in seen:
+            seen.add(package)
+            needed = requirements(*package)
+            ahead += [(canonicalize_name(r.name), frozenset(r.extras)) for r in needed]
+    packages = {name for name, _ in seen} - {"jtrain"}
+    assert packages > {"jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "numpy"}
+    assert len(packages) <= 45, sorted(packages)
+    assert not packages & {"torch", "tensorflow", "tensorflow-cpu", "keras"}
+    assert not packages & {"pytest", "ruff"}
