@@ -14,6 +14,8 @@ def ending(outcome: Outcome, source: Path) -> str:
     directory = outcome.directory
     parts = [_curve(outcome), _sample(outcome), _best(outcome), _files(outcome)]
     if outcome.status == "done":
+        if outcome.why:
+            parts.append(f"done at step {outcome.step}: {outcome.why}")
         again = f"jtrain run {source} name={directory.path.name}-2 optimizer.lr=1e-3"
         parts.append(
             f"next:  {again}   another run, one value changed\n"
