@@ -16,6 +16,7 @@ from jtrain.config.resolve import resolve
 from jtrain.config.top import Top
 from jtrain.config.words import spell
 from jtrain.errors import ConfigError
+from jtrain.hooks.rewrite import rewrite
 from jtrain.version import __version__
 
 # What changes no number that a run computes from its state on, so a run may go on with others.
@@ -42,7 +43,8 @@ class Directory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             command = f"jtrain run {self.config}"
-            _replace(self.config, dump(config, f"Every value of this run; to go on: {command}"))
+            text = dump(config, f"Every value of this run; to go on: {command}")
+            rewrite(self.config, text.encode())
         except OSError as error:
             raise ConfigError(
                 f"{self.path}: the run's directory cannot be written ({error.strerror}). Make "
@@ -80,7 +82,8 @@ class Directory:
 
     def say(self, status: str, **facts: Any) -> None:
         """Writes how the run stands: running, done, stopped or failed, and what is known of it."""
-        _replace(self.status, json.dumps({**self.stands(), "status": status, **facts}, indent=2))
+        said = {**self.stands(), "status": status, **facts}
+        rewrite(self.status, json.dumps(said, indent=2).encode() + b"\n")
 
 
 def environment(devices: list[Any]) -> Mapping[str, Any]:
@@ -112,10 +115,3 @@ def _git() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return got.stdout.strip() if got.returncode == 0 else ""
-
-
-def _replace(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(text)
-    os.replace(new, path)
