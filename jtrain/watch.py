@@ -35,12 +35,13 @@ class Watch:
         screen: TextIO | None = None,
     ):
         config, x = parts.config, parts.experiment
+        every = min(config.log.every, config.steps)  # a short run says something too
         self.waited = lambda: 0.0
         """Gives the seconds that the loop has waited for data; set where the data is read."""
         self._stack = contextlib.ExitStack()
         self.speed = Speed(
             directory.speed,
-            every=config.log.every,
+            every=every,
             stop=config.steps,
             rows=config.batch,
             tokens=config.batch * x.tokens or None,
@@ -48,7 +49,7 @@ class Watch:
             resumed_at=start,
             steps_per_call=config.steps_per_call,
         )
-        self.metrics = Metrics(directory.metrics, every=config.log.every, resumed_at=start)
+        self.metrics = Metrics(directory.metrics, every=every, resumed_at=start)
         self._stack.callback(self.speed.close)
         self._stack.callback(self.metrics.close)
         self.evaluation = Evaluate(
@@ -70,7 +71,7 @@ class Watch:
         self.save = Save(every=config.checkpoint.every or config.steps, save=self._save)
         self._parts, self._directory, self._checkpoints = parts, directory, checkpoints
         self._log = Log(
-            every=config.log.every,
+            every=every,
             stop=config.steps,
             tell=self.lines.note,
             speed=self.speed,
@@ -81,7 +82,7 @@ class Watch:
     def hooks(self, own: Sequence[Hook], state: TrainState) -> list[Hook]:
         """All of them in the order they act, `own` before what is kept."""
         finite = Finite(
-            every=self._parts.config.log.every,
+            every=self._log.every,
             tell=self.lines.say,
             start=int(state.step),
             skipped=int(state.skipped),
