@@ -6,8 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
+from jtrain.checkpoint.keeping import Goal
+from jtrain.config.nearest import did_you_mean
 from jtrain.data.calls import Calls
+from jtrain.errors import ConfigError
 from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.jaxprs import operations
@@ -69,6 +73,41 @@ class Assembly:
         example = self.place(self.calls[0])
         return strategy.compile(step, self.like, example, stacked=stacked, keeps=True)
 
+    def check_evaluation(self) -> None:
+        """Traces the evaluation, so that what is wrong with it is told before training.
+
+        Raises:
+            LossError: if the loss does not take the rows of `valid`.
+            ConfigError: if `checkpoint.best` is none of its metrics.
+        """
+        x, best = self.experiment, Goal.parse(self.config.checkpoint.best)
+        names = []
+        if x.valid is not None:
+            program = make_evaluate(x.loss, ragged=x.valid.ragged)
+            weights, rows = (self.like.params, self.like.extra), _shapes(x.valid)
+            names = ["loss", *jax.eval_shape(program, weights, rows)[1]]
+        if best and best.name not in names:
+            found = f"gives {', '.join(names)}" if names else "there is none: it has no `valid`"
+            near = did_you_mean(best.name, names)
+            raise ConfigError(
+                f"checkpoint.best={self.config.checkpoint.best}: {best.name} is no metric of the "
+                f"evaluation, which {found}{near or '; write checkpoint.best=loss'}"
+            )
+
+    def not_finite(self, step: int) -> str:
+        """The first value of the batch of a step that is not finite, and where; or that all are."""
+        batch = _mine(self.experiment.train)[step - 1]
+        for name, array in batch.items():
+            if not np.issubdtype(array.dtype, np.floating) or np.isfinite(array).all():
+                continue
+            row, *place = np.argwhere(~np.isfinite(array))[0].tolist()
+            where = f" at {place}" if place else ""
+            return (
+                f"Row {batch['row'][row]} of `{name}` in the batch of step {step} is "
+                f"{array[(row, *place)]}{where}."
+            )
+        return f"Every value in the batch of step {step} is finite."
+
     def measure(self, state: TrainState) -> dict[str, float]:
         """The metrics of a state over all of `experiment.valid`."""
         valid = self.experiment.valid
@@ -95,12 +134,19 @@ def assemble(config: RunConfig) -> Assembly:
     """The parts that a config stands for.
 
     Raises:
-        ConfigError: if batches do not divide into the devices and microbatches.
+        ConfigError: if batches do not divide into the devices and microbatches, or `build` gives
+            no Experiment.
         DataError: if the data is not what the config says it is.
     """
     strategy = config.parallel.build()
     check_divides(config.batch, strategy.shares, config.microbatches)
     experiment = config.build(strategy.placement)
+    if not isinstance(experiment, Experiment):
+        raise ConfigError(
+            f"experiment {config.experiment}: `build` is to return a jt.Experiment and returned a "
+            f"{type(experiment).__name__}. Write `return jt.Experiment(init=..., loss=..., "
+            f"train=..., optimizer=self.optimizer.build(self.steps))`."
+        )
     if experiment.valid is not None:
         check_divides(experiment.valid.size, strategy.shares, 1, name="evaluate.batch")
     shapes = jax.eval_shape(_maker(config, experiment))
@@ -119,6 +165,14 @@ def _maker(config: RunConfig, x: Experiment) -> Callable[[], TrainState]:
         return new_state(params, x.optimizer, of_run, extra)
 
     return make
+
+
+def _shapes(batches: Any) -> Batch:
+    """A whole batch, as shapes and dtypes alone."""
+    of = lambda array: jax.ShapeDtypeStruct(
+        (batches.size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype)
+    )
+    return {name: of(array) for name, array in _mine(batches)[0].items()}
 
 
 def _mine(batches: Any) -> Any:

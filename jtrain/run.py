@@ -54,6 +54,7 @@ def run(
         UserError: for what config, data or disk do not allow; then nothing was trained.
     """
     keep_compiled_programs()
+    config = config if config.name else dataclasses.replace(config, name=config.experiment)
     directory = Directory(Path("runs") / config.name)
     changed = directory.refuse_another(config, source)
     stands = directory.stands()
@@ -127,7 +128,10 @@ def _compile(
             state = beside.submit(parts.fresh)
         else:
             state = beside.submit(checkpoints.restore, start, parts.like)
-        return parts.compile_step(), state.result()
+        checked = beside.submit(parts.check_evaluation)
+        step = parts.compile_step()
+        checked.result()
+        return step, state.result()
 
 
 def _reader(parts: Assembly, start: int) -> ReadAhead:
@@ -156,5 +160,6 @@ def _finish(
         directory.samples.write_text(sample + "\n")
     checkpoints.wait()  # what is announced is on the disk
     status = {"finished": "done", "interrupted": "stopped", "failed": "failed"}[stop.kind]
-    directory.say(status, step=ended.step, why=stop.why)
-    return Outcome(directory, status, ended.step, stop.why, watch.evaluation.results, sample)
+    why = f"{stop.why} {parts.not_finite(ended.step)}" if status == "failed" else stop.why
+    directory.say(status, step=ended.step, why=why)
+    return Outcome(directory, status, ended.step, why, watch.evaluation.results, sample)
