@@ -1,0 +1,148 @@
+"""A study that trains in a moment, written where a test wants it: which blob is a point of?"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jtrain as jt
+from jtrain.assemble import assemble
+from jtrain.checkpoint import Checkpoints
+from jtrain.config.resolve import resolve
+from jtrain.loop import Hook
+from jtrain.run import Outcome
+from jtrain.trees import named_leaves
+
+CODE = '''\
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jtrain as jt
+from jtrain.data import Arrays, InOrder, Shuffled
+from jtrain.data.check import check_labels
+from jtrain.losses.cross_entropy import cross_entropy
+
+
+@jt.values
+class Data:
+    """Points about the corners of a triangle."""
+
+    rows: int = 200
+    classes: int = 3
+
+
+@jt.values
+class Model:
+    """One hidden layer."""
+
+    width: int = 8
+    drop: float = 0.25
+
+
+def points(rows, seed):
+    draw = np.random.default_rng(seed)
+    label = draw.integers(3, size=rows).astype(np.int32)
+    corner = np.float32([[0, 1], [1, -1], [-1, -1]])[label]
+    return Arrays(x=corner + draw.normal(size=(rows, 2)).astype(np.float32), label=label)
+
+
+@jt.values
+class Config(jt.RunConfig):
+    """Blobs."""
+
+    data: Data = Data()
+    model: Model = Model()
+
+    def build(self, place):
+        train, valid = points(self.data.rows, 0), points(50, 1)
+        check_labels(train, self.data.classes)
+
+        def init(key):
+            up, down = jax.random.split(key)
+            params = {
+                "up": jax.random.normal(up, (2, self.model.width)),
+                "bias": jnp.zeros(self.model.width),
+                "down": jax.random.normal(down, (self.model.width, self.data.classes)) / 3,
+            }
+            return params, ()
+
+        def loss(params, batch, rng):
+            x = jnp.tanh(batch["x"] @ params["up"] + params["bias"][None])
+            if rng is not None:
+                keep = lambda key: jax.random.bernoulli(key, 1 - self.model.drop, x.shape[1:])
+                x = jnp.where(jax.vmap(keep)(jt.row_keys(rng, batch)), x, 0)
+            return cross_entropy(x @ params["down"], batch["label"], batch["mask"])
+
+        return jt.Experiment(
+            init=init,
+            loss=loss,
+            train=Shuffled(train, size=self.batch, seed=self.seed),
+            valid=InOrder(valid, size=self.evaluate.batch or self.batch),
+            optimizer=self.optimizer.build(self.steps),
+        )
+'''
+
+YAML = """\
+# Blobs: jtrain run configs/quick.yaml
+experiment: quick
+steps: 12
+batch: 16
+optimizer:
+  kind: adamw
+  lr: 3e-2
+parallel:
+  kind: single
+evaluate:
+  every: 6
+checkpoint:
+  every: 5
+log:
+  every: 1
+"""
+
+
+def write_study(directory: Path, code: str = CODE, config: str = YAML) -> Path:
+    """A directory with experiments/quick.py and configs/quick.yaml; the path of the config."""
+    (directory / "experiments").mkdir(parents=True)
+    (directory / "experiments" / "quick.py").write_text(code)
+    (directory / "configs").mkdir()
+    path = directory / "configs" / "quick.yaml"
+    path.write_text(config)
+    return path
+
+
+def at_home(directory: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> None:
+    """Works in a directory as a person would; compiled programs are kept beside the tests."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(compiled))
+    monkeypatch.chdir(directory)
+
+
+def config_of(path: Path | str, settings: Sequence[str] = ()):
+    """The values in a config file, with some changed."""
+    return resolve(Path(path), settings).config
+
+
+def trained(path: Path | str, *settings: str, hooks: Sequence[Hook] = ()) -> Outcome:
+    """How a run of a config ended; it says nothing on the screen."""
+    with open(os.devnull, "w") as screen:
+        return jt.run(config_of(path, settings), hooks=hooks, screen=screen)
+
+
+def kept(outcome: Outcome) -> dict[str, bytes]:
+    """What a run has come to, bit for bit: its metrics and its last state."""
+    directory = outcome.directory
+    like = assemble(config_of(directory.config)).like
+    with Checkpoints(directory.checkpoints) as checkpoints:
+        step = checkpoints.newest()
+        assert step == outcome.step, "the last state is kept"
+        state = checkpoints.restore(step, like)
+    state = dataclasses.replace(state, rng=jax.random.key_data(state.rng))
+    leaves = {name: np.asarray(leaf).tobytes() for name, leaf in named_leaves(state).items()}
+    return {"metrics.jsonl": directory.metrics.read_bytes(), **leaves}

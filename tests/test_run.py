@@ -1,0 +1,360 @@
+"""A run: what it leaves, and that whatever stops it, it goes on to the same bits."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from quick_study import at_home, config_of, kept, trained, write_study
+
+import jtrain as jt
+from jtrain.checkpoint import Checkpoints
+from jtrain.errors import ConfigError, LossError
+from jtrain.hooks.metrics import read
+from jtrain.hooks.metrics import results as measured
+from jtrain.run import Outcome
+
+CONFIG = "configs/quick.yaml"
+CALLS = ("steps=15", "steps_per_call=5", "evaluate.every=10")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
+    write_study(tmp_path)
+    at_home(tmp_path, monkeypatch, compiled)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, compiled: Path):
+    """What a run of these settings comes to when nothing stops it."""
+    found = {}
+
+    def come_to(*settings: str) -> dict[str, bytes]:
+        if settings not in found:
+            with pytest.MonkeyPatch.context() as patch:
+                place = tmp_path_factory.mktemp("unbroken")
+                write_study(place)
+                at_home(place, patch, compiled)
+                found[settings] = kept(trained(CONFIG, *settings))
+        return found[settings]
+
+    return come_to
+
+
+class At(jt.Hook):
+    """Does something after a step."""
+
+    def __init__(self, step: int, act):
+        self.every, self._act = step, act
+
+    def on_state(self, step, state, metrics):
+        return self._act() if step == self.every else None
+
+
+class PowerCutError(Exception):
+    """Ends a run where it stands."""
+
+
+def cut():
+    raise PowerCutError
+
+
+def stands(outcome: Outcome) -> dict:
+    return json.loads(outcome.directory.status.read_text())
+
+
+def steps_of(prefix: str, outcome: Outcome) -> list[int]:
+    return list(measured(outcome.directory.metrics, prefix))
+
+
+def losses(outcome: Outcome) -> list[float]:
+    return [row["loss"] for row in measured(outcome.directory.metrics, "").values()]
+
+
+# What a run leaves.
+
+
+def test_leaves_the_files_that_it_names():
+    outcome = trained(CONFIG)
+    assert (outcome.status, outcome.step, outcome.why) == ("done", 12, "")
+    directory = outcome.directory
+    assert str(directory.path) == "runs/quick"
+    assert {path.name for path in directory.path.iterdir()} == {
+        "config.yaml", "run.json", "metrics.jsonl", "speed.jsonl", "log.txt", "checkpoints"
+    }  # fmt: skip
+    assert config_of(directory.config) == config_of(CONFIG)
+    said = stands(outcome)
+    assert (said["status"], said["step"]) == ("done", 12)
+    assert said["devices"] == ["cpu:0 cpu"] or len(said["devices"]) == 8
+    assert said["packages"]["jax"] == __import__("jax").__version__
+    log = directory.log.read_text()
+    assert "quick: 48 parameters, single over 1 cpu device" in log
+    assert "step 12/12" in log
+    with Checkpoints(directory.checkpoints) as checkpoints:
+        assert checkpoints.steps() == [10, 12]  # the newest two
+        about = checkpoints.about(12)
+    assert about["valid"] == outcome.results[12]
+    assert about["config"]["steps"] == 12
+
+
+def test_each_step_has_one_row_and_each_evaluation_another():
+    outcome = trained(CONFIG)
+    rows = read(outcome.directory.metrics)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 6, *range(7, 13), 12]
+    assert steps_of("", outcome) == list(range(1, 13))
+    assert steps_of("valid", outcome) == [6, 12]
+    assert outcome.results == measured(outcome.directory.metrics, "valid")
+    assert outcome.results[12]["rows"] == 50  # all of them, none twice
+
+
+def test_the_cadences_are_those_of_the_config():
+    outcome = trained(CONFIG, "log.every=4", "evaluate.every=5", "checkpoint.every=0")
+    assert steps_of("", outcome) == [4, 8, 12]
+    assert steps_of("valid", outcome) == [5, 10, 12]
+    with Checkpoints(outcome.directory.checkpoints) as checkpoints:
+        assert checkpoints.steps() == [12]
+
+
+def test_a_run_shorter_than_the_cadences_says_something_too():
+    outcome = trained(CONFIG, "log.every=50", "evaluate.every=0", "checkpoint.every=100")
+    assert steps_of("", outcome) == steps_of("valid", outcome) == [12]
+    assert "step 12/12" in outcome.directory.log.read_text()
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest():
+    worst = "highest loss"  # for the lowest is the newest
+    settings = ("evaluate.every=4", "checkpoint.every=4", "checkpoint.keep=1")
+    outcome = trained(CONFIG, *settings, f"checkpoint.best={worst}")
+    found = {step: numbers["loss"] for step, numbers in outcome.results.items()}
+    best = max(found, key=found.__getitem__)
+    assert best < 12
+    with Checkpoints(outcome.directory.checkpoints, best=worst) as checkpoints:
+        assert checkpoints.steps() == [best, 12]
+        assert checkpoints.best() == best
+
+
+def test_the_config_that_it_leaves_runs_from_anywhere_to_the_same_bits(tmp_path, monkeypatch):
+    first = trained(CONFIG, "seed=3")
+    want, left = kept(first), first.directory.config.absolute()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert kept(trained(left)) == want
+    assert (tmp_path / "elsewhere" / "runs" / "quick").is_dir()
+
+
+def test_the_same_twice_is_bitwise_the_same(unbroken):
+    assert kept(trained(CONFIG, "name=again")) == unbroken()
+    assert kept(trained(CONFIG, "name=other", "seed=1")) != unbroken()
+
+
+def test_values_without_a_name_are_called_by_their_experiment():
+    config = config_of(CONFIG)
+    config = type(config)(**{**vars(config), "name": ""})
+    outcome = jt.run(config)
+    assert outcome.directory.path == Path("runs/quick")
+    assert config_of(outcome.directory.config) == config_of(CONFIG)
+
+
+def test_a_finished_run_is_not_run_again(monkeypatch):
+    outcome = trained(CONFIG)
+    files = {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()}
+    computes = lambda _: pytest.fail("it computes")
+    monkeypatch.setattr(sys.modules["jtrain.run"], "assemble", computes)
+    again = trained(CONFIG)
+    assert (again.status, again.step, again.why) == ("done", 12, "it was finished before")
+    assert again.results == outcome.results
+    assert {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()} == files
+
+
+def test_a_hook_may_finish_a_run():
+    outcome = trained(CONFIG, hooks=[At(7, lambda: jt.Stop("good enough", "finished"))])
+    assert (outcome.status, outcome.step, outcome.why) == ("done", 7, "good enough")
+    assert list(outcome.results) == [6, 7]
+    assert trained(CONFIG).why == "it was finished before"
+
+
+# Stopped and gone on with.
+
+
+@pytest.mark.parametrize("step", [1, 5, 6, 9, 12])
+def test_cut_off_after_any_step_it_goes_on_to_the_same_bits(step: int, unbroken):
+    with pytest.raises(PowerCutError):
+        trained(CONFIG, hooks=[At(step, cut)])
+    assert kept(trained(CONFIG)) == unbroken()
+
+
+def test_cut_off_twice_with_several_steps_a_call(unbroken):
+    for step in (5, 10):
+        with pytest.raises(PowerCutError):
+            trained(CONFIG, *CALLS, hooks=[At(step, cut)])
+    outcome = trained(CONFIG, *CALLS)
+    assert steps_of("", outcome) == list(range(1, 16))
+    assert kept(outcome) == unbroken(*CALLS)
+    single = unbroken("steps=15", "evaluate.every=10")
+    rows = [json.loads(line) for line in single["metrics.jsonl"].splitlines()]
+    alone = [row["loss"] for row in rows if "loss" in row]
+    np.testing.assert_allclose(losses(outcome), alone, rtol=1e-5)  # two programs, one loss
+
+
+def test_cut_off_after_its_last_checkpoint_it_only_says_that_it_is_done(monkeypatch, unbroken):
+    from jtrain.directory import Directory
+
+    say = Directory.say
+    with monkeypatch.context() as patch:
+        patch.setattr(Directory, "say", lambda d, s, **f: cut() if s == "done" else say(d, s, **f))
+        with pytest.raises(PowerCutError):
+            trained(CONFIG)
+    outcome = trained(CONFIG)
+    assert outcome.status == "done"
+    assert kept(outcome) == unbroken()
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [(signal.SIGTERM, "asked to end (SIGTERM)"), (signal.SIGINT, "interrupted (Ctrl-C)")],
+)
+@pytest.mark.parametrize("settings", [("steps=15", "evaluate.every=10"), CALLS], ids=["1", "5"])
+def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(number, why, settings, unbroken):
+    step = 5 if settings is CALLS else 7
+    ask = lambda: os.kill(os.getpid(), number)
+    outcome = trained(CONFIG, *settings, hooks=[At(step, ask)])
+    assert (outcome.status, outcome.why) == ("stopped", why)
+    assert step <= outcome.step <= step + 5
+    assert stands(outcome)["status"] == "stopped"
+    with Checkpoints(outcome.directory.checkpoints) as checkpoints:
+        assert checkpoints.newest() == outcome.step
+    again = trained(CONFIG, *settings)
+    assert f"goes on from step {outcome.step} of 15" in again.directory.log.read_text()
+    assert kept(again) == unbroken(*settings)
+
+
+def test_killed_at_random_it_goes_on_to_the_same_bits(unbroken):
+    settings = ("steps=500", "checkpoint.every=20", "evaluate.every=100")
+    study = Path("experiments/quick.py")
+    slow = "train=Slow(train, size"
+    study.write_text(f"{study.read_text().replace('train=Shuffled(train, size', slow)}{SLOW}")
+    assert slow in study.read_text()
+    draw, metrics, most = random.Random(0), Path("runs/quick/metrics.jsonl"), 0
+    for number in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL):
+        most += draw.randint(60, 140)
+        command = [sys.executable, "-m", "jtrain", "run", CONFIG, *settings]
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            while run.poll() is None and _newest(metrics) < most:
+                time.sleep(0.002)
+            run.send_signal(number)
+            told = run.communicate(timeout=60)[1].decode()
+        finally:
+            run.kill()
+        assert run.returncode == (75 if number == signal.SIGINT else -number), told
+    assert kept(trained(CONFIG, *settings)) == unbroken(*settings)
+
+
+SLOW = '''
+import time
+
+
+class Slow(Shuffled):
+    """Takes its time, so that a kill finds it running."""
+
+    def __getitem__(self, step, /):
+        time.sleep(0.003)
+        return super().__getitem__(step)
+'''
+
+
+def _newest(metrics: Path) -> int:
+    """The newest step of which a row is written."""
+    if not metrics.exists():
+        return 0
+    found = re.findall(rb'"step": (\d+),', metrics.read_bytes()[-2000:])
+    return int(found[-1]) if found else 0
+
+
+# What may be otherwise when a run goes on.
+
+
+def test_a_run_goes_on_under_another_layout(unbroken):
+    layouts = (
+        "parallel={kind: mirrored, devices: 4}",
+        "parallel={kind: fsdp, devices: 8, min_size: 0}",
+        "parallel={kind: single}",
+    )
+    for layout, step in zip(layouts, (4, 8, 12), strict=True):
+        outcome = trained(CONFIG, layout, hooks=[At(step, lambda: jt.Stop("to be moved"))])
+        assert outcome.step == step
+    log = outcome.directory.log.read_text()
+    assert "parallel.kind: mirrored -> fsdp" in log
+    assert "parallel.devices: 4 -> 8" in log
+    assert "parallel.kind: fsdp -> single" in log
+    rows = [json.loads(line) for line in unbroken()["metrics.jsonl"].splitlines()]
+    alone = [row["loss"] for row in rows if "loss" in row]
+    np.testing.assert_allclose(losses(outcome), alone, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("checkpoint.keep=3", "checkpoint.keep: 2 -> 3"),
+        ("evaluate.every=4", "evaluate.every: 6 -> 4"),
+        ("log.every=2", "log.every: 1 -> 2"),
+    ],
+)
+def test_what_changes_no_result_may_differ_and_is_told(setting: str, line: str):
+    trained(CONFIG, hooks=[At(5, lambda: jt.Stop("a pause"))])
+    outcome = trained(CONFIG, setting)
+    assert outcome.status == "done"
+    assert line in outcome.directory.log.read_text().splitlines()
+    assert config_of(outcome.directory.config) == config_of(CONFIG, [setting])
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("steps=14", "steps: 12 there, 14 here"),
+        ("seed=1", "seed: 0 there, 1 here"),
+        ("batch=8", "batch: 16 there, 8 here"),
+        ("microbatches=2", "microbatches: 1 there, 2 here"),
+        ("optimizer.lr=1", "optimizer.lr: 0.03 there, 1.0 here"),
+        ("model.width=4", "model.width: 8 there, 4 here"),
+        ("data.rows=99", "data.rows: 200 there, 99 here"),
+    ],
+)
+def test_what_changes_results_is_refused_with_the_commands_to_type(setting: str, told: str):
+    directory = Path("runs/quick")
+    directory.mkdir(parents=True)
+    (directory / "config.yaml").write_text(Path(CONFIG).read_text() + "name: quick\n")
+    (directory / "run.json").write_text('{"status": "stopped", "step": 3}')
+    before = (directory / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError) as refusal:
+        jt.run(config_of(CONFIG, [setting]), source=Path(CONFIG))
+    words = str(refusal.value)
+    assert "runs/quick holds a run of other values" in words
+    assert told in words
+    assert f"jtrain run {CONFIG} ... name=quick-2" in words
+    assert "jtrain run runs/quick/config.yaml" in words
+    assert (directory / "config.yaml").read_bytes() == before
+
+
+def test_a_run_that_failed_before_its_first_step_keeps_no_name(monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(LossError):
+        patch.setattr("jtrain.assemble.make_step", _refuse)
+        trained(CONFIG, "seed=1")
+    assert not Path("runs/quick/config.yaml").exists()
+    assert trained(CONFIG, "seed=2").status == "done"
+
+
+def _refuse(*_, **__):
+    raise LossError("no")
