@@ -44,7 +44,7 @@ class Mean:
         if weights is not None:
             weight = jnp.where(mask, weights, 0).astype(jnp.float32)
         seen = jnp.where(mask, values, 0).astype(jnp.float32)
-        return cls((seen * weight).sum(), weight.sum())
+        return cls(_sum(seen * weight), _sum(weight))
 
     def value(self) -> Any:
         """The mean on the host, float64; NaN where the weight is 0. Waits for the device."""
@@ -58,6 +58,18 @@ class Mean:
 
     def __add__(self, other: "Mean | Terms") -> "Terms":
         return 1.0 * self + other
+
+
+def _sum(x: Float[Array, "*s"]) -> Float[Array, ""]:
+    """The sum, within rows and then over rows.
+
+    XLA:CPU sums 32 x 32 numbers one after the other, which is off by up to 3e-6; kept apart, the
+    two stages are off by 4e-7 (weighted rows, the worst of 30 draws).
+    """
+    if x.ndim < 2:
+        return x.sum()
+    by_row = x.sum(tuple(range(1, x.ndim)))
+    return jax.lax.optimization_barrier(by_row).sum()
 
 
 @jax.tree_util.register_dataclass
