@@ -1,4 +1,4 @@
-"""Sum what a function returns over microbatches."""
+"""Sum what a function returns over microbatches, and differentiate the sum as it was summed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jtrain.errors import ConfigError
 from jtrain.trees import at_least_f32
-from jtrain.types import Batch, Tree
+from jtrain.types import Batch, Params, Tree
 
 
 def accumulate(
@@ -39,6 +39,22 @@ def accumulate(
         return jax.lax.scan(add, zeros, slices, unroll=microbatches if unroll else 1)[0]
 
     return summed
+
+
+def value_of(gradient: Callable[[Params], tuple[tuple[Any, Any], Params]]) -> Callable:
+    """`params -> value`, for a `gradient` that gives back `(value, anything), grads`.
+
+    Its derivative is those `grads`. To differentiate the value itself would go backwards through
+    the sum over copies, of which each sees only its own part.
+    """
+    value = jax.custom_vjp(lambda params: gradient(params)[0][0])
+
+    def forward(params: Params) -> tuple[Any, Params]:
+        (at, _), grads = gradient(params)
+        return at, grads
+
+    value.defvjp(forward, lambda grads, up: (jax.tree.map(lambda g: up * g, grads),))
+    return value
 
 
 def _check_divides(batch: Batch, microbatches: int) -> None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jtrain.accumulate import accumulate
+from jtrain.accumulate import accumulate, value_of
 from jtrain.loss_checks import refuse_split_rows, refuse_weights_of_params
 from jtrain.rows import with_rows
 from jtrain.state import TrainState
@@ -68,12 +68,12 @@ def make_step(
 
         def share(params, rows):  # what these rows add to the loss
             got = terms(params, state.extra, rows, rng)
-            value = combine(got.terms, weights)
-            return value, (value, got.metrics, got.extra)
+            return combine(got.terms, weights), (got.metrics, got.extra)
 
-        grads, (value, metrics, changes) = total(
-            lambda rows: jax.grad(share, has_aux=True)(state.params, rows)
-        )
+        def gradient(params):  # of the loss over the whole batch
+            return total(lambda rows: jax.value_and_grad(share, has_aux=True)(params, rows))
+
+        (value, (metrics, changes)), grads = gradient(state.params)
         grad_norm = norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
 
@@ -84,18 +84,17 @@ def make_step(
                 state.params,
                 value=value,
                 grad=grads,
-                value_fn=lambda params: total(lambda rows: share(params, rows)[0]),
+                value_fn=value_of(gradient),
             )
             updates = optax.tree.cast_like(updates, state.params)
             return updates, opt_state, absorb(state.extra, changes)
 
-        def stay():  # x + -0.0 is x, bit for bit
-            nothing = jax.tree.map(lambda x: jnp.full_like(x, -0.0), state.params)
-            return nothing, state.opt_state, state.extra
-
         # A branch and not a select: for a select XLA:CPU copies the whole donated state, a quarter
-        # of the time of a small step and twice its temporaries (docs/log.md).
+        # of the time of a small step (docs/log.md). In the other branch the gradients stand for
+        # updates that are not taken, so that either can lie in the memory of the gradients.
+        stay = lambda: (optax.tree.cast_like(grads, state.params), state.opt_state, state.extra)
         updates, opt_state, extra = jax.lax.cond(finite, take, stay)
+        updates = jax.tree.map(lambda u: jnp.where(finite, u, -0.0), updates)  # x + -0.0 is x
         params = optax.apply_updates(state.params, updates)
         skipped = state.skipped + ~finite
         own = {"loss": value, "grad_norm": grad_norm, "update_norm": norm(updates)}

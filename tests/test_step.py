@@ -1,0 +1,195 @@
+"""One step: what it computes, what it refuses to do, and what it costs."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny_language
+from layouts import bitwise, distance
+from line import height, points, squared, start
+
+from jtrain.parallel import Mirrored, Single
+from jtrain.state import new_state
+from jtrain.step import make_step, many
+from jtrain.types import Mean
+
+SGD = optax.sgd(0.1)
+
+
+def test_is_the_step_of_the_closed_form():
+    batch = points(8, hidden=3)
+    state, metrics = jax.jit(make_step(squared, SGD))(start(SGD), batch)
+    x, y = (batch[name][:5].astype(np.float64) for name in ("x", "y"))
+    slope, offset = np.array([0.5, -1, 2]), 0.25
+    error = x @ slope + offset - y
+    gradient = {"slope": 2 * error @ x / 5, "offset": 2 * error.mean()}
+    norm = np.sqrt(gradient["slope"] @ gradient["slope"] + gradient["offset"] ** 2)
+    np.testing.assert_allclose(state.params["slope"], slope - 0.1 * gradient["slope"], rtol=1e-6)
+    np.testing.assert_allclose(state.params["offset"], offset - 0.1 * gradient["offset"], rtol=1e-6)
+    numbers = {name: mean.value() for name, mean in metrics.items()}
+    assert numbers == pytest.approx(
+        {"loss": np.mean(error**2), "grad_norm": norm, "update_norm": 0.1 * norm, "skipped": 0},
+        rel=1e-6,
+    )
+    assert int(state.step) == 1
+
+
+def test_composes_under_the_users_own_jit_without_row_or_mask():
+    whole = points(8)
+    bare = {name: whole[name] for name in ("x", "y")}
+    got, _ = jax.jit(make_step(squared, SGD, microbatches=2))(start(SGD), bare)
+    want, _ = jax.jit(make_step(squared, SGD, microbatches=2))(start(SGD), whole)
+    assert bitwise(got.params, want.params)
+
+
+def test_gives_the_loss_a_key_of_its_own_each_step_and_none_to_evaluation():
+    def loss(params, batch, rng):
+        return squared(params, batch, rng), {"draw": Mean(jax.random.uniform(rng), jnp.float32(1))}
+
+    step, state = jax.jit(make_step(loss, SGD)), start(SGD)
+    draws = []
+    for number in range(2):
+        state, metrics = step(state, points())
+        draws.append(metrics["draw"].value())
+        key = jax.random.fold_in(jax.random.key(3), number)
+        assert draws[-1] == pytest.approx(float(jax.random.uniform(key)), rel=1e-6)
+    assert draws[0] != draws[1]
+
+
+def test_a_term_without_weight_adds_nothing():
+    def loss(params, batch, rng):
+        nothing = Mean.of(height(params, batch), jnp.zeros(len(batch["mask"]), bool))
+        return squared(params, batch, rng) + 1e3 * nothing
+
+    got, metrics = jax.jit(make_step(loss, SGD))(start(SGD), points())
+    want, alone = jax.jit(make_step(squared, SGD))(start(SGD), points())
+    assert bitwise(got.params, want.params)
+    assert metrics["loss"].value() == alone["loss"].value()
+
+
+def test_a_mean_in_a_mean_takes_its_coefficients_along():
+    def loss(params, batch, rng):
+        one = squared(params, batch, rng)
+        return 2.0 * (one + 0.5 * one) + one
+
+    _, metrics = jax.jit(make_step(loss, SGD))(start(SGD), points())
+    _, alone = jax.jit(make_step(squared, SGD))(start(SGD), points())
+    assert metrics["loss"].value() == pytest.approx(4 * alone["loss"].value(), rel=1e-6)
+
+
+# Not finite: old state stays
+
+
+def spoilt(batch):
+    return batch | {"y": np.where(batch["row"] == 2, np.nan, batch["y"]).astype(np.float32)}
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_gradient_that_is_not_finite_changes_no_bit(microbatches):
+    optimizer = optax.adamw(0.1)
+    step = jax.jit(make_step(squared, optimizer, microbatches=microbatches))
+    state, _ = step(start(optimizer), points())
+    odd = {"slope": jnp.array([-0.0, 0.0, 3e38]), "offset": jnp.array(-0.0)}
+    state = dataclasses.replace(state, params=odd)
+    after, metrics = step(state, spoilt(points()))
+    assert bitwise(after.params, state.params)
+    assert bitwise(after.opt_state, state.opt_state)
+    assert (int(after.step), int(after.skipped)) == (2, 1)
+    assert np.isnan(metrics["loss"].value())
+    assert metrics["skipped"].value() == 1
+    assert metrics["update_norm"].value() == 0
+
+
+def test_after_a_bad_batch_it_goes_on_as_if_it_had_never_been():
+    optimizer = optax.adamw(0.1)
+    step, good = jax.jit(make_step(squared, optimizer)), [points(seed=n) for n in range(3)]
+    want, got = start(optimizer), start(optimizer)
+    for batch in good:
+        want, _ = step(want, batch)
+    for batch in (good[0], spoilt(good[1]), good[1], spoilt(good[0]), good[2]):
+        got, _ = step(got, batch)
+    assert bitwise((got.params, got.opt_state), (want.params, want.opt_state))
+    assert (int(got.step), int(got.skipped)) == (5, 2)
+
+
+# What it costs
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_the_weights_cost_no_forward_pass(microbatches):
+    loss = functools.partial(tiny_language.next_token, data="terms")
+    make = lambda: new_state(tiny_language.init_params(jax.random.key(0)), SGD, jax.random.key(1))
+    state, batch = jax.eval_shape(make), next(tiny_language.batches("terms", 1))
+    step = jax.jit(make_step(loss, SGD, microbatches=microbatches)).lower(state, batch).compile()
+    alone = jax.jit(loss).lower(state.params, batch, None).compile()
+    # Two layers, each with a product forward and two backward; a second forward would make 8. A
+    # loop's body counts once, so half the rows in it are half the operations.
+    assert alone.as_text().count(" dot(") == 2
+    assert step.as_text().count(" dot(") == 6
+    assert flops(step) < 3.3 * flops(alone) / microbatches
+
+
+def flops(program) -> float:
+    return program.cost_analysis()["flops"]
+
+
+def test_the_loss_is_traced_once():
+    traced = []
+
+    def counted(params, batch, rng):
+        traced.append(1)
+        return squared(params, batch, rng)
+
+    step, state = jax.jit(make_step(counted, SGD), donate_argnums=0), start(SGD)
+    for _ in range(10):
+        state, _ = step(state, points())
+    assert len(traced) == 1
+    assert int(state.step) == 10
+
+
+# Optimizers that evaluate the loss again
+
+
+@pytest.mark.parametrize(
+    ("where", "microbatches"),
+    [(Single(), 2), (Mirrored(devices=4), 1), (Mirrored(devices=2, impl="shard_map"), 2)],
+    ids=repr,
+)
+def test_line_search_takes_the_steps_of_one_device(where, microbatches):
+    """L-BFGS asks for the loss at other parameters; `value_fn` gives that of the whole batch."""
+    optimizer, batch = optax.lbfgs(), points(16, hidden=3)
+    strategy = where.build()
+    state, placed = start(optimizer, strategy), strategy.place(batch)
+    step = make_step(squared, optimizer, microbatches=microbatches, psum=strategy.psum)
+    step = strategy.compile(step, state, placed, keeps=True)
+    want, whole = start(optimizer), jax.jit(make_step(squared, optimizer))
+    for _ in range(12):
+        state, metrics = step(state, placed)
+        want, wanted = whole(want, batch)
+        assert metrics["loss"].value() == pytest.approx(wanted["loss"].value(), rel=1e-6)
+    assert distance(state.params, want.params) < 1e-5  # the search divides differences of losses
+    x = np.concatenate([batch["x"], np.ones((16, 1), np.float32)], 1)[:13].astype(np.float64)
+    best = np.linalg.lstsq(x, batch["y"][:13].astype(np.float64), rcond=None)[0]
+    np.testing.assert_allclose(state.params["slope"], best[:3], rtol=1e-2)
+
+
+# Several steps a call
+
+
+def test_many_steps_in_one_call_are_the_same_steps():
+    """To 1e-6: XLA may fuse the body of a loop otherwise than a step on its own."""
+    optimizer = optax.adamw(0.1)
+    each = [points(seed=n) for n in range(3)]
+    stacked = {name: np.stack([batch[name] for batch in each]) for name in each[0]}
+    step = make_step(squared, optimizer)
+    got, metrics = jax.jit(many(step))(start(optimizer), stacked)
+    want, one = start(optimizer), jax.jit(step)
+    for number, batch in enumerate(each):
+        want, alone = one(want, batch)
+        assert metrics["loss"].value()[number] == pytest.approx(alone["loss"].value(), rel=1e-6)
+    assert distance(got.params, want.params) < 1e-6
+    assert int(got.step) == 3
