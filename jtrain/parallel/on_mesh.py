@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jtrain.parallel.devices import DATA
-from jtrain.parallel.strategy import Remembered, same_for_all
+from jtrain.parallel.strategy import Remembered, compile_once, same_for_all
 from jtrain.types import Anywhere, Batch, Placement
 
 
@@ -40,10 +40,24 @@ class OnMesh(abc.ABC):
         return same_for_all(tree, NamedSharding(self.mesh, P()))
 
     @abc.abstractmethod
+    def whole(self, fn: Callable, stacked: bool) -> Callable:
+        """`fn`, written for what one copy of the step sees, over the whole state and batch."""
+
     def compile(
         self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
     ) -> Callable:
-        """`fn(state, batch)` over the mesh; see `Strategy`."""
+        """`fn` over the mesh, all that it takes and gives back where this strategy puts it.
+
+        Said and not left to the compiler, which lays out otherwise what `fn` does not use.
+        """
+        states, everywhere = self.shardings(state), NamedSharding(self.mesh, P())
+        jitted = jax.jit(
+            self.whole(fn, stacked),
+            in_shardings=(states, NamedSharding(self.mesh, self.rows(stacked))),
+            out_shardings=(states, everywhere) if keeps else everywhere,
+            donate_argnums=0 if keeps else (),
+        )
+        return compile_once(jitted, state, batch)
 
     def rows(self, stacked: bool) -> P:
         """How the arrays of a batch are split: b ..., or k b ... where steps are stacked."""

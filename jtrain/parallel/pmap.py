@@ -10,7 +10,6 @@ from jaxtyping import Array
 from jtrain.errors import ShardingError
 from jtrain.parallel.devices import DATA
 from jtrain.parallel.on_mesh import OnMesh
-from jtrain.parallel.strategy import compile_once
 
 
 class Pmap(OnMesh):
@@ -32,9 +31,7 @@ class Pmap(OnMesh):
         """Sums over the devices."""
         return lambda tree: jax.lax.psum(tree, DATA)
 
-    def compile(
-        self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
-    ) -> Callable:
+    def whole(self, fn: Callable, stacked: bool) -> Callable:
         """`fn` under `jax.pmap`; every device comes to the same state."""
         dim, shares = int(stacked), self.shares
 
@@ -44,8 +41,4 @@ class Pmap(OnMesh):
         copies = jax.pmap(
             fn, DATA, in_axes=(None, dim), out_axes=None, devices=list(self.mesh.devices)
         )
-        whole = jax.jit(
-            lambda state, batch: copies(state, jax.tree.map(by_device, batch)),
-            donate_argnums=0 if keeps else (),
-        )
-        return compile_once(whole, state, batch)
+        return lambda state, batch: copies(state, jax.tree.map(by_device, batch))

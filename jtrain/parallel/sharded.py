@@ -11,7 +11,6 @@ from jaxtyping import Array, Shaped
 
 from jtrain.parallel.devices import DATA
 from jtrain.parallel.on_mesh import OnMesh
-from jtrain.parallel.strategy import compile_once
 from jtrain.types import Placement
 
 
@@ -58,18 +57,10 @@ class Sharded(OnMesh):
 
         return jax.tree.map(of, tree)
 
-    def compile(
-        self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
-    ) -> Callable:
-        """`fn` under `jax.jit`."""
-        states, everywhere = self.shardings(state), NamedSharding(self.mesh, P())
-        jitted = jax.jit(
-            fn,
-            in_shardings=(states, NamedSharding(self.mesh, self.rows(stacked))),
-            out_shardings=(states, everywhere) if keeps else everywhere,
-            donate_argnums=0 if keeps else (),
-        )
-        return compile_once(jitted, state, batch)
+    def whole(self, fn: Callable, stacked: bool) -> Callable:
+        """`fn` itself: there is one copy, and the compiler splits it."""
+        del stacked
+        return fn
 
 
 def largest_divisible(shape: tuple[int, ...], shares: int) -> P:
