@@ -46,7 +46,7 @@ class Evaluate:
 class Checkpoint:
     """When the state is saved, and how much of it is kept."""
 
-    every: int = Field(default=100, ge=0)
+    every: int = Field(default=500, ge=0)
     """Steps between checkpoints; 0: only at the end, and when the run is stopped."""
     keep: int = Field(default=2, ge=1)
     """How many of the newest are kept."""

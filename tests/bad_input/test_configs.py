@@ -236,7 +236,7 @@ CASES = [
          mend=("every: 7", "every: 5")),
     file("a default that does not fit", swap("checkpoint:\n  every: 5\n", "log: {every: 5}\n").replace("10", "12")
          + "steps_per_call: 3\n",
-         "toy.yaml: checkpoint.every: 100 is no multiple of steps_per_call, 3; nearest is 99 or 102",
+         "toy.yaml: checkpoint.every: 500 is no multiple of steps_per_call, 3; nearest is 498 or 501",
          mend=("steps_per_call: 3", "steps_per_call: 3\ncheckpoint: {every: 99}")),
     # The command line
     typed("stesp=3", "is no key", "did you mean steps?", mend="steps=3"),

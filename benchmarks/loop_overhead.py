@@ -1,0 +1,264 @@
+"""What jtrain's loop adds to a loop written by hand around `jax.jit`.
+
+Ours is the loop of `jtrain run` with all its hooks: log, metrics, speed, guard, signals. By hand: the
+same loss and optimizer jitted, batches by numpy's fancy indexing, the loss read eight steps late.
+
+    python benchmarks/loop_overhead.py [--rounds 30] [mlp | transformer | scan ...]
+"""
+
+import argparse
+import collections
+import contextlib
+import io
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from pairs import machine, ratio, table, take_turns
+
+import jtrain as jt
+from jtrain.assemble import assemble
+from jtrain.checkpoint import Checkpoints
+from jtrain.config.top import Checkpoint
+from jtrain.data import Arrays, ReadAhead, Shuffled
+from jtrain.data.windows import Windows
+from jtrain.directory import Directory
+from jtrain.hooks.signals import Signals
+from jtrain.losses.next_token import inputs_and_targets, next_token
+from jtrain.models.transformer import Transformer
+from jtrain.optim.adamw import AdamW
+from jtrain.parallel import Single
+from jtrain.types import Placement
+from jtrain.watch import Watch
+
+STEPS = 10**8  # the run never ends; a turn is a part of it
+
+
+def mlp_params(key: jax.Array) -> dict[str, jax.Array]:
+    """784-32-10."""
+    up, down = jax.random.split(key)
+    return {
+        "up": jax.random.normal(up, (784, 32)) * 0.03,
+        "up_bias": jnp.zeros(32),
+        "down": jax.random.normal(down, (32, 10)) * 0.1,
+        "down_bias": jnp.zeros(10),
+    }
+
+
+def mlp_nats(params: Any, batch: Any) -> jax.Array:
+    """Nats a row."""
+    hidden = jax.nn.relu(batch["image"] @ params["up"] + params["up_bias"])
+    logits = hidden @ params["down"] + params["down_bias"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+
+
+def images(rows: int = 10_000) -> dict[str, np.ndarray]:
+    """Random images of 784 numbers with a label."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, rows).astype(np.int32)
+    return {"image": rng.random((rows, 784), np.float32), "label": labels}
+
+
+def characters() -> np.ndarray:
+    """As many random characters as tiny Shakespeare has."""
+    return np.random.default_rng(0).integers(0, 65, 1_000_000).astype(np.int32)
+
+
+@jt.values
+class Mlp(jt.RunConfig):
+    """The tiny MLP, whose step costs next to nothing."""
+
+    def build(self, place: Placement) -> jt.Experiment:
+        """Random images."""
+        return jt.Experiment(
+            init=lambda key: (mlp_params(key), ()),
+            loss=lambda params, batch, rng: jt.Mean.of(mlp_nats(params, batch), batch["mask"]),
+            train=Shuffled(Arrays(**images()), size=self.batch),
+            optimizer=optax.adamw(1e-3),
+        )
+
+
+@jt.values
+class Characters(jt.RunConfig):
+    """The character transformer in nanoGPT's CPU setting."""
+
+    def build(self, place: Placement) -> jt.Experiment:
+        """Random characters."""
+        model = transformer()
+
+        def loss(params, batch, rng):
+            inputs, targets, real = inputs_and_targets(batch)
+            logits, _ = model.apply(params, {}, None, rng is not None, inputs)
+            return next_token(logits, targets, real)[0]
+
+        return jt.Experiment(
+            init=model.init,
+            loss=loss,
+            train=Shuffled(Windows(characters(), context=64), size=self.batch),
+            optimizer=optax.adamw(1e-3),
+            tokens=64,
+        )
+
+
+def transformer() -> jt.Model:
+    """4 layers, 4 heads, width 128, context 64."""
+    return Transformer(vocab=65, context=64, layers=4, heads=4, width=128).build()
+
+
+class Ours:
+    """A run of jtrain, a part of it at each turn."""
+
+    def __init__(self, config: jt.RunConfig, steps: int, stack: contextlib.ExitStack):
+        parts = assemble(config)
+        directory = Directory(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        directory.begin(config)
+        kept = stack.enter_context(Checkpoints(directory.checkpoints))
+        watch = stack.enter_context(Watch(parts, directory, kept, start=None, screen=io.StringIO()))
+        signals = stack.enter_context(Signals(every=config.steps_per_call))
+        self.step, self.state = parts.compile_step(), parts.fresh()
+        self.hooks = [signals, *watch.hooks([], self.state)]
+        calls, self.each, self.steps, self.done = parts.calls, config.steps_per_call, steps, 0
+        read = lambda call: parts.place(calls[call])
+        self.feed = stack.enter_context(ReadAhead(read, start=0, stop=None))
+
+    def __call__(self) -> float:
+        began = time.perf_counter()
+        ended = jt.train(
+            self.step,
+            self.state,
+            self.feed,
+            start=self.done,
+            stop=self.done + self.steps,
+            hooks=self.hooks,
+            steps_per_call=self.each,
+        )
+        self.state, self.done = jax.block_until_ready(ended.state), ended.step
+        return (time.perf_counter() - began) / self.steps * 1e6
+
+
+class ByHand:
+    """`take(state, batch) -> (state, loss)` in a loop of its own, `each` steps a call."""
+
+    def __init__(self, take: Callable, state: Any, read: Callable, steps: int, each: int = 1):
+        self.take, self.state, self.read = jax.jit(take, donate_argnums=0), state, read
+        self.steps, self.each, self.done = steps, each, 0
+
+    def __call__(self) -> float:
+        began, losses = time.perf_counter(), collections.deque()
+        for _ in range(self.steps // self.each):
+            self.state, loss = self.take(self.state, self.read(self.done))
+            self.done += self.each
+            losses.append(loss)
+            if len(losses) > 8:
+                losses.popleft().block_until_ready()
+        jax.block_until_ready(self.state)
+        return (time.perf_counter() - began) / self.steps * 1e6
+
+
+def written_by_hand(loss: Callable, params: Any) -> tuple[Callable, Any]:
+    """The step and the state that anyone would write."""
+    optimizer = optax.adamw(1e-3)
+
+    def take(state, batch):
+        params, opt_state = state
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), value
+
+    return take, (params, optimizer.init(params))
+
+
+def config(kind: type[jt.RunConfig], batch: int, steps_per_call: int = 1) -> jt.RunConfig:
+    """The values of a run on one device."""
+    return kind(
+        experiment="benchmark",
+        name="benchmark",
+        steps=STEPS,
+        batch=batch,
+        steps_per_call=steps_per_call,
+        optimizer=AdamW(lr=1e-3),
+        parallel=Single(),
+        checkpoint=Checkpoint(every=0),
+    )
+
+
+def mlp(stack: contextlib.ExitStack) -> dict[str, Callable[[], float]]:
+    """The tiny MLP, 32 rows a step."""
+    data, order = images(), np.random.default_rng(1).permutation(10_000)
+
+    def read(step):
+        taken = np.take(order, range(32 * step, 32 * step + 32), mode="wrap")
+        return {name: array[taken] for name, array in data.items()}
+
+    loss = lambda params, batch: mlp_nats(params, batch).mean()
+    take, state = written_by_hand(loss, mlp_params(jax.random.key(0)))
+    return {
+        "by hand": ByHand(take, state, read, 1000),
+        "jtrain": Ours(config(Mlp, 32), 1000, stack),
+    }
+
+
+def scan(stack: contextlib.ExitStack) -> dict[str, Callable[[], float]]:
+    """The tiny MLP, 50 steps of 32 rows a call."""
+    data, order = images(), np.random.default_rng(1).permutation(10_000)
+
+    def read(step):
+        taken = np.take(order, range(32 * step, 32 * step + 1600), mode="wrap")
+        return {n: a[taken].reshape(50, 32, *a.shape[1:]) for n, a in data.items()}
+
+    loss = lambda params, batch: mlp_nats(params, batch).mean()
+    take, state = written_by_hand(loss, mlp_params(jax.random.key(0)))
+    scanned = lambda state, batches: jax.lax.scan(take, state, batches)
+    return {
+        "by hand": ByHand(scanned, state, read, 2000, 50),
+        "jtrain": Ours(config(Mlp, 32, steps_per_call=50), 2000, stack),
+    }
+
+
+def char(stack: contextlib.ExitStack) -> dict[str, Callable[[], float]]:
+    """The character transformer, 12 rows of 64 characters a step."""
+    model, tokens = transformer(), characters()
+    order = np.random.default_rng(1).permutation(len(tokens) - 64)
+
+    def read(step):
+        taken = np.take(order, range(12 * step, 12 * step + 12), mode="wrap")
+        return tokens[taken[:, None] + np.arange(65)]
+
+    def loss(params, batch):
+        logits, _ = model.apply(params, {}, None, True, batch[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
+
+    take, state = written_by_hand(loss, jax.jit(model.init)(jax.random.key(0))[0])
+    return {
+        "by hand": ByHand(take, state, read, 30),
+        "jtrain": Ours(config(Characters, 12), 30, stack),
+    }
+
+
+CASES = {"mlp": mlp, "scan": scan, "transformer": char}
+
+
+def main() -> None:
+    """Prints a table a case."""
+    parser = argparse.ArgumentParser(description="What jtrain's loop adds to one by hand.")
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=list(CASES))
+    parser.add_argument("--rounds", type=int, default=30)
+    given = parser.parse_args()
+    print(machine())
+    for case in given.cases:
+        with contextlib.ExitStack() as stack:
+            times = take_turns(CASES[case](stack), given.rounds)
+        added = [a - b for a, b in zip(times["jtrain"], times["by hand"], strict=True)]
+        print(f"\n{case}: {CASES[case].__doc__}\n\n{table(times, 'us a step', 'by hand')}")
+        print(f"\nadded: {sorted(added)[len(added) // 2]:.1f} us a step (median of pairs)")
+        print(f"ratio: {ratio(times['jtrain'], times['by hand'])}")
+
+
+if __name__ == "__main__":
+    main()
