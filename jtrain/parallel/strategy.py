@@ -66,12 +66,16 @@ def compile_once(jitted: Any, state: Any, batch: Any) -> Callable:
             return program(state, batch)
         except (TypeError, ValueError) as error:
             changes = _differences(abstract, (state, batch))
+            advice = "Keep shapes fixed: pad a short batch under its mask."
+            if not changes:
+                changes = _moved(program.input_shardings[0], (state, batch))
+                advice = "Place a batch by strategy.place, a state by strategy.shardings(state)."
             if not changes:
                 raise
             raise RetraceError(
                 "the step was compiled once and was now given other arrays:\n  "
                 + "\n  ".join(changes)
-                + "\nKeep shapes fixed: pad a short batch under its mask."
+                + f"\n{advice}"
             ) from error
 
     return call
@@ -127,9 +131,24 @@ def _differences(expected: Any, got: Any) -> list[str]:
         }
 
     before, after = signature(expected), signature(got)
-    names = {"0": "state", "1": "batch"}
     return [
-        f"{names[n[0]]}{n[1:]}: was {before.get(n, 'absent')}, is {after.get(n, 'absent')}"
+        f"{_said(n)}: was {before.get(n, 'absent')}, is {after.get(n, 'absent')}"
         for n in {**before, **after}
         if before.get(n) != after.get(n)
     ]
+
+
+def _moved(expected: Any, got: Any) -> list[str]:
+    """The leaves that lie elsewhere than the program takes them from."""
+    wanted = named_leaves(expected)
+    return [
+        f"{_said(n)}: was laid out as {wanted[n]}, is as {leaf.sharding}"
+        for n, leaf in named_leaves(got).items()
+        if n in wanted and isinstance(leaf, jax.Array)
+        if not leaf.sharding.is_equivalent_to(wanted[n], leaf.ndim)
+    ]
+
+
+def _said(name: str) -> str:
+    """`0/params/w` as `state/params/w`."""
+    return {"0": "state", "1": "batch"}[name[0]] + name[1:]

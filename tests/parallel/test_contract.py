@@ -1,0 +1,152 @@
+"""What a compiled step keeps to under every strategy, beside its result."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from layouts import STRATEGIES, bitwise, distance, strategy
+from line import height, line, points, squared, start
+
+from jtrain.errors import RetraceError
+from jtrain.parallel import Strategy
+from jtrain.state import new_state
+from jtrain.step import make_step, many
+from jtrain.types import Mean, stateful
+
+ADAMW = optax.adamw(0.1)
+DEVICES = {name: 1 if name == "single" else 4 for name in STRATEGIES}
+
+
+@pytest.fixture(params=STRATEGIES)
+def where(request) -> Strategy:
+    return strategy(request.param, DEVICES[request.param])
+
+
+def compiled(where: Strategy, loss=squared, **options):
+    """A step, the state it starts from and a placed batch."""
+    state, batch = start(ADAMW, where, options.pop("extra", ())), where.place(points(16))
+    step = make_step(loss, ADAMW, psum=where.psum, **options)
+    return where.compile(step, state, batch, keeps=True), state, batch
+
+
+def test_takes_the_state_away_and_traces_the_loss_once_in_ten_steps(where):
+    traced = []
+
+    def counted(params, batch, rng):
+        traced.append(1)
+        return squared(params, batch, rng)
+
+    step, first, batch = compiled(where, counted)
+    state, _ = step(first, batch)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((first.params, first.opt_state)))
+    for _ in range(9):
+        state, metrics = step(state, batch)
+        jax.block_until_ready(metrics)
+    assert len(traced) == 1
+    assert int(state.step) == 10
+
+
+def test_other_arrays_are_refused_by_name_and_a_padded_batch_is_taken(where):
+    step, state, _ = compiled(where)
+    with pytest.raises(RetraceError) as caught:
+        step(state, where.place(points(8)))
+    assert "batch/x: was float32[16, 3], is float32[8, 3]" in str(caught.value)
+    with pytest.raises(RetraceError, match=r"batch/y: was float32\[16\], is bfloat16\[16\]"):
+        step(state, where.place(points(16) | {"y": points(16)["y"].astype(jnp.bfloat16)}))
+    with pytest.raises(RetraceError, match=r"batch/more: was absent, is int32\[16\]"):
+        step(state, where.place(points(16) | {"more": np.arange(16, dtype=np.int32)}))
+    with pytest.raises(RetraceError, match="pad a short batch under its mask"):
+        step(state, where.place({name: x[:8] for name, x in points(16).items()}))
+    short = points(8)
+    padded = {name: np.concatenate([x, x]) for name, x in short.items() if name != "mask"}
+    _, metrics = step(state, where.place(padded | {"mask": np.arange(16) < 8}))
+    want = squared(line(), {name: jnp.asarray(x) for name, x in short.items()}, None)
+    assert metrics["loss"].value() == pytest.approx(want.value(), rel=1e-6)
+
+
+def test_arrays_that_lie_elsewhere_are_refused_by_name():
+    where, apart = strategy("mirrored jit", 4), strategy("mirrored jit", 2)
+    step, state, batch = compiled(where)
+    with pytest.raises(RetraceError, match=r"batch/x: .*[\s\S]*strategy\.place"):
+        step(state, apart.place(points(16)))
+    with pytest.raises(RetraceError, match=r"state/params/offset[\s\S]*strategy\.shardings"):
+        step(start(ADAMW, apart), batch)
+
+
+def test_a_weakly_typed_parameter_is_no_other_array(where):
+    make = lambda: new_state(line() | {"offset": jnp.array(0.25)}, ADAMW, jax.random.key(0))
+    state = jax.jit(make, out_shardings=where.shardings(jax.eval_shape(make)))()
+    batch = where.place(points(16))
+    step = where.compile(make_step(squared, ADAMW, psum=where.psum), state, batch, keeps=True)
+    for _ in range(3):
+        state, _ = step(state, batch)
+    assert int(state.step) == 3
+
+
+def test_a_bad_batch_changes_no_bit_on_any_device(where):
+    step, state, batch = compiled(where, ragged=True)
+    state, _ = step(state, batch)
+    before = jax.device_get((state.params, state.opt_state))
+    # On one device alone: what the others sum is finite, and they have to stay as well.
+    bad = points(16) | {"y": np.where(np.arange(16) == 9, np.inf, 1).astype(np.float32)}
+    state, metrics = step(state, where.place(bad))
+    assert bitwise(jax.device_get((state.params, state.opt_state)), before)
+    for leaf in jax.tree.leaves(state.params):
+        copies = [np.asarray(shard.data).tobytes() for shard in leaf.addressable_shards]
+        assert len(set(copies)) == 1 or not leaf.is_fully_replicated
+    assert metrics["skipped"].value() == 1
+
+
+def test_many_steps_in_one_call_are_the_same_steps(where):
+    each = [points(16, seed=n) for n in range(3)]
+    stacked = where.place(
+        {name: np.stack([batch[name] for batch in each]) for name in each[0]}, stacked=True
+    )
+    step, want = make_step(squared, ADAMW, psum=where.psum), start(ADAMW, where)
+    one = where.compile(step, want, where.place(each[0]), keeps=True)
+    got = start(ADAMW, where)
+    all_in_one = where.compile(many(step), got, stacked, stacked=True, keeps=True)
+    got, metrics = all_in_one(got, stacked)
+    losses = []
+    for batch in each:
+        want, alone = one(want, where.place(batch))
+        losses.append(alone["loss"].value())
+    np.testing.assert_allclose(metrics["loss"].value(), losses, rtol=1e-6)
+    assert distance(got.params, want.params) < 1e-6
+
+
+def test_a_plain_scalar_is_the_mean_over_the_rows(where):
+    scalar = lambda params, batch, rng: jnp.square(height(params, batch) - batch["y"]).mean()
+    step, state, batch = compiled(where, scalar, microbatches=2)
+    mean, other, _ = compiled(where)
+    for _ in range(3):
+        state, got = step(state, batch)
+        other, want = mean(other, batch)
+        assert got["loss"].value() == pytest.approx(want["loss"].value(), rel=1e-6)
+    assert distance(state.params, other.params) < 1e-6
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_carried_state_is_exact(where, microbatches):
+    """A running mean that is returned as a Mean, and a teacher that is left alone."""
+
+    @stateful
+    def loss(params, extra, batch, rng):
+        del rng
+        to = height(extra["teacher"], batch)
+        error = Mean.of(jnp.square(height(params, batch) - to), batch["mask"])
+        running = 0.9 * extra["running"] + 0.1 * jnp.abs(batch["x"]).sum(-1)  # b
+        return error, {}, {"running": Mean.of(running, batch["mask"]), "teacher": extra["teacher"]}
+
+    teacher = jax.tree.map(lambda x: x + 1, line())
+    extra = {"running": jnp.float32(5), "teacher": teacher}
+    step, state, _ = compiled(where, loss, microbatches=microbatches, extra=extra, ragged=True)
+    want = 5.0
+    for seed in range(3):
+        batch = points(16, hidden=5, seed=seed)
+        state, metrics = step(state, where.place(batch))
+        want = 0.9 * want + 0.1 * np.abs(batch["x"][:11].astype(np.float64)).sum(-1).mean()
+    assert float(state.extra["running"]) == pytest.approx(want, rel=1e-6)
+    assert bitwise(jax.device_get(state.extra["teacher"]), jax.device_get(teacher))
+    assert np.isfinite(metrics["loss"].value())
