@@ -81,9 +81,14 @@ def absorb(extra: Extra, changes: Extra) -> Extra:
 def _parts(got: Any, count: int) -> tuple[Any, ...]:
     form = {2: "(value, metrics)", 3: "(value, metrics, extra)"}[count]
     if type(got) is not tuple or len(got) != count:
-        what = f"a tuple of {len(got)}" if type(got) is tuple else f"a {type(got).__name__}"
-        raise LossError(f"a loss was to return {form} and returned {what}.")
+        raise LossError(f"a loss was to return {form} and returned {_kind(got)}.")
     return got
+
+
+def _kind(x: Any) -> str:
+    if isinstance(x, jax.Array):  # under a trace its type says nothing
+        return f"an array {x.dtype}{list(x.shape)}"
+    return f"a tuple of {len(x)}" if type(x) is tuple else f"a {type(x).__name__}"
 
 
 def _terms(value: Any, batch: Batch, ragged: bool) -> Terms:
@@ -92,7 +97,7 @@ def _terms(value: Any, batch: Batch, ragged: bool) -> Terms:
     if not isinstance(value, Terms):
         if not isinstance(value, jax.Array) or not jnp.issubdtype(value.dtype, jnp.floating):
             raise LossError(
-                f"a loss returned a {type(value).__name__}; it is to return a jt.Mean, a sum of "
+                f"a loss returned {_kind(value)}; it is to return a jt.Mean, a sum of "
                 f"Means such as `ce + 1e-2 * z`, or a scalar array, or a tuple (one of these, "
                 f"metrics)."
             )
@@ -118,11 +123,11 @@ def _terms(value: Any, batch: Batch, ragged: bool) -> Terms:
 
 def _metrics(metrics: Any) -> Metrics:
     if not isinstance(metrics, dict):
-        raise LossError(f"metrics are a dict of Means; a loss returned a {type(metrics).__name__}.")
+        raise LossError(f"metrics are a dict of Means; a loss returned {_kind(metrics)}.")
     for name, metric in metrics.items():
         if not isinstance(metric, Mean):
             raise LossError(
-                f"the metric {name!r} is a {type(metric).__name__}, not a Mean, so it cannot be "
+                f"the metric {name!r} is {_kind(metric)}, not a Mean, so it cannot be "
                 f'added up exactly. Return `jt.Mean.of(values_by_row, batch["mask"])`.'
             )
         if name in {"loss", "grad_norm", "update_norm", "skipped"}:
