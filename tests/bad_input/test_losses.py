@@ -1,0 +1,264 @@
+"""Losses that keep no contract: refused before anything runs, with what to write instead."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from line import height, line, points, squared, start
+
+from jtrain.accumulate import accumulate
+from jtrain.errors import ConfigError, LossError
+from jtrain.loss_checks import refuse_unused_params
+from jtrain.parallel import FSDP, Mirrored, Single, check_divides
+from jtrain.state import new_state
+from jtrain.step import make_step
+from jtrain.terms import in_terms
+from jtrain.types import Mean, stateful
+
+SGD = optax.sgd(0.1)
+
+
+def errors(params, batch):
+    return jnp.square(height(params, batch) - batch["y"])  # b
+
+
+def good(params, batch, rng):
+    return squared(params, batch, rng)
+
+
+def weighed(weight: Callable[[Any, Any], Any]):
+    """A loss whose weight is computed from (params, batch)."""
+
+    def loss(params, batch, rng):
+        del rng
+        return Mean(errors(params, batch).sum(), weight(params, batch))
+
+    return loss
+
+
+@jax.custom_vjp
+def without_gradient(x):
+    return x.sum()
+
+
+without_gradient.defvjp(lambda x: (x.sum(), x), lambda x, up: (jnp.zeros_like(x),))
+
+
+def by_scan(params, batch):
+    add = lambda total, y: (total + y, None)
+    return jax.lax.scan(add, jnp.float32(0), height(params, batch))[0]
+
+
+def by_carry_later(params, batch):
+    """The second of a scan's carries sees the parameter only in the second round."""
+    swap = lambda both, _: ((height(params, batch).sum(), both[0]), None)
+    return jax.lax.scan(swap, (jnp.float32(0), jnp.float32(0)), None, length=2)[0][1]
+
+
+def carried(change: Callable[[Any, Any], Any]):
+    return stateful(lambda p, e, b, rng: (squared(p, b, rng), {}, change(e, b)))
+
+
+def with_metric(metric: Any, name: str = "accuracy"):
+    return lambda p, b, rng: (squared(p, b, rng), {name: metric(p, b)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    loss: Any
+    advice: str
+    """What the message has to say."""
+    instead: Any = good
+    """What following it gives, which has to work."""
+    ragged: bool = False
+    extra: Any = ()
+
+
+EXTRA = {"mean": jnp.float32(0), "teacher": jnp.float32(1)}
+kept = carried(lambda e, b: {"mean": Mean.of(b["x"].sum(-1), b["mask"]), "teacher": e["teacher"]})
+scalar = lambda p, b, rng: errors(p, b).mean()
+weight_advice = "A weight may depend on the batch alone"
+CASES = {
+    "returns None": Case(lambda p, b, rng: None, "a NoneType; it is to return a jt.Mean"),
+    "returns a number": Case(lambda p, b, rng: 0.5, "a float; it is to return a jt.Mean"),
+    "returns a dict": Case(lambda p, b, rng: {"loss": squared(p, b, rng)}, "a dict; it is to"),
+    "returns a tuple of three": Case(
+        lambda p, b, rng: (squared(p, b, rng), {}, ()),
+        "was to return (value, metrics) and returned a tuple of 3",
+        lambda p, b, rng: (squared(p, b, rng), {}),
+    ),
+    "returns a value a row": Case(
+        lambda p, b, rng: errors(p, b), 'jt.Mean.of(values, batch["mask"])'
+    ),
+    "returns an integer": Case(
+        lambda p, b, rng: (errors(p, b) > 1).sum(), "an array int32[]; it is to return a jt.Mean"
+    ),
+    "totals a row": Case(
+        lambda p, b, rng: Mean(errors(p, b), b["mask"].astype(jnp.float32)),
+        "has a total of shape (8,) and a weight of shape (8,); both are to be sums over rows",
+        lambda p, b, rng: Mean((errors(p, b) * b["mask"]).sum(), b["mask"].sum(dtype=jnp.float32)),
+    ),
+    "a scalar over ragged data": Case(
+        scalar,
+        'Return a Mean instead: `jt.Mean.of(values_by_row, batch["mask"])`',
+        lambda p, b, rng: Mean.of(errors(p, b), b["mask"]),
+        ragged=True,
+    ),
+    "a metric that is no Mean": Case(
+        with_metric(lambda p, b: errors(p, b).max()),
+        "the metric 'accuracy' is an array float32[], not a Mean",
+        with_metric(lambda p, b: Mean.of(errors(p, b), b["mask"])),
+    ),
+    "a metric named as the step's own": Case(
+        with_metric(lambda p, b: Mean.of(errors(p, b), b["mask"]), "grad_norm"),
+        "the metric 'grad_norm' has the name of one that the step adds; rename it",
+        with_metric(lambda p, b: Mean.of(errors(p, b), b["mask"]), "my_norm"),
+    ),
+    "metrics in a list": Case(
+        lambda p, b, rng: (squared(p, b, rng), [1]), "metrics are a dict of Means"
+    ),
+    "a weight of parameters": Case(weighed(lambda p, b: height(p, b).sum()), weight_advice),
+    "a weight of parameters behind stop_gradient": Case(
+        weighed(lambda p, b: jax.lax.stop_gradient(height(p, b)).sum()), weight_advice
+    ),
+    "a weight of parameters in a scan": Case(weighed(by_scan), weight_advice),
+    "a weight of parameters in a scan's second round": Case(weighed(by_carry_later), weight_advice),
+    "a weight of parameters in a jit": Case(
+        weighed(jax.jit(lambda p, b: height(p, b).sum())), weight_advice
+    ),
+    "a weight of parameters in a custom_vjp": Case(
+        weighed(lambda p, b: without_gradient(height(p, b))), weight_advice
+    ),
+    "a weight of parameters in a cond": Case(
+        weighed(lambda p, b: jax.lax.cond(p["offset"] > 0, lambda: 1.0, lambda: 2.0)),
+        weight_advice,
+    ),
+    "the weight of the second term of parameters": Case(
+        lambda p, b, rng: squared(p, b, rng) + 0.1 * weighed(lambda p, b: p["offset"])(p, b, rng),
+        "the weight of term 1 of the loss is computed from the parameter 'offset'",
+        lambda p, b, rng: squared(p, b, rng) + 0.1 * squared(p, b, rng),
+    ),
+    "a stateful loss without state": Case(
+        stateful(lambda p, e, b, rng: squared(p, b, rng)),
+        "was to return (value, metrics, extra) and returned a Mean",
+        kept,
+        extra=EXTRA,
+    ),
+    "state that changes but is no Mean": Case(
+        carried(lambda e, b: e | {"mean": b["x"].mean()}),
+        "the leaf 'mean' of `extra` changes but is no Mean. Return `jt.Mean(new * rows, rows)`",
+        carried(lambda e, b: e | {"mean": Mean(b["x"].mean() * 8, jnp.float32(8))}),
+        extra=EXTRA,
+    ),
+    "state of another structure": Case(
+        carried(lambda e, b: {"mean": e["mean"]}),
+        "an `extra` of another structure: ['mean'], and was given ['mean', 'teacher']",
+        kept,
+        extra=EXTRA,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_is_refused_with_advice_that_works(case, microbatches):
+    make = lambda: new_state(line(), SGD, jax.random.key(0), case.extra)
+    options = {"microbatches": microbatches, "ragged": case.ragged}
+    batch = points(8 * microbatches)
+    with pytest.raises(LossError) as caught:
+        jax.eval_shape(make_step(case.loss, SGD, **options), jax.eval_shape(make), batch)
+    assert case.advice in str(caught.value)
+    jax.eval_shape(make_step(case.instead, SGD, **options), jax.eval_shape(make), batch)
+
+
+@pytest.mark.parametrize(
+    ("where", "microbatches", "said"),
+    [
+        (Single(), 2, "2 microbatches would cut the batch"),
+        (Mirrored(devices=2, impl="shard_map"), 1, "separate copies of the step would cut"),
+        (Mirrored(devices=2, impl="pmap"), 1, "separate copies of the step would cut"),
+    ],
+    ids=repr,
+)
+def test_rows_that_meet_are_not_parted(where, microbatches, said):
+    with pytest.raises(LossError) as caught:
+        make_step(squared, SGD, couples="batch", microbatches=microbatches, psum=where.build().psum)
+    assert said in str(caught.value)
+    assert "microbatches=1" in str(caught.value)
+    assert 'couples="slice"' in str(caught.value)
+    for named in (Single(), FSDP(devices=2), Mirrored(devices=2, impl="jit")):
+        make_step(squared, SGD, couples="batch", psum=named.build().psum)
+    make_step(squared, SGD, couples="slice", microbatches=2)
+
+
+def test_rows_that_meet_are_exact_over_devices_by_name():
+    """A loss of the batch's spread, which no sum over rows gives."""
+
+    def loss(params, batch, rng):
+        del rng
+        y = height(params, batch)
+        return Mean.of(jnp.square((y - y.mean()) / (y.std() + 1) - batch["y"]), batch["mask"])
+
+    batch, strategy = points(16), Mirrored(devices=4).build()
+    state = start(SGD, strategy)
+    step = make_step(loss, SGD, couples="batch", psum=strategy.psum)
+    step = strategy.compile(step, state, strategy.place(batch), keeps=True)
+    state, got = step(state, strategy.place(batch))
+    want, wanted = jax.jit(make_step(loss, SGD, couples="batch"))(start(SGD), batch)
+    assert got["loss"].value() == pytest.approx(wanted["loss"].value(), rel=1e-6)
+    np.testing.assert_allclose(state.params["slope"], want.params["slope"], rtol=1e-5)
+
+
+def test_a_parameter_without_gradient_is_named():
+    params = line() | {"spare": {"kernel": jnp.ones(3)}, "aside": jnp.ones(2)}
+    of = lambda loss: lambda params: in_terms(loss)(params, (), points(), None)
+    with pytest.raises(LossError) as caught:
+        refuse_unused_params(of(good), params)
+    assert "not computed from the parameters 'aside', 'spare/kernel'" in str(caught.value)
+    assert "take them out of the model, or hold them in `extra`" in str(caught.value)
+    refuse_unused_params(of(good), line())
+    uses = lambda p, b, rng: (
+        good(p, b, rng) + Mean(p["spare"]["kernel"].sum() + p["aside"].sum(), jnp.float32(1))
+    )
+    refuse_unused_params(of(uses), params)
+
+
+def test_copies_of_a_step_need_to_know_their_rows():
+    batch = points(8)
+    del batch["row"]
+    step = make_step(squared, SGD, psum=lambda tree: tree)
+    with pytest.raises(LossError, match=r"no `row` or no `mask`[\s\S]*on the host"):
+        jax.eval_shape(step, start(SGD), batch)
+    jax.eval_shape(step, start(SGD), points(8))
+
+
+@pytest.mark.parametrize(
+    ("batch", "shares", "microbatches", "nearest", "follow"),
+    [
+        (30, 4, 2, "Nearest: 24 or 32 (batch=24)", 24),
+        (3, 4, 1, "Nearest: 4 (batch=4)", 4),
+        (9, 1, 2, "Nearest: 8 or 10 (batch=8)", 8),
+    ],
+)
+def test_rows_that_do_not_divide_name_the_nearest_sizes(
+    batch, shares, microbatches, nearest, follow
+):
+    with pytest.raises(ConfigError) as caught:
+        check_divides(batch, shares, microbatches)
+    assert nearest in str(caught.value)
+    assert f"{shares} devices x {microbatches} microbatches" in str(caught.value)
+    check_divides(follow, shares, microbatches)
+
+
+def test_microbatches_that_do_not_divide_name_the_nearest_sizes():
+    rows = lambda batch: {"rows": jnp.float32(len(batch["x"]))}
+    accumulate_rows = lambda size: jax.jit(accumulate(rows, 3))(points(size))["rows"]
+    with pytest.raises(ConfigError, match=r"3 microbatches do not divide the 8 rows.*6 or 9 rows"):
+        accumulate_rows(8)
+    assert accumulate_rows(9) == 9
+    assert accumulate_rows(6) == 6
