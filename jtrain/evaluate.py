@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from jtrain.rows import with_rows
 from jtrain.terms import in_terms
 from jtrain.types import Batch, Extra, LossFn, Mean, Metrics, Params, Stateful, Terms
 
@@ -25,6 +26,7 @@ def make_evaluate(
 
     def sums(weights: tuple[Params, Extra], batch: Batch) -> Sums:
         params, extra = weights
+        batch = with_rows(batch, copies=psum is not None)
         got = terms(params, extra, batch, None)
         found = got.terms, {"rows": Mean(jnp.sum(batch["mask"]), jnp.float32(1)), **got.metrics}
         return found if psum is None else _summed(found, psum)
