@@ -1,0 +1,195 @@
+"""The loop: each hook sees each of its steps once, in order, and nothing runs too far ahead."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from layouts import strategy
+from line import points, squared, start
+
+from jtrain.loop import Hook, Stop, train
+from jtrain.step import make_step
+from jtrain.types import Mean
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recorder(Hook):
+    """Writes down what it sees; asks to stop where it is told to."""
+
+    seen: list = dataclasses.field(default_factory=list)
+    every: int = 1
+    settles: bool = False
+    stop_numbers: int = -1
+    stop_state: int = -1
+
+    def on_numbers(self, step, numbers):
+        self.seen.append(("numbers", step, numbers["loss"]))
+        return Stop("numbers say so") if step == self.stop_numbers else None
+
+    def on_state(self, step, state, metrics):
+        del metrics
+        self.seen.append(("state", step, int(state)))
+        return Stop("the state says so", "finished") if step == self.stop_state else None
+
+    def of(self, kind: str) -> list:
+        return [(step, value) for what, step, value in self.seen if what == kind]
+
+
+def count(state, batch):
+    """Adds up; its loss is the sum before."""
+    return state + batch, {"loss": Mean(state.astype(jnp.float32), jnp.float32(1))}
+
+
+STEP = jax.jit(count)
+
+
+def run(*hooks, steps=6, **options):
+    feed = itertools.repeat(jax.device_put(np.int32(1)))
+    options = {"start": 0, "stop": steps, "in_flight": 2} | options
+    return train(STEP, jnp.int32(options["start"]), feed, hooks=hooks, **options)
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+@pytest.mark.parametrize("in_flight", [0, 2, 100])
+def test_each_hook_sees_each_of_its_steps_once_and_in_order(every, in_flight):
+    hook = Recorder(every=every)
+    ended = run(hook, in_flight=in_flight)
+    due = range(every, 7, every)
+    assert hook.of("numbers") == [(step, step - 1) for step in due]
+    assert hook.of("state") == [(step, step) for step in due]
+    assert (int(ended.state), ended.step, ended.stop) == (6, 6, None)
+
+
+def test_goes_on_where_it_is_told_to_start():
+    hook = Recorder(every=2)
+    run(hook, start=3, steps=8)
+    assert [step for step, _ in hook.of("numbers")] == [4, 6, 8]
+    assert hook.of("state") == [(4, 4), (6, 6), (8, 8)]
+
+
+def test_no_steps_are_no_steps():
+    hook = Recorder()
+    ended = run(hook, start=6)
+    assert (ended.step, hook.seen) == (6, [])
+
+
+def test_hooks_of_one_kind_see_a_step_in_the_order_given():
+    seen = []
+
+    class Named(Hook):
+        def __init__(self, name):
+            self.name = name
+
+        def on_state(self, step, state, metrics):
+            seen.append((step, self.name))
+
+    run(Named("first"), Named("second"), steps=2)
+    assert seen == [(1, "first"), (1, "second"), (2, "first"), (2, "second")]
+
+
+def test_a_call_of_several_steps_tells_each_of_them():
+    step = jax.jit(lambda state, batches: jax.lax.scan(count, state, batches))
+    hook, feed = Recorder(), itertools.repeat(jax.device_put(np.ones(3, np.int32)))
+    ended = train(
+        step, jnp.int32(0), feed, start=0, stop=9, hooks=[hook], steps_per_call=3, in_flight=1
+    )
+    assert hook.of("numbers") == [(n, n - 1) for n in range(1, 10)]
+    assert hook.of("state") == [(3, 3), (6, 6), (9, 9)]
+    assert ended.step == 9
+
+
+def test_stops_after_the_step_whose_state_asked_for_it():
+    hook = Recorder(stop_state=3)
+    ended = run(hook)
+    assert (ended.step, int(ended.state)) == (3, 3)
+    assert ended.stop == Stop("the state says so", "finished")
+    assert [step for step, _ in hook.of("numbers")] == [1, 2, 3], "all numbers are told before"
+
+
+def test_stops_soon_after_the_step_whose_numbers_asked_for_it():
+    hook = Recorder(stop_numbers=3)
+    ended = run(hook, steps=100)
+    assert ended.stop == Stop("numbers say so")
+    assert 3 <= ended.step <= 3 + 2, "those in flight are done"
+    assert [step for step, _ in hook.of("numbers")] == list(range(1, ended.step + 1))
+    assert int(ended.state) == ended.step
+
+
+def test_who_settles_has_heard_all_numbers_before_the_state():
+    keeper, other = Recorder(every=4, settles=True), Recorder()
+    seen = other.seen  # of one list, so that the order between the two shows
+    keeper = dataclasses.replace(keeper, seen=seen)
+    run(other, keeper, steps=8, in_flight=100)
+    kept = [i for i, (what, step, _) in enumerate(seen) if what == "state" and step == 4][-1]
+    told = [step for what, step, _ in seen[:kept] if what == "numbers"]
+    assert set(told) >= {1, 2, 3, 4}
+
+
+def test_numbers_can_stop_what_settles_in_the_same_step():
+    """A checkpoint is written only of a state whose numbers were read."""
+    asks, keeper = Recorder(stop_numbers=4), Recorder(every=4, settles=True)
+    ended = run(asks, keeper, steps=100, in_flight=100)
+    assert (ended.step, ended.stop) == (4, Stop("numbers say so"))
+
+
+@pytest.mark.parametrize("in_flight", [1, 3, 8])
+def test_no_more_calls_are_in_flight_than_asked(in_flight, monkeypatch):
+    """Started and not yet waited for, when another is started."""
+    flying, most = [0], [0]
+    wait = jax.block_until_ready
+
+    def step(state, batch):
+        most[0] = max(most[0], flying[0])
+        flying[0] += 1
+        return STEP(state, batch)
+
+    def landed(metrics):
+        flying[0] -= 1
+        return wait(metrics)
+
+    monkeypatch.setattr(jax, "block_until_ready", landed)
+    feed = itertools.repeat(jax.device_put(np.int32(1)))
+    train(step, jnp.int32(0), feed, start=0, stop=30, in_flight=in_flight)
+    assert most[0] == in_flight
+    assert flying[0] == 0, "all are done when it ends"
+
+
+def test_many_collectives_unwatched_come_to_an_end():
+    """JAX 0.10 and 0.11 stop for ever at more than 32 of them on several CPU devices."""
+    where, optimizer = strategy("mirrored jit", 8), optax.sgd(1e-3)
+    state, batch = start(optimizer, where), where.place(points(8))
+    step = where.compile(make_step(squared, optimizer), state, batch, keeps=True)
+    assert int(train(step, state, itertools.repeat(batch), start=0, stop=500).state.step) == 500
+
+
+@pytest.mark.parametrize("kind", ["on_numbers", "on_state"])
+def test_what_a_hook_raises_is_raised(kind):
+    def broken(self, step, *_):
+        if step == 2:
+            raise OSError("the disk is full")
+
+    hook = type("Broken", (Hook,), {kind: broken})()
+    with pytest.raises(OSError, match="the disk is full"):
+        run(hook)
+
+
+def test_a_batch_that_was_not_placed_is_caught_and_a_placed_one_taken():
+    optimizer, where = optax.sgd(0.1), strategy("single", 1)
+    state, batch = start(optimizer, where), points()
+    step = where.compile(make_step(squared, optimizer), state, where.place(batch), keeps=True)
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        train(step, state, itertools.repeat(batch), start=0, stop=1)
+    ended = train(step, state, itertools.repeat(where.place(batch)), start=0, stop=1)
+    assert int(ended.state.step) == 1
+
+
+def test_hooks_and_feeds_may_transfer():
+    class Reads(Hook):
+        def on_state(self, step, state, metrics):
+            jnp.asarray(np.ones(3)) + state
+
+    run(Reads(), steps=1)
