@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from jtrain.errors import ShardingError
 from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.strategy import Remembered, compile_once, same_for_all
 from jtrain.types import Anywhere, Batch, Placement
@@ -63,5 +64,15 @@ class Single:
     kind: Literal["single"] = "single"
 
     def build(self) -> OneDevice:
-        """The strategy over the first device."""
+        """The strategy over the first device.
+
+        Raises:
+            ShardingError: in several processes, which would each train alone.
+        """
+        if jax.process_count() > 1:
+            raise ShardingError(
+                "parallel.kind=single runs in one process, and this run has "
+                f"{jax.process_count()}. Take parallel.kind=mirrored: the same steps over all of "
+                f"them."
+            )
         return OneDevice(devices(0)[0])
