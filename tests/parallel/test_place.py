@@ -1,0 +1,69 @@
+"""Batches on devices, the devices themselves, and dims by name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from layouts import strategy
+from line import points
+
+from jtrain.errors import ConfigError
+from jtrain.parallel import FSDP, Mirrored, Single
+
+
+def test_a_device_gets_its_rows_and_no_others():
+    placed = strategy("mirrored jit", 4).place(points(8))
+    for number, shard in enumerate(placed["row"].addressable_shards):
+        assert shard.data.tolist() == [2 * number, 2 * number + 1]
+    for name, array in points(8).items():
+        np.testing.assert_array_equal(placed[name], array)
+
+
+def test_stacked_steps_are_split_by_rows():
+    stacked = {name: np.stack([x, x, x]) for name, x in points(8).items()}
+    placed = strategy("fsdp", 4).place(stacked, stacked=True)
+    assert placed["row"].sharding.spec == PartitionSpec(None, "data")
+    assert placed["x"].addressable_shards[0].data.shape == (3, 2, 3)
+
+
+@pytest.mark.parametrize("name", ["single", "mirrored jit"])
+def test_what_is_the_same_and_read_only_is_sent_once(name):
+    where, batch = strategy(name, 1), points(8)
+    batch["mask"].setflags(write=False)
+    first = where.place(batch)
+    batch["x"][0] = 7
+    second = where.place(batch)
+    assert second["mask"] is first["mask"]
+    assert second["x"][0].tolist() == [7, 7, 7], "what may be written to is sent anew"
+    other = where.place(batch | {"mask": ~batch["mask"]})
+    assert other["mask"].tolist() == [False] * 8
+
+
+def test_as_many_devices_as_asked_and_all_for_none():
+    assert [Mirrored(devices=n).build().shares for n in (1, 2, 0)] == [1, 2, 8]
+    assert Single().build().shares == 1
+
+
+@pytest.mark.parametrize("kind", [Mirrored, FSDP])
+def test_more_devices_than_there_are_say_how_to_get_them(kind):
+    with pytest.raises(ConfigError) as caught:
+        kind(devices=64).build()
+    assert "parallel.devices=64, and each process has 8" in str(caught.value)
+    assert "parallel.devices=8, or 0 for all" in str(caught.value)
+    assert "--xla_force_host_platform_device_count=64" in str(caught.value)
+    assert kind(devices=8).build().shares == kind(devices=0).build().shares == 8
+
+
+def test_a_named_dim_is_split_over_its_axis():
+    place = strategy("mirrored jit", 4).placement
+    x = jax.jit(lambda x: place.constrain(x, "batch", "time", None))(jnp.ones((8, 3, 5)))
+    assert x.addressable_shards[0].data.shape == (2, 3, 5)
+    attend = lambda q, k, v: q + k + v
+    assert place.attend(attend, *[jnp.ones(())] * 3) == 3
+
+
+@pytest.mark.parametrize("name", ["single", "mirrored shard_map", "mirrored pmap"])
+def test_a_copy_of_the_step_constrains_nothing(name):
+    x = jnp.ones((8, 3))
+    assert strategy(name, 1).placement.constrain(x, "batch", None) is x

@@ -1,0 +1,55 @@
+"""What an output is computed from, and which operations a program holds."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jtrain.jaxprs import dependence, operations
+
+
+def carried(x, y):
+    """The second carry is the first of the round before: x once, then y."""
+    return jax.lax.scan(lambda c, _: ((y * 2, c[0] * 2), None), (x, x), None, length=3)[0]
+
+
+@jax.custom_vjp
+def custom(x, y):
+    return x * 2, y
+
+
+custom.defvjp(lambda x, y: (custom(x, y), None), lambda _, up: up)
+
+ONE = jnp.float32(1)
+PROGRAMS = {
+    "each its own": (lambda x, y: (x + 1, y * 2), [{0}, {1}]),
+    "a constant": (lambda x, y: (jnp.float32(3), x * y), [set(), {0, 1}]),
+    "only the shape": (lambda x, y: (jnp.zeros_like(x), y), [set(), {1}]),
+    "an input itself": (lambda x, y: (y, x), [{1}, {0}]),
+    "stop_gradient": (lambda x, y: (jax.lax.stop_gradient(x), y), [{0}, {1}]),
+    "jit": (lambda x, y: jax.jit(lambda a, b: (b, a))(x, y), [{1}, {0}]),
+    "remat": (lambda x, y: jax.checkpoint(lambda a, b: (a * 2, jnp.sin(b)))(x, y), [{0}, {1}]),
+    "custom_vjp": (custom, [{0}, {1}]),
+    "scan": (carried, [{1}, {0, 1}]),
+    "grad": (lambda x, y: jax.grad(lambda a, b: a * a * b, 0)(x, y), [{0, 1}]),
+    "vmap": (lambda x, y: (jax.vmap(lambda a: a + x)(jnp.ones(3)), y), [{0}, {1}]),
+    "cond takes all": (
+        lambda x, y: jax.lax.cond(x > 0, lambda a, b: (a + 1, b), lambda a, b: (a, b + 1), x, y),
+        [{0, 1}, {0, 1}],
+    ),
+}
+
+
+@pytest.mark.parametrize(("program", "wanted"), PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_names_what_an_output_is_computed_from(program, wanted):
+    assert dependence(program, ONE, ONE) == wanted
+
+
+def test_counts_leaves_of_trees():
+    assert dependence(lambda t: t["b"] + t["c"][0], {"a": ONE, "b": ONE, "c": [ONE]}) == [{1, 2}]
+
+
+def test_finds_operations_inside_others():
+    inner = lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=2)[0]
+    found = operations(jax.jit(lambda x: jax.lax.cond(x > 0, inner, jnp.cos, x)), ONE)
+    assert {"scan", "cond", "sin", "cos"} <= found
+    assert "tan" not in found
