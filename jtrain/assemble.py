@@ -94,19 +94,21 @@ class Assembly:
                 f"evaluation, which {found}{near or '; write checkpoint.best=loss'}"
             )
 
-    def not_finite(self, step: int) -> str:
-        """The first value of the batch of a step that is not finite, and where; or that all are."""
-        batch = _mine(self.experiment.train)[step - 1]
-        for name, array in batch.items():
-            if not np.issubdtype(array.dtype, np.floating) or np.isfinite(array).all():
-                continue
-            row, *place = np.argwhere(~np.isfinite(array))[0].tolist()
-            where = f" at {place}" if place else ""
-            return (
-                f"Row {batch['row'][row]} of `{name}` in the batch of step {step} is "
-                f"{array[(row, *place)]}{where}."
-            )
-        return f"Every value in the batch of step {step} is finite."
+    def not_finite(self, first: int, last: int) -> str:
+        """The first value in the batches of these steps that is not finite; or that all are."""
+        mine = _mine(self.experiment.train)
+        for step in range(first, last + 1):
+            batch = mine[step - 1]
+            for name, array in batch.items():
+                if not np.issubdtype(array.dtype, np.floating) or np.isfinite(array).all():
+                    continue
+                row, *place = np.argwhere(~np.isfinite(array))[0].tolist()
+                where = f" at {place}" if place else ""
+                return (
+                    f"In the batch of step {step}, row {batch['row'][row]} of `{name}` has "
+                    f"{array[(row, *place)]}{where}."
+                )
+        return f"In the batches of steps {first} to {last} every value is finite."
 
     def measure(self, state: TrainState) -> dict[str, float]:
         """The metrics of a state over all of `experiment.valid`."""
@@ -127,7 +129,7 @@ class Assembly:
 
     def _terms(self, batch: Batch) -> Callable[[Params], Returned]:
         terms = in_terms(self.experiment.loss, ragged=self.experiment.train.ragged)
-        return lambda params: terms(params, self.like.extra, batch, self.like.rng)
+        return lambda params: terms(params, self.like.extra, batch, jax.eval_shape(TrainState.step_key, self.like))
 
 
 def assemble(config: RunConfig) -> Assembly:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal, TextIO, TypeAlias
 
 import jax
 
@@ -12,7 +12,7 @@ from jtrain.assemble import Assembly, assemble
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints
 from jtrain.data import ReadAhead
-from jtrain.directory import Directory, environment
+from jtrain.directory import MAY_DIFFER, Directory, environment
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.experiment import RunConfig
 from jtrain.hooks.metrics import results
@@ -22,13 +22,16 @@ from jtrain.state import TrainState
 from jtrain.step import StepFn
 from jtrain.watch import Watch, opening
 
+Status: TypeAlias = Literal["done", "stopped", "failed"]
+ENDS: Mapping[str, Status] = {"finished": "done", "interrupted": "stopped", "failed": "failed"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """How a run ended."""
 
     directory: Directory
-    status: Literal["done", "stopped", "failed"]
+    status: Status
     step: int
     why: str
     results: Mapping[int, Mapping[str, float]]
@@ -56,7 +59,11 @@ def run(
     keep_compiled_programs()
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
     directory = Directory(Path("runs") / config.name)
-    changed = directory.refuse_another(config, source)
+    changed = directory.refuse_another(
+        config,
+        f"Start a new run: jtrain run {source or 'CONFIG'} ... name={config.name}-2\n"
+        f"or go on with that one: jtrain run {directory.config}",
+    )
     stands = directory.stands()
     if stands.get("status") == "done":
         found = results(directory.metrics, "valid")
@@ -103,7 +110,7 @@ def measure(
     """
     keep_compiled_programs()
     there = Directory(directory)
-    there.refuse_another(config, None)
+    there.refuse_another(config, f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ.")
     parts = assemble(config)
     if parts.experiment.valid is None:
         raise ConfigError(f"experiment {config.experiment} gives no `valid` to measure a run by.")
@@ -155,11 +162,12 @@ def _finish(
     watch.save.at(ended.step, ended.state)
     if done and x.sample is not None:
         with watch.pause("sampling"):
-            key = jax.random.fold_in(ended.state.rng, ended.step)
-            sample = x.sample(ended.state.params, ended.state.extra, key)
+            sample = x.sample(ended.state.params, ended.state.extra, ended.state.step_key())
         directory.samples.write_text(sample + "\n")
     checkpoints.wait()  # what is announced is on the disk
-    status = {"finished": "done", "interrupted": "stopped", "failed": "failed"}[stop.kind]
-    why = f"{stop.why} {parts.not_finite(ended.step)}" if status == "failed" else stop.why
+    status, why = ENDS[stop.kind], stop.why
+    if status == "failed":
+        seen = parts.config.log.every + 10 * parts.config.steps_per_call  # some were in flight
+        why = f"{why} {parts.not_finite(max(1, ended.step - seen), ended.step)}"
     directory.say(status, step=ended.step, why=why)
     return Outcome(directory, status, ended.step, why, watch.evaluation.results, sample)

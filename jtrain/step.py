@@ -53,7 +53,7 @@ def make_step(
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         batch = with_rows(batch, copies=psum is not None)
-        rng = jax.random.fold_in(state.rng, state.step)
+        rng = state.step_key()
 
         def total(fn):  # over the whole batch, on all devices
             sums = accumulate(fn, microbatches, unroll=unroll)(batch)
@@ -94,10 +94,11 @@ def make_step(
         # updates that are not taken, so that either can lie in the memory of the gradients.
         stay = lambda: (optax.tree.cast_like(grads, state.params), state.opt_state, state.extra)
         updates, opt_state, extra = jax.lax.cond(finite, take, stay)
+        update_norm = jnp.where(finite, norm(updates), 0)
         updates = jax.tree.map(lambda u: jnp.where(finite, u, -0.0), updates)  # x + -0.0 is x
         params = optax.apply_updates(state.params, updates)
         skipped = state.skipped + ~finite
-        own = {"loss": value, "grad_norm": grad_norm, "update_norm": norm(updates)}
+        own = {"loss": value, "grad_norm": grad_norm, "update_norm": update_norm}
         own |= {"skipped": skipped}
         metrics |= {name: Mean(x.astype(jnp.float32), jnp.float32(1)) for name, x in own.items()}
         state = TrainState(
@@ -106,7 +107,7 @@ def make_step(
             params=params,
             extra=extra,
             opt_state=opt_state,
-            rng=state.rng,
+            seed=state.seed,
         )
         return state, metrics
 

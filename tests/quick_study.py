@@ -143,6 +143,5 @@ def kept(outcome: Outcome) -> dict[str, bytes]:
         step = checkpoints.newest()
         assert step == outcome.step, "the last state is kept"
         state = checkpoints.restore(step, like)
-    state = dataclasses.replace(state, rng=jax.random.key_data(state.rng))
     leaves = {name: np.asarray(leaf).tobytes() for name, leaf in named_leaves(state).items()}
     return {"metrics.jsonl": directory.metrics.read_bytes(), **leaves}
