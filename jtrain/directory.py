@@ -51,8 +51,11 @@ class Directory:
                 f"room, or run where you may write: it is runs/NAME below where you are."
             ) from None
 
-    def refuse_another(self, config: Top, source: Path | None) -> list[str]:
+    def refuse_another(self, config: Top, advice: str) -> list[str]:
         """What is otherwise than in the run that lies here, of what may; nothing if there is none.
+
+        Args:
+            advice: what to type where values differ that may not.
 
         Raises:
             ConfigError: if a value differs that may not, with each of them.
@@ -66,18 +69,14 @@ class Directory:
             table = "\n".join(
                 f"  {d.key}: {spell(d.before)} there, {spell(d.after)} here" for d in other
             )
-            raise ConfigError(
-                f"{self.path} holds a run of other values:\n{table}\nStart a new run: "
-                f"jtrain run {source or 'CONFIG'} ... name={config.name}-2\n"
-                f"or go on with that one: jtrain run {self.config}"
-            )
+            raise ConfigError(f"{self.path} holds a run of other values:\n{table}\n{advice}")
         return [f"{d.key}: {spell(d.before)} -> {spell(d.after)}" for d in changed]
 
     def stands(self) -> dict[str, Any]:
         """What run.json says; empty before the first run."""
         try:
             return json.loads(self.status.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
             return {}
 
     def say(self, status: str, **facts: Any) -> None:
