@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from jtrain.cli.arguments import Arguments
 from jtrain.config.resolve import resolve
@@ -37,8 +38,8 @@ def _config(run: str) -> Path:
     )
 
 
-def _asked(step: str) -> int | str:
-    if step in {"newest", "best"}:
+def _asked(step: str) -> int | Literal["newest", "best"]:
+    if step == "newest" or step == "best":
         return step
     if step.isdigit():
         return int(step)
