@@ -1,12 +1,10 @@
 """A study that trains in a moment, written where a test wants it: which blob is a point of?"""
 
-import dataclasses
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -19,7 +17,6 @@ from jtrain.run import Outcome
 from jtrain.trees import named_leaves
 
 CODE = '''\
-import jax
 import jax.numpy as jnp
 import numpy as np
 

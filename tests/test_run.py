@@ -349,9 +349,10 @@ def test_what_changes_results_is_refused_with_the_commands_to_type(setting: str,
 
 
 def test_a_run_that_failed_before_its_first_step_keeps_no_name(monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(LossError):
+    with monkeypatch.context() as patch:
         patch.setattr("jtrain.assemble.make_step", _refuse)
-        trained(CONFIG, "seed=1")
+        with pytest.raises(LossError):
+            trained(CONFIG, "seed=1")
     assert not Path("runs/quick/config.yaml").exists()
     assert trained(CONFIG, "seed=2").status == "done"
 

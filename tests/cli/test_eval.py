@@ -1,0 +1,109 @@
+"""`jtrain eval`: the exact metrics of a checkpoint, however it is laid out."""
+# ruff: noqa: E501  (a case reads best on a line)
+
+import json
+from pathlib import Path
+
+import pytest
+from quick_study import at_home, trained, write_study
+
+from jtrain.cli import main
+from jtrain.run import Outcome
+
+SETTINGS = ("checkpoint.every=4", "evaluate.every=4", "checkpoint.keep=1")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("evaluated")
+
+
+@pytest.fixture(scope="module")
+def outcome(place: Path) -> Outcome:
+    """A run whose best step (by the highest loss) is not its newest."""
+    with pytest.MonkeyPatch.context() as patch:
+        at_home(place, patch, place / "compiled")
+        return trained(write_study(place), *SETTINGS, "checkpoint.best=highest loss")
+
+
+@pytest.fixture(autouse=True)
+def _home(place: Path, outcome: Outcome, monkeypatch: pytest.MonkeyPatch):
+    at_home(place, monkeypatch, place / "compiled")
+
+
+def evaluated(capfd, *words: str) -> dict:
+    assert main(["eval", *words, "--json"]) == 0
+    return json.loads(capfd.readouterr().out)
+
+
+@pytest.mark.parametrize("run", ["quick", "runs/quick", "./runs/quick/"])
+def test_a_run_is_found_by_its_name_and_by_its_directory(run: str, outcome: Outcome, capfd):
+    found = evaluated(capfd, run)
+    assert found == {"run": run, "step": 12, "valid": dict(outcome.results[12])}
+
+
+def test_one_line_is_for_people(capfd):
+    assert main(["eval", "quick"]) == 0
+    out = capfd.readouterr().out
+    assert out.startswith("quick at step 12:  loss 0.")
+    assert "accuracy 0." in out
+    assert "rows 50" in out
+
+
+def test_the_best_the_newest_and_a_number_name_a_step(outcome: Outcome, capfd):
+    best = max(outcome.results, key=lambda step: outcome.results[step]["loss"])
+    assert best < 12
+    for step, asked in ((best, "best"), (12, "newest"), (best, str(best))):
+        found = evaluated(capfd, "quick", "--step", asked)
+        assert (found["step"], found["valid"]) == (step, dict(outcome.results[step]))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("parallel={kind: mirrored, devices: 8}",),
+        ("parallel={kind: mirrored, devices: 4, impl: shard_map}", "evaluate.batch=12"),
+        ("parallel={kind: mirrored, devices: 2, impl: pmap}", "evaluate.batch=6"),
+        ("parallel={kind: fsdp, devices: 8, min_size: 0}", "evaluate.batch=64"),
+        ("evaluate.batch=7",),
+    ],
+)
+def test_no_layout_and_no_batch_changes_a_number(settings, outcome: Outcome, capfd):
+    found = evaluated(capfd, "quick", *settings)["valid"]
+    assert found == pytest.approx(outcome.results[12], rel=1e-6)
+    assert found["rows"] == 50
+
+
+def test_it_changes_nothing_in_the_run(outcome: Outcome, capfd):
+    files = {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()}
+    evaluated(capfd, "quick", "parallel={kind: fsdp, devices: 2}")
+    assert {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()} == files
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "mend"),
+    [
+        (["quik"], "quik is no directory of a run; in runs/ there is quick", ["quick"]),
+        (["quick", "--step", "5"], "there is no checkpoint of step 5 in", ["quick", "--step", "12"]),
+        (["quick", "--step", "last"], "--step last is no step; write newest, best or a number", ["quick", "--step", "newest"]),
+        (["quick", "seed=1"], "seed: 0 there, 1 here", ["quick", "seed=0"]),
+        (["quick", "model.width=9"], "model.width: 8 there, 9 here\nLeave them as they are; parallel, ", ["quick"]),
+        (["quick", "model.widht=9"], "did you mean width?", ["quick", "model.width=8"]),
+        (["quick", "checkpoint.best=lowest accuracy", "--step", "best"], "has no best checkpoint; it has steps", ["quick", "--step", "best"]),
+        (["quick", "parallel={kind: mirrored, devices: 8}", "evaluate.batch=50"], "Nearest: 48 or 56 (evaluate.batch=48)",
+         ["quick", "parallel={kind: mirrored, devices: 8}", "evaluate.batch=48"]),
+        ([], "the following arguments are required: RUN", ["quick"]),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_and_the_advice_works(words, says, mend, capfd):
+    assert main(["eval", *words]) == 2
+    told = capfd.readouterr().err
+    assert says in told
+    assert "Traceback" not in told
+    assert main(["eval", *mend]) == 0
+
+
+def test_without_any_run_it_says_how_to_make_one(tmp_path: Path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "quick"]) == 2
+    assert "in runs/ there is none: train one by jtrain run CONFIG" in capfd.readouterr().err

@@ -1,0 +1,98 @@
+"""`jtrain run`: what a person reads at its end, and the exit code."""
+
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+from quick_study import at_home, write_study
+
+from jtrain.cli import main
+
+CONFIG = "configs/quick.yaml"
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
+    write_study(tmp_path)
+    at_home(tmp_path, monkeypatch, compiled)
+
+
+def commands(out: str) -> list[list[str]]:
+    """The commands that the ending advises, as words after `jtrain`."""
+    lines = [line.removeprefix("next:").strip() for line in out.splitlines()]
+    return [
+        shlex.split(line.partition("   ")[0])[1:] for line in lines if line.startswith("jtrain ")
+    ]
+
+
+def test_the_ending_shows_the_curve_the_result_and_where_things_lie(capfd):
+    assert main(["run", CONFIG]) == 0
+    out = capfd.readouterr().out
+    assert "training loss" in out
+    assert "validation at step 12:  loss 0." in out
+    for name in ("config.yaml", "metrics.jsonl", "speed.jsonl", "log.txt", "checkpoints"):
+        assert f"runs/quick/{name} " in out
+        assert (Path("runs/quick") / name).exists()
+    assert "samples.txt" not in out
+
+
+def test_what_the_ending_advises_works(capfd):
+    assert main(["run", CONFIG]) == 0
+    advised = commands(capfd.readouterr().out)
+    assert [words[0] for words in advised] == ["run", "eval", "show"]
+    assert [main(words) for words in advised] == [0, 0, 0]
+    assert Path("runs/quick-2/metrics.jsonl").exists()
+
+
+def test_a_finished_run_says_so_and_exits_with_0(capfd):
+    assert main(["run", CONFIG]) == 0
+    first = capfd.readouterr().out
+    assert "it was finished before" not in first
+    before = Path("runs/quick/run.json").read_bytes(), Path("runs/quick/log.txt").read_bytes()
+    assert main(["run", CONFIG]) == 0
+    again = capfd.readouterr().out
+    assert "done at step 12: it was finished before" in again
+    assert "validation at step 12:  loss 0." in again
+    assert "step  1/12" not in again
+    after = Path("runs/quick/run.json").read_bytes(), Path("runs/quick/log.txt").read_bytes()
+    assert before == after
+
+
+def test_a_stopped_run_exits_with_75_and_says_how_to_go_on(capfd, monkeypatch):
+    from jtrain.hooks.metrics import Metrics
+
+    row = Metrics.row
+
+    def ask(metrics, step, prefix, numbers):
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        row(metrics, step, prefix, numbers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Metrics, "row", ask)
+        assert main(["run", CONFIG, "steps=40"]) == 75
+    said = capfd.readouterr()
+    assert "asked to end (SIGTERM)" in said.out
+    assert "stopping after this step; once more to stop at once" in said.err
+    (words,) = commands(said.out)
+    assert words == ["run", "runs/quick/config.yaml"]
+    assert main(words) == 0
+    assert "step 40/40" in Path("runs/quick/log.txt").read_text()
+
+
+def test_what_a_new_kind_leaves_out_is_told_before_training(capfd):
+    Path(CONFIG).write_text(Path(CONFIG).read_text().replace("lr: 3e-2", "lr: 3e-2\n  b1: 0.8"))
+    assert main(["run", CONFIG, "optimizer.kind=sgd"]) == 0
+    assert "optimizer.b1 (configs/quick.yaml:8) is left out" in capfd.readouterr().err
+
+
+def test_help_has_examples(capfd):
+    assert main(["run", "--help"]) == 0
+    assert "jtrain run configs/shakespeare.yaml steps=400 name=try" in capfd.readouterr().out
