@@ -1,0 +1,231 @@
+"""What goes wrong between a good config and the first step, or in the data: told, and mended.
+
+A case is a study with one mistake, in its code or in what was typed, what must be said of it, and
+the edit that is advised; following it must train.
+"""
+# ruff: noqa: E501  (a case reads best on a line)
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from quick_study import CODE, at_home, write_study
+
+from jtrain.cli import main
+from jtrain.hooks.metrics import results
+
+CONFIG = "configs/quick.yaml"
+ROOT = Path(__file__).parents[2]
+Edit = tuple[str, str]  # what is written, and what is written instead
+
+
+class Case(NamedTuple):
+    name: str
+    code: tuple[Edit, ...]
+    typed: tuple[str, ...]
+    says: tuple[str, ...]
+    mend: tuple[Edit, ...]  # of the code, or of what was typed
+
+
+def code(name: str, wrong: Edit, *says: str, mend: Edit, typed: tuple[str, ...] = ()) -> Case:
+    return Case(name, (wrong,), typed, says, (mend,))
+
+
+def typed(setting: str, *says: str, mend: str, more: tuple[str, ...] = ()) -> Case:
+    return Case(setting, (), (setting, *more), says, ((setting, mend),))
+
+
+MIRRORED = ("parallel={kind: mirrored, devices: 4}",)
+LOSS = 'return cross_entropy(x @ params["down"], batch["label"], batch["mask"])'
+OUTPUTS = LOSS.removeprefix("return ")
+SCALAR = f"mean = {OUTPUTS}[0]\n            return mean.total / mean.weight"
+AS_A_MEAN = "return mean"
+INIT = "return params, ()"
+CASES = [
+    # Batches and devices
+    typed("batch=18", "batch: 18 rows do not divide into 4 devices x 1 microbatches = 4 parts", "Nearest: 16 or 20 (batch=16)",
+          more=MIRRORED, mend="batch=16"),
+    typed("batch=2", "batch: 2 rows do not divide", "Nearest: 4 (batch=4)", more=MIRRORED, mend="batch=4"),
+    typed("microbatches=8", "16 rows do not divide into 4 devices x 8 microbatches = 32 parts", "Nearest: 32 (batch=32)",
+          more=MIRRORED, mend="batch=32"),
+    typed("evaluate.batch=10", "evaluate.batch: 10 rows do not divide into 4 devices", "Nearest: 8 or 12 (evaluate.batch=8)",
+          more=MIRRORED, mend="evaluate.batch=8"),
+    typed("parallel={kind: mirrored, devices: 9}", "parallel.devices=9, and each process has 8", "Take parallel.devices=8",
+          "XLA_FLAGS=--xla_force_host_platform_device_count=9", mend="parallel={kind: mirrored, devices: 8}"),
+    # Data
+    typed("data.classes=2", "2 classes were asked for, 0 .. 1", "of `label` is 2", "Set classes=3", mend="data.classes=3"),
+    typed("data.rows=0", "`x` has no rows", "Give at least one", mend="data.rows=1"),
+    code("rows of two lengths", ("label=label)", "label=label[1:])"),
+         "these differ: x 200, label 199", "Cut them to 199 rows", mend=("x=corner + draw.normal(size=(rows, 2)).astype(np.float32)",
+         "x=(corner + draw.normal(size=(rows, 2)).astype(np.float32))[1:]")),
+    # Losses
+    code("a loss of nothing", (LOSS, OUTPUTS),
+         "a loss returned a NoneType; it is to return a jt.Mean", mend=(OUTPUTS, LOSS)),
+    code("a loss of a number a row", (LOSS, 'return (x @ params["down"]).sum(-1)'),
+         "a loss returned an array of shape (16,), not one number", 'jt.Mean.of(values, batch["mask"])',
+         mend=('return (x @ params["down"]).sum(-1)', 'values = (x @ params["down"]).sum(-1)\n            return jt.Mean.of(values, batch["mask"])')),
+    code("a loss of three things", (LOSS, f"both = {OUTPUTS}\n            return (*both, x)"),
+         "a loss was to return (value, metrics) and returned a tuple of 3", mend=("(*both, x)", "both")),
+    code("a metric that is no Mean", (LOSS, f'ce, _ = {OUTPUTS}\n            return ce, {{"size": abs(x).max()}}'),
+         "the metric 'size' is a", "not a Mean", 'jt.Mean.of(values_by_row, batch["mask"])',
+         mend=("abs(x).max()", 'jt.Mean.of(abs(x).max(-1), batch["mask"])')),
+    code("a metric called loss", (LOSS, f'ce, _ = {OUTPUTS}\n            return ce, {{"loss": ce}}'),
+         "the metric 'loss' has the name of one that the step adds; rename it", mend=('"loss"', '"entropy"')),
+    code("a plain mean where the last batch is padded", (LOSS, SCALAR),
+         "the loss returned a plain scalar", "has rows that a mask hides", "Return a Mean instead",
+         mend=("return mean.total / mean.weight", AS_A_MEAN)),
+    code("a parameter that is not used", (INIT, 'params["spare"] = jnp.zeros(3)\n            return params, ()'),
+         "not computed from the parameters 'spare'", "would get no gradient", "hold them in `extra`",
+         mend=("return params, ()", 'return params, params.pop("spare")')),
+    code("a weight of parameters", (LOSS, f'ce, _ = {OUTPUTS}\n            return jt.Mean(ce.total, ce.weight * params["bias"].sum())'),
+         "the weight of term 0 of the loss is computed from the parameter 'bias'", "Move what depends on parameters into the total",
+         mend=('ce.total, ce.weight * params["bias"].sum()', 'ce.total * params["bias"].sum(), ce.weight')),
+    # Experiments
+    code("a build of something else", ("return jt.Experiment(", "return dict("),
+         "experiment quick: `build` is to return a jt.Experiment and returned a dict", "Write `return jt.Experiment(",
+         mend=("return dict(", "return jt.Experiment(")),
+    typed("checkpoint.best=lowest acuracy", "acuracy is no metric of the evaluation, which gives loss, accuracy, rows",
+          "did you mean accuracy?", mend="checkpoint.best=lowest accuracy"),
+    code("the best without an evaluation", ("valid=InOrder(valid, size=self.evaluate.batch or self.batch),", ""),
+         "loss is no metric of the evaluation, which there is none: it has no `valid`", typed=("checkpoint.best=loss",),
+         mend=("optimizer=self.optimizer", "valid=InOrder(valid, size=self.batch),\n            optimizer=self.optimizer")),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
+    """Makes a study of this code in a directory of this name, and goes there."""
+
+    def go(name: str, text: str = CODE) -> None:
+        write_study(tmp_path / name, text)
+        at_home(tmp_path / name, monkeypatch, compiled)
+
+    return go
+
+
+def edited(text: str, edits: tuple[Edit, ...]) -> str:
+    for old, new in edits:
+        text = text.replace(old, new, 1)
+    return text
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_a_mistake_is_told_before_training_and_following_the_advice_trains(case, home, capfd):
+    wrong = edited(CODE, case.code)
+    home("wrong", wrong)
+    assert main(["run", CONFIG, *case.typed]) == 2
+    told = capfd.readouterr().err
+    for words in case.says:
+        assert words in told
+    assert "Traceback" not in told
+    assert not Path("runs/quick/run.json").exists()  # the name is still free
+    mended = edited(wrong, case.mend), [edited(word, case.mend) for word in case.typed]
+    assert mended != (wrong, [*case.typed])
+    home("right", mended[0])
+    assert main(["run", CONFIG, *mended[1]]) == 0, capfd.readouterr().err
+
+
+def test_no_case_is_there_twice():
+    assert len(CASES) >= 12
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_a_text_longer_than_the_context_is_told(capfd):
+    config = str(ROOT / "configs/shakespeare.yaml")
+    assert main(["run", config, "data.context=128"]) == 2
+    told = capfd.readouterr().err
+    assert "128 characters are more than the model's context of 64" in told
+    assert "set model.context=128 or data.context=64" in told
+    assert main(["show", config, "data.context=128", "model.context=128"]) == 0
+
+
+def test_a_config_that_is_not_there_is_told_with_the_nearest(home, capfd):
+    home("here")
+    assert main(["run", "configs/quik.yaml"]) == 2
+    assert "no such file; did you mean configs/quick.yaml?" in capfd.readouterr().err
+
+
+def test_a_directory_of_another_run_is_told_and_both_ways_out_work(home, capfd):
+    home("here")
+    assert main(["run", CONFIG]) == 0
+    assert main(["run", CONFIG, "optimizer.lr=1"]) == 2
+    told = capfd.readouterr().err
+    assert "optimizer.lr: 0.03 there, 1.0 here" in told
+    assert f"jtrain run {CONFIG} ... name=quick-2" in told
+    assert "jtrain run runs/quick/config.yaml" in told
+    assert main(["run", CONFIG, "optimizer.lr=1", "name=quick-2"]) == 0
+    assert main(["run", "runs/quick/config.yaml"]) == 0
+
+
+def test_runs_below_a_file_are_told(home, capfd):
+    home("here")
+    Path("runs").write_text("a file")
+    assert main(["run", CONFIG]) == 2
+    told = capfd.readouterr().err
+    assert "runs/quick/checkpoints, which cannot be written (Not a directory)" in told
+    assert "make it writable, make room" in told
+    Path("runs").unlink()
+    assert main(["run", CONFIG]) == 0
+
+
+def test_a_disk_that_takes_nothing_is_told(home):
+    home("here")
+    command = f"ulimit -f 0; exec {sys.executable} -m jtrain run {CONFIG}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "runs/quick/checkpoints, which cannot be written (File too large)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_exception_of_the_experiment_is_shown_whole(home, capfd):
+    home("here", CODE.replace("train, valid =", "[][self.data.rows]\n        train, valid ="))
+    assert main(["run", CONFIG]) == 70
+    told = capfd.readouterr().err
+    assert "Traceback" in told
+    assert 'experiments/quick.py", line' in told
+    assert "IndexError: list index out of range" in told
+
+
+# NaN in the data
+
+HOLE = "corner[3, 1] = np.nan\n    return Arrays("
+
+
+def test_a_row_that_is_not_finite_costs_its_steps_and_is_warned_of(home, capfd):
+    home("here", CODE.replace("return Arrays(", HOLE))
+    assert main(["run", CONFIG, "steps=26", "log.every=13", "evaluate.every=0"]) == 0
+    out = capfd.readouterr().out
+    assert "steps 1 to 13: 1 of 13 skipped, loss or gradient was not finite" in out
+    found = results("runs/quick/metrics.jsonl", "")
+    assert [numbers["skipped"] for numbers in found.values()] == [1, 2]  # once an epoch
+
+
+@pytest.mark.parametrize(
+    "settings", [(), ("log.every=50",), ("steps_per_call=2", "checkpoint.every=4")]
+)
+def test_data_without_a_finite_row_fails_and_names_array_and_row(settings, home, capfd):
+    home("here", CODE.replace("return Arrays(", "corner[:, 1] = np.nan\n    return Arrays("))
+    assert main(["run", CONFIG, "evaluate.every=0", *settings]) == 70
+    out = capfd.readouterr().out
+    assert "failed at step" in out
+    assert "In the batch of step 1, row 0 of `x` has nan at [1]." in out
+    stands = json.loads(Path("runs/quick/run.json").read_text())
+    assert stands["status"] == "failed"
+    assert "row 0 of `x`" in stands["why"]
+
+
+def test_a_loss_that_overflows_is_not_blamed_on_the_data(home, capfd):
+    overflow = f"ce, _ = {OUTPUTS}\n            return jt.Mean(jnp.exp(99 * ce.total), ce.weight)"
+    home("here", CODE.replace(LOSS, overflow))
+    assert main(["run", CONFIG, "evaluate.every=0"]) == 70
+    out = capfd.readouterr().out
+    assert "every value is finite" in out
+    assert "lower optimizer.lr" in out
