@@ -40,15 +40,18 @@ def _reach(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
         if len(inner) == 1 and len(inner[0].invars) == len(args):
             outs = _reach(inner[0], args)
             if eqn.primitive.name == "scan":
-                outs = _settled(inner[0], args, eqn.params["num_consts"], eqn.params["num_carry"])
+                outs = _settled(eqn, inner[0], args)
         if outs is None or len(outs) != len(eqn.outvars):
             outs = [_union(args)] * len(eqn.outvars)
         seen.update(zip(eqn.outvars, outs, strict=True))
     return [of(x) for x in jaxpr.outvars]
 
 
-def _settled(body: Any, args: list[int], consts: int, carry: int) -> list[int]:
+def _settled(scan: Any, body: Any, args: list[int]) -> list[int]:
     """A scan's outputs, once what the carry depends on grows no more."""
+    # By shapes, as parameters have other names in jax 0.12: what is scanned has a dim more outside.
+    carry = _of_same_rank(scan.outvars, body.outvars)
+    consts = _of_same_rank(scan.invars, body.invars) - carry
     while True:
         outs = _reach(body, args)
         before = args[consts : consts + carry]
@@ -56,6 +59,11 @@ def _settled(body: Any, args: list[int], consts: int, carry: int) -> list[int]:
         if after == before:
             return outs
         args = [*args[:consts], *after, *args[consts + carry :]]
+
+
+def _of_same_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+    ranks = zip(outside, inside, strict=True)
+    return sum(len(x.aval.shape) == len(y.aval.shape) for x, y in ranks)
 
 
 def _union(masks: Sequence[int]) -> int:

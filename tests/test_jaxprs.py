@@ -30,6 +30,10 @@ PROGRAMS = {
     "remat": (lambda x, y: jax.checkpoint(lambda a, b: (a * 2, jnp.sin(b)))(x, y), [{0}, {1}]),
     "custom_vjp": (custom, [{0}, {1}]),
     "scan": (carried, [{1}, {0, 1}]),
+    "scan over rows": (
+        lambda x, y: jax.lax.scan(lambda c, r: (c + x, (r, c)), y, jnp.ones((3, 2)) * x),
+        [{0, 1}, {0}, {0, 1}],
+    ),
     "grad": (lambda x, y: jax.grad(lambda a, b: a * a * b, 0)(x, y), [{0, 1}]),
     "vmap": (lambda x, y: (jax.vmap(lambda a: a + x)(jnp.ones(3)), y), [{0}, {1}]),
     "cond takes all": (
