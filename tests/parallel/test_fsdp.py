@@ -41,7 +41,7 @@ def test_a_device_holds_an_eighth_of_parameters_and_of_adams_moments(taken):
     assert want["embed"] == 32 * 16 // 8
     moments = state.opt_state[0]
     assert held(state.params) == held(moments.mu) == held(moments.nu) == want
-    assert all(leaf.is_fully_replicated for leaf in (state.step, state.rng, moments.count))
+    assert all(leaf.is_fully_replicated for leaf in (state.step, state.seed, moments.count))
 
 
 def test_small_leaves_stay_whole():
