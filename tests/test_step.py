@@ -12,7 +12,7 @@ import tiny_language
 from layouts import bitwise, distance
 from line import height, points, squared, start
 
-from jtrain.parallel import Mirrored, Single
+from jtrain.parallel import Mirrored
 from jtrain.state import new_state
 from jtrain.step import make_step, many
 from jtrain.types import Mean
@@ -156,7 +156,7 @@ def test_the_loss_is_traced_once():
 
 @pytest.mark.parametrize(
     ("where", "microbatches"),
-    [(Single(), 2), (Mirrored(devices=4), 1), (Mirrored(devices=2, impl="shard_map"), 2)],
+    [(Mirrored(devices=4), 1), (Mirrored(devices=2, impl="shard_map"), 2)],
     ids=repr,
 )
 def test_line_search_takes_the_steps_of_one_device(where, microbatches):
