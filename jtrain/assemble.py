@@ -129,7 +129,8 @@ class Assembly:
 
     def _terms(self, batch: Batch) -> Callable[[Params], Returned]:
         terms = in_terms(self.experiment.loss, ragged=self.experiment.train.ragged)
-        return lambda params: terms(params, self.like.extra, batch, jax.eval_shape(TrainState.step_key, self.like))
+        key = jax.eval_shape(TrainState.step_key, self.like)
+        return lambda params: terms(params, self.like.extra, batch, key)
 
 
 def assemble(config: RunConfig) -> Assembly:

@@ -17,6 +17,7 @@ from jtrain.run import Outcome
 from jtrain.trees import named_leaves
 
 CODE = '''\
+import jax
 import jax.numpy as jnp
 import numpy as np
 
