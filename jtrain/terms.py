@@ -152,7 +152,7 @@ def _changes(old: Extra, new: Extra) -> Extra:
         raise LossError(
             f"the leaf {name!r} of `extra` changes but is no Mean. Return "
             f"`jt.Mean(new * rows, rows)` with the rows it was computed from, or the leaf as it "
-            f"was."
+            f"was. (Take a jit off the loss: what went through it is another array.)"
         )
 
     names = jax.tree.unflatten(jax.tree.structure(old), list(named_leaves(old)))

@@ -155,6 +155,12 @@ CASES = {
         carried(lambda e, b: e | {"mean": Mean(b["x"].mean() * 8, jnp.float32(8))}),
         extra=EXTRA,
     ),
+    "state that went through a jit": Case(
+        stateful(jax.jit(lambda p, e, b, rng: (squared(p, b, rng), {}, e))),
+        "Take a jit off the loss",
+        stateful(lambda p, e, b, rng: (squared(p, b, rng), {}, e)),
+        extra=EXTRA,
+    ),
     "state of another structure": Case(
         carried(lambda e, b: {"mean": e["mean"]}),
         "an `extra` of another structure: ['mean'], and was given ['mean', 'teacher']",
