@@ -62,7 +62,8 @@ class Directory:
         """
         if not self.stands():  # nothing was ever trained here
             return []
-        stored = resolve(self.config).config
+        # By the schema at hand: the experiment need not lie above the place where the run does.
+        stored = resolve(self.config, schema=type(config)).config
         changed = differences(stored, config)
         other = [d for d in changed if d.key.split(".")[0] not in MAY_DIFFER]
         if other:

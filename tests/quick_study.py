@@ -133,10 +133,10 @@ def trained(path: Path | str, *settings: str, hooks: Sequence[Hook] = ()) -> Out
         return jt.run(config_of(path, settings), hooks=hooks, screen=screen)
 
 
-def kept(outcome: Outcome) -> dict[str, bytes]:
+def kept(outcome: Outcome, config: Path | None = None) -> dict[str, bytes]:
     """What a run has come to, bit for bit: its metrics and its last state."""
     directory = outcome.directory
-    like = assemble(config_of(directory.config)).like
+    like = assemble(config_of(config or directory.config)).like
     with Checkpoints(directory.checkpoints) as checkpoints:
         step = checkpoints.newest()
         assert step == outcome.step, "the last state is kept"

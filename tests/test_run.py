@@ -154,6 +154,15 @@ def test_the_config_that_it_leaves_runs_from_anywhere_to_the_same_bits(tmp_path,
     assert (tmp_path / "elsewhere" / "runs" / "quick").is_dir()
 
 
+def test_a_run_goes_on_where_no_experiment_lies_above_it(tmp_path_factory, monkeypatch, unbroken):
+    config = Path(CONFIG).absolute()
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    trained(config, hooks=[At(5, lambda: jt.Stop("a pause"))])
+    outcome = trained(config)
+    assert outcome.status == "done"
+    assert kept(outcome, config) == unbroken()
+
+
 def test_the_same_twice_is_bitwise_the_same(unbroken):
     assert kept(trained(CONFIG, "name=again")) == unbroken()
     assert kept(trained(CONFIG, "name=other", "seed=1")) != unbroken()

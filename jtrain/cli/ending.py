@@ -9,8 +9,8 @@ from jtrain.hooks.metrics import results
 from jtrain.run import Outcome
 
 
-def ending(outcome: Outcome, source: Path) -> str:
-    """The last words of `jtrain run`."""
+def ending(outcome: Outcome, source: Path, command: str) -> str:
+    """The last words of `jtrain run`, which was typed as `command` for the config `source`."""
     directory = outcome.directory
     parts = [_curve(outcome), _sample(outcome), _best(outcome), _files(outcome)]
     if outcome.status == "done":
@@ -24,7 +24,7 @@ def ending(outcome: Outcome, source: Path) -> str:
         )
     else:
         parts.append(f"{outcome.status} at step {outcome.step}: {outcome.why}")
-        parts.append(f"next:  jtrain run {directory.config}   goes on from step {outcome.step}")
+        parts.append(f"next:  {command}   goes on from step {outcome.step}")
     return "\n\n".join(part for part in parts if part)
 
 

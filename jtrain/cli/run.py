@@ -1,5 +1,6 @@
 """`jtrain run CONFIG`: train, or go on where it was stopped."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     from jtrain.run import run
 
     outcome = run(resolved.config, source=resolved.path)
-    print(ending(outcome, resolved.path))
+    print(ending(outcome, resolved.path, shlex.join(["jtrain", "run", *argv])))
     return CODES[outcome.status]
 
 

@@ -49,11 +49,18 @@ class Resolved:
     path: Path
 
 
-def resolve(path: Path | str, settings: Sequence[str] = ()) -> Resolved:
+def resolve(
+    path: Path | str, settings: Sequence[str] = (), *, schema: type[Top] | None = None
+) -> Resolved:
     """The config in a file, with `a.b=value` laid over it.
 
     Mistakes are told together, in three stages: what needs only the YAML and the keys of `Top`,
     without jax; the experiment's values; values that do not fit together.
+
+    Args:
+        path: a YAML file.
+        settings: what was typed after it.
+        schema: the experiment's Config where it is at hand; else the experiment is looked up.
 
     Raises:
         ConfigError: with a line for each mistake of the first stage that has any.
@@ -65,10 +72,11 @@ def resolve(path: Path | str, settings: Sequence[str] = ()) -> Resolved:
     wrong += check(Top, Node(known, root.origin), whole=False)[1]
     strange = [(key,) for key in root.value if key not in KEYS]
     wrong += [mistake(root, keys, unknown(keys, KEYS, root, {})) for keys in strange]
-    found, missing = _experiment(root, path)
+    found, missing = (None, []) if schema else _experiment(root, path)
     stop([*wrong, *missing])
-    assert found, "an experiment that is not there is a mistake"
-    schema = load(found)
+    if schema is None:
+        assert found, "an experiment that is not there is a mistake"
+        schema = load(found)
     _settable(schema)
     root, notes = settle(Want(schema), root)
     config, wrong = check(schema, root)

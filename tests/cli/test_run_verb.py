@@ -82,7 +82,7 @@ def test_a_stopped_run_exits_with_75_and_says_how_to_go_on(capfd, monkeypatch):
     assert "asked to end (SIGTERM)" in said.out
     assert "stopping after this step; once more to stop at once" in said.err
     (words,) = commands(said.out)
-    assert words == ["run", "runs/quick/config.yaml"]
+    assert words == ["run", CONFIG, "steps=40"]
     assert main(words) == 0
     assert "step 40/40" in Path("runs/quick/log.txt").read_text()
 
