@@ -59,7 +59,7 @@ class Config(jt.RunConfig):
 
             plain = network.build()  # one row of text is laid out nowhere
             logits = lambda params, tokens: plain.apply(params, {}, None, False, tokens)[0]
-            prompt = corpus.vocabulary.encode("\n")[None]
+            prompt = corpus.vocabulary.encode("\n")[None].astype("int32")
             tokens = generate(
                 logits, params, prompt, key, steps=length, context=network.context, temperature=0.8
             )
