@@ -1,0 +1,161 @@
+"""What holds for every file in configs/. A new one is a new row of TINY and a golden file.
+
+The golden files are what a reviewer reads: every value that a config resolves to, and the losses of
+the first steps. Where they are meant to change, write them anew and commit them with the change:
+`python tests/every/test_every_config.py`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jtrain as jt
+from jtrain.config.dump import dump
+from jtrain.config.resolve import resolve
+from jtrain.hooks.metrics import results
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))}
+
+# What makes a config small enough to train in a moment.
+TINY = {
+    "shakespeare": [
+        "batch=8",
+        "data.context=32",
+        "model.context=32",
+        "model.layers=1",
+        "model.width=32",
+        "optimizer.schedule.warmup=2",
+    ],
+}
+CURVES = ["shakespeare"]
+
+
+def tiny(name: str, *settings: str):
+    return resolve(CONFIGS[name], [*TINY[name], "log.every=1", "evaluate.every=0", *settings])
+
+
+class Enough(jt.Hook):
+    """Ends after 20 steps without an evaluation or a sample."""
+
+    every = 20
+
+    def on_state(self, step, state, metrics):
+        return jt.Stop("enough")
+
+
+def losses(name: str) -> list[float]:
+    """Of the first 20 steps on one device; it writes into the directory where it is called."""
+    with open(os.devnull, "w") as screen:
+        settings = ("steps=20", "parallel={kind: single}", f"name={name}-curve")
+        outcome = jt.run(tiny(name, *settings).config, hooks=[Enough()], screen=screen)
+    return [row["loss"] for row in results(outcome.directory.metrics, "").values()]
+
+
+def resolved(name: str) -> str:
+    return dump(resolve(CONFIGS[name]).config, f"What configs/{name}.yaml resolves to.")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_each_has_its_row_and_its_golden_file():
+    assert list(CONFIGS) == sorted(TINY)
+    assert sorted(CONFIGS) == sorted(path.stem for path in (GOLDEN / "configs").glob("*.yaml"))
+    assert sorted(CURVES) == sorted(path.stem for path in (GOLDEN / "curves").glob("*.txt"))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_resolves_to_its_golden_file(name: str):
+    golden = GOLDEN / "configs" / f"{name}.yaml"
+    assert resolved(name) == golden.read_text(), f"if it was meant: python {Path(__file__)}"
+    assert resolve(CONFIGS[name]).config.name == name
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_its_header_says_how_to_run_it(name: str):
+    lines = CONFIGS[name].read_text().splitlines()
+    header = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]
+    assert f"jtrain run configs/{name}.yaml" in " ".join(header)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_trains_a_few_steps_over_all_devices(name: str):
+    config = tiny(name, "steps=3", "evaluate.batch=512").config
+    outcome = jt.run(config)
+    assert (outcome.status, outcome.step) == ("done", 3)
+    found = results(outcome.directory.metrics, "")
+    assert [row["skipped"] for row in found.values()] == [0, 0, 0]
+    assert np.isfinite(list(outcome.results[3].values())).all()
+    again = resolve(outcome.directory.config, schema=type(config)).config
+    assert again == config
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_takes_the_steps_of_its_golden_curve(name: str):
+    golden = np.loadtxt(GOLDEN / "curves" / f"{name}.txt", usecols=1)
+    assert len(golden) == 20
+    assert golden[-1] < golden[0]
+    words = f"if it was meant: python {Path(__file__)}"
+    np.testing.assert_allclose(losses(name), golden, rtol=1e-4, err_msg=words)
+
+
+LOOK = """
+import json, sys
+from jtrain.cli import main
+codes = [main(words) for words in json.loads(sys.argv[1])]
+heavy = [name for name in ("jax", "flax", "orbax", "grain") if name in sys.modules]
+import jax
+jax.config.update("jax_num_cpu_devices", 3)  # has no effect once a backend has started
+print(json.dumps({"codes": codes, "heavy": heavy, "devices": len(jax.devices())}))
+"""
+
+
+def after(*commands: list[str]) -> tuple[dict, str]:
+    """What a fresh process has done and imported after these commands, and what it said."""
+    command = [sys.executable, "-c", LOOK, json.dumps(commands)]
+    env = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_to_show_it_or_a_mistake_in_it_starts_no_backend_and_imports_no_model(name: str):
+    show = ["show", str(CONFIGS[name])]
+    found, told = after(show, [*show, "optimizer.lr=fast"], [*show, "steps=0", "model.wdith=3"])
+    assert found == {"codes": [0, 2, 2], "heavy": ["jax"], "devices": 3}
+    assert "optimizer.lr=fast: must be a number above 0" in told
+
+
+def test_a_misspelt_top_key_is_told_without_jax():
+    found, told = after(["show", str(next(iter(CONFIGS.values()))), "stpes=3"])
+    assert found == {"codes": [2], "heavy": [], "devices": 3}
+    assert "did you mean steps?" in told
+
+
+def renew() -> None:
+    """Writes the golden files."""
+    for name in CONFIGS:
+        (GOLDEN / "configs" / f"{name}.yaml").write_text(resolved(name))
+    for name in CURVES:
+        rows = [f"{step:2d}  {loss:.6f}\n" for step, loss in enumerate(losses(name), 1)]
+        (GOLDEN / "curves" / f"{name}.txt").write_text("# step, loss\n" + "".join(rows))
+
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chdir(scratch)
+        renew()
