@@ -1,7 +1,8 @@
 """What jtrain's loop adds to a loop written by hand around `jax.jit`.
 
-Ours is the loop of `jtrain run` with all its hooks: log, metrics, speed, guard, signals. By hand: the
-same loss and optimizer jitted, batches by numpy's fancy indexing, the loss read eight steps late.
+Ours is the loop of `jtrain run` with all its hooks: log, metrics, speed, guard, signals. By hand:
+the same loss and optimizer jitted, batches by numpy's fancy indexing, the loss read eight steps
+late.
 
     python benchmarks/loop_overhead.py [--rounds 30] [mlp | transformer | scan ...]
 """
@@ -128,6 +129,7 @@ class Ours:
         self.feed = stack.enter_context(ReadAhead(read, start=0, stop=None))
 
     def __call__(self) -> float:
+        """Microseconds a step of this turn."""
         began = time.perf_counter()
         ended = jt.train(
             self.step,
@@ -150,6 +152,7 @@ class ByHand:
         self.steps, self.each, self.done = steps, each, 0
 
     def __call__(self) -> float:
+        """Microseconds a step of this turn."""
         began, losses = time.perf_counter(), collections.deque()
         for _ in range(self.steps // self.each):
             self.state, loss = self.take(self.state, self.read(self.done))
