@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from quick_study import CODE, at_home, write_study
+from quick_study import CODE, YAML, at_home, write_study
 
 from jtrain.cli import main
 from jtrain.hooks.metrics import results
 
 CONFIG = "configs/quick.yaml"
 ROOT = Path(__file__).parents[2]
+SHORT = ("steps=2", "checkpoint.every=0", "evaluate.every=0")
 Edit = tuple[str, str]  # what is written, and what is written instead
 
 
@@ -105,7 +106,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
     """Makes a study of this code in a directory of this name, and goes there."""
 
     def go(name: str, text: str = CODE) -> None:
-        write_study(tmp_path / name, text)
+        write_study(tmp_path / name, text, YAML.replace("adamw", "sgd"))  # soon compiled
         at_home(tmp_path / name, monkeypatch, compiled)
 
     return go
@@ -130,7 +131,7 @@ def test_a_mistake_is_told_before_training_and_following_the_advice_trains(case,
     mended = edited(wrong, case.mend), [edited(word, case.mend) for word in case.typed]
     assert mended != (wrong, [*case.typed])
     home("right", mended[0])
-    assert main(["run", CONFIG, *mended[1]]) == 0, capfd.readouterr().err
+    assert main(["run", CONFIG, *mended[1], *SHORT]) == 0, capfd.readouterr().err
 
 
 def test_no_case_is_there_twice():
