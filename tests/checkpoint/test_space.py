@@ -1,5 +1,6 @@
 """A disk that is full or cannot be written is found before training, or at the next call."""
 
+import contextlib
 import resource
 import shutil
 import time
@@ -17,22 +18,18 @@ from jtrain.errors import CheckpointError
 STATE = {"w": jnp.arange(200_000.0), "step": jnp.int32(1)}
 
 
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    """No file may grow past 100 kB: the kernel refuses the write, as it does on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The kernel refuses to let a file grow past `size` bytes, as it does on a full disk.
 
-
-@pytest.fixture
-def no_files() -> Iterator[None]:
-    """No file may hold a byte."""
+    Within a test and not around it: pytest's own output may go to a file.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def save_and_wait(checkpoints: Checkpoints, step: int) -> None:
@@ -84,31 +81,33 @@ def test_a_directory_that_cannot_be_made_is_found_before_training(tmp_path: Path
     check_writable(tmp_path / "another" / "checkpoints", 1)
 
 
-def test_a_disk_that_takes_no_byte_is_found_before_training(tmp_path: Path, no_files: None):
-    with pytest.raises(CheckpointError, match=r"cannot be written \(File too large\)"):
+def test_a_disk_that_takes_no_byte_is_found_before_training(tmp_path: Path):
+    refused = pytest.raises(CheckpointError, match=r"cannot be written \(File too large\)")
+    with files_of_at_most(0), refused:
         check_writable(tmp_path, 1)
 
 
-def test_a_write_that_fails_is_raised_by_wait(tmp_path: Path, small_files: None, capfd):
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, {"step": jnp.int32(1)}, {})
-    checkpoints.wait()
-    with pytest.raises(CheckpointError) as refusal:
-        save_and_wait(checkpoints, 2)
-    message = str(refusal.value)
-    assert "checkpoint 2 could not be written" in message
-    assert "it takes 800 kB" in message
-    assert message.endswith("and run again: it goes on from step 1.")
-    assert len(message) < 700
-    assert checkpoints.steps() == [1], "what failed is not listed"
-    assert [p.name for p in tmp_path.iterdir()] == ["1"], "its room is given back"
-    checkpoints.wait()  # told once
-    checkpoints.close()
-    assert capfd.readouterr().err == ""
+def test_a_write_that_fails_is_raised_by_wait(tmp_path: Path, capfd):
+    with files_of_at_most(100_000):
+        checkpoints = Checkpoints(tmp_path)
+        checkpoints.save(1, {"step": jnp.int32(1)}, {})
+        checkpoints.wait()
+        with pytest.raises(CheckpointError) as refusal:
+            save_and_wait(checkpoints, 2)
+        message = str(refusal.value)
+        assert "checkpoint 2 could not be written" in message
+        assert "it takes 800 kB" in message
+        assert message.endswith("and run again: it goes on from step 1.")
+        assert len(message) < 700
+        assert checkpoints.steps() == [1], "what failed is not listed"
+        assert [p.name for p in tmp_path.iterdir()] == ["1"], "its room is given back"
+        checkpoints.wait()  # told once
+        checkpoints.close()
+        assert capfd.readouterr().err == ""
 
 
-def test_a_write_that_fails_is_raised_by_the_next_call(tmp_path: Path, small_files: None):
-    with Checkpoints(tmp_path) as checkpoints:
+def test_a_write_that_fails_is_raised_by_the_next_call(tmp_path: Path):
+    with files_of_at_most(100_000), Checkpoints(tmp_path) as checkpoints:
         with pytest.raises(CheckpointError, match="checkpoint 1 could not be written"):
             save_and_check(checkpoints, 1)
         checkpoints.save(2, {"step": jnp.int32(2)}, {})
@@ -117,14 +116,9 @@ def test_a_write_that_fails_is_raised_by_the_next_call(tmp_path: Path, small_fil
 
 
 def test_after_room_was_made_the_same_object_saves_again(tmp_path: Path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Checkpoints(tmp_path) as checkpoints:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-        try:
-            with pytest.raises(CheckpointError, match="Make room"):
-                save_and_wait(checkpoints, 1)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        with files_of_at_most(100_000), pytest.raises(CheckpointError, match="Make room"):
+            save_and_wait(checkpoints, 1)
         for step in (2, 3):
             checkpoints.save(step, STATE, {})
         checkpoints.wait()
