@@ -1,6 +1,7 @@
 """What jtrain's loop adds to a loop written by hand around `jax.jit`.
 
-Ours is the loop of `jtrain run` with all its hooks: log, metrics, speed, guard, signals. By hand:
+Ours is the loop of `jtrain run` with all its hooks: log, metrics, speed, guard, signals; a line of
+log, with all metrics, costs about a millisecond and comes every 1000 steps. By hand:
 the same loss and optimizer jitted, batches by numpy's fancy indexing, the loss read eight steps
 late.
 
@@ -26,7 +27,7 @@ from pairs import machine, ratio, table, take_turns
 import jtrain as jt
 from jtrain.assemble import assemble
 from jtrain.checkpoint import Checkpoints
-from jtrain.config.top import Checkpoint
+from jtrain.config.top import Checkpoint, Log
 from jtrain.data import Arrays, ReadAhead, Shuffled
 from jtrain.data.windows import Windows
 from jtrain.directory import Directory
@@ -188,6 +189,7 @@ def config(kind: type[jt.RunConfig], batch: int, steps_per_call: int = 1) -> jt.
         optimizer=AdamW(lr=1e-3),
         parallel=Single(),
         checkpoint=Checkpoint(every=0),
+        log=Log(every=1000),  # steps of 0.1 ms: ten lines a second
     )
 
 
