@@ -1,7 +1,7 @@
 """How far any layout is from one device: the worst figures of the whole matrix, as a table.
 
 Runs the slow tests of tests/every/test_every_strategy.py, 400 layouts, and reads what they record;
-or reads a record that `pytest --junit-xml` left. Half an hour on two cores.
+or reads a record that `pytest --junit-xml` left. Most of an hour on two cores.
 
     python benchmarks/exactness.py [--record FILE] [-k EXPRESSION]
 """
