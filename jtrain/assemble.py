@@ -55,7 +55,7 @@ class Assembly:
         config, x, strategy = self.config, self.experiment, self.strategy
         terms = self._terms(_mine(x.train)[0])
         refuse_unused_params(terms, self.like.params)
-        # 16 to 27 times slower in a loop than written out (docs/log.md).
+        # XLA:CPU runs a convolution many times slower in a loop than written out.
         unroll = jax.default_backend() == "cpu" and "conv_general_dilated" in operations(
             terms, self.like.params
         )

@@ -19,6 +19,7 @@ from jtrain.hooks.saving import Save
 from jtrain.hooks.speed import Speed
 from jtrain.loop import Hook
 from jtrain.state import TrainState
+from jtrain.trees import elements
 from jtrain.version import __version__
 
 
@@ -129,7 +130,7 @@ class Watch:
 def opening(parts: Assembly, start: int | None) -> list[str]:
     """What a reader wants to know before the first step."""
     config, strategy = parts.config, parts.strategy
-    count = sum(leaf.size for leaf in jax.tree.leaves(parts.like.params))
+    count = elements(parts.like.params)
     batch: Any = f"{config.batch} rows"
     if parts.experiment.tokens:
         batch = f"{batch} of {parts.experiment.tokens} tokens"

@@ -11,8 +11,8 @@ class Worst(Hook):
         self.loss = max(self.loss, numbers["loss"])
 ```
 
-Their order in a list is that of their calls: `Signals`, `Finite`, `Metrics`, `Speed`, what reads it
-(`Log`, `Progress`), `Evaluate`, `Samples`, and `Save` last.
+Their order in a list is that of their calls: `Signals`, `Speed`, what reads it (`Log`, `Progress`),
+`Metrics`, `Finite`, `Evaluate`, `Samples`, and `Save` last.
 """
 
 from jtrain.hooks.curve import curve as curve
