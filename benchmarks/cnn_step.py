@@ -1,0 +1,88 @@
+"""A training step of our CNN against the same network plainly written in flax.
+
+Two 3x3 convolutions (32 and 64 outputs), each with ReLU and a 2x2 max pool, and a linear map to 10
+classes, on 128 images of 28 x 28 x 1; Adam, float32, no dropout. Contestants take turns within one
+run; ratios are of turns side by side.
+
+    python benchmarks/cnn_step.py [--rounds 40] [--steps 2]
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import numpy as np
+import optax
+from pairs import machine, ratio, table, take_turns
+from peers import nnx_cnn
+
+from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.models.cnn import CNN
+from jtrain.state import new_state
+from jtrain.step import make_step
+
+BATCH = 128
+TARGET = 0.75  # of the same network plainly written in flax
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=2, help="steps a turn")
+    asked = parser.parse_args()
+    optimizer = optax.adam(1e-3)
+    plain = "plain nnx, jax.jit over dicts"
+    trainers = {
+        "jtrain": trainer(optimizer),
+        plain: nnx_cnn.dict_trainer(optimizer),
+        "plain nnx, nnx.jit": nnx_cnn.module_trainer(optimizer),
+    }
+    runs = {name: clocked(take, asked.steps) for name, take in trainers.items()}
+    print(f"{machine()}\n")
+    times = take_turns(runs, asked.rounds, warmup=2)
+    print(table(times, "ms a step", plain))
+    over = ratio(times["jtrain"], times[plain])
+    print(f"\ntarget {TARGET}: {'met' if over.median <= TARGET else 'missed'}")
+
+
+def trainer(optimizer: optax.GradientTransformation) -> Callable:
+    """A function of images and labels that takes a step of ours."""
+    model = CNN(image=(28, 28, 1), classes=10).build()
+
+    def loss(params, batch, rng):
+        logits, _ = model.apply(params, {}, rng, True, batch["image"])
+        return cross_entropy(logits, batch["label"], batch["mask"])
+
+    init = jax.jit(lambda key: new_state(model.init(key)[0], optimizer, key))
+    step = jax.jit(make_step(loss, optimizer), donate_argnums=0)
+    state = [init(jax.random.key(0))]
+    rest = {"row": np.arange(BATCH, dtype=np.int32), "mask": np.ones(BATCH, bool)}
+
+    def take(image, label):
+        state[0], metrics = step(state[0], {"image": image, "label": label, **rest})
+        return metrics["loss"].total
+
+    return take
+
+
+def clocked(take: Callable, steps: int) -> Callable[[], float]:
+    """A function that returns the milliseconds of one of `steps` steps."""
+    draw = np.random.default_rng(0)
+    images = draw.standard_normal((steps, BATCH, 28, 28, 1)).astype(np.float32)
+    labels = draw.integers(0, 10, (steps, BATCH)).astype(np.int32)
+
+    def run():
+        start = time.perf_counter()
+        jax.block_until_ready([take(*batch) for batch in zip(images, labels, strict=True)])
+        return (time.perf_counter() - start) / steps * 1e3
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

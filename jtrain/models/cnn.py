@@ -1,0 +1,61 @@
+"""The values of a small convolutional network; importing them imports no flax."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from jtrain.errors import ConfigError
+from jtrain.models.images import check_sizes
+from jtrain.types import Anywhere, Model, Placement
+from jtrain.values import values
+
+Size = Annotated[int, Field(gt=0)]
+
+
+@values
+class CNN:
+    """Convolutions, each with ReLU and a 2x2 max pool, then linear maps with ReLU between them."""
+
+    kind: Literal["cnn"] = "cnn"
+    image: tuple[int, int, int] = (0, 0, 0)
+    """Height, width and channels of what comes in; 0 takes what the data has."""
+    channels: tuple[Size, ...] = Field(default=(32, 64), min_length=1)
+    """Outputs of each convolution."""
+    kernel: int = Field(default=3, gt=0)
+    """Height and width of the convolutions' kernels."""
+    widths: tuple[Size, ...] = ()
+    """Numbers in each hidden layer between the last pool and the logits."""
+    classes: int = Field(default=0, ge=0)
+    """Outputs a row; 0 takes what the data has."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Chance that a number is dropped that enters a linear map."""
+
+    couples = "nothing"
+
+    @model_validator(mode="after")
+    def _something_is_left(self) -> "CNN":
+        height, width, _ = self.image
+        halvings = len(self.channels)
+        if 0 < height < 2**halvings or 0 < width < 2**halvings:
+            most = min(height or width, width or height).bit_length() - 1
+            kept = list(self.channels[: max(most, 1)])
+            raise ConfigError(
+                f"{halvings} convolutions halve an image of {height} x {width} to nothing. "
+                f"{f'At most {most}: model.channels={kept}.' if most else 'Take larger images.'}"
+            )
+        return self
+
+    def build(self, place: Placement = Anywhere()) -> Model:
+        """`apply(params, {}, rng, train, image, keys, mask)` gives logits b c of images b h w c.
+
+        uint8 is scaled to 0 .. 1. `keys` are the rows' (`jtrain.row_keys`), or None where nothing
+        is dropped; `mask` (b) may be left out; `rng` is not used.
+
+        Raises:
+            ConfigError: if `image` or `classes` is still 0.
+        """
+        check_sizes(self.kind, self.image, self.classes)
+        from jtrain.models.convolutional import Convolutional  # flax: 0.6 s, only where built
+        from jtrain.models.nnx import from_nnx
+
+        return from_nnx(lambda rngs: Convolutional(self, place, rngs))

@@ -1,0 +1,48 @@
+"""Images as a model takes them."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Num
+
+from jtrain.errors import ConfigError, DataError
+
+
+def as_images(
+    x: Num[Array, "b *s"],
+    shape: tuple[int, int, int],
+    dtype: jnp.dtype,
+    mask: Bool[Array, "b"] | None = None,
+) -> Float[Array, "b h w c"]:
+    """`x` in `dtype`, uint8 scaled to 0 .. 1, zero in the rows that `mask` hides.
+
+    b h w is taken for one channel.
+
+    Raises:
+        DataError: if an image is of another shape (height, width, channels) than `shape`.
+    """
+    if x.shape[1:] == shape[:2] and shape[2] == 1:
+        x = x[..., None]
+    if x.shape[1:] != shape:
+        found = list(x.shape[1:]) if x.ndim == 4 else [*x.shape[1:3], 1]
+        advice = f"Set model.image={found}" if x.ndim in (3, 4) else "Give rows of such a shape"
+        raise DataError(
+            f"images of shape {list(x.shape[1:])}, and the model takes {list(shape)}: height, "
+            f"width, channels, in that order. {advice}, or change the images."
+        )
+    x = x.astype(dtype) / 255 if x.dtype == jnp.uint8 else x.astype(dtype)
+    if mask is None:
+        return x
+    return jnp.where(jnp.expand_dims(mask, (1, 2, 3)), x, jnp.zeros((), dtype))
+
+
+def check_sizes(kind: str, image: tuple[int, int, int], classes: int) -> None:
+    """Checks that the experiment said what its data has.
+
+    Raises:
+        ConfigError: if a size is still 0.
+    """
+    if 0 in image or not classes:
+        raise ConfigError(
+            f"a {kind} of image={list(image)} and classes={classes} has no size: the experiment "
+            f"did not say what its data has. Set model.image=[height,width,channels] and "
+            f"model.classes."
+        )
