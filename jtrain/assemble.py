@@ -15,12 +15,13 @@ from jtrain.errors import ConfigError
 from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.jaxprs import operations
-from jtrain.loss_checks import refuse_unused_params
+from jtrain.loss_checks import refuse_unused_params, refuse_wide_products
 from jtrain.parallel import Strategy, check_divides
+from jtrain.precision import computed_in
 from jtrain.state import TrainState, new_state
 from jtrain.step import StepFn, make_step, many
 from jtrain.terms import Returned, in_terms
-from jtrain.types import Batch, Params
+from jtrain.types import Batch, LossFn, Params, Stateful
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,11 @@ class Assembly:
         """The state before the first step, made straight into its shardings."""
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.like)
         return jax.jit(_maker(self.config, self.experiment), out_shardings=shardings)()
+
+    @functools.cached_property
+    def loss(self) -> LossFn | Stateful:
+        """The loss, computed in the config's precision; one object, that it is traced once."""
+        return computed_in(self.experiment.loss, self.config.precision.compute)
 
     @functools.cached_property
     def calls(self) -> Calls:
@@ -55,12 +61,14 @@ class Assembly:
         config, x, strategy = self.config, self.experiment, self.strategy
         terms = self._terms(_mine(x.train)[0])
         refuse_unused_params(terms, self.like.params)
+        if config.precision.compute is not None:
+            refuse_wide_products(terms, self.like.params, config.precision.compute)
         # XLA:CPU runs a convolution many times slower in a loop than written out.
         unroll = jax.default_backend() == "cpu" and "conv_general_dilated" in operations(
             terms, self.like.params
         )
         step = make_step(
-            x.loss,
+            self.loss,
             x.optimizer,
             microbatches=config.microbatches,
             couples=x.couples,
@@ -83,7 +91,7 @@ class Assembly:
         x, best = self.experiment, Goal.parse(self.config.checkpoint.best)
         names = []
         if x.valid is not None:
-            program = make_evaluate(x.loss, ragged=x.valid.ragged)
+            program = make_evaluate(self.loss, ragged=x.valid.ragged)
             weights, rows = (self.like.params, self.like.extra), _shapes(x.valid)
             names = ["loss", *jax.eval_shape(program, weights, rows)[1]]
         if best and best.name not in names:
@@ -123,12 +131,12 @@ class Assembly:
         """Compiled at its first use."""
         x, strategy = self.experiment, self.strategy
         assert x.valid is not None, "an experiment without `valid` is not measured"
-        fn = make_evaluate(x.loss, psum=strategy.psum, ragged=x.valid.ragged)
+        fn = make_evaluate(self.loss, psum=strategy.psum, ragged=x.valid.ragged)
         weights = self.like.params, self.like.extra
         return strategy.compile(fn, weights, strategy.place(_mine(x.valid)[0]))
 
     def _terms(self, batch: Batch) -> Callable[[Params], Returned]:
-        terms = in_terms(self.experiment.loss, ragged=self.experiment.train.ragged)
+        terms = in_terms(self.loss, ragged=self.experiment.train.ragged)
         key = jax.eval_shape(TrainState.step_key, self.like)
         return lambda params: terms(params, self.like.extra, batch, key)
 
@@ -165,7 +173,7 @@ def _maker(config: RunConfig, x: Experiment) -> Callable[[], TrainState]:
     def make() -> TrainState:
         of_params, of_run = jax.random.split(jax.random.key(config.seed))
         params, extra = x.init(of_params)
-        return new_state(params, x.optimizer, of_run, extra)
+        return new_state(params, x.optimizer, of_run, extra, scale=config.precision.scale())
 
     return make
 

@@ -9,6 +9,7 @@ import optax
 from jtrain.config.top import Top
 from jtrain.optim import Optimizer
 from jtrain.parallel import Mirrored, Parallel
+from jtrain.precision import F32, Precision
 from jtrain.types import Batches, Couples, Extra, Key, LossFn, Once, Params, Placement, Stateful
 from jtrain.values import values
 
@@ -38,6 +39,8 @@ class RunConfig(Top, abc.ABC):
 
     optimizer: Optimizer
     """How the parameters are updated."""
+    precision: Precision = F32()
+    """The type that the loss computes in; parameters, sums and the optimizer stay in float32."""
     parallel: Parallel = Mirrored()
     """How the work is split over devices. It changes no result."""
 

@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+
+PRODUCTS = {"dot_general", "conv_general_dilated"}
 
 
 def dependence(fn: Callable[..., Any], *args: Any) -> list[set[int]]:
@@ -19,12 +22,24 @@ def dependence(fn: Callable[..., Any], *args: Any) -> list[set[int]]:
 
 def operations(fn: Callable[..., Any], *args: Any) -> set[str]:
     """The names of all primitives in `fn(*args)`, the inner ones too. Nothing is run."""
-    found, todo = set(), [jax.make_jaxpr(fn)(*args).jaxpr]
+    return {eqn.primitive.name for eqn in _equations(fn, *args)}
+
+
+def product_types(fn: Callable[..., Any], *args: Any) -> list[Any]:
+    """The type that each matrix product and convolution in `fn(*args)` multiplies. Nothing is run.
+
+    That of its wider factor; what stands in a loop counts once.
+    """
+    products = (e for e in _equations(fn, *args) if e.primitive.name in PRODUCTS)
+    return [jnp.result_type(*(x.aval.dtype for x in e.invars[:2])) for e in products]
+
+
+def _equations(fn: Callable[..., Any], *args: Any) -> Iterator[Any]:
+    todo = [jax.make_jaxpr(fn)(*args).jaxpr]
     while todo:
         for eqn in todo.pop().eqns:
-            found.add(eqn.primitive.name)
+            yield eqn
             todo += _inner(eqn)
-    return found
 
 
 def _reach(jaxpr: Any, inputs: Sequence[int]) -> list[int]:

@@ -1,9 +1,12 @@
 """What is wrong with a loss, told before anything is compiled; it is traced and never run."""
 
 from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
 
 from jtrain.errors import LossError
-from jtrain.jaxprs import dependence
+from jtrain.jaxprs import dependence, product_types
 from jtrain.terms import Returned
 from jtrain.trees import named_leaves
 from jtrain.types import Couples, Params
@@ -59,3 +62,23 @@ def refuse_unused_params(terms: Callable[[Params], Returned], params: Params) ->
             f"the loss is not computed from the parameters {some}{more}, so they would get no "
             f"gradient. Use them, take them out of the model, or hold them in `extra`."
         )
+
+
+def refuse_wide_products(
+    terms: Callable[[Params], Returned], params: Params, compute: Any
+) -> tuple[int, int]:
+    """How many of the loss's matrix products multiply in `compute`, and how many there are.
+
+    Raises:
+        LossError: if there are some and none does: then nothing is gained by the precision.
+    """
+    types = product_types(lambda p: [mean.total for mean in terms(p).terms.means], params)
+    narrow = [found for found in types if found == compute]
+    if types and not narrow:
+        raise LossError(
+            f"the loss is to be computed in {jnp.dtype(compute).name}, and all of its "
+            f"{len(types)} matrix products multiply {types[0].name}: something wider meets the "
+            f"parameters, the inputs mostly. Cast them where they enter the model: "
+            f"`x.astype(kernel.dtype)`; or set precision.kind=f32."
+        )
+    return len(narrow), len(types)

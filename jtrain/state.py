@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jtrain.precision import LossScale, Unscaled
 from jtrain.types import Extra, Key, Leaf, Params
 
 
@@ -16,6 +17,7 @@ class TrainState:
 
     step: Leaf  # int32 scalar: batches seen
     skipped: Leaf  # int32 scalar: those that changed nothing, their gradient not being finite
+    scale: LossScale | Unscaled  # the factor on the loss; no leaf unless it computes in float16
     params: Params
     extra: Extra
     opt_state: optax.OptState
@@ -27,7 +29,12 @@ class TrainState:
 
 
 def new_state(
-    params: Params, optimizer: optax.GradientTransformation, rng: Key, extra: Extra = ()
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    rng: Key,
+    extra: Extra = (),
+    *,
+    scale: LossScale | Unscaled = Unscaled(),
 ) -> TrainState:
     """The state before the first step.
 
@@ -36,6 +43,7 @@ def new_state(
     return TrainState(
         step=jnp.int32(0),
         skipped=jnp.int32(0),
+        scale=scale,
         params=params,
         extra=extra,
         opt_state=optimizer.init(params),

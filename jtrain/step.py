@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import optax
 
 from jtrain.accumulate import accumulate, value_of
+from jtrain.guard import take_if
 from jtrain.loss_checks import refuse_split_rows, refuse_weights_of_params
 from jtrain.rows import with_rows
 from jtrain.state import TrainState
-from jtrain.terms import absorb, combine, in_terms
+from jtrain.terms import combine, in_terms
 from jtrain.trees import norm
 from jtrain.types import Batch, Couples, LossFn, Mean, Metrics, Stateful
 
@@ -66,44 +67,30 @@ def make_step(
 
         weights = total(weights_of)
 
-        def share(params, rows):  # what these rows add to the loss
+        def share(params, rows):  # what these rows add to the loss, scaled
             got = terms(params, state.extra, rows, rng)
-            return combine(got.terms, weights), (got.metrics, got.extra)
+            return state.scale.up(combine(got.terms, weights)), (got.metrics, got.extra)
 
         def gradient(params):  # of the loss over the whole batch
-            return total(lambda rows: jax.value_and_grad(share, has_aux=True)(params, rows))
+            of_rows = jax.value_and_grad(share, has_aux=True)
+            (value, rest), grads = total(lambda rows: of_rows(params, rows))
+            return (state.scale.down(value), rest), state.scale.down(grads)
 
         (value, (metrics, changes)), grads = gradient(state.params)
         grad_norm = norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
-
-        def take():
-            updates, opt_state = update(
-                grads,
-                state.opt_state,
-                state.params,
-                value=value,
-                grad=grads,
-                value_fn=value_of(gradient),
-            )
-            updates = optax.tree.cast_like(updates, state.params)
-            return updates, opt_state, absorb(state.extra, changes)
-
-        # A branch and not a select: for a select XLA:CPU copies the whole donated state, a quarter
-        # of the time of a small step (docs/log.md). In the other branch the gradients stand for
-        # updates that are not taken, so that either can lie in the memory of the gradients.
-        stay = lambda: (optax.tree.cast_like(grads, state.params), state.opt_state, state.extra)
-        updates, opt_state, extra = jax.lax.cond(finite, take, stay)
-        update_norm = jnp.where(finite, norm(updates), 0)
-        updates = jax.tree.map(lambda u: jnp.where(finite, u, -0.0), updates)  # x + -0.0 is x
-        params = optax.apply_updates(state.params, updates)
+        known = {"value": value, "grad": grads, "value_fn": value_of(gradient)}
+        params, opt_state, extra, update_norm = take_if(
+            finite, update, grads, state.opt_state, state.params, state.extra, changes, **known
+        )
         skipped = state.skipped + ~finite
         own = {"loss": value, "grad_norm": grad_norm, "update_norm": update_norm}
-        own |= {"skipped": skipped}
+        own |= {"skipped": skipped, **state.scale.told()}
         metrics |= {name: Mean(x.astype(jnp.float32), jnp.float32(1)) for name, x in own.items()}
         state = TrainState(
             step=state.step + 1,
             skipped=skipped,
+            scale=state.scale.after(finite),
             params=params,
             extra=extra,
             opt_state=opt_state,

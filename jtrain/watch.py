@@ -87,6 +87,7 @@ class Watch:
             tell=self.lines.say,
             start=int(state.step),
             skipped=int(state.skipped),
+            minimum=getattr(state.scale, "minimum", 0.0),
         )
         measured = self._parts.experiment.valid is not None
         evaluation = [self.evaluation] if measured else []

@@ -10,10 +10,11 @@ ORDER = [
     {"errors", "version", "cache"},
     {"values", "types"},
     {"trees", "jaxprs", "rows"},
-    {"config", "data", "models", "losses", "optim", "parallel"},  # the shelves: one thing a file
+    # The shelves: one thing a file.
+    {"config", "data", "models", "losses", "optim", "parallel", "precision"},
     {"experiment", "terms"},
     {"state", "loss_checks"},
-    {"accumulate"},
+    {"accumulate", "guard"},
     {"step"},
     {"evaluate"},
     {"checkpoint"},

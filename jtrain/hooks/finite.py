@@ -16,12 +16,20 @@ class Finite(Hook):
         tell: takes a line of warning.
         start: the step that the run goes on from.
         skipped: steps that were skipped before it (`state.skipped`).
+        minimum: of the loss scale, if there is one. Above it a skipped step is how the scale finds
+            its place, and nothing is said; at it the run is stopped.
     """
 
     def __init__(
-        self, *, every: int, tell: Callable[[str], None], start: int = 0, skipped: int = 0
+        self,
+        *,
+        every: int,
+        tell: Callable[[str], None],
+        start: int = 0,
+        skipped: int = 0,
+        minimum: float = 0.0,
     ):
-        self.every = every
+        self.every, self._minimum = every, minimum
         self._tell, self._step, self._skipped = tell, start, skipped
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
@@ -29,8 +37,17 @@ class Finite(Hook):
         first, steps = self._step + 1, step - self._step
         skipped = round(numbers["skipped"]) - self._skipped
         self._step, self._skipped = step, self._skipped + skipped
-        if skipped == 0:
+        scale = numbers.get("loss_scale")
+        if skipped == 0 or (scale is not None and scale > self._minimum):
             return None
+        if scale is not None:
+            return Stop(
+                f"the loss scale is at its minimum of {scale:g} and {skipped} of the steps {first} "
+                f"to {step} overflowed float16 all the same. The parameters are those of the last "
+                f"finite step. Check the data for NaN or infinity, set precision.kind=bf16, which "
+                f"has the range of float32, or lower optimizer.lr.",
+                "failed",
+            )
         if skipped < steps or (steps == 1 and self.every > 1):
             self._tell(
                 f"steps {first} to {step}: {skipped} of {steps} skipped, loss or gradient was not "

@@ -61,3 +61,24 @@ def test_a_resumed_run_counts_from_where_it_was():
     lone = Finite(every=10, tell=said.append, start=29, skipped=7)
     assert look(lone, 30, 8) is None  # one step alone is no trend
     assert len(said) == 2
+
+
+def scaled(finite, step, skipped, scale):
+    numbers = {"skipped": float(skipped), "loss": 1.0, "grad_norm": math.inf, "loss_scale": scale}
+    return finite.on_numbers(step, numbers)
+
+
+def test_a_loss_scale_that_finds_its_place_is_silent():
+    finite = Finite(every=10, tell=pytest.fail, minimum=1.0)
+    assert scaled(finite, 10, 4, 2048.0) is None
+    assert scaled(finite, 20, 14, 2.0) is None
+
+
+def test_an_overflow_at_the_least_loss_scale_stops_the_run_and_says_what_to_set():
+    finite = Finite(every=10, tell=pytest.fail, minimum=1.0)
+    assert scaled(finite, 10, 0, 1.0) is None
+    stop = scaled(finite, 20, 3, 1.0)
+    assert stop is not None
+    assert stop.kind == "failed"
+    for part in ("minimum of 1", "3 of the steps 11 to 20", "precision.kind=bf16", "optimizer.lr"):
+        assert part in stop.why

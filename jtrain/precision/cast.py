@@ -1,0 +1,30 @@
+"""A loss that computes in a narrower type than its parameters are kept in."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jtrain.types import Leaf, LossFn, Params, Stateful
+
+
+def computed_in(loss: LossFn | Stateful, dtype: Any) -> LossFn | Stateful:
+    """`loss` of the parameters cast to `dtype`; itself where that is None.
+
+    Gradients come back in the type that the parameters are kept in. Neither the batch nor `extra`
+    is cast: targets and running statistics keep their digits, and a model casts its inputs to the
+    type of its parameters.
+    """
+    if dtype is None:
+        return loss
+    if isinstance(loss, Stateful):
+        inner = loss.loss
+        return Stateful(lambda params, *rest: inner(_narrowed(params, dtype), *rest))
+    return lambda params, *rest: loss(_narrowed(params, dtype), *rest)
+
+
+def _narrowed(params: Params, dtype: Any) -> Params:
+    def leaf(x: Leaf) -> Leaf:
+        return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(leaf, params)

@@ -1,0 +1,137 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from layouts import strategy
+
+import jtrain as jt
+from jtrain.errors import LossError
+from jtrain.jaxprs import product_types
+from jtrain.loss_checks import refuse_wide_products
+from jtrain.precision import BF16, F16, F32, computed_in
+from jtrain.state import new_state
+from jtrain.step import make_step
+from jtrain.terms import in_terms
+
+WEIGHTS = {"up": (6, 16), "down": (16, 3)}
+
+
+def init():
+    draw = np.random.default_rng(0)
+    return {n: jnp.asarray(0.3 * draw.normal(size=s), jnp.float32) for n, s in WEIGHTS.items()}
+
+
+def batch(rows=8):
+    draw = np.random.default_rng(1)
+    x, y = draw.normal(size=(rows, 6)), draw.normal(size=(rows, 3))
+    row, mask = np.arange(rows, dtype=np.int32), np.ones(rows, bool)
+    return {"x": np.float32(x), "y": np.float32(y), "row": row, "mask": mask}
+
+
+def two_layers(params, batch, rng):
+    hidden = jnp.tanh(batch["x"].astype(params["up"].dtype) @ params["up"])
+    error = (hidden @ params["down"]).astype(jnp.float32) - batch["y"]
+    return jt.Mean.of(jnp.square(error).sum(-1), batch["mask"])
+
+
+def uncast(params, batch, rng):
+    error = batch["x"] @ params["up"] @ params["down"] - batch["y"]
+    return jt.Mean.of(jnp.square(error).sum(-1), batch["mask"])
+
+
+def walked(loss, precision, *, strategy=None, microbatches=1, steps=3):
+    optimizer = optax.sgd(0.05)
+    loss = computed_in(loss, precision.compute)
+    state = new_state(init(), optimizer, jax.random.key(0), scale=precision.scale())
+    if strategy is None:
+        step, data = jax.jit(make_step(loss, optimizer, microbatches=microbatches)), batch()
+    else:
+        step = make_step(loss, optimizer, microbatches=microbatches, psum=strategy.psum)
+        data = strategy.place(batch())
+        state = jax.device_put(state, strategy.shardings(state))
+        step = strategy.compile(step, state, data, keeps=True)
+    losses = []
+    for _ in range(steps):
+        state, metrics = step(state, data)
+        losses.append(metrics["loss"].value())
+    return jax.device_get(state.params), np.array(losses)
+
+
+@pytest.mark.parametrize(("precision", "bits"), [(BF16(), 8), (F16(), 11)])
+def test_the_loss_is_that_of_float32_to_the_bits_of_the_type(precision, bits):
+    # Each of the 6 + 16 products and sums of a row rounds by at most half a unit; independent
+    # roundings add like their root.
+    tolerance = 2.0**-bits * np.sqrt(6 + 16)
+    _, exact = walked(two_layers, F32())
+    params, losses = walked(two_layers, precision)
+    np.testing.assert_allclose(losses, exact, rtol=tolerance)
+    assert np.abs(losses - exact).max() > 0  # it did compute in fewer bits
+    assert {leaf.dtype for leaf in params.values()} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "microbatches", "precision"),
+    [
+        ("single", 1, 2, F16()),
+        ("mirrored jit", 4, 1, F16()),
+        ("mirrored shard_map", 2, 2, BF16()),
+        ("mirrored pmap", 4, 1, F16()),
+        ("fsdp", 2, 1, BF16()),
+        ("fsdp", 4, 2, F16()),
+    ],
+)
+def test_any_split_takes_the_steps_of_one_device(name, devices, microbatches, precision):
+    # Rows are computed alike wherever they are; what differs is the order in which rounded products
+    # are summed into the gradient of a weight, whose shares are rounded to the type.
+    tolerance = 2.0 ** (-8 if precision.compute == jnp.bfloat16 else -11)
+    want, exact = walked(two_layers, precision)
+    got, losses = walked(
+        two_layers, precision, strategy=strategy(name, devices), microbatches=microbatches
+    )
+    np.testing.assert_allclose(losses, exact, rtol=tolerance)
+    for leaf in want:
+        assert np.linalg.norm(got[leaf] - want[leaf]) <= tolerance * np.linalg.norm(want[leaf])
+
+
+def terms_of(loss, precision):
+    terms = in_terms(computed_in(loss, precision.compute))
+    data = jax.tree.map(jnp.asarray, batch())
+    return lambda params: terms(params, (), data, jax.random.key(0))
+
+
+def test_products_run_in_the_type_and_are_counted():
+    checked = refuse_wide_products(terms_of(two_layers, BF16()), init(), jnp.bfloat16)
+    assert checked == (2, 2)
+
+
+def test_a_loss_whose_inputs_widen_everything_is_refused_and_the_advice_helps():
+    with pytest.raises(LossError, match=r"2 matrix products multiply float32.*astype\(kernel"):
+        refuse_wide_products(terms_of(uncast, BF16()), init(), jnp.bfloat16)
+
+    def advised(params, batch, rng):
+        return uncast(params, {**batch, "x": batch["x"].astype(params["up"].dtype)}, rng)
+
+    assert refuse_wide_products(terms_of(advised, BF16()), init(), jnp.bfloat16) == (2, 2)
+    assert refuse_wide_products(terms_of(uncast, F32()), init(), jnp.float32) == (2, 2)
+
+
+def test_types_are_found_inside_loops_and_jits():
+    body = lambda c, x: (jnp.tanh(c @ x), None)
+    looped = lambda c, xs: jax.jit(lambda: jax.lax.scan(body, c, xs)[0])()
+    half = jnp.ones((3, 2, 2), jnp.bfloat16)
+    assert product_types(looped, half[0], half) == [jnp.bfloat16]
+
+
+def test_state_beside_the_parameters_is_not_cast():
+    seen = {}
+
+    @jt.stateful
+    def loss(params, extra, batch, rng):
+        seen.update(params=params["up"].dtype, extra=extra["mean"].dtype, x=batch["x"].dtype)
+        return two_layers(params, batch, rng), {}, extra
+
+    step = make_step(computed_in(loss, jnp.bfloat16), optax.sgd(0.1))
+    state = new_state(init(), optax.sgd(0.1), jax.random.key(0), {"mean": jnp.zeros(3)})
+    jax.eval_shape(step, state, batch())
+    assert seen == {"params": jnp.bfloat16, "extra": jnp.float32, "x": jnp.float32}

@@ -1,0 +1,106 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jtrain as jt
+from jtrain.precision import F16, LossScale, computed_in
+from jtrain.state import new_state
+from jtrain.step import make_step
+
+START = 2.0**15
+
+
+def scale(factor=START, growth=2000, minimum=1.0):
+    return LossScale.start(factor, growth=growth, minimum=minimum)
+
+
+def test_it_starts_where_tensorflow_s_does_and_grows_as_late():
+    assert float(F16().scale().factor) == START
+    assert (F16().growth, F16().minimum) == (2000, 1.0)
+
+
+def test_it_doubles_after_so_many_good_steps_in_a_row():
+    here = scale(growth=3)
+    factors = []
+    for finite in (True, True, False, True, True, True, True):
+        here = here.after(jnp.bool_(finite))
+        factors.append(float(here.factor) / START)
+    assert factors == [1, 1, 0.5, 0.5, 0.5, 1, 1]
+
+
+def test_it_halves_down_to_its_minimum_and_grows_up_to_what_float32_holds():
+    low = scale(4.0, minimum=2.0)
+    for _ in range(3):
+        low = low.after(jnp.bool_(False))
+    assert float(low.factor) == 2.0
+    high = scale(2.0**127, growth=1).after(jnp.bool_(True))
+    assert float(high.factor) == 2.0**127
+
+
+def line(params, batch, rng):
+    """Squared error of a line, in the type of its parameters."""
+    guess = batch["x"].astype(params["w"].dtype) @ params["w"]
+    error = guess.astype(jnp.float32) - batch["y"]
+    return jt.Mean.of(jnp.square(error) * batch["size"], batch["mask"])
+
+
+def batch(size=1.0):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(8, 4)).astype(np.float32)
+    y = x @ np.float32([1, -2, 0.5, 3])
+    return {"x": x, "y": y, "size": np.full(8, size, np.float32)}
+
+
+def state_of(optimizer, **scaling):
+    params = {"w": jnp.zeros(4)}
+    return new_state(params, optimizer, jax.random.key(0), **scaling)
+
+
+def test_gradients_too_small_for_float16_survive_by_it():
+    tiny, optimizer = batch(size=1e-8), optax.sgd(1e6)
+    exact, _ = jax.jit(make_step(line, optimizer))(state_of(optimizer), tiny)
+    step = jax.jit(make_step(computed_in(line, jnp.float16), optimizer))
+    lost, _ = step(state_of(optimizer), tiny)
+    kept, metrics = step(state_of(optimizer, scale=scale()), tiny)
+    np.testing.assert_array_equal(lost.params["w"], 0)  # all of them are below 6e-8
+    np.testing.assert_allclose(kept.params["w"], exact.params["w"], rtol=2e-3)  # 11 bits
+    assert metrics["loss_scale"].value() == START
+
+
+def test_a_step_that_overflows_changes_nothing_but_the_scale():
+    schedule = optax.linear_schedule(0.1, 0.0, 10)
+    optimizer = optax.adam(schedule)
+    step = jax.jit(make_step(computed_in(line, jnp.float16), optimizer))
+    before, _ = step(state_of(optimizer, scale=scale(1024.0)), batch())
+    after, metrics = step(before, batch(size=1e6))  # 1024 x 1e6 x 2 x error is beyond 65,504
+    jax.tree.map(np.testing.assert_array_equal, before.opt_state, after.opt_state)  # the schedule's
+    np.testing.assert_array_equal(before.params["w"], after.params["w"])
+    assert metrics["skipped"].value() == 1
+    assert float(after.scale.factor) == 512
+    assert int(after.step) == 2
+    assert np.isfinite(metrics["loss"].value())  # it is the gradient that overflowed
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_the_scale_changes_no_result_that_float32_holds(microbatches):
+    optimizer = optax.adamw(1e-2)
+    step = jax.jit(make_step(line, optimizer, microbatches=microbatches))
+    plain, scaled = state_of(optimizer), state_of(optimizer, scale=scale())
+    for _ in range(5):
+        plain, told = step(plain, batch())
+        scaled, also = step(scaled, batch())
+    np.testing.assert_array_equal(plain.params["w"], scaled.params["w"])  # a power of two
+    for name in ("loss", "grad_norm", "update_norm"):
+        assert told[name].value() == also[name].value()
+
+
+def test_a_line_search_sees_the_loss_itself():
+    optimizer = optax.lbfgs()
+    step = jax.jit(make_step(line, optimizer))
+    plain, scaled = state_of(optimizer), state_of(optimizer, scale=scale())
+    for _ in range(3):
+        plain, _ = step(plain, batch())
+        scaled, _ = step(scaled, batch())
+    np.testing.assert_allclose(plain.params["w"], scaled.params["w"], rtol=1e-6)
