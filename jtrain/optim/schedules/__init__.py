@@ -1,0 +1,27 @@
+"""Learning rates over a run: values with `build(peak, steps)`, one curve a file.
+
+Steps count from 0. During a warmup of `w` steps the rate is peak x (step + 1) / (w + 1), so that no
+step is wasted at a rate of 0, and step `w` is the first at the peak. Where a curve has a `final`,
+the last step, `steps - 1`, has the rate `final` x peak exactly, and a run that goes on past its end
+stays there.
+"""
+
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from jtrain.optim.schedules.constant import Constant as Constant
+from jtrain.optim.schedules.cosine import Cosine as Cosine
+from jtrain.optim.schedules.inverse_sqrt import InverseSquareRoot as InverseSquareRoot
+from jtrain.optim.schedules.join import Join as Join
+from jtrain.optim.schedules.join import Piece as Piece
+from jtrain.optim.schedules.linear import Linear as Linear
+from jtrain.optim.schedules.one_cycle import OneCycle as OneCycle
+from jtrain.optim.schedules.rate import LearningRate as LearningRate
+from jtrain.optim.schedules.restarts import Restarts as Restarts
+from jtrain.optim.schedules.wsd import WarmupStableDecay as WarmupStableDecay
+
+Schedule: TypeAlias = Annotated[
+    Constant | Linear | Cosine | WarmupStableDecay | InverseSquareRoot | OneCycle | Restarts | Join,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,35 @@
+"""One over the root of the steps."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from jtrain.optim.schedules.rate import LearningRate, check_warmup, rate_of, rise
+from jtrain.values import values
+
+
+@values
+class InverseSquareRoot:
+    """The peak over the root of 1 + (steps after the warmup) / `timescale`.
+
+    It depends on no number of steps, so that a run can be prolonged from any checkpoint. With the
+    default timescale it is that of Vaswani et al., https://arxiv.org/abs/1706.03762; with one of
+    its own that of Zhai et al., https://arxiv.org/abs/2106.04560.
+    """
+
+    kind: Literal["inverse_sqrt"] = "inverse_sqrt"
+    warmup: int = Field(default=0, ge=0)
+    """Steps of linear warmup; 0 starts at the peak."""
+    timescale: int = Field(default=0, ge=0)
+    """Steps after the warmup at which the rate is 0.71 of the peak; 0 takes warmup + 1."""
+
+    def build(self, peak: float, steps: int) -> LearningRate:
+        """The rate at each step, however long the run."""
+        check_warmup(self.warmup, steps)
+        timescale = self.timescale or self.warmup + 1
+
+        def share(step: Any, xp: Any) -> Any:
+            after = xp.maximum(step - self.warmup, 0)
+            return rise(step, self.warmup, xp) / xp.sqrt(1 + after / timescale)
+
+        return rate_of(share, peak)

@@ -1,0 +1,23 @@
+"""A straight line."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from jtrain.optim.schedules.rate import LearningRate, warmed
+from jtrain.values import values
+
+
+@values
+class Linear:
+    """A straight line from the peak to its `final` share."""
+
+    kind: Literal["linear"] = "linear"
+    warmup: int = Field(default=0, ge=0)
+    """Steps of linear warmup; 0 starts at the peak."""
+    final: float = Field(default=0.0, ge=0, le=1)
+    """The rate of the last step, as a share of the peak."""
+
+    def build(self, peak: float, steps: int) -> LearningRate:
+        """The rate at each step of a run of `steps`."""
+        return warmed(lambda x, _: 1 - x, peak, steps, self.warmup, self.final)

@@ -1,0 +1,52 @@
+"""Up and down once."""
+
+import math
+from typing import Any, Literal
+
+from pydantic import Field
+
+from jtrain.errors import ConfigError
+from jtrain.optim.schedules.cosine import half_cosine
+from jtrain.optim.schedules.rate import LearningRate, check_run, rate_of
+from jtrain.values import values
+
+
+@values
+class OneCycle:
+    """Half a cosine up to the peak, and half a cosine down to next to nothing.
+
+    Source: Smith & Topin, https://arxiv.org/abs/1708.07120. The momentum stays as it is.
+    """
+
+    kind: Literal["one_cycle"] = "one_cycle"
+    rise: float = Field(default=0.3, gt=0, lt=1)
+    """The share of the steps on the way up."""
+    first: float = Field(default=0.04, gt=0, le=1)
+    """The rate of the first step, as a share of the peak."""
+    final: float = Field(default=4e-6, ge=0, le=1)
+    """The rate of the last step, as a share of the peak."""
+
+    def build(self, peak: float, steps: int) -> LearningRate:
+        """The rate at each step of a run of `steps`.
+
+        Raises:
+            ConfigError: if a way, up or down, has no step.
+        """
+        check_run(steps)
+        last = steps - 1
+        top = round(self.rise * last)
+        if not 0 < top < last:
+            least = math.ceil(0.5 / min(self.rise, 1 - self.rise)) + 2
+            raise ConfigError(
+                f"one cycle goes up for {self.rise:g} of {steps} steps and has no step left on the "
+                f"way {'up' if top == 0 else 'down'}: raise steps (steps={least}) or take "
+                f"optimizer.schedule.kind=cosine."
+            )
+
+        def share(step: Any, xp: Any) -> Any:
+            up = self.first + (1 - self.first) * half_cosine(1 - step / top, xp)
+            over = xp.clip((step - top) / (last - top), 0, 1)
+            down = self.final + (1 - self.final) * half_cosine(over, xp)
+            return xp.where(step < top, up, down)
+
+        return rate_of(share, peak)

@@ -1,0 +1,76 @@
+"""What a schedule builds: the rate at a step, and the warmup that most begin with."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jtrain.errors import ConfigError
+
+# The rate at a step: for an int a float, by numpy, that a log can read; for an array an array.
+LearningRate: TypeAlias = Callable[[Any], Any]
+Curve: TypeAlias = Callable[[Any, Any], Any]  # (what it goes by, numpy or jnp) -> a share
+
+
+def rate_of(share: Curve, peak: float) -> LearningRate:
+    """`peak` times the share at each step, which `share` gets as a float32."""
+
+    def learning_rate(step: Int[Array, ""] | int) -> Float[Array, ""] | float:
+        on_host = isinstance(step, int)
+        xp: Any = np if on_host else jnp
+        rate = peak * share(xp.asarray(step, xp.float32), xp)
+        return float(rate) if on_host else rate
+
+    return learning_rate
+
+
+def rise(step: Any, warmup: int, xp: Any) -> Any:
+    """The share of the peak during a warmup; 1 after it."""
+    return xp.minimum((step + 1) / (warmup + 1), 1)
+
+
+def warmed(curve: Curve, peak: float, steps: int, warmup: int, final: float) -> LearningRate:
+    """The rate that warms up, then goes from the peak to `final` x peak as `curve` falls to 0.
+
+    `curve` goes by the share of the run after the warmup that is over, 0 to 1.
+
+    Raises:
+        ConfigError: if the warmup leaves no step.
+    """
+    check_warmup(warmup, steps)
+    span = max(steps - 1 - warmup, 1)  # the last step alone stays at the peak
+
+    def share(step: Any, xp: Any) -> Any:
+        fall = curve(xp.clip((step - warmup) / span, 0, 1), xp)
+        return rise(step, warmup, xp) * (final + (1 - final) * fall)
+
+    return rate_of(share, peak)
+
+
+def check_run(steps: int) -> None:
+    """Makes sure that there is a step.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    if steps < 1:
+        raise ConfigError(
+            f"a learning rate needs a run, and steps is {steps}: set steps=1 or more."
+        )
+
+
+def check_warmup(warmup: int, steps: int) -> None:
+    """Makes sure that a run of `steps` is longer than its warmup.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    check_run(steps)
+    if warmup >= steps:
+        what = "the whole" if warmup == steps else "longer than the"
+        raise ConfigError(
+            f"warmup {warmup} is {what} run of {steps} steps: lower optimizer.schedule.warmup "
+            f"(optimizer.schedule.warmup={steps // 10}) or raise steps (steps={10 * warmup})."
+        )

@@ -1,0 +1,33 @@
+"""Warmup, a plateau, and a decay at the end."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from jtrain.optim.schedules.rate import LearningRate, warmed
+from jtrain.values import values
+
+
+@values
+class WarmupStableDecay:
+    """The peak for most of the run, then a straight line to its `final` share.
+
+    A run can be prolonged from any checkpoint before the decay begins. Source: MiniCPM,
+    https://arxiv.org/abs/2404.06395; the straight line, https://arxiv.org/abs/2405.18392.
+    """
+
+    kind: Literal["wsd"] = "wsd"
+    warmup: int = Field(default=0, ge=0)
+    """Steps of linear warmup; 0 starts at the peak."""
+    decay: float = Field(default=0.2, gt=0, le=1)
+    """The share of the steps after the warmup during which the rate falls."""
+    final: float = Field(default=0.0, ge=0, le=1)
+    """The rate of the last step, as a share of the peak."""
+
+    def build(self, peak: float, steps: int) -> LearningRate:
+        """The rate at each step of a run of `steps`."""
+
+        def curve(x: Any, xp: Any) -> Any:
+            return xp.minimum((1 - x) / self.decay, 1)
+
+        return warmed(curve, peak, steps, self.warmup, self.final)
