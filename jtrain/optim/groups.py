@@ -48,10 +48,10 @@ def check_patterns(names: Iterable[str], groups: Sequence[Group], decay: Sequenc
     """
     names = list(names)
     for i, pattern in enumerate(decay):
-        _check_pattern(f"optimizer.decay[{i}]", pattern, names)
+        check_pattern(f"optimizer.decay[{i}]", pattern, names)
     owners = {name: group_of(name, groups) for name in names}
     for i, group in enumerate(groups):
-        _check_pattern(f"optimizer.groups[{i}].match", group.match, names)
+        check_pattern(f"optimizer.groups[{i}].match", group.match, names)
         if not any(owner is group for owner in owners.values()):
             raise ConfigError(
                 f"optimizer.groups[{i}] ({group.match}) holds no leaf, because earlier groups hold "
@@ -65,6 +65,20 @@ def check_patterns(names: Iterable[str], groups: Sequence[Group], decay: Sequenc
         )
 
 
+def check_pattern(where: str, pattern: str, names: Sequence[str]) -> None:
+    """Makes sure that a pattern names a leaf; `where` is the key that it was typed at.
+
+    Raises:
+        ConfigError: with the nearest names, if it names none.
+    """
+    if not any(matches(name, pattern) for name in names):
+        near = nearest(pattern, names) or ["*"]
+        raise ConfigError(
+            f"{where} is {pattern!r}, which matches none of the {len(names)} leaves. "
+            f"Nearest: {', '.join(near)}. Write one ({near[0]!r}) or a pattern of several."
+        )
+
+
 def nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
     """The `count` names most like the pattern, as a whole or in one of their parts."""
     core = pattern.replace("*", "").strip("/")
@@ -74,15 +88,6 @@ def nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
         return max(difflib.SequenceMatcher(None, core, part).ratio() for part in parts)
 
     return sorted(names, key=likeness, reverse=True)[:count]
-
-
-def _check_pattern(where: str, pattern: str, names: Sequence[str]) -> None:
-    if not any(matches(name, pattern) for name in names):
-        near = nearest(pattern, names) or ["*"]
-        raise ConfigError(
-            f"{where} is {pattern!r}, which matches none of the {len(names)} leaves. "
-            f"Nearest: {', '.join(near)}. Write one ({near[0]!r}) or a pattern of several."
-        )
 
 
 def _first_owner(group: Group, owners: dict[str, Group | None]) -> str:

@@ -1,7 +1,7 @@
 """What every optimizer has around its rule: clipping, decay, groups, and the rate over the run."""
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,8 +11,11 @@ from pydantic import Field
 
 from jtrain import trees
 from jtrain.errors import ConfigError
+from jtrain.optim.average import averaged
+from jtrain.optim.evaluation import after
 from jtrain.optim.groups import Group, check_patterns, group_of, matches
 from jtrain.optim.schedules import Constant, LearningRate, Schedule
+from jtrain.optim.trained_only import trained_only
 from jtrain.types import Leaf, Params, Tree
 from jtrain.values import values
 
@@ -22,16 +25,19 @@ class Recipe(abc.ABC):
     """An optimizer but for its rule, which a member gives by `rule`.
 
     The gradients arrive summed over devices and microbatches. In order: those of frozen leaves are
-    dropped, the rest is clipped by its norm, the rule turns it into a direction (weight decay comes
-    in where the rule wants it), and the learning rate and the group's factor scale it.
+    dropped, the rest is clipped, by value and then by norm, the rule turns it into a direction
+    (weight decay comes in where the rule wants it), and the learning rate and the group's factor
+    scale it.
     """
 
     lr: float = Field(gt=0)
     """Peak learning rate."""
     schedule: Schedule = Field(default_factory=Constant)
-    """How the learning rate goes over the run: constant, linear, cosine or wsd."""
+    """How the learning rate goes over the run."""
     clip: float = Field(default=0.0, ge=0)
     """Largest norm of the whole gradient, frozen leaves left out; 0 clips nothing."""
+    clip_value: float = Field(default=0.0, ge=0)
+    """Largest size of each number of the gradient, cut before the norm is taken; 0 cuts nothing."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decay of the weights that `decay` names, before the learning rate scales it."""
     decay: tuple[str, ...] = ()
@@ -39,6 +45,9 @@ class Recipe(abc.ABC):
     out biases and scales of norms (unless layers are stacked in a leading dim: then name them)."""
     groups: tuple[Group, ...] = ()
     """Leaves with a learning rate, a decay, or a rest of their own; the first match counts."""
+    ema: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the running average of the parameters that is kept each step, 0.999 say; evaluation
+    and samples use the average then. 0 keeps none."""
 
     @abc.abstractmethod
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -58,21 +67,54 @@ class Recipe(abc.ABC):
         Raises:
             ConfigError: if the warmup leaves no step.
         """
-        rule = self.rule(_by_name(lambda u, p, decay: u + decay * p, self._decay_of))
+        rate = self.learning_rate(steps)
+        decay = _by_name(lambda u, p, decay: u + decay * p, self._decay_of)
+        optimizer = self.descent(decay, self._scale(rate), rate)
+        if self.ema:
+            optimizer = averaged(optimizer, self.ema)
         if any(group.freeze for group in self.groups):
-            rule = optax.masked(rule, self._trained)
-        stages = [self._chosen(), rule]
+            optimizer = trained_only(optimizer, self._trained)
+        return after(optax.chain(*self._before()), optimizer)
+
+    def descent(
+        self,
+        decay: optax.GradientTransformation,
+        scale: optax.GradientTransformation,
+        rate: LearningRate,
+    ) -> optax.GradientTransformation:
+        """Gradient -> update: the rule, then `scale`, by minus the rate and the groups' factors."""
+        del rate
+        return optax.chain(self.rule(decay), scale)
+
+    def check(self, leaves: Mapping[str, Leaf]) -> None:
+        """Makes sure that these values mean something for the leaves, by name.
+
+        Raises:
+            ConfigError: if a pattern does nothing.
+        """
+        check_patterns(leaves, self.groups, self.decay)
+
+    def _before(self) -> list[optax.GradientTransformation]:
+        """What comes before the rule."""
+        stages = [self._chosen()]
+        if self.clip_value:
+            stages.append(optax.clip(self.clip_value))
         if self.clip:
-            stages.insert(1, optax.clip_by_global_norm(self.clip))
-        if any(group.lr != 1 for group in self.groups):
-            stages.append(_by_name(lambda u, _, factor: u * factor, self._factor_of))
-        return optax.chain(*stages, optax.scale_by_learning_rate(self.learning_rate(steps)))
+            stages.append(optax.clip_by_global_norm(self.clip))
+        return stages
+
+    def _scale(self, rate: LearningRate) -> optax.GradientTransformation:
+        """The learning rate, downhill, and the factors of the groups."""
+        by_rate = optax.scale_by_learning_rate(rate)
+        if all(group.lr == 1 for group in self.groups):
+            return by_rate
+        return optax.chain(_by_name(lambda u, _, factor: u * factor, self._factor_of), by_rate)
 
     def _chosen(self) -> optax.GradientTransformation:
         """Gradients of frozen leaves set to zero; `init` checks every pattern."""
 
         def init(params: Params) -> optax.EmptyState:
-            check_patterns(trees.named_leaves(params), self.groups, self.decay)
+            self.check(trees.named_leaves(params))
             return optax.EmptyState()
 
         def update(updates: Params, state: optax.OptState, params: Params | None = None):

@@ -1,0 +1,28 @@
+"""AdamW whose steps are as long, leaf by leaf, as the leaf is."""
+
+from typing import Literal
+
+import optax
+from pydantic import Field
+
+from jtrain.optim.moments import Moments
+from jtrain.values import values
+
+
+@values
+class Lamb(Moments):
+    """You et al., https://arxiv.org/abs/1904.00962, for batches of thousands of rows.
+
+    The learning rate is the share of its norm that a leaf moves; a leaf of zeros moves as AdamW's.
+    """
+
+    kind: Literal["lamb"] = "lamb"
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decay of the weights that `decay` names, before a leaf's step is brought to its length."""
+    eps: float = Field(default=1e-6, gt=0)
+    """Added to the root of the mean of squares, so that nothing is divided by zero."""
+
+    def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
+        """AdamW's direction, each leaf as long as the parameters of the leaf."""
+        adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
+        return optax.chain(adam, decay, optax.scale_by_trust_ratio())
