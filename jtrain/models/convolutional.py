@@ -26,9 +26,7 @@ class Convolutional(nnx.Module):
         channels, halved = values.channels, 2 ** len(values.channels)
         he = lambda inputs: math.sqrt(2 / inputs)  # He et al. 2015
         self.convolutions = nnx.List(
-            Convolution(
-                a, b, values.kernel, bias=True, std=he(a * values.kernel**2), rngs=rngs
-            )
+            Convolution(a, b, values.kernel, bias=True, std=he(a * values.kernel**2), rngs=rngs)
             for a, b in itertools.pairwise((inputs, *channels))
         )
         flat = (height // halved) * (width // halved) * channels[-1]

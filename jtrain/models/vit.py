@@ -1,0 +1,90 @@
+"""The values of a vision transformer; importing them imports no flax."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from jtrain.errors import ConfigError
+from jtrain.models.images import check_sizes
+from jtrain.models.presets.choose import with_preset
+from jtrain.models.presets.vision import VIT_PRESETS, ViTPreset
+from jtrain.types import Anywhere, Model, Placement
+from jtrain.values import values
+
+
+@values
+class ViT:
+    """A vision transformer: patches with learned positions, LayerNorm before each part, exact GELU.
+
+    Source: Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929.
+    """
+
+    kind: Literal["vit"] = "vit"
+    preset: ViTPreset = "none"
+    """Published values to start from; others said beside it win."""
+    image: tuple[int, int, int] = (0, 0, 0)
+    """Height, width and channels of what comes in; 0 takes what the data has."""
+    patch: int = Field(default=4, gt=0)
+    """Height and width of a patch; must divide those of the image."""
+    layers: int = Field(default=6, gt=0)
+    """Blocks of attention and MLP."""
+    heads: int = Field(default=4, gt=0)
+    """Attention heads a block; must divide `width`."""
+    width: int = Field(default=128, gt=0)
+    """Numbers a position between blocks; the MLPs are 4 times as wide."""
+    pool: Literal["class", "mean"] = "class"
+    """What the head reads: a class token put before the patches, or the mean of the patches."""
+    classes: int = Field(default=0, ge=0)
+    """Outputs a row; 0 takes what the data has."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Chance that a number is dropped after the embedding, each attention and each MLP."""
+
+    couples = "nothing"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        return with_preset(given, VIT_PRESETS)
+
+    @model_validator(mode="after")
+    def _sizes_divide(self) -> "ViT":
+        height, width, _ = self.image
+        if self.width % self.heads:
+            nearest = _nearest(self.heads, lambda n: self.width % n == 0, self.width)
+            raise ConfigError(
+                f"{self.heads} heads do not divide width {self.width}. Nearest: heads={nearest}."
+            )
+        if height % self.patch or width % self.patch:
+            nearest = _nearest(
+                self.patch, lambda n: height % n == width % n == 0, max(height, width)
+            )
+            raise ConfigError(
+                f"patches of {self.patch} x {self.patch} do not divide an image of {height} x "
+                f"{width}. Nearest: patch={nearest}."
+            )
+        return self
+
+    @property
+    def positions(self) -> int:
+        """How many the image has, the class token's included."""
+        height, width, _ = self.image
+        return (height // self.patch) * (width // self.patch) + (self.pool == "class")
+
+    def build(self, place: Placement = Anywhere()) -> Model:
+        """`apply(params, {}, rng, train, image, keys, mask)` gives logits b c of images b h w c.
+
+        uint8 is scaled to 0 .. 1. `keys` are the rows' (`jtrain.row_keys`), or None where nothing
+        is dropped; `mask` (b) may be left out; `rng` is not used.
+
+        Raises:
+            ConfigError: if `image` or `classes` is still 0.
+        """
+        check_sizes(self.kind, self.image, self.classes)
+        from jtrain.models.nnx import from_nnx  # flax: 0.6 s, only where a model is built
+        from jtrain.models.vision_transformer import VisionTransformer
+
+        return from_nnx(lambda rngs: VisionTransformer(self, place, rngs))
+
+
+def _nearest(asked: int, fits: Any, most: int) -> int:
+    return min((n for n in range(1, most + 1) if fits(n)), key=lambda n: abs(n - asked))
