@@ -1,6 +1,7 @@
 """The network of a decoder-only transformer."""
 
-import math
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +9,18 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.errors import DataError
-from jtrain.models.attention import causal
+from jtrain.models.attention import attention
+from jtrain.models.block import STD, Block
+from jtrain.models.draws import Draws
 from jtrain.models.dropout import drawn_from, drop
-from jtrain.models.gelu import gelu
-from jtrain.models.layer_norm import layer_norm
-from jtrain.models.linear import Linear
+from jtrain.models.layers import stacked, through
+from jtrain.models.norms import Norm
+from jtrain.models.positions import Rotary
+from jtrain.models.remembering import remembering
+from jtrain.models.rotary import Turn, turn_at
+from jtrain.models.soft_cap import soft_cap
 from jtrain.models.transformer import Transformer
 from jtrain.types import Placement
-
-STD = 0.02  # of every kernel and embedding, as in GPT-2
 
 
 class Decoder(nnx.Module):
@@ -25,11 +29,17 @@ class Decoder(nnx.Module):
     def __init__(self, values: Transformer, place: Placement, rngs: nnx.Rngs):
         self.values, self.place = values, place
         self.deterministic = True
-        normal = lambda *shape: nnx.Param(STD * jax.random.normal(rngs.params(), shape))
+        draws = Draws(rngs.params.key[...])
+        normal = lambda *shape: nnx.Param(STD * jax.random.normal(draws.params(), shape))
+        learned = values.positions.kind == "learned"
         self.tokens = normal(values.vocab, values.width)
-        self.positions = normal(values.context, values.width)
-        self.blocks = nnx.List(Block(values, place, i, rngs) for i in range(values.layers))
-        self.norm = Norm(values.width, bias=values.bias)
+        self.positions = normal(values.context, values.width) if learned else None
+        block = functools.partial(Block, values, place)
+        if values.scan:
+            self.blocks = stacked(block, values.layers, draws)
+        else:
+            self.blocks = nnx.List(block(draws) for _ in range(values.layers))
+        self.norm = Norm(values.width, kind=values.norm, epsilon=values.epsilon, bias=values.bias)
         self.head = None if values.tied else normal(values.vocab, values.width)
 
     def __call__(
@@ -41,6 +51,12 @@ class Decoder(nnx.Module):
             DataError: if a sequence is longer than the context.
             LossError: if it shall drop and got no keys.
         """
+        return self._logits(self.hidden(tokens, keys))
+
+    def hidden(
+        self, tokens: Int[Array, "b t"], keys: Shaped[Array, "b"] | None = None
+    ) -> Float[Array, "b t d"]:
+        """What the head multiplies at every position; raises what the whole raises."""
         time, context = tokens.shape[1], self.values.context
         if time > context:
             raise DataError(
@@ -48,63 +64,63 @@ class Decoder(nnx.Module):
                 f"Set model.context={time}, or cut the sequences."
             )
         keys = drawn_from(keys, self.values.dropout, train=not self.deterministic)
-        x = self.tokens[...][tokens] + self.positions[...][None, :time]
+        x = self.tokens[...][tokens]
+        x = x if self.positions is None else x + self.positions[...][None, :time]
         x = self.place.constrain(drop(x, self.values.dropout, keys), "batch", "time", "width")
-        for block in self.blocks:
-            x = block(x, keys)
-        head = self.tokens if self.head is None else self.head
-        logits = jnp.einsum("btd,vd->btv", self.norm(x), head[...])
-        return self.place.constrain(logits, "batch", "time", "vocab")
+        turn = self._turn(jnp.arange(time))
 
+        def each(block, x, index, _):
+            return block(x, keys, index, turn, functools.partial(self._attend, index))
 
-class Block(nnx.Module):
-    """Attention, then an MLP, each added to what came in."""
+        x, _ = through(self.blocks, x, each, remat=self.values.remat, saved=self.values.saved)
+        return self.norm(x)
 
-    def __init__(self, values: Transformer, place: Placement, index: int, rngs: nnx.Rngs):
-        self.values, self.place, self.index = values, place, index
-        width, bias = values.width, values.bias
-        onto = STD / math.sqrt(2 * values.layers)  # the sum over 2 x layers keeps its size
-        self.norm_attention = Norm(width, bias=bias)
-        self.qkv = Linear(width, 3 * width, bias=bias, std=STD, rngs=rngs)
-        self.out = Linear(width, width, bias=bias, std=onto, rngs=rngs)
-        self.norm_mlp = Norm(width, bias=bias)
-        self.up = Linear(width, 4 * width, bias=bias, std=STD, rngs=rngs)
-        self.down = Linear(4 * width, width, bias=bias, std=onto, rngs=rngs)
+    def extend(
+        self, tokens: Int[Array, "b t"], cache: Any, at: Int[Array, ""]
+    ) -> tuple[Float[Array, "b v"], Any]:
+        """Logits after the last of `tokens`, which stand at `at` .. `at + t - 1`, and the cache.
 
-    def __call__(
-        self, x: Float[Array, "b t d"], keys: Shaped[Array, "b"] | None
-    ) -> Float[Array, "b t d"]:
-        """`x` with both parts added; a row drops by its own key."""
-        rate, site = self.values.dropout, 2 * self.index + 1
-        x = x + drop(self.attention(self.norm_attention(x)), rate, keys, site=site)
-        x = self.place.constrain(x, "batch", "time", "width")
-        x = x + drop(self.mlp(self.norm_mlp(x)), rate, keys, site=site + 1)
-        return self.place.constrain(x, "batch", "time", "width")
+        Args:
+            tokens: what is new.
+            cache: keys and values of all positions before `at`, and room for the whole context.
+            at: the first position that is new; at + t must not exceed the context.
+        """
+        time = tokens.shape[1]
+        x = self.tokens[...][tokens]
+        if self.positions is not None:
+            x = x + jax.lax.dynamic_slice_in_dim(self.positions[...], at, time)[None]
+        turn = self._turn(at + jnp.arange(time, dtype=at.dtype))
 
-    def attention(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """What each position takes from those up to its own."""
-        # Columns are heads, then query, key and value: a slice of the columns is whole heads.
-        together = self.qkv(x).reshape(*x.shape[:2], self.values.heads, 3, -1)  # b t h 3 k
-        # A split, whose transpose is one concatenation; indexing's would be sums of padded parts.
-        q, k, v = (
-            self.place.constrain(part.squeeze(3), "batch", "time", "heads", "head_size")
-            for part in jnp.split(together, 3, axis=3)
+        def each(block, x, index, kept):
+            window = self._window(index)
+            attend = remembering(kept, at, window=window, soft_cap=self.values.attention_cap)
+            return block(x, None, index, turn, attend)
+
+        x, cache = through(self.blocks, x, each, kept=cache)
+        return self._logits(self.norm(x[:, -1:]))[:, 0], cache
+
+    def _turn(self, positions: Int[Array, "t"]) -> Turn | None:
+        how = self.values.positions
+        return (
+            turn_at(how, self.values.size_of_head, positions) if isinstance(how, Rotary) else None
         )
-        return self.out(self.place.attend(causal, q, k, v).reshape(x.shape))
 
-    def mlp(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """A wide layer with a bend, and back."""
-        wide = self.place.constrain(self.up(x), "batch", "time", "hidden")
-        return self.down(gelu(wide))
+    def _attend(self, index, q, k, v):
+        """Attention where the placement has its parts; nothing is kept."""
+        how = functools.partial(
+            attention,
+            window=self._window(index),
+            soft_cap=self.values.attention_cap,
+            implementation=self.values.attention,
+        )
+        return self.place.attend(how, q, k, v), None
 
+    def _window(self, index) -> int | None:
+        # Under a scan the index is not known, and all layers have the same window.
+        return self.values.window if self.values.scan else self.values.window_of(index)
 
-class Norm(nnx.Module):
-    """LayerNorm with its scale and bias."""
-
-    def __init__(self, width: int, *, bias: bool):
-        self.scale = nnx.Param(jnp.ones(width))
-        self.bias = nnx.Param(jnp.zeros(width)) if bias else None
-
-    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
-        """`x`, normalised over its last dim."""
-        return layer_norm(x, self.scale[...], None if self.bias is None else self.bias[...])
+    def _logits(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
+        head = self.tokens if self.head is None else self.head
+        logits = jnp.einsum("btd,vd->btv", hidden, head[...])
+        logits = soft_cap(logits, self.values.logit_cap)
+        return self.place.constrain(logits, "batch", "time", "vocab")

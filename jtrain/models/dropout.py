@@ -2,13 +2,17 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.errors import LossError
 
 
 def drop(
-    x: Float[Array, "b *s"], rate: float, keys: Shaped[Array, "b"] | None, *, site: int = 0
+    x: Float[Array, "b *s"],
+    rate: float,
+    keys: Shaped[Array, "b"] | None,
+    *,
+    site: int | Int[Array, ""] = 0,
 ) -> Float[Array, "b *s"]:
     """`x` with each number zeroed with chance `rate` and the others scaled by 1 / (1 - rate).
 

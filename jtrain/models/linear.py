@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jtrain.models.draws import Draws
+
 
 class Linear(nnx.Module):
     """x W + b, with a `kernel` (narrow, wide): its gradient is then a product of fast layout.
@@ -14,7 +16,13 @@ class Linear(nnx.Module):
     """
 
     def __init__(
-        self, inputs: int, outputs: int, *, bias: bool = True, std: float = 0.02, rngs: nnx.Rngs
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool = True,
+        std: float = 0.02,
+        rngs: nnx.Rngs | Draws,
     ):
         self.widens = outputs >= inputs
         shape = (inputs, outputs) if self.widens else (outputs, inputs)

@@ -1,0 +1,96 @@
+"""Blocks one after the other: written out, or stacked and scanned; recomputed where asked."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jtrain.models.draws import Draws
+from jtrain.types import Params
+
+Remat: TypeAlias = Literal["none", "full", "dots", "dots_with_no_batch_dims", "names"]
+# (block, x, its index, what it kept before or None) -> x and what it keeps
+Each: TypeAlias = Callable[[Any, Array, Any, Any], tuple[Array, Any]]
+
+
+def stacked(make: Callable[[Draws], nnx.Module], layers: int, draws: Draws) -> nnx.Module:
+    """`layers` modules as one, whose parameters have a leading dim: the layer.
+
+    They draw what `make` would, called once for each after the other.
+    """
+    one = draws.fork()
+    graph, _ = nnx.split(nnx.eval_shape(lambda: make(one)))
+    starts = one.start + one.count * jnp.arange(layers)
+    states = jax.vmap(lambda start: nnx.split(make(draws.fork(start)))[1])(starts)
+    draws.count += one.count * layers
+    return nnx.merge(graph, states)
+
+
+def through(
+    blocks: nnx.Module,
+    x: Float[Array, "b t d"],
+    each: Each,
+    *,
+    kept: Sequence[Any] | Any = None,
+    remat: Remat = "none",
+    saved: Sequence[str] = (),
+) -> tuple[Float[Array, "b t d"], Any]:
+    """`x` after every block, and what each kept: a list, or stacked as the blocks are.
+
+    Args:
+        blocks: an `nnx.List` of them, or one that `stacked` made.
+        each: how a block is called.
+        kept: what each kept the last time, or None.
+        remat: what the backward pass finds saved of a block; the rest is computed once more.
+        saved: the names saved, where `remat` is `names`.
+    """
+    if isinstance(blocks, nnx.List):
+        each, after = _recomputed(each, remat, saved, prevent_cse=True), []
+        for index, block in enumerate(blocks):
+            x, keeps = each(block, x, index, None if kept is None else kept[index])
+            after.append(keeps)
+        return x, after
+    each = _recomputed(each, remat, saved, prevent_cse=False)  # a scan already keeps them apart
+    graph, states = nnx.split(blocks)
+
+    def one(x, layer):
+        state, index, keeps = layer
+        return each(nnx.merge(graph, state), x, index, keeps)
+
+    layers = jax.tree.leaves(states)[0].shape[0]
+    return jax.lax.scan(one, x, (states, jnp.arange(layers), kept))
+
+
+def _recomputed(each: Each, remat: Remat, saved: Sequence[str], *, prevent_cse: bool) -> Each:
+    if remat == "none":
+        return each
+    policies = jax.checkpoint_policies
+    policy = {
+        "full": policies.nothing_saveable,
+        "dots": policies.dots_saveable,
+        "dots_with_no_batch_dims": policies.dots_with_no_batch_dims_saveable,
+        "names": policies.save_only_these_names(*saved),
+    }[remat]
+
+    def call(block, x, index, keeps):
+        graph, state = nnx.split(block)
+        run = lambda state, x, keeps: each(nnx.merge(graph, state), x, index, keeps)
+        return jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse)(state, x, keeps)
+
+    return call
+
+
+def stack_layers(params: Params) -> Params:
+    """The parameters of a transformer with `scan`, from those of one without."""
+    blocks = [params["blocks"][str(i)] for i in range(len(params["blocks"]))]
+    return {**params, "blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}
+
+
+def unstack_layers(params: Params) -> Params:
+    """The parameters of a transformer without `scan`, from those of one with it."""
+    layers = jax.tree.leaves(params["blocks"])[0].shape[0]
+    one = lambda i: jax.tree.map(lambda leaf: leaf[i], params["blocks"])
+    return {**params, "blocks": {str(i): one(i) for i in range(layers)}}

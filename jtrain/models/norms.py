@@ -1,0 +1,26 @@
+"""Norms with their parameters."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jtrain.models.layer_norm import layer_norm
+from jtrain.models.rms_norm import rms_norm
+
+
+class Norm(nnx.Module):
+    """LayerNorm with its scale and bias, or RMSNorm, which has a scale alone."""
+
+    def __init__(self, width: int, *, kind: Literal["layer", "rms"], epsilon: float, bias: bool):
+        self.kind, self.epsilon = kind, epsilon
+        self.scale = nnx.Param(jnp.ones(width))
+        self.bias = nnx.Param(jnp.zeros(width)) if bias and kind == "layer" else None
+
+    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+        """`x`, normalised over its last dim."""
+        if self.kind == "rms":
+            return rms_norm(x, self.scale[...], epsilon=self.epsilon)
+        bias = None if self.bias is None else self.bias[...]
+        return layer_norm(x, self.scale[...], bias, epsilon=self.epsilon)

@@ -1,0 +1,1 @@
+"""Models by their published names, and how published weights become their parameters."""
