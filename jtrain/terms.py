@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrain.errors import LossError
+from jtrain.rows import may_hide
 from jtrain.trees import named_leaves
 from jtrain.types import Batch, Extra, Key, Leaf, LossFn, Mean, Metrics, Params, Stateful, Terms
 
@@ -41,12 +42,16 @@ def in_terms(
     """
 
     def call(params: Params, extra: Extra, batch: Batch, rng: Key | None) -> Returned:
+        with may_hide(ragged):
+            if isinstance(loss, Stateful):
+                got = loss.loss(params, extra, batch, rng)
+            else:
+                got = loss(params, batch, rng)
         if isinstance(loss, Stateful):
-            value, metrics, changed = _parts(loss.loss(params, extra, batch, rng), 3)
+            value, metrics, changed = _parts(got, 3)
             return Returned(
                 _terms(value, batch, ragged), _metrics(metrics), _changes(extra, changed)
             )
-        got = loss(params, batch, rng)
         value, metrics = _parts(got, 2) if type(got) is tuple else (got, {})
         return Returned(
             _terms(value, batch, ragged), _metrics(metrics), jax.tree.map(lambda _: None, extra)
@@ -130,7 +135,7 @@ def _metrics(metrics: Any) -> Metrics:
                 f"the metric {name!r} is {_kind(metric)}, not a Mean, so it cannot be "
                 f'added up exactly. Return `jt.Mean.of(values_by_row, batch["mask"])`.'
             )
-        if name in {"loss", "grad_norm", "update_norm", "skipped"}:
+        if name in {"loss", "grad_norm", "update_norm", "skipped", "loss_scale"}:
             raise LossError(
                 f"the metric {name!r} has the name of one that the step adds; rename it."
             )

@@ -14,6 +14,7 @@ Tree = TypeVar("Tree")  # any pytree, given back with the same structure
 Params: TypeAlias = Any  # a pytree of leaves that are differentiated
 Extra: TypeAlias = Any  # a pytree of leaves that are not: running statistics, a teacher
 Key: TypeAlias = PRNGKeyArray
+Keys: TypeAlias = Shaped[Array, "*b"]  # a key, or one for each row (`jtrain.row_keys`)
 Batch: TypeAlias = Mapping[str, Any]  # arrays, b ...; always `row` (int32, b) and `mask` (bool, b)
 Couples: TypeAlias = Literal["nothing", "batch", "slice"]
 
