@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jtrain.errors import LossError
-from jtrain.types import Extra, Key, Model, Params
+from jtrain.rows import first_key
+from jtrain.types import Extra, Key, Keys, Model, Params
 
 State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns of
 PARTS = (nnx.Param, nnx.RngState, ...)  # differentiated, drawn from, and all the rest
@@ -24,9 +25,15 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Model:
 
     `apply(params, extra, rng, train, *inputs)` switches the module to `train()` or `eval()`,
     refills its random streams from `rng` (stream i gets `fold_in(rng, i)`) and returns the outputs
-    and the new `extra`. A layer of flax draws one mask for all the rows it sees, so what a row
-    drops depends on how the batch was split; models of this package draw by row instead
+    and the new `extra`. `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which it
+    takes the first: a layer of flax draws one mask for all the rows it sees, so what a row drops
+    depends on how the batch was split; models of this package draw by row instead
     (`jtrain.models.dropout`) and leave `rng` alone.
+
+    `method` names what is called of the module where it is not `__call__`.
+
+    `nnx.BatchNorm` makes rows meet: say `couples="batch"`, and hand it the batch's mask
+    (`norm(x, mask=mask)`, the mask among the inputs) where batches may be ragged.
 
     Raises:
         LossError: from `apply`, if the module draws while training and `rng` is None.
@@ -40,7 +47,7 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     def apply(
         params: Params,
         extra: Extra,
-        rng: Key | None,
+        rng: Keys | None,
         train: bool,
         *inputs: Any,
         method: str = "__call__",
@@ -79,14 +86,15 @@ def _fill(like: State, tree: dict[str, Any]) -> State:
     return nnx.from_flat_state(filled)
 
 
-def _streams(like: State, rng: Key | None, train: bool) -> State:
+def _streams(like: State, rng: Keys | None, train: bool) -> State:
     """Random streams that start at `rng`, every counter at 0."""
     if rng is None and train and _variables(like):
         raise LossError(
             "this model draws random numbers while it trains, and `apply` got rng=None. Pass the "
             "loss's `rng` on, or train=False where nothing may be drawn."
         )
-    rng = jax.random.key(0) if rng is None else rng  # evaluation: nothing draws from it
+    # Without a key it is evaluation, where nothing is drawn.
+    rng = jax.random.key(0) if rng is None else first_key(rng)
 
     def start(stream, variable):
         shape = variable.get_value()
