@@ -8,6 +8,7 @@ from jtrain.errors import ConfigError
 
 # Who wins over whom: a base has the layer of what inherits it less one.
 DEFAULTS, FILE, TYPED = -1_000_000, 0, 1
+PRESET = DEFAULTS + 1
 
 Plain: TypeAlias = Any  # what JSON has: dict, list, text, numbers, true, false, null
 Keys: TypeAlias = tuple[str | int, ...]
@@ -20,11 +21,13 @@ class Origin:
     layer: int
     file: str = ""
     line: int = 0
-    setting: str = ""  # `a.b=value`, as it was typed
+    setting: str = ""  # `a.b=value`, as it was typed; of a preset the name
 
     def __str__(self) -> str:
         if self.layer == DEFAULTS:
             return "default"
+        if self.layer == PRESET:
+            return f"preset {self.setting}"
         where = f"{self.file}:{self.line}" if self.layer <= FILE else "command line"
         return f"base {where}" if self.layer < FILE else where
 
@@ -32,6 +35,8 @@ class Origin:
         """`toy.yaml:3: optimizer.lr`, or `command line: optimizer.lr=-1`."""
         if self.layer == DEFAULTS:
             return f"default: {key}"
+        if self.layer == PRESET:
+            return f"preset {self.setting}: {key}"
         if self.layer == TYPED:
             said = self.setting.partition("=")[0]
             return f"command line: {self.setting}" + (f": {key}" if key not in {"", said} else "")

@@ -1,9 +1,9 @@
-"""Settles what a change of `kind` leaves behind, and what a value left unsaid means."""
+"""Settles what a new `kind` leaves behind, what a preset gives, and what is left unsaid means."""
 
 from dataclasses import replace
 
 from jtrain.config.dump import plain_values
-from jtrain.config.node import DEFAULT, DEFAULTS, Keys, Node, dotted, nodes
+from jtrain.config.node import DEFAULT, PRESET, Keys, Node, Origin, dotted, merge, nodes, plain
 from jtrain.config.schema import Want, fields
 from jtrain.config.words import spell
 
@@ -11,7 +11,9 @@ from jtrain.config.words import spell
 def settle(want: Want, node: Node, keys: Keys = ()) -> tuple[Node, list[str]]:
     """`node` ready to be checked, and a note on each key that a new `kind` does not have.
 
-    Where the default of a key is a whole dataclass, saying one of its values keeps the others.
+    Where the default of a key is a whole dataclass, saying one of its values keeps the others. A
+    dataclass may have `presets` by name: the values of the one that `preset` names stand below
+    those said with it or after it.
     """
     if isinstance(node.value, list):
         element = want.element()
@@ -29,6 +31,8 @@ def settle(want: Want, node: Node, keys: Keys = ()) -> tuple[Node, list[str]]:
     if chosen is None:
         return node, []
     children, notes = _leave_out(want, chosen, children, keys)
+    children, more = _over_preset(chosen, children, keys)
+    notes += more
     whole = want.default if type(want.default) is chosen else None
     if whole is not None:
         children = nodes(plain_values(whole), DEFAULT).value | children
@@ -38,6 +42,27 @@ def settle(want: Want, node: Node, keys: Keys = ()) -> tuple[Node, list[str]]:
             children[key], said = settle(inner, children[key], (*keys, key))
             notes += said
     return Node(children, node.origin, node.under), notes
+
+
+def _over_preset(
+    chosen: type, children: dict[str, Node], keys: Keys
+) -> tuple[dict[str, Node], list[str]]:
+    """The keys over those of the preset, without what a file said that the preset was laid over."""
+    name = children.get("preset", Node("none", DEFAULT))
+    offered = getattr(chosen, "presets", {})
+    given = offered.get(name.value) if isinstance(name.value, str) else None
+    if given is None:
+        return children, []
+    before = lambda key: key in given and children[key].origin.layer < name.origin.layer
+    left = [key for key in children if before(key) and plain(children[key]) != given[key]]
+    kept = {key: child for key, child in children.items() if not before(key)}
+    below = nodes(dict(given), Origin(PRESET, setting=name.value))
+    notes = [
+        f"{dotted((*keys, key))} ({children[key].origin}) is left out: "
+        f"preset {name.value} was said after it"
+        for key in left
+    ]
+    return merge(below, Node(kept, name.origin)).value, notes
 
 
 def _leave_out(
@@ -53,7 +78,7 @@ def _leave_out(
     kept, notes = {}, []
     for key, child in children.items():
         if kind and key in former - set(fields(chosen)) and child.origin.layer < kind.origin.layer:
-            if child.origin.layer != DEFAULTS:
+            if child.origin.layer > PRESET:
                 name = dotted((*keys, key))
                 notes.append(
                     f"{name} ({child.origin}) is left out: {spell(kind.value)} has no such key"

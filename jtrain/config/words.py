@@ -60,7 +60,8 @@ def describe(want: Want) -> str:
 
 
 def _one(want: Want) -> str:
-    limits = f" {' and '.join(want.limits)}" if want.limits else ""
+    limited = want.limits and want.annotation is not type(None)
+    limits = f" {' and '.join(want.limits)}" if limited else ""
     if offered := choices(want.annotation):
         return any_of(offered)
     if is_values(want.annotation):

@@ -1,6 +1,7 @@
 """The values of residual networks; importing them imports no flax."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,6 +20,8 @@ class ResNet:
     Source: He et al. 2016, https://arxiv.org/abs/1512.03385; in a bottleneck the 3x3 convolution
     has the stride, as in torchvision and timm.
     """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = RESNET_PRESETS
 
     kind: Literal["resnet"] = "resnet"
     preset: ResNetPreset = "none"

@@ -1,6 +1,7 @@
 """The values of a vision transformer; importing them imports no flax."""
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,6 +19,8 @@ class ViT:
 
     Source: Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929.
     """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = VIT_PRESETS
 
     kind: Literal["vit"] = "vit"
     preset: ViTPreset = "none"

@@ -10,8 +10,23 @@ LanguagePreset: TypeAlias = Literal[
     "none", "gpt2", "gpt2-medium", "llama2-7b", "llama3-8b", "smollm2-135m"
 ]
 
+# All that makes a model what it is stands in each: none is left to a file's values below it.
 # Radford et al. 2019; https://huggingface.co/openai-community/gpt2
 _GPT2 = {
+    "positions": {"kind": "learned"},
+    "norm": "layer",
+    "epsilon": 1e-5,
+    "activation": "gelu",
+    "bias": True,
+    "tied": True,
+    "kv_heads": 0,
+    "head_size": 0,
+    "hidden": 0,
+    "qk_norm": False,
+    "window": None,
+    "global_every": 0,
+    "attention_cap": None,
+    "logit_cap": None,
     "vocab": 50257,
     "context": 1024,
     "layers": 12,
@@ -20,7 +35,8 @@ _GPT2 = {
 }
 # Touvron et al. 2023, https://arxiv.org/abs/2302.13971
 _LLAMA = {
-    "positions": {"kind": "rotary"},
+    **_GPT2,
+    "positions": {"kind": "rotary", "base": 10000.0, "scaling": {"kind": "none"}},
     "norm": "rms",
     "activation": "swiglu",
     "bias": False,
@@ -49,7 +65,7 @@ LANGUAGE_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "kv_heads": 8,
         "width": 4096,
         "hidden": 14336,
-        "positions": {"kind": "rotary", "base": 500000.0},
+        "positions": {"kind": "rotary", "base": 500000.0, "scaling": {"kind": "none"}},
     },
     # https://huggingface.co/HuggingFaceTB/SmolLM2-135M
     "smollm2-135m": {
@@ -61,7 +77,7 @@ LANGUAGE_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "kv_heads": 3,
         "width": 576,
         "hidden": 1536,
-        "positions": {"kind": "rotary", "base": 100000.0},
+        "positions": {"kind": "rotary", "base": 100000.0, "scaling": {"kind": "none"}},
         "tied": True,
     },
 }
