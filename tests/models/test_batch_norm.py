@@ -1,0 +1,100 @@
+"""Batch norm against float64 and autodiff."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jtrain.models.batch_norm import EPSILON, BatchNorm, standardize_rows
+from jtrain.models.nnx import from_nnx
+from jtrain.types import Mean
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+DRAW = np.random.default_rng(0)
+X = (3 + 2 * DRAW.standard_normal((6, 4, 5, 3))).astype(np.float32)
+MASK = np.array([True, True, False, True, False, True])
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = BatchNorm(3)
+        self.norm.scale.set_value(jnp.array([1.0, 2.0, 0.5]))
+        self.norm.bias.set_value(jnp.array([0.0, -1.0, 3.0]))
+
+    def __call__(self, x, mask=None):
+        return self.norm(x, mask)
+
+
+@pytest.fixture(scope="module", name="net")
+def _net():
+    model = from_nnx(Net)
+    return jax.jit(model.apply, static_argnums=3), *model.init(jax.random.key(0))
+
+
+def test_normalises_by_the_rows_that_are_shown(net):
+    apply, params, extra = net
+    y, _ = apply(params, extra, None, True, X, MASK)
+    seen = X[MASK].astype(np.float64)
+    mean, var = seen.mean((0, 1, 2)), seen.var((0, 1, 2))
+    want = (seen - mean) / np.sqrt(var + EPSILON) * [1.0, 2.0, 0.5] + [0.0, -1.0, 3.0]
+    np.testing.assert_allclose(y[MASK], want, rtol=1e-5, atol=1e-5)
+
+
+def test_running_statistics_come_back_as_means_of_the_rows(net):
+    apply, params, extra = net
+    _, after = apply(params, extra, None, True, X, MASK)
+    seen = X[MASK].astype(np.float64)
+    mean, var = after["norm"]["mean"], after["norm"]["var"]
+    assert isinstance(mean, Mean)
+    assert mean.weight == var.weight == 4.0
+    np.testing.assert_allclose(mean.value(), 0.1 * seen.mean((0, 1, 2)), rtol=1e-5)
+    unbiased = seen.var((0, 1, 2), ddof=1)
+    np.testing.assert_allclose(var.value(), 0.9 + 0.1 * unbiased, rtol=1e-5)
+
+
+def test_what_is_hidden_changes_nothing(net):
+    apply, params, extra = net
+    junk = np.where(MASK[:, None, None, None], X, np.float32(1e6))
+    (y, after), (clean, same) = (apply(params, extra, None, True, x, MASK) for x in (junk, X))
+    np.testing.assert_array_equal(y[MASK], clean[MASK])
+    jax.tree.map(np.testing.assert_array_equal, after, same)
+
+
+def test_a_batch_without_a_row_moves_no_statistic(net):
+    apply, params, extra = net
+    y, after = apply(params, extra, None, True, X, np.zeros(6, bool))
+    assert np.isfinite(y).all()
+    assert after["norm"]["mean"].weight == 0
+
+
+def test_evaluation_uses_the_running_ones_and_leaves_them(net):
+    apply, params, _ = net
+    extra = {"norm": {"mean": jnp.array([1.0, 2.0, 3.0]), "var": jnp.array([4.0, 1.0, 9.0])}}
+    y, same = apply(params, extra, None, False, X)
+    want = (X - [1.0, 2.0, 3.0]) / np.sqrt(np.array([4.0, 1.0, 9.0]) + EPSILON)
+    np.testing.assert_allclose(y, want * [1.0, 2.0, 0.5] + [0.0, -1.0, 3.0], rtol=1e-5, atol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, same, extra)
+
+
+def plain(x, real):
+    seen = real[:, None, None, None]
+    count = real.sum() * x.shape[1] * x.shape[2]
+    mean = (seen * x).sum((0, 1, 2), keepdims=True) / count
+    var = (seen * jnp.square(x - mean)).sum((0, 1, 2), keepdims=True) / count
+    return (x - mean) / jnp.sqrt(var + EPSILON)
+
+
+@pytest.mark.parametrize("mask", [MASK, np.ones(6, bool)], ids=["ragged", "full"])
+def test_the_gradient_is_autodiffs_of_the_plain_formula(mask):
+    real, way = jnp.asarray(mask, jnp.float32), jnp.asarray(np.sin(X))
+    of = lambda norm: jax.jit(jax.grad(lambda x: (norm(x, real) * way).sum()))(jnp.asarray(X))
+    ours = of(lambda x, real: standardize_rows(x, real)[0])
+    np.testing.assert_allclose(ours, of(plain), rtol=1e-4, atol=1e-5)
+
+
+def test_half_precision_is_summed_in_full():
+    half, real = jnp.asarray(X, jnp.bfloat16), jnp.ones(6)
+    y, mean, _ = standardize_rows(half, real)
+    assert (y.dtype, mean.dtype) == (jnp.bfloat16, jnp.float32)
+    np.testing.assert_allclose(mean, np.asarray(half, np.float64).mean((0, 1, 2)), rtol=1e-6)

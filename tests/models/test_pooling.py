@@ -1,0 +1,54 @@
+"""Max pooling against XLA's windows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jtrain.jaxprs import operations
+from jtrain.models.pooling import max_pool
+
+# height, width, window, stride, padding
+SHAPES = [
+    (9, 7, 2, 2, 0),  # what fills no window is left out
+    (8, 8, 3, 2, 1),  # a ResNet's
+    (7, 9, 3, 2, 1),
+    (11, 10, 2, 3, 0),
+]
+
+
+def by_windows(x, window, stride, padding):
+    sides = ((0, 0), (padding, padding), (padding, padding), (0, 0))
+    size, step = (1, window, window, 1), (1, stride, stride, 1)
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, size, step, sides)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gives_the_numbers_and_the_gradient_of_windows(shape):
+    height, width, *rest = shape
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, height, width, 3)), jnp.float32)
+
+    def of(pool):
+        pooled, back = jax.vjp(jax.jit(lambda x: pool(x, *rest)), x)
+        return pooled, back(jnp.sin(pooled))[0]
+
+    (got, grad), (want, expected) = of(max_pool), of(by_windows)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_allclose(grad, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("rest", [(2,), (3, 2, 1)], ids=str)
+def test_no_window_is_scattered_into(rest):
+    x = jnp.ones((2, 6, 6, 3))
+    found = operations(jax.grad(lambda x: max_pool(x, *rest).sum()), x)
+    assert "reduce_max" in found or "max" in found
+    assert not {name for name in found if "scatter" in name or "window" in name}
+
+
+def test_equal_numbers_share_the_gradient():
+    grad = jax.grad(lambda x: max_pool(x, 2).sum())(jnp.ones((1, 4, 4, 1)))
+    np.testing.assert_array_equal(grad, np.full((1, 4, 4, 1), 0.25))
+
+
+def test_keeps_half_precision():
+    assert max_pool(jnp.ones((1, 4, 4, 1), jnp.bfloat16), 3, 2, 1).dtype == jnp.bfloat16
