@@ -1,52 +1,85 @@
 """Cross entropy with integer labels."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jtrain.errors import LossError
 from jtrain.trees import at_least_f32
 from jtrain.types import Mean, Metrics
 
 
 def cross_entropy(
-    logits: Float[Array, "b c"], labels: Int[Array, "b"], mask: Bool[Array, "b"]
+    logits: Float[Array, "b c"],
+    labels: Int[Array, "b"],
+    mask: Bool[Array, "b"],
+    *,
+    smoothing: float = 0.0,
 ) -> tuple[Mean, Metrics]:
     """Nats a row where `mask` holds, and the accuracy there.
 
     A label must lie in 0 .. c-1; nothing inside `jax.jit` can check that, so one that does not has
     the loss of the nearest class (where it is hidden by the mask it counts for nothing).
+
+    Raises:
+        LossError: if `smoothing` is not in 0 .. 1.
     """
     hits = (logits.argmax(-1) == labels).astype(jnp.float32)
-    return Mean.of(nats(logits, labels), mask), {"accuracy": Mean.of(hits, mask)}
+    return Mean.of(nats(logits, labels, smoothing), mask), {"accuracy": Mean.of(hits, mask)}
 
 
-@jax.custom_vjp
-def nats(logits: Float[Array, "*b c"], labels: Int[Array, "*b"]) -> Float[Array, "*b"]:
+def nats(
+    logits: Float[Array, "*b c"], labels: Int[Array, "*b"], smoothing: float = 0.0
+) -> Float[Array, "*b"]:
     """-log softmax(logits) at the labels, in at least float32.
+
+    With `smoothing` that share of each label is spread evenly over all classes, the label's own
+    among them; a logit of minus infinity then costs infinity.
 
     The backward pass is softmax minus one-hot, from the logits and their log-sum-exp: no scatter.
     Only reverse mode: `jax.jvp` and `jax.hessian` raise.
+
+    Raises:
+        LossError: if `smoothing` is not in 0 .. 1.
+
+    Source of smoothing: Szegedy et al. 2016, arXiv 1512.00567.
     """
-    return _forward(logits, labels)[0]
+    if not 0 <= smoothing <= 1:
+        raise LossError(
+            f"smoothing {smoothing} is to be the share of a label that is spread over all classes. "
+            f"Give a number in 0 .. 1: smoothing=0.1 is usual, smoothing=0 is none."
+        )
+    return _nats(logits, labels, smoothing)
 
 
-def _forward(logits, labels):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _nats(logits, labels, smoothing):
+    return _forward(logits, labels, smoothing)[0]
+
+
+def _forward(logits, labels, smoothing):
     labels = labels.clip(0, logits.shape[-1] - 1)
     wide = at_least_f32(logits)
     log_total = jax.nn.logsumexp(wide, -1)
     at_label = jnp.take_along_axis(wide, labels[..., None], -1)[..., 0]
+    if smoothing:
+        at_label = (1 - smoothing) * at_label + smoothing * wide.mean(-1)
     return log_total - at_label, (logits, labels, log_total)
 
 
-def _backward(saved, grad):
+def _backward(smoothing, saved, grad):
     logits, labels, log_total = saved
     chances = jnp.exp(at_least_f32(logits) - log_total[..., None])
     classes = jnp.arange(logits.shape[-1], dtype=labels.dtype)
-    one_hot = (jnp.expand_dims(classes, range(labels.ndim)) == labels[..., None]).astype(grad.dtype)
+    wanted = (jnp.expand_dims(classes, range(labels.ndim)) == labels[..., None]).astype(grad.dtype)
+    if smoothing:
+        wanted = (1 - smoothing) * wanted + smoothing / logits.shape[-1]
     grad = grad[..., None]
-    g = jnp.where(grad == 0, 0, (chances - one_hot) * grad)  # what a mask hides may be NaN
+    g = jnp.where(grad == 0, 0, (chances - wanted) * grad)  # what a mask hides may be NaN
     return g.astype(logits.dtype), np.zeros(labels.shape, jax.dtypes.float0)
 
 
-nats.defvjp(_forward, _backward)
+_nats.defvjp(_forward, _backward)

@@ -1,0 +1,33 @@
+"""How often the label is among the likeliest classes."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jtrain.errors import LossError
+from jtrain.types import Mean
+
+
+def accuracy(
+    logits: Float[Array, "*b c"], labels: Int[Array, "*b"], mask: Bool[Array, "*b"], *, top: int = 1
+) -> Mean:
+    """The share of labels among the `top` greatest logits, where `mask` holds.
+
+    Of equal logits the first comes first, as in `argmax`. A label outside 0 .. c-1 is a miss.
+
+    Raises:
+        LossError: if `top` is not in 1 .. c.
+    """
+    classes = logits.shape[-1]
+    if not 1 <= top <= classes:
+        raise LossError(
+            f"accuracy among the first {top} of {classes} classes: give top in 1 .. {classes} "
+            f"(top={min(max(top, 1), classes)})."
+        )
+    if top == 1:
+        return Mean.of((logits.argmax(-1) == labels).astype(jnp.float32), mask)
+    known = (labels >= 0) & (labels < classes)
+    own = jnp.take_along_axis(logits, labels.clip(0, classes - 1)[..., None], -1)
+    index = jnp.expand_dims(jnp.arange(classes, dtype=labels.dtype), range(labels.ndim))
+    ahead = (logits > own) | ((logits == own) & (index < labels[..., None]))
+    hits = known & (ahead.sum(-1) < top)
+    return Mean.of(hits.astype(jnp.float32), mask)

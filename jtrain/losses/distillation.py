@@ -1,0 +1,45 @@
+"""Distillation: a student that gives the chances of its teacher."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jtrain.errors import LossError
+from jtrain.losses.soft_cross_entropy import refuse_other_width
+from jtrain.trees import at_least_f32
+from jtrain.types import Mean, Metrics
+
+
+def distillation(
+    student: Float[Array, "b c"],
+    teacher: Float[Array, "b n"],
+    mask: Bool[Array, "b"],
+    *,
+    temperature: float = 1.0,
+) -> tuple[Mean, Metrics]:
+    """temperature^2 x KL(teacher, student) in nats a row, of softmax(logits / temperature).
+
+    The square keeps the gradient's size as the temperature changes. The teacher's logits have no
+    gradient; its parameters belong in `extra` (`jtrain.stateful`). The metric `agreement` is how
+    often both hold the same class for the likeliest.
+
+    Raises:
+        LossError: if the two have different classes, or the temperature is not positive.
+
+    Source: Hinton et al. 2015, arXiv 1503.02531.
+    """
+    refuse_other_width(student, teacher, "teacher's logits")
+    if not temperature > 0:
+        raise LossError(
+            f"temperature {temperature} is to divide the logits. Give a positive number: "
+            f"temperature=1.0 leaves them, 2 to 5 is usual."
+        )
+    log_chances = [
+        jax.nn.log_softmax(jnp.where(mask[:, None], at_least_f32(x), 0) / temperature, -1)
+        for x in (jax.lax.stop_gradient(teacher), student)
+    ]
+    sure = jnp.exp(log_chances[0])
+    apart = jnp.where(sure == 0, 0, log_chances[0]) - log_chances[1]
+    values = temperature**2 * jnp.where(sure == 0, 0, sure * apart).sum(-1)
+    agree = (student.argmax(-1) == teacher.argmax(-1)).astype(jnp.float32)
+    return Mean.of(values, mask), {"agreement": Mean.of(agree, mask)}

@@ -1,0 +1,44 @@
+"""The evidence lower bound of an autoencoder with Gaussian latents."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Shaped
+
+from jtrain.trees import at_least_f32
+from jtrain.types import Mean, Metrics, Terms
+
+
+def elbo(
+    reconstruction: Float[Array, "b"],
+    mean: Float[Array, "b z"],
+    log_variance: Float[Array, "b z"],
+    mask: Bool[Array, "b"],
+    *,
+    beta: float = 1.0,
+) -> tuple[Terms, Metrics]:
+    """reconstruction + beta x KL(latents, unit normal), to be minimised; nats a row.
+
+    `reconstruction` is -log p(row | latent). The parts are the metrics `reconstruction` and `kl`;
+    with beta=1 their sum bounds -log p(row) from above.
+
+    Source: Kingma & Welling 2014, arXiv 1312.6114; beta: Higgins et al. 2017, "beta-VAE".
+    """
+    seen = mask[:, None]
+    mean, log_variance = (jnp.where(seen, at_least_f32(x), 0) for x in (mean, log_variance))
+    # expm1: near the prior exp(x) - 1 - x would lose all of float32's digits.
+    kl = (jnp.square(mean) + jnp.expm1(log_variance) - log_variance).sum(-1) / 2
+    parts = {"reconstruction": Mean.of(reconstruction, mask), "kl": Mean.of(kl, mask)}
+    return parts["reconstruction"] + beta * parts["kl"], parts
+
+
+def latents(
+    keys: Shaped[Array, "b"] | None, mean: Float[Array, "b z"], log_variance: Float[Array, "b z"]
+) -> Float[Array, "b z"]:
+    """A draw for each row by its own key (`jtrain.row_keys`); without keys, the mean.
+
+    Differentiable in mean and variance.
+    """
+    if keys is None:
+        return mean
+    noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:], mean.dtype))(keys)
+    return mean + jnp.exp(log_variance / 2) * noise

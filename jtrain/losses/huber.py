@@ -1,0 +1,37 @@
+"""Huber's error: square near zero, straight beyond."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jtrain.errors import LossError
+from jtrain.trees import at_least_f32
+from jtrain.types import Mean, Metrics
+
+
+def huber(
+    outputs: Float[Array, "b *s"],
+    targets: Float[Array, "b *s"],
+    mask: Bool[Array, "b"],
+    *,
+    delta: float = 1.0,
+) -> tuple[Mean, Metrics]:
+    """error^2 / 2 up to `delta`, delta x (|error| - delta / 2) beyond: the mean a number.
+
+    Over the rows where `mask` holds. The mean absolute error there is the metric `absolute_error`.
+
+    Raises:
+        LossError: if `delta` is not positive.
+
+    Source: Huber 1964, "Robust estimation of a location parameter".
+    """
+    if not delta > 0:
+        raise LossError(
+            f"delta {delta} is to be the error at which the square ends. Give a positive number, "
+            f"delta=1.0 say; for squares alone there is squared_error."
+        )
+    seen = jnp.expand_dims(mask, range(1, outputs.ndim))
+    size = abs(jnp.where(seen, at_least_f32(outputs) - at_least_f32(targets), 0))
+    near = jnp.minimum(size, delta)
+    numbers = jnp.broadcast_to(seen, size.shape)
+    value = Mean.of(near * (size - near / 2), numbers)
+    return value, {"absolute_error": Mean.of(size, numbers)}
