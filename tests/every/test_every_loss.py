@@ -1,5 +1,6 @@
 """What holds for every loss. A new member is a new row of MEMBERS, with its plain formula."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -8,9 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jtrain.losses.binary_cross_entropy import binary_cross_entropy
+from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.losses.distillation import distillation
+from jtrain.losses.elbo import elbo
+from jtrain.losses.huber import huber
 from jtrain.losses.next_token import next_token
+from jtrain.losses.soft_cross_entropy import soft_cross_entropy
 from jtrain.losses.squared_error import squared_error
+from jtrain.losses.z_loss import z_loss
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 ROWS = 6
@@ -20,6 +28,20 @@ DRAW = np.random.default_rng(0)
 def plain_nats(logits, labels):
     chances = jnp.exp(logits) / jnp.exp(logits).sum(-1, keepdims=True)
     return -jnp.log(jnp.take_along_axis(chances, labels[..., None], -1)[..., 0])
+
+
+def plain_divergence(student, teacher):
+    """KL at temperature 2, times its square."""
+    chances = lambda z: jnp.exp(z / 2) / jnp.exp(z / 2).sum(-1, keepdims=True)
+    p, q = chances(teacher), chances(student)
+    return 4 * (p * jnp.log(p / q)).sum(-1)
+
+
+def latent_loss(outputs, targets, mask):
+    """The bound's second part alone, of the mean `outputs` and the log variance `targets`."""
+    parts, metrics = elbo(jnp.zeros(len(mask)), outputs, targets, mask, beta=3.0)
+    assert parts.coefficients == (1.0, 3.0)
+    return parts.means[1], {"kl": metrics["kl"]}
 
 
 class Row(NamedTuple):
@@ -37,6 +59,7 @@ ROW_MASK = np.array([True, True, False, True, False, True])
 TOKEN_MASK = np.arange(5) < np.array([5, 3, 0, 1, 0, 4])[:, None]
 accuracy = lambda z, y: (z.argmax(-1) == y).astype(jnp.float32)
 normal = lambda *shape: DRAW.standard_normal(shape).astype(np.float32)
+HEAD = jnp.asarray(DRAW.integers(-2, 3, (7, 4)) / 2, jnp.float32)  # whole in bfloat16 too
 MEMBERS = {
     "cross_entropy": Row(
         cross_entropy,
@@ -62,79 +85,174 @@ MEMBERS = {
         lambda z, y: ((z - y) ** 2).mean(-1),
         lambda z, y: abs(z - y).mean(-1),
     ),
+    "smoothed cross_entropy": Row(
+        lambda z, y, m: cross_entropy(z, y, m, smoothing=0.3),
+        3 * normal(ROWS, 7),
+        DRAW.integers(0, 7, ROWS).astype(np.int32),
+        ROW_MASK,
+        lambda z, y: (
+            0.7 * plain_nats(z, y)
+            - 0.3 * jnp.log(jnp.exp(z) / jnp.exp(z).sum(-1, keepdims=True)).mean(-1)
+        ),
+        accuracy,
+    ),
+    "soft_cross_entropy": Row(
+        soft_cross_entropy,
+        3 * normal(ROWS, 7),
+        DRAW.dirichlet(np.ones(7), ROWS).astype(np.float32),
+        ROW_MASK,
+        lambda z, p: -(p * jnp.log(jnp.exp(z) / jnp.exp(z).sum(-1, keepdims=True))).sum(-1),
+        lambda z, p: (z.argmax(-1) == p.argmax(-1)).astype(jnp.float32),
+    ),
+    "z_loss": Row(
+        lambda z, _, m: (z_loss(z, m), {"z": z_loss(z, m)}),
+        3 * normal(ROWS, 5, 7),
+        normal(1),
+        TOKEN_MASK,
+        lambda z, _: jnp.log(jnp.exp(z).sum(-1)) ** 2,
+        lambda z, _: jnp.log(jnp.exp(z).sum(-1)) ** 2,
+    ),
+    "huber": Row(
+        lambda z, y, m: huber(z, y, m, delta=0.8),
+        normal(ROWS, 3),
+        normal(ROWS, 3),
+        ROW_MASK,
+        lambda z, y: jnp.where(abs(z - y) < 0.8, (z - y) ** 2 / 2, 0.8 * (abs(z - y) - 0.4)).mean(
+            -1
+        ),
+        lambda z, y: abs(z - y).mean(-1),
+    ),
+    "binary_cross_entropy": Row(
+        binary_cross_entropy,
+        3 * normal(ROWS, 3),
+        DRAW.uniform(size=(ROWS, 3)).astype(np.float32),
+        ROW_MASK,
+        lambda z, y: (y * jnp.log(1 + jnp.exp(-z)) + (1 - y) * jnp.log(1 + jnp.exp(z))).mean(-1),
+        lambda z, y: ((z > 0) == (y > 0.5)).mean(-1),
+    ),
+    "distillation": Row(
+        lambda z, y, m: distillation(z, y, m, temperature=2.0),
+        3 * normal(ROWS, 7),
+        3 * normal(ROWS, 7),
+        ROW_MASK,
+        plain_divergence,
+        lambda z, y: (z.argmax(-1) == y.argmax(-1)).astype(jnp.float32),
+    ),
+    "kl of elbo": Row(
+        latent_loss,
+        normal(ROWS, 3),
+        normal(ROWS, 3),
+        ROW_MASK,
+        lambda m, v: ((m**2 + jnp.exp(v) - 1 - v) / 2).sum(-1),
+        lambda m, v: ((m**2 + jnp.exp(v) - 1 - v) / 2).sum(-1),
+    ),
+    "chunked_next_token": Row(
+        lambda x, y, m: chunked_next_token(x, HEAD, y, m, chunk=2),
+        normal(ROWS, 5, 4),
+        DRAW.integers(0, 7, (ROWS, 5)).astype(np.int32),
+        TOKEN_MASK,
+        lambda x, y: plain_nats(x @ HEAD.T, y),
+        lambda x, y: accuracy(x @ HEAD.T, y),
+    ),
 }
 
 
-@pytest.fixture(params=MEMBERS, name="row")
-def _row(request) -> Row:
-    row = MEMBERS[request.param]
-    arrays = {name: jnp.asarray(getattr(row, name)) for name in ("outputs", "targets", "mask")}
-    return row._replace(**arrays)
+class Compiled(NamedTuple):
+    """A row on the device, with its programs: each is compiled once for all tests."""
+
+    row: Row
+    run: Callable  # (outputs, targets, mask) -> what the loss returns
+    slope: Callable  # (outputs, targets, mask) -> the mean and its gradient
+    plain: Callable  # (outputs, targets) -> the plain formula, and the metric
+    arrays: tuple[jax.Array, jax.Array, jax.Array]
 
 
-def mean(value):
-    return value.total / jax.lax.stop_gradient(value.weight)
-
-
-def test_is_the_mean_of_the_plain_formula_where_the_mask_holds(row):
-    value, metrics = jax.jit(row.loss)(row.outputs, row.targets, row.mask)
-    np.testing.assert_allclose(
-        value.value(), row.plain(row.outputs, row.targets)[row.mask].mean(), rtol=2e-5
+@functools.cache
+def compiled(name) -> Compiled:
+    row = MEMBERS[name]
+    mean = lambda *x: (lambda m: m.total / jax.lax.stop_gradient(m.weight))(row.loss(*x)[0])
+    return Compiled(
+        row,
+        jax.jit(row.loss),
+        jax.jit(jax.value_and_grad(mean)),
+        jax.jit(lambda *x: (row.plain(*x), row.metric(*x))),
+        tuple(jnp.asarray(x) for x in (row.outputs, row.targets, row.mask)),
     )
+
+
+@pytest.fixture(params=MEMBERS, name="loss")
+def _loss(request) -> Compiled:
+    return compiled(request.param)
+
+
+def test_is_the_mean_of_the_plain_formula_where_the_mask_holds(loss):
+    outputs, targets, mask = loss.arrays
+    value, metrics = loss.run(*loss.arrays)
+    plain, plain_metric = (np.asarray(x)[mask] for x in loss.plain(outputs, targets))
+    np.testing.assert_allclose(value.value(), plain.mean(), rtol=2e-5)
     (metric,) = metrics.values()
-    np.testing.assert_allclose(
-        metric.value(), row.metric(row.outputs, row.targets)[row.mask].mean(), rtol=1e-5
+    np.testing.assert_allclose(metric.value(), plain_metric.mean(), rtol=2e-5)
+
+
+def test_splitting_the_rows_and_adding_up_changes_nothing(loss):
+    halves = [loss.run(*(part(x) for x in loss.arrays)) for part in (_first, _rest)]
+    added = jax.tree.map(lambda a, b: np.asarray(a) + np.asarray(b), *halves)
+    same = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6)
+    jax.tree.map(same, added, loss.run(*loss.arrays))
+
+
+def _first(x):
+    return x[:3] if len(x) == ROWS else x
+
+
+def _rest(x):
+    return x[3:] if len(x) == ROWS else x
+
+
+def test_what_the_mask_hides_may_be_nan(loss):
+    outputs, _, mask = (np.asarray(x) for x in loss.arrays)
+    seen = np.expand_dims(mask, tuple(range(mask.ndim, outputs.ndim)))
+    spoilt = np.where(seen, outputs, np.float32(np.nan))
+    assert np.isnan(spoilt).any()
+    (value, grad), (clean, clean_grad) = (
+        loss.slope(jnp.asarray(x), *loss.arrays[1:]) for x in (spoilt, outputs)
     )
-
-
-def test_splitting_the_rows_and_adding_up_changes_nothing(row):
-    run = jax.jit(row.loss)
-    whole = run(row.outputs, row.targets, row.mask)
-    parts = [run(row.outputs[s], row.targets[s], row.mask[s]) for s in (slice(0, 1), slice(1, 6))]
-    added = jax.tree.map(lambda a, b: a + b, *parts)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), added, whole)
-
-
-def test_what_the_mask_hides_may_be_nan(row):
-    seen = jnp.expand_dims(row.mask, range(row.mask.ndim, row.outputs.ndim))
-    spoilt = jnp.where(seen, row.outputs, jnp.nan)
-    assert jnp.isnan(spoilt).any()
-    run = jax.jit(jax.value_and_grad(lambda z: mean(row.loss(z, row.targets, row.mask)[0])))
-    (value, grad), (clean, clean_grad) = run(spoilt), run(row.outputs)
     np.testing.assert_allclose(value, clean, rtol=1e-6)
     seen = np.broadcast_to(seen, grad.shape)
-    np.testing.assert_allclose(grad[seen], clean_grad[seen], rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(grad)[seen], np.asarray(clean_grad)[seen], rtol=1e-6)
     assert not np.asarray(grad)[~seen].any()
 
 
-def test_the_weight_depends_on_the_mask_alone(row):
-    value, _ = row.loss(row.outputs, row.targets, row.mask)
-    other, _ = row.loss(row.outputs * 2, row.targets, row.mask)
+def test_the_weight_depends_on_the_mask_alone(loss):
+    outputs, targets, mask = loss.arrays
+    value, other = (loss.run(x, targets, mask)[0] for x in (outputs, 2 * outputs))
     assert value.weight == other.weight > 0
-    nothing, _ = row.loss(row.outputs, row.targets, jnp.zeros_like(row.mask))
+    nothing, _ = loss.run(outputs, targets, np.zeros_like(mask))
     assert nothing.weight == nothing.total == 0
 
 
-def test_the_gradient_is_autodiffs_of_the_plain_formula(row):
-    ours = jax.jit(jax.grad(lambda z: mean(row.loss(z, row.targets, row.mask)[0])))(row.outputs)
-    count = float(np.asarray(row.mask).sum())
-    plain = lambda z: jnp.where(row.mask, row.plain(z, row.targets), 0.0).sum() / count
-    np.testing.assert_allclose(ours, jax.grad(plain)(row.outputs), rtol=2e-5, atol=1e-7)
+def test_the_gradient_is_autodiffs_of_the_plain_formula(loss):
+    outputs, targets, mask = loss.arrays
+    count = float(np.asarray(mask).sum())
+    plain = lambda z: jnp.where(mask, loss.row.plain(z, targets), 0.0).sum() / count
+    _, ours = loss.slope(*loss.arrays)
+    np.testing.assert_allclose(ours, jax.jit(jax.grad(plain))(outputs), rtol=2e-5, atol=1e-7)
 
 
-def test_the_gradient_is_the_slope(row):
-    loss = jax.jit(lambda z: mean(row.loss(z, row.targets, row.mask)[0]))
-    way = jnp.asarray(np.random.default_rng(1).standard_normal(row.outputs.shape), jnp.float32)
-    slope = (loss(row.outputs + 1e-2 * way) - loss(row.outputs - 1e-2 * way)) / 2e-2
-    along = (jax.grad(loss)(row.outputs) * way).sum()
-    np.testing.assert_allclose(slope, along, rtol=2e-2)  # float32 differences: some 1e-3 off
+def test_the_gradient_is_the_slope(loss):
+    outputs, *rest = loss.arrays
+    way = np.random.default_rng(1).standard_normal(outputs.shape).astype(np.float32)
+    ahead, back = (loss.slope(outputs + by * way, *rest)[0] for by in (1e-2, -1e-2))
+    along = (np.asarray(loss.slope(outputs, *rest)[1]) * way).sum()
+    # float32 differences: some 1e-3 off
+    np.testing.assert_allclose((ahead - back) / 2e-2, along, rtol=2e-2)
 
 
-def test_half_precision_is_summed_in_full(row):
-    half = jnp.asarray(row.outputs, jnp.bfloat16)
-    value, _ = row.loss(half, row.targets, row.mask)
-    exact, _ = row.loss(half.astype(jnp.float32), row.targets, row.mask)
-    assert value.total.dtype == jnp.float32
-    np.testing.assert_allclose(value.total, exact.total, rtol=1e-6)
-    grad = jax.grad(lambda z: row.loss(z, row.targets, row.mask)[0].total)(half)
+def test_half_precision_is_summed_in_full(loss):
+    outputs, *rest = loss.arrays
+    half = outputs.astype(jnp.bfloat16)
+    value, grad = loss.slope(half, *rest)
+    exact, _ = loss.slope(half.astype(jnp.float32), *rest)
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, exact, rtol=1e-6)
     assert grad.dtype == jnp.bfloat16

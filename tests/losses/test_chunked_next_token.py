@@ -1,0 +1,181 @@
+"""Chunked cross entropy against the plain one: value, gradient, memory, exchange."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from layouts import distance
+
+from jtrain.losses.chunked_next_token import chunked_next_token
+from jtrain.losses.next_token import next_token
+from jtrain.losses.z_loss import z_loss
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+B, T, D, V = 4, 10, 16, 37
+
+
+def arrays(dtype=jnp.float32, rows=B, time=T, vocabulary=V):
+    draw = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(draw.standard_normal(shape), dtype)
+    length = draw.integers(0, time + 1, rows)
+    return (
+        normal(rows, time, D),
+        normal(vocabulary, D),
+        jnp.asarray(draw.integers(0, vocabulary, (rows, time)), jnp.int32),
+        jnp.asarray(np.arange(time) < length[:, None]),
+    )
+
+
+def plain(hidden, head, targets, real, soft_cap=None, z=0.0):
+    logits = jnp.einsum("btd,vd->btv", hidden, head, preferred_element_type=jnp.float32)
+    if soft_cap is not None:
+        logits = soft_cap * jnp.tanh(logits / soft_cap)
+    mean, metrics = next_token(logits, targets, real)
+    square = z_loss(logits, real)
+    return (mean.total + z * square.total) / mean.weight, (mean, square, metrics["accuracy"])
+
+
+def chunked(hidden, head, targets, real, soft_cap=None, z=0.0, chunk=3, shares=1):
+    mean, metrics = chunked_next_token(
+        hidden, head, targets, real, chunk=chunk, soft_cap=soft_cap, z_loss=z, shares=shares
+    )
+    parts = metrics.get("cross_entropy", mean), metrics.get("z_loss"), metrics["accuracy"]
+    return mean.total / mean.weight, parts
+
+
+def both(args, **options):
+    """The value, the parts and the gradients of chunked and plain."""
+    chunks = {name: options.pop(name) for name in ("chunk", "shares") if name in options}
+    run = lambda f, o: jax.jit(
+        jax.value_and_grad(lambda *x: f(*x, *args[2:], **o), (0, 1), has_aux=True)
+    )(*args[:2])
+    return run(chunked, options | chunks), run(plain, options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"chunk": 3, "z": 0.02},
+        {"chunk": 128, "soft_cap": 3.0},
+        pytest.param({"chunk": 1}, marks=pytest.mark.slow),
+        pytest.param({"chunk": 5, "z": 0.5, "soft_cap": 2.0, "shares": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_gives_the_plain_value_and_gradient(options):
+    ((got, parts), grads), ((want, wanted), exact) = both(arrays(), **options)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert distance(grads, exact) <= 1e-6
+    for part, other in zip(parts, wanted, strict=True):
+        if part is not None:
+            np.testing.assert_allclose(part.value(), other.value(), rtol=1e-6)
+
+
+# A number of 8 (11) bits is off by up to 2^-9 (2^-12) of itself; the slopes are rounded, and so
+# is the gradient.
+@pytest.mark.parametrize(
+    ("dtype", "off"),
+    [(jnp.bfloat16, 2**-8), pytest.param(jnp.float16, 2**-11, marks=pytest.mark.slow)],
+)
+def test_half_precision_has_logits_and_sums_in_full(dtype, off):
+    ((got, _), grads), ((want, _), exact) = both(arrays(dtype), z=0.01)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert {g.dtype for g in grads} == {jnp.dtype(dtype)}
+    assert distance(grads, exact) <= off
+
+
+def test_unlikely_tokens_keep_their_gradient_in_float16():
+    """Of a chance of 1e-7 float16 has one bit left, and of 1e-8 none."""
+    x, head, y, _ = arrays(jnp.float16, vocabulary=3)
+    head = head.at[0].set(0).at[1].set(0)
+    x = x.at[..., 0].set(1)
+    head = head.at[0, 0].set(17)  # exp(-17) is 4e-8
+    y, real = jnp.zeros_like(y), jnp.ones_like(y, bool)
+    of = lambda h: chunked_next_token(x, h, y, real)[0].total
+    got = jax.jit(jax.grad(lambda h: of(h) * 1e4))(head)[1, 0]
+    wide = x.astype(jnp.float32)
+    of = lambda h: next_token(jnp.einsum("btd,vd->btv", wide, h), y, real)[0].total
+    want = jax.jit(jax.grad(lambda h: of(h) * 1e4))(head.astype(jnp.float32))[1, 0]
+    assert want > 1e-3
+    np.testing.assert_allclose(got, want, rtol=0.02)
+
+
+def test_what_is_not_real_may_be_nan():
+    hidden, *rest = arrays()
+    spoilt = jnp.where(rest[-1][..., None], hidden, jnp.nan)
+    assert jnp.isnan(spoilt).any()
+    loss = lambda x, head: chunked(x, head, *rest[1:])[0]
+    run = jax.jit(jax.value_and_grad(loss, (0, 1)))
+    got, want = run(spoilt, rest[0]), run(hidden, rest[0])
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_an_upstream_gradient_scales_it():
+    hidden, head, *rest = arrays()
+    run = jax.jit(jax.grad(lambda x, c: c * chunked(x, head, *rest)[0]))
+    of = lambda c: run(hidden, jnp.float32(c))
+    np.testing.assert_allclose(of(3.0), 3 * of(1.0), rtol=1e-6)
+
+
+def test_all_logits_are_never_there_at_once():
+    args = arrays(time=64, vocabulary=2000)
+    bytes_of = lambda f: (
+        jax.jit(jax.value_and_grad(lambda *x: f(*x, *args[2:])[0], (0, 1)))
+        .lower(*args[:2])
+        .compile()
+        .memory_analysis()
+        .temp_size_in_bytes
+    )
+    assert bytes_of(plain) > B * 64 * 2000 * 4
+    assert bytes_of(lambda *x: chunked(*x, chunk=4)) <= bytes_of(plain) / 4
+
+
+@pytest.mark.parametrize("shares", [1, 8])
+def test_rows_on_devices_stay_there(shares):
+    """No hidden state is exchanged; with shares nothing at all is, inside the loop."""
+    args = arrays(rows=16)
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+    loss = lambda x, head, y, real: chunked(x, head, y, real, shares=shares)[0]
+    program = jax.jit(
+        jax.value_and_grad(loss, (0, 1)), in_shardings=(rows, whole, rows, rows)
+    ).lower(*args)
+    compiled = program.compile()
+    moved = re.findall(r"= \S+ (all-gather|all-to-all|collective-permute)", compiled.as_text())
+    assert not moved
+    grads = [n for n in re.findall(r"= (.*) all-reduce", compiled.as_text()) if f"{V},{D}" in n]
+    assert len(grads) == 1
+    inside = exchanges_in_loops(compiled.as_text())
+    assert bool(inside) == (shares == 1)
+    here = jax.jit(jax.value_and_grad(lambda *x: plain(*x)[0], (0, 1)))
+    got, want = compiled(*args), here(*args)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
+    assert distance(got[1], want[1]) <= 1e-6
+
+
+def exchanges_in_loops(text: str) -> list[str]:
+    """The all-reduces of the computations that are bodies of loops."""
+    bodies = set(re.findall(r"body=%?([\w.-]+)", text))
+    assert bodies
+    parts = re.split(r"\n(?=%|ENTRY)", text)
+    named = {re.match(r"%?([\w.-]+)", p).group(1): p for p in parts if p.startswith("%")}
+    return [m for b in bodies for m in re.findall(r" all-reduce(?:-start)?\(", named[b])]
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "follow"),
+    [
+        ({"chunk": 0}, r"chunk of 0 positions.*chunk=1; or 128", {"chunk": 1}),
+        ({"soft_cap": -1.0}, r"soft cap of -1\.0.*soft_cap=None", {"soft_cap": None}),
+        ({"shares": 3}, r"3 shares do not divide the 4 rows.*shares=1", {"shares": 1}),
+    ],
+)
+def test_what_cannot_be_is_refused_with_advice_that_works(options, said, follow):
+    run = lambda o: jax.eval_shape(lambda *x: chunked_next_token(*x, **o), *arrays())
+    with pytest.raises(ValueError, match=said):
+        run(options)
+    run(follow)

@@ -1,0 +1,102 @@
+"""Metrics against plain loops over the rows, whole and in parts, with rows that do not count."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jtrain.losses.accuracy import accuracy
+from jtrain.losses.calibration import calibration, expected_calibration_error
+from jtrain.losses.confusion import confusion
+from jtrain.losses.perplexity import perplexity
+from jtrain.types import Mean
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+DRAW = np.random.default_rng(0)
+ROWS, CLASSES = 40, 5
+LOGITS = (2 * DRAW.standard_normal((ROWS, CLASSES))).astype(np.float32)
+LOGITS[:6] = np.round(LOGITS[:6])  # some are equal
+LABELS = DRAW.integers(0, CLASSES, ROWS).astype(np.int32)
+MASK = DRAW.random(ROWS) < 0.7
+SEEN = np.flatnonzero(MASK)
+
+
+def in_parts(metric):
+    """Summed over parts of other sizes, what is hidden NaN."""
+    spoilt = jnp.asarray(np.where(MASK[:, None], LOGITS, np.nan))
+    labels, mask = jnp.asarray(LABELS), jnp.asarray(MASK)
+    cuts = [slice(0, 8), slice(8, ROWS)]
+    parts = [jax.jit(metric)(spoilt[cut], labels[cut], mask[cut]) for cut in cuts]
+    return jax.tree.map(lambda *x: sum(x), *parts)
+
+
+@pytest.mark.parametrize("top", [1, 2, CLASSES])
+def test_top_k_counts_labels_among_the_first(top):
+    order = [sorted(range(CLASSES), key=lambda c, i=i: (-LOGITS[i, c], c)) for i in SEEN]
+    want = np.mean([LABELS[i] in first[:top] for i, first in zip(SEEN, order, strict=True)])
+    got = in_parts(lambda *x: accuracy(*x, top=top))
+    assert got.value() == pytest.approx(want, rel=1e-6)
+
+
+def test_a_label_that_is_no_class_is_a_miss():
+    outside = jnp.array([-1, CLASSES], jnp.int32)
+    for top in (1, CLASSES):
+        assert accuracy(jnp.asarray(LOGITS[:2]), outside, jnp.ones(2, bool), top=top).total == 0
+
+
+def test_tokens_count_as_rows_do():
+    cube = lambda x: jnp.asarray(x).reshape(8, 5, *x.shape[1:])
+    for metric in map(jax.jit, (accuracy, lambda *x: accuracy(*x, top=2), confusion, calibration)):
+        flat, deep = (metric(*map(f, (LOGITS, LABELS, MASK))) for f in (jnp.asarray, cube))
+        jax.tree.map(np.testing.assert_array_equal, flat, deep)
+
+
+def test_confusion_counts_label_by_likeliest():
+    want = np.zeros((CLASSES, CLASSES))
+    for i in SEEN:
+        want[LABELS[i], LOGITS[i].argmax()] += 1
+    got = in_parts(confusion)
+    np.testing.assert_array_equal(got.total, want)
+    np.testing.assert_allclose(got.value(), want / len(SEEN), rtol=1e-6)
+    assert got.value().sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("bins", [1, 4, 15])
+def test_the_calibration_error_is_that_of_the_whole_however_it_was_split(bins):
+    chances = np.exp(LOGITS[SEEN].astype(np.float64))
+    sure = (chances / chances.sum(1, keepdims=True)).max(1)
+    right = LOGITS[SEEN].argmax(1) == LABELS[SEEN]
+    want = 0.0
+    for i in range(bins):
+        inside = (sure > i / bins) & (sure <= (i + 1) / bins)
+        if inside.any():
+            want += inside.mean() * abs(sure[inside].mean() - right[inside].mean())
+    got = in_parts(lambda *x: calibration(*x, bins=bins))
+    assert expected_calibration_error(got) == pytest.approx(want, rel=1e-5)
+    assert got["right"].weight.sum() == len(SEEN)
+
+
+def test_sure_and_right_is_calibrated_and_sure_and_wrong_is_not():
+    sure = 100 * jnp.eye(3, dtype=jnp.float32)
+    right, wrong = jnp.arange(3, dtype=jnp.int32), jnp.array([1, 2, 0], jnp.int32)
+    error = lambda y: expected_calibration_error(calibration(sure, y, jnp.ones(3, bool)))
+    assert error(right) == 0
+    assert error(wrong) == 1
+
+
+def test_perplexity_is_of_the_whole():
+    even, sure = Mean(2 * jnp.log(8.0), jnp.float32(2)), Mean(jnp.float32(0), jnp.float32(1))
+    assert perplexity(even) == pytest.approx(8)
+    both = Mean(even.total + sure.total, even.weight + sure.weight)
+    assert perplexity(both) == pytest.approx(4)  # 8^(2/3); the mean of parts would say 5.67
+    assert perplexity(1e4) == np.inf
+
+
+@pytest.mark.parametrize(("top", "follow"), [(0, 1), (9, 5)])
+def test_more_places_than_classes_are_refused(top, follow):
+    arrays = [jnp.asarray(x) for x in (LOGITS, LABELS, MASK)]
+    with pytest.raises(ValueError, match=rf"first {top} of 5 classes.*top={follow}"):
+        accuracy(*arrays, top=top)
+    accuracy(*arrays, top=follow)
+    with pytest.raises(ValueError, match=r"calibration of 0 bins.*15 is usual"):
+        calibration(*arrays, bins=0)
