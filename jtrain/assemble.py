@@ -16,6 +16,7 @@ from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.jaxprs import operations
 from jtrain.loss_checks import refuse_unused_params, refuse_wide_products
+from jtrain.optim import Evaluated, evaluation_params
 from jtrain.parallel import Strategy, check_divides
 from jtrain.precision import computed_in
 from jtrain.state import TrainState, new_state
@@ -35,8 +36,8 @@ class Assembly:
 
     def fresh(self) -> TrainState:
         """The state before the first step, made straight into its shardings."""
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.like)
-        return jax.jit(_maker(self.config, self.experiment), out_shardings=shardings)()
+        maker = _maker(self.config, self.experiment)
+        return jax.jit(maker, out_shardings=_shardings(self.like))()
 
     @functools.cached_property
     def loss(self) -> LossFn | Stateful:
@@ -124,7 +125,24 @@ class Assembly:
         assert valid is not None, "an experiment without `valid` is not measured"
         mine = _mine(valid)
         batches = (self.strategy.place(mine[i]) for i in range(len(valid)))
-        return evaluate(self._evaluation, (state.params, state.extra), batches)
+        return evaluate(self._evaluation, (self.evaluation_params(state), state.extra), batches)
+
+    def evaluation_params(self, state: TrainState) -> Params:
+        """What a state is measured and sampled by: an average of the optimizer's, or `params`.
+
+        Laid out as the trained ones. Made once for a whole evaluation, by a program beside it.
+        """
+        if not isinstance(self.experiment.optimizer, Evaluated):
+            return state.params
+        return self._evaluation_params(state)
+
+    @functools.cached_property
+    def _evaluation_params(self) -> Callable[[TrainState], Params]:
+        return jax.jit(
+            lambda state: evaluation_params(self.experiment.optimizer, state),
+            in_shardings=(_shardings(self.like),),
+            out_shardings=_shardings(self.like.params),
+        )
 
     @functools.cached_property
     def _evaluation(self) -> EvaluateFn:
@@ -176,6 +194,10 @@ def _maker(config: RunConfig, x: Experiment) -> Callable[[], TrainState]:
         return new_state(params, x.optimizer, of_run, extra, scale=config.precision.scale())
 
     return make
+
+
+def _shardings(like: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding, like)
 
 
 def _shapes(batches: Any) -> Batch:

@@ -162,7 +162,8 @@ def _finish(
     watch.save.at(ended.step, ended.state)
     if done and x.sample is not None:
         with watch.pause("sampling"):
-            sample = x.sample(ended.state.params, ended.state.extra, ended.state.step_key())
+            params = parts.evaluation_params(ended.state)
+            sample = x.sample(params, ended.state.extra, ended.state.step_key())
         directory.samples.write_text(sample + "\n")
     checkpoints.wait()  # what is announced is on the disk
     status, why = ENDS[stop.kind], stop.why
