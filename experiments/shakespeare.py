@@ -1,10 +1,11 @@
 """Next-character prediction: the plays of Shakespeare, or files of your own."""
 
-import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Annotated
 
 import jax
+import jax.numpy as jnp
 from pydantic import Field
 
 import jtrain as jt
@@ -51,19 +52,25 @@ class Config(jt.RunConfig):
     def build(self, place: Placement) -> jt.Experiment:
         """The text, the network and the loss."""
         corpus = self.data.build()
-        network = dataclasses.replace(self.model, vocab=len(corpus.vocabulary))
+        network = self.model.for_tokens(len(corpus.vocabulary))
         model = network.build(place)
+        plain = functools.cache(network.build)  # one row of text is laid out nowhere
 
-        def sample(params: Params, extra: object, key: Key, length: int = 400) -> str:
-            from jtrain.models.generate import generate
-
-            plain = network.build()  # one row of text is laid out nowhere
-            logits = lambda params, tokens: plain.apply(params, {}, None, False, tokens)[0]
-            prompt = corpus.vocabulary.encode("\n")[None].astype("int32")
-            tokens = generate(
-                logits, params, prompt, key, steps=length, context=network.context, temperature=0.8
+        def complete(params: Params, extra: object, key: Key, prompt: jt.Prompt) -> str:
+            begun = jnp.asarray(corpus.vocabulary.encode(prompt.text or "\n"), jnp.int32)[None]
+            tokens = jt.generate(
+                plain(),
+                params,
+                begun,
+                key,
+                steps=prompt.tokens,
+                temperature=prompt.temperature,
+                top_k=prompt.top_k,
+                top_p=prompt.top_p,
             )
-            return corpus.vocabulary.decode(jax.device_get(tokens)[0]).strip()
+            known = jax.device_get(tokens)[0]
+            known = known[known < len(corpus.vocabulary)]  # a given vocabulary may be larger
+            return corpus.vocabulary.decode(known).strip("\n")
 
         return jt.Experiment(
             init=model.init,
@@ -72,5 +79,6 @@ class Config(jt.RunConfig):
             valid=InOrder(corpus.validation, size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
             tokens=self.data.context,
-            sample=sample,
+            sample=lambda params, extra, key: complete(params, extra, key, jt.Prompt()),
+            complete=complete,
         )

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from jtrain.evaluate import evaluate as evaluate
     from jtrain.evaluate import make_evaluate as make_evaluate
     from jtrain.experiment import Experiment as Experiment
+    from jtrain.experiment import Prompt as Prompt
     from jtrain.experiment import RunConfig as RunConfig
     from jtrain.loop import Hook as Hook
     from jtrain.loop import Stop as Stop
     from jtrain.loop import train as train
+    from jtrain.models.generate import generate as generate
     from jtrain.rows import row_keys as row_keys
     from jtrain.run import run as run
     from jtrain.state import TrainState as TrainState
@@ -40,6 +42,8 @@ _HOME = {
     "row_keys": "rows",
     "Experiment": "experiment",
     "RunConfig": "experiment",
+    "Prompt": "experiment",
+    "generate": "models.generate",
     "TrainState": "state",
     "new_state": "state",
     "make_step": "step",

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable
 
 import optax
+from pydantic import Field
 
 from jtrain.config.top import Top
 from jtrain.optim import Optimizer
@@ -12,6 +13,23 @@ from jtrain.parallel import Mirrored, Parallel
 from jtrain.precision import F32, Precision
 from jtrain.types import Batches, Couples, Extra, Key, LossFn, Once, Params, Placement, Stateful
 from jtrain.values import values
+
+
+@values
+class Prompt:
+    """What a text begins with, and how it goes on."""
+
+    text: str = ""
+    """The beginning; empty: one of the experiment's own."""
+    tokens: int = Field(default=400, ge=0)
+    """Tokens drawn after it."""
+    temperature: float = Field(default=0.8, ge=0)
+    """What the logits are divided by: below 1 likelier tokens, above 1 stranger ones; 0 takes the
+    likeliest."""
+    top_k: int = Field(default=0, ge=0)
+    """Only so many of the likeliest tokens are drawn from; 0: all."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Only the likeliest whose chances add up to this are drawn from; 1: all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +49,8 @@ class Experiment:
     """Tokens a row, for the speed that is shown; 0 counts rows."""
     sample: Callable[[Params, Extra, Key], str] | None = None
     """A text that shows what the model has learned."""
+    complete: Callable[[Params, Extra, Key, Prompt], str] | None = None
+    """The text of a prompt and what the model makes of it; `jtrain sample` asks for it."""
 
 
 @values

@@ -14,7 +14,7 @@ from jtrain.checkpoint import Checkpoints
 from jtrain.data import ReadAhead
 from jtrain.directory import MAY_DIFFER, Directory, environment
 from jtrain.errors import CheckpointError, ConfigError
-from jtrain.experiment import RunConfig
+from jtrain.experiment import Prompt, RunConfig
 from jtrain.hooks.metrics import results
 from jtrain.hooks.signals import Signals
 from jtrain.loop import Ended, Hook, Stop, train
@@ -108,13 +108,63 @@ def measure(
         CheckpointError: if there is no such checkpoint.
         ConfigError: if the values are not those of the run, or it has no validation set.
     """
+    parts, there = _again(config, directory)
+    if parts.experiment.valid is None:
+        raise ConfigError(f"experiment {config.experiment} gives no `valid` to measure a run by.")
+    found, state = _restored(parts, there, step)
+    return found, parts.measure(state)
+
+
+def complete(
+    config: RunConfig,
+    directory: Path,
+    prompt: Prompt,
+    *,
+    seed: int = 0,
+    step: int | Literal["newest", "best"] = "newest",
+) -> tuple[int, str]:
+    """A step of the run in a directory, and a text in its hand.
+
+    The prompt goes to the experiment's `complete`; one that has only `sample` takes none.
+
+    Raises:
+        CheckpointError: if there is no such checkpoint.
+        ConfigError: if the values are not those of the run, or the experiment writes no text.
+        DataError: if the experiment's data does not know what the prompt says.
+    """
+    parts, there = _again(config, directory)
+    x = parts.experiment
+    if x.complete is None and x.sample is None:
+        raise ConfigError(
+            f"experiment {config.experiment} writes nothing: it gives no `complete` and no "
+            f"`sample`. Give it one: jt.Experiment(..., complete=lambda params, extra, key, "
+            f"prompt: text)."
+        )
+    if x.complete is None and prompt.text:
+        raise ConfigError(
+            f"experiment {config.experiment} takes no prompt: it gives a `sample` and no "
+            f"`complete`. Leave the prompt out."
+        )
+    found, state = _restored(parts, there, step)
+    known = parts.evaluation_params(state), state.extra, jax.random.key(seed)
+    if x.complete is not None:
+        return found, x.complete(*known, prompt)
+    assert x.sample is not None, "one of the two is there"
+    return found, x.sample(*known)
+
+
+def _again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
+    """The parts of a run that was trained before, and where it lies."""
     keep_compiled_programs()
     there = Directory(directory)
     there.refuse_another(config, f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ.")
-    parts = assemble(config)
-    if parts.experiment.valid is None:
-        raise ConfigError(f"experiment {config.experiment} gives no `valid` to measure a run by.")
-    with Checkpoints(there.checkpoints, best=config.checkpoint.best) as checkpoints:
+    return assemble(config), there
+
+
+def _restored(
+    parts: Assembly, there: Directory, step: int | Literal["newest", "best"]
+) -> tuple[int, TrainState]:
+    with Checkpoints(there.checkpoints, best=parts.config.checkpoint.best) as checkpoints:
         named = {"newest": checkpoints.newest, "best": checkpoints.best}
         found = named[step]() if isinstance(step, str) else step
         if found is None:
@@ -123,7 +173,7 @@ def measure(
                 f"{checkpoints.steps() or 'none'}. The best is kept where checkpoint.best names a "
                 f"metric."
             )
-        return found, parts.measure(checkpoints.restore(found, parts.like))
+        return found, checkpoints.restore(found, parts.like)
 
 
 def _compile(

@@ -14,6 +14,7 @@ from jtrain.version import __version__
 VERBS = {
     "run": "train what a config says, or go on where it was stopped",
     "eval": "evaluate a run that was trained",
+    "sample": "write a text as a run that was trained would",
     "show": "print a config's values and where each was said, or the help of a key",
 }
 DONE, MISTAKE, FAULT, INTERRUPTED, PIPE_CLOSED = 0, 2, 70, 130, 141

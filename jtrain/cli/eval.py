@@ -2,48 +2,27 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.trained import asked_step, config_of
 from jtrain.config.resolve import resolve
-from jtrain.errors import CheckpointError, ConfigError
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the metrics; gives the exit code."""
     typed = _arguments().parse(argv)
-    resolved = resolve(_config(typed.run), typed.settings)
+    path = config_of(typed.run, "eval")
+    resolved = resolve(path, typed.settings)
 
     from jtrain.run import measure
 
-    step, numbers = measure(resolved.config, _config(typed.run).parent, _asked(typed.step))
+    step, numbers = measure(resolved.config, path.parent, asked_step(typed.step, "eval"))
     if typed.json:
         print(json.dumps({"run": str(typed.run), "step": step, "valid": numbers}))
     else:
         told = "  ".join(f"{name} {value:.6g}" for name, value in numbers.items())
         print(f"{typed.run} at step {step}:  {told}")
     return 0
-
-
-def _config(run: str) -> Path:
-    """The config of a run, by its directory or its name in runs/."""
-    for directory in (Path(run), Path("runs") / run):
-        if (directory / "config.yaml").is_file():
-            return directory / "config.yaml"
-    there = sorted(path.parent.name for path in Path("runs").glob("*/config.yaml"))
-    raise ConfigError(
-        f"jtrain eval: {run} is no directory of a run; in runs/ there is "
-        f"{', '.join(there) or 'none: train one by jtrain run CONFIG'}"
-    )
-
-
-def _asked(step: str) -> int | Literal["newest", "best"]:
-    if step == "newest" or step == "best":
-        return step
-    if step.isdigit():
-        return int(step)
-    raise CheckpointError(f"jtrain eval: --step {step} is no step; write newest, best or a number")
 
 
 def _arguments() -> Arguments:
