@@ -3,11 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
+from jtrain.checkpoint import Start, starting
 from jtrain.checkpoint.keeping import Goal
 from jtrain.config.nearest import did_you_mean
 from jtrain.data.calls import Calls
@@ -22,7 +23,9 @@ from jtrain.precision import computed_in
 from jtrain.state import TrainState, new_state
 from jtrain.step import StepFn, make_step, many
 from jtrain.terms import Returned, in_terms
-from jtrain.types import Batch, LossFn, Params, Stateful
+from jtrain.types import Batch, Extra, LossFn, Params, Stateful
+
+Weights: TypeAlias = tuple[Params, Extra]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,9 +38,23 @@ class Assembly:
     like: TrainState  # shapes, dtypes and shardings
 
     def fresh(self) -> TrainState:
-        """The state before the first step, made straight into its shardings."""
-        maker = _maker(self.config, self.experiment)
-        return jax.jit(maker, out_shardings=_shardings(self.like))()
+        """The state before the first step, made straight into its shardings.
+
+        Raises:
+            UserError: if `init_from` names what is not there or does not fit.
+        """
+        to = _shardings(self.like)
+        weights, state = _makers(self.config, self.experiment)
+        if self.begins is None:
+            return jax.jit(lambda: state(weights()), out_shardings=to)()
+        seeded = jax.jit(weights, out_shardings=(to.params, to.extra))()
+        return jax.jit(state, out_shardings=to)(self.begins.read(seeded))
+
+    @functools.cached_property
+    def begins(self) -> Start | None:
+        """What a new state takes from elsewhere, if anything; see `fresh` for what it raises."""
+        asked = self.config.init_from
+        return starting(asked, self.like.params, self.like.extra) if asked.path else None
 
     @functools.cached_property
     def loss(self) -> LossFn | Stateful:
@@ -178,7 +195,8 @@ def assemble(config: RunConfig) -> Assembly:
         )
     if experiment.valid is not None:
         check_divides(experiment.valid.size, strategy.shares, 1, name="evaluate.batch")
-    shapes = jax.eval_shape(_maker(config, experiment))
+    weights, state = _makers(config, experiment)
+    shapes = jax.eval_shape(lambda: state(weights()))
     like = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -187,13 +205,18 @@ def assemble(config: RunConfig) -> Assembly:
     return Assembly(config=config, strategy=strategy, experiment=experiment, like=like)
 
 
-def _maker(config: RunConfig, x: Experiment) -> Callable[[], TrainState]:
-    def make() -> TrainState:
-        of_params, of_run = jax.random.split(jax.random.key(config.seed))
-        params, extra = x.init(of_params)
-        return new_state(params, x.optimizer, of_run, extra, scale=config.precision.scale())
+def _makers(
+    config: RunConfig, x: Experiment
+) -> tuple[Callable[[], Weights], Callable[[Weights], TrainState]]:
+    """The weights by the seed; and the state before the first step, from weights."""
+    keys = lambda: jax.random.split(jax.random.key(config.seed))  # of the weights, of the run
+    weights = lambda: x.init(keys()[0])
 
-    return make
+    def state(weights: Weights) -> TrainState:
+        params, extra = weights
+        return new_state(params, x.optimizer, keys()[1], extra, scale=config.precision.scale())
+
+    return weights, state
 
 
 def _shardings(like: Any) -> Any:

@@ -77,6 +77,8 @@ def run(
         parts = assemble(config)
         checkpoints.check_room(parts.like)
         start = checkpoints.newest()
+        # A run that goes on has all in its checkpoint, wherever its first parameters came from.
+        begins = parts.begins.lines() if start is None and parts.begins else []
         step, state = _compile(parts, checkpoints, start)
         directory.begin(config)
         with (
@@ -84,7 +86,7 @@ def run(
             _reader(parts, start or 0) as feed,
         ):
             watch.waited = lambda: feed.waited
-            for line in [*opening(parts, start), *changed]:
+            for line in [*opening(parts, start), *begins, *changed]:
                 watch.lines.say(line)
             directory.say("running", step=start or 0, **environment(jax.devices()))
             ended = train(

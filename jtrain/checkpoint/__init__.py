@@ -3,3 +3,5 @@
 from jtrain.checkpoint.checkpoints import Checkpoints as Checkpoints
 from jtrain.checkpoint.space import bytes_of as bytes_of
 from jtrain.checkpoint.space import check_writable as check_writable
+from jtrain.checkpoint.starting import Start as Start
+from jtrain.checkpoint.starting import starting as starting

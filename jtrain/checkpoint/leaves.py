@@ -78,13 +78,14 @@ def check_same(found: Mapping[str, str], like: Any, where: str) -> None:
     if rows:
         raise CheckpointError(
             f"{where} holds another state: {len(rows)} leaves differ, of {len(expected)} here and "
-            f"{len(found)} there.\n{_table(rows)}\n"
+            f"{len(found)} there.\n{table(rows)}\n"
             f"Build the state from the config that is stored with the checkpoint, or start a new "
             f"run with this one (name=...)."
         )
 
 
-def _table(rows: list[tuple[str, str, str, str]]) -> str:
+def table(rows: list[tuple[str, str, str, str]]) -> str:
+    """The leaves that differ, a line for each of the first 20."""
     shown = [("leaf", "expected", "found", "nearest"), *rows[:_SHOWN]]
     widths = [max(len(row[column]) for row in shown) for column in range(4)]
     lines = [

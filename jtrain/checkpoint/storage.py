@@ -60,20 +60,22 @@ class Writer:
         self._checkpointer.close()
 
 
-def read(directory: Path, like: Mapping[str, Leaf]) -> dict[str, Leaf]:
+def read(directory: Path, like: Mapping[str, Leaf], *, some: bool = False) -> dict[str, Leaf]:
     """The arrays in a directory, laid out as `like` says; numpy where it says nothing.
 
-    `like` has the names, shapes and dtypes that were saved: that is not checked here.
+    `like` has the names and shapes that were saved: that is not checked here. It has all of them,
+    or `some`.
 
     Raises:
         UnreadableError: if a file is missing or broken.
     """
     import orbax.checkpoint as ocp
 
-    some = {name: leaf for name, leaf in like.items() if leaf.size}
+    full = {name: leaf for name, leaf in like.items() if leaf.size}
     processes = _processes(ocp)
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=processes)
-    args = ocp.args.PyTreeRestore(some, restore_args={n: _asked(ocp, some[n]) for n in some})
+    asked = {name: _asked(ocp, leaf) for name, leaf in full.items()}
+    args = ocp.args.PyTreeRestore(full, restore_args=asked, partial_restore=some)
     found, problem = {}, ""
     with _quiet(), ocp.Checkpointer(handler, multiprocessing_options=processes) as checkpointer:
         try:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from jtrain.config.init_from import InitFrom
 from jtrain.values import values
 
 
@@ -81,6 +82,8 @@ class Top:
     """Slices of a batch whose gradients are summed: less memory, the same update."""
     steps_per_call: int = Field(default=1, gt=0)
     """Steps in one call of the compiled function; above 1, small models train faster."""
+    init_from: InitFrom = InitFrom()
+    """Trained parameters to start from."""
     evaluate: Evaluate = Evaluate()
     """When the experiment is evaluated."""
     checkpoint: Checkpoint = Checkpoint()

@@ -1,0 +1,99 @@
+"""Files of named tensors in the safetensors format, read a slice at a time.
+
+The format: 8 bytes, little endian, the length of a header; the header, JSON, with the dtype, the
+shape and the place of each tensor; then the tensors. Source: https://github.com/huggingface/
+safetensors. Read here by numpy: its own reader needs torch for bfloat16, and gives whole tensors to
+one device in JAX.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from jtrain.errors import CheckpointError
+
+ENDING, INDEX = ".safetensors", ".safetensors.index.json"
+DTYPES = {
+    "BOOL": np.bool_, "I8": np.int8, "U8": np.uint8, "I16": np.int16, "U16": np.uint16,
+    "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U64": np.uint64,
+    "F16": np.float16, "BF16": jnp.bfloat16, "F32": np.float32, "F64": np.float64,
+    "F8_E4M3": jnp.float8_e4m3fn, "F8_E5M2": jnp.float8_e5m2,
+}  # fmt: skip
+
+
+def tensors(path: Path) -> dict[str, np.ndarray]:
+    """Each tensor of a file by its name, mapped: the disk is read where a slice is.
+
+    An index names the files, beside it, that hold the parts of one model.
+
+    Raises:
+        CheckpointError: if a file is not there, or not what the format says.
+    """
+    if not path.name.endswith(INDEX):
+        return _of_file(path)
+    files: Mapping[str, str] = _json(path, _bytes(path), "weight_map")
+    parts = {name: _of_file(path.parent / name) for name in sorted(set(files.values()))}
+    lost = [name for name, file in files.items() if name not in parts[file]]
+    if lost:
+        raise CheckpointError(
+            f"{path} says that {files[lost[0]]} has {lost[0]}, and it has not. Download both again."
+        )
+    return {name: parts[file][name] for name, file in files.items()}
+
+
+def _of_file(path: Path) -> dict[str, np.ndarray]:
+    data = _bytes(path)
+    length = int.from_bytes(data[:8].tobytes(), "little")
+    if len(data) < 8 or length > len(data) - 8:
+        raise _broken(path, f"its header is to be {length} bytes, of {max(0, len(data) - 8)}")
+    header = _json(path, data[8 : 8 + length])
+    data = data[8 + length :]
+    return {
+        name: _tensor(path, name, entry, data)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def _tensor(path: Path, name: str, entry: Mapping, data: np.ndarray) -> np.ndarray:
+    try:
+        dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise _broken(path, f"of {name} its header says {entry!r}") from None
+    if dtype not in DTYPES:
+        raise CheckpointError(
+            f"{path}: {name} is of the type {dtype}; those that can be read are "
+            f"{', '.join(DTYPES)}. Convert the file to one of them."
+        )
+    numbers = np.dtype(DTYPES[dtype])
+    if last > len(data) or last - first != math.prod(shape) * numbers.itemsize:
+        raise _broken(path, f"{name} is to lie at {first} to {last} of {len(data)} bytes")
+    return data[first:last].view(numbers).reshape(shape)
+
+
+def _bytes(path: Path) -> np.ndarray:
+    try:
+        return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} was to be read, and cannot be ({error.strerror}). Name another file by "
+            f"init_from.path."
+        ) from None
+
+
+def _json(path: Path, text: np.ndarray, key: str = "") -> dict:
+    try:
+        found = json.loads(text.tobytes())
+        return dict(found[key] if key else found)
+    except (ValueError, KeyError, TypeError) as error:
+        raise _broken(path, f"{type(error).__name__}: {error}") from None
+
+
+def _broken(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is no whole file of tensors: {what}. Download it, or write it, again."
+    )

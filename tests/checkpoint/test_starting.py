@@ -1,0 +1,233 @@
+"""Parameters to start from: found, renamed, partly taken; what does not fit is told at once."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from jtrain.checkpoint import Checkpoints, starting
+from jtrain.config.init_from import InitFrom
+from jtrain.errors import CheckpointError, ConfigError
+from jtrain.parallel import FSDP
+from jtrain.trees import named_leaves
+
+MESHED = FSDP(devices=4, min_size=0).build()
+BLOCK = {"norm": {"scale": (8,)}, "up": {"kernel": (8, 16), "bias": (16,)}}
+SHAPES = {"tokens": (12, 8), "blocks": {"0": BLOCK, "1": BLOCK}, "head": (8, 12)}
+EXTRA = {"norm": {"mean": (8,)}}
+
+
+def tree(seed: int, shapes=SHAPES):
+    draw = np.random.default_rng(seed)
+    leaf = lambda shape: draw.standard_normal(shape).astype(np.float32)
+    return jax.tree.map(leaf, shapes, is_leaf=lambda x: isinstance(x, tuple))
+
+
+PARAMS, STATE = tree(0), tree(1, EXTRA)
+
+
+def placed(params=None, extra=None):
+    """A model's first weights, split over four devices."""
+    weights = (tree(2) if params is None else params, tree(3, EXTRA) if extra is None else extra)
+    return jax.device_put(weights, MESHED.shardings(weights))
+
+
+@pytest.fixture(scope="module", name="stored")
+def _stored(tmp_path_factory) -> str:
+    """A checkpoint of PARAMS and STATE, with what else a state has."""
+    directory = tmp_path_factory.mktemp("stored") / "checkpoints"
+    with Checkpoints(directory) as checkpoints:
+        state = {"params": PARAMS, "extra": STATE, "opt_state": {"mu": PARAMS}, "step": np.int32(7)}
+        checkpoints.save(7, state, {})
+    return str(directory / "7")
+
+
+def as_torch(params) -> dict[str, np.ndarray]:
+    """PARAMS by the names of another library, kernels transposed."""
+    found = {"wte.weight": params["tokens"], "lm_head.weight": params["head"].T}
+    for i, block in params["blocks"].items():
+        found[f"h.{i}.ln_1.weight"] = block["norm"]["scale"]
+        found[f"h.{i}.mlp.weight"] = block["up"]["kernel"].T
+        found[f"h.{i}.mlp.bias"] = block["up"]["bias"]
+    return {f"transformer.{n}": np.ascontiguousarray(a) for n, a in found.items()}
+
+
+RENAME = (
+    ("transformer/wte/weight", "tokens"),
+    ("transformer/lm_head/weight", "head"),
+    ("transformer/h/*/ln_1/weight", "blocks/*/norm/scale"),
+    ("transformer/h/*/mlp/weight", "blocks/*/up/kernel"),
+    ("transformer/h/*/mlp/bias", "blocks/*/up/bias"),
+)
+TRANSPOSE = ("*/kernel", "head")
+
+
+@pytest.fixture(scope="module", name="file")
+def _file(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("file") / "model.safetensors"
+    save_file(as_torch(PARAMS), path)
+    return str(path)
+
+
+def same(got, want) -> None:
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def laid_out(got, like) -> None:
+    for name, leaf in named_leaves(got).items():
+        other = named_leaves(like)[name]
+        assert (leaf.sharding, leaf.dtype) == (other.sharding, other.dtype), name
+
+
+def test_a_checkpoint_comes_back_in_the_shardings_of_the_model(stored):
+    weights = placed()
+    assert len(weights[0]["tokens"].sharding.device_set) == 4
+    assert not weights[0]["tokens"].is_fully_replicated
+    start = starting(InitFrom(path=stored), *weights)
+    params, extra = start.read(weights)
+    same(params, PARAMS)
+    laid_out((params, extra), weights)
+    same(extra, weights[1])
+    assert (start.left, start.missing, start.unused) == ((), (), ())
+    assert starting(InitFrom(path=stored, extra=True), *weights).unused == ()
+
+
+def test_what_stands_beside_the_parameters_is_taken_where_it_is_asked_for(stored):
+    weights = placed()
+    params, extra = starting(InitFrom(path=stored, extra=True), *weights).read(weights)
+    same((params, extra), (PARAMS, STATE))
+    only = InitFrom(path=stored, extra=True, include=("extra/*",))
+    params, extra = starting(only, *weights).read(weights)
+    same((params, extra), (weights[0], STATE))
+
+
+def test_tensors_are_renamed_and_transposed(file):
+    weights = placed()
+    start = starting(InitFrom(path=file, rename=RENAME, transpose=TRANSPOSE), *weights)
+    params, extra = start.read(weights)
+    same(params, PARAMS)
+    laid_out((params, extra), weights)
+
+
+def test_a_checkpoint_is_renamed_and_transposed_too(stored):
+    shapes = {"embedding": (8, 12), "head": (8, 12)}
+    weights = placed(tree(5, shapes))
+    asked = InitFrom(path=stored, rename=(("tokens", "embedding"),), transpose=("embedding",))
+    start = starting(asked, *weights)
+    params, _ = start.read(weights)
+    same(params, {"embedding": PARAMS["tokens"].T, "head": PARAMS["head"]})
+    laid_out(params, weights[0])
+    assert start.unused == tuple(n for n in named_leaves(PARAMS) if n.startswith("blocks"))
+
+
+def test_numbers_become_those_of_the_model(stored, file):
+    weights = placed(jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree(2)))
+    for asked in (
+        InitFrom(path=stored),
+        InitFrom(path=file, rename=RENAME, transpose=TRANSPOSE),
+    ):
+        params, _ = starting(asked, *weights).read(weights)
+        same(params, jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), PARAMS))
+        laid_out(params, weights[0])
+
+
+def test_what_is_not_taken_starts_by_the_seed(stored):
+    weights = placed({**tree(2), "new": np.ones(3, np.float32)})
+    asked = InitFrom(path=stored, exclude=("head", "*/1/*"), partial=True)
+    start = starting(asked, *weights)
+    params, _ = start.read(weights)
+    same(params["blocks"]["0"], PARAMS["blocks"]["0"])
+    for name in ("head", "new"):
+        same(params[name], weights[0][name])
+    same(params["blocks"]["1"], weights[0]["blocks"]["1"])
+    assert start.missing == ("new",)
+    assert set(start.left) == {n for n in named_leaves(PARAMS) if n == "head" or "/1/" in n}
+    only = starting(InitFrom(path=stored, include=("tokens",)), *weights)
+    assert set(only.taken) == {"tokens"}
+
+
+def test_the_table_says_what_was_loaded_left_and_missing(file):
+    weights = placed({**tree(2), "new": np.ones(3, jnp.bfloat16)})
+    asked = InitFrom(
+        path=file, rename=RENAME, transpose=TRANSPOSE, exclude=("*/1/*",), partial=True
+    )
+    head, *rows = starting(asked, *weights).lines()
+    assert head == (
+        f"starts from {file}: 5 leaves loaded (344 numbers), 3 left alone, 1 missing, "
+        f"3 there not used"
+    )
+    assert "  loaded      head  from transformer/lm_head/weight, transposed" in rows
+    assert "  left alone  blocks/1/up/bias" in rows
+    assert "  missing     new" in rows
+    assert "  not used    transformer/h/1/mlp/bias" in rows
+
+
+def test_a_long_table_is_cut(stored, tmp_path):
+    many = {f"leaf{i}": np.ones(2, np.float32) for i in range(25)}
+    save_file(many, tmp_path / "many.safetensors")
+    asked = InitFrom(path=str(tmp_path / "many.safetensors"))
+    lines = starting(asked, many, ()).lines()
+    assert len(lines) == 22
+    assert lines[-1] == "  loaded      and 5 more"
+
+
+def test_all_that_does_not_fit_is_told_at_once(file):
+    params = {**tree(2), "tokens": np.ones((12, 9), np.float32), "head": np.ones((8, 12), np.int32)}
+    params["blocks"]["1"]["up"]["biases"] = params["blocks"]["1"]["up"].pop("bias")
+    with pytest.raises(CheckpointError) as error:
+        starting(InitFrom(path=file, rename=RENAME, transpose=("head",)), params, ())
+    told = str(error.value)
+    assert "was to give 8 leaves, and 5 do not fit" in told
+    rows = [tuple(line.split("  ")) for line in told.splitlines()]
+    rows = {tuple(cell.strip() for cell in row if cell.strip()) for row in rows}
+    assert rows > {
+        ("tokens", "float32[12, 9]", "float32[12, 8]"),
+        ("head", "int32[8, 12]", "float32[12, 8]"),
+        ("blocks/0/up/kernel", "float32[8, 16]", "float32[16, 8]", "transposed"),
+        ("blocks/1/up/kernel", "float32[8, 16]", "float32[16, 8]", "transposed"),
+        ("blocks/1/up/biases", "float32[16]", "-", "blocks/1/up/bias"),
+    }
+    assert "init_from.rename" in told
+    assert "init_from.partial=true" in told
+
+
+def test_taking_nothing_at_all_is_refused_even_in_part(file):
+    with pytest.raises(CheckpointError, match="was to give 8 leaves, and 8 do not fit"):
+        starting(InitFrom(path=file, partial=True), PARAMS, ())
+
+
+PATTERNS = {
+    "include": (InitFrom(include=("*/kernels",)), r"include\[0\] is '\*/kernels', which matches"),
+    "exclude": (InitFrom(exclude=("head", "had")), r"exclude\[1\] is 'had'.*Nearest: head"),
+    "transpose": (InitFrom(transpose=("x",)), r"transpose\[0\] is 'x'.* 8 leaves of this model"),
+    "rename": (InitFrom(rename=(("hed", "head"),)), r"rename\[0\] is 'hed'.*there. Nearest: head"),
+    "two of one name": (
+        InitFrom(rename=(("head", "tokens"),)),
+        "rename calls two leaves tokens: .*before the others",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PATTERNS)
+def test_a_pattern_that_names_nothing_is_told(case, stored):
+    asked, told = PATTERNS[case]
+    asked = InitFrom(**{**vars(asked), "path": stored})
+    with pytest.raises(ConfigError, match=told):
+        starting(asked, PARAMS, ())
+
+
+def test_a_rename_has_as_many_stars_on_both_sides():
+    with pytest.raises(ValueError, match=r"as many \* in both names.*found 1 in h/\* and 0 in x"):
+        InitFrom(rename=(("h/*", "x"),))
+
+
+def test_a_damaged_checkpoint_is_told(stored, tmp_path):
+    copy = tmp_path / "checkpoints" / "7"
+    shutil.copytree(stored, copy)
+    largest = max((p for p in copy.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.unlink()
+    with pytest.raises(CheckpointError, match=r"checkpoint 7 is damaged.* is missing"):
+        starting(InitFrom(path=str(copy)), PARAMS, ())

@@ -1,0 +1,92 @@
+"""Files of tensors are read as their own library writes them, and broken ones are told."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from jtrain.checkpoint.tensors import tensors
+from jtrain.errors import CheckpointError
+
+DRAW = np.random.default_rng(0)
+ARRAYS = {
+    "a.weight": DRAW.standard_normal((3, 4)).astype(np.float32),
+    "a.half": DRAW.standard_normal(5).astype(np.float16),
+    "b.whole": DRAW.integers(-9, 9, (2, 1, 3)),
+    "b.flag": np.array([True, False]),
+    "scalar": np.array(3, np.float32),
+    "empty": np.zeros((0, 3), np.float32),
+}
+
+
+@pytest.fixture(name="path")
+def _path(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file(ARRAYS, path, metadata={"format": "pt"})
+    return path
+
+
+def test_gives_what_the_library_wrote(path):
+    found = tensors(path)
+    assert set(found) == set(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_reads_bfloat16(path):
+    numbers = np.asarray(jnp.asarray(ARRAYS["a.weight"], jnp.bfloat16))
+    header = {"x": {"dtype": "BF16", "shape": [3, 4], "data_offsets": [0, 24]}}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + numbers.tobytes())
+    found = tensors(path)["x"]
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found, numbers)
+
+
+def test_an_index_joins_its_files(tmp_path):
+    save_file({"a": np.ones(3)}, tmp_path / "1.safetensors")
+    save_file({"b": np.zeros(2)}, tmp_path / "2.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    files = {"a": "1.safetensors", "b": "2.safetensors"}
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    assert {name: array.shape for name, array in tensors(index).items()} == {"a": (3,), "b": (2,)}
+    index.write_text(json.dumps({"weight_map": {**files, "c": "1.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"says that 1.safetensors has c, and it has not"):
+        tensors(index)
+
+
+def _header(entry: dict) -> bytes:
+    text = json.dumps({"x": entry}).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(8)
+
+
+BROKEN = {
+    "empty": (b"", "no whole file of tensors: its header is to be 0 bytes, of 0"),
+    "no file of tensors": (b"PK\3\4" * 99, r"its header is to be \d+ bytes, of 388"),
+    "header that is no JSON": ((4).to_bytes(8, "little") + b"{{{{", "JSONDecodeError"),
+    "header of something else": (_header({"a": 1}), "of x its header says {'a': 1}"),
+    "cut off": (
+        _header({"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}),
+        "x is to lie at 0 to 16 of 8 bytes",
+    ),
+    "strange type": (
+        _header({"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}),
+        "x is of the type F4; those that can be read are BOOL, .* Convert the file",
+    ),
+}
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_a_broken_file_is_told(content, tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(BROKEN[content][0])
+    with pytest.raises(CheckpointError, match=BROKEN[content][1]):
+        tensors(path)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(CheckpointError, match=r"cannot be .No such file.*init_from.path"):
+        tensors(tmp_path / "x.safetensors")
