@@ -1,0 +1,97 @@
+"""The small CNN against flax's layers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jtrain.errors import ConfigError, DataError
+from jtrain.jaxprs import operations
+from jtrain.models.cnn import CNN
+
+VALUES = CNN(image=(9, 8, 1), channels=(4, 6), widths=(7,), classes=3)
+IMAGES = np.random.default_rng(0).integers(0, 256, (5, 9, 8, 1)).astype(np.uint8)
+
+
+@pytest.fixture(scope="module", name="net")
+def _net():
+    model = VALUES.build()
+    noise = np.random.default_rng(1)
+    fill = lambda leaf: jnp.asarray(noise.normal(0, 0.3, leaf.shape), jnp.float32)
+    params = jax.tree.map(fill, jax.eval_shape(model.init, jax.random.key(0))[0])
+    return jax.jit(model.apply, static_argnums=3), params
+
+
+@jax.jit
+def by_flax(params, x):
+    x = x.astype(jnp.float32) / 255
+    for i, (before, after) in enumerate([(1, 4), (4, 6)]):
+        layer = nnx.Conv(before, after, (3, 3), rngs=nnx.Rngs(0))
+        layer.kernel[...] = params["convolutions"][str(i)]["kernel"]
+        layer.bias[...] = params["convolutions"][str(i)]["bias"]
+        x = nnx.max_pool(nnx.relu(layer(x)), (2, 2), (2, 2))
+    x = x.reshape(len(x), -1)
+    for i in range(2):
+        kernel = params["layers"][str(i)]["kernel"]  # both narrow: outputs, inputs
+        x = x @ kernel.T + params["layers"][str(i)]["bias"][None]
+        x = nnx.relu(x) if i == 0 else x
+    return x
+
+
+def test_computes_what_flaxs_layers_compute(net):
+    apply, params = net
+    logits, extra = apply(params, {}, None, False, IMAGES)
+    assert extra == {}
+    np.testing.assert_allclose(logits, by_flax(params, IMAGES), rtol=1e-4, atol=1e-5)
+
+
+def test_one_channel_need_not_be_a_dim_and_hidden_rows_change_nothing(net):
+    apply, params = net
+    whole, _ = apply(params, {}, None, False, IMAGES)
+    np.testing.assert_array_equal(apply(params, {}, None, False, IMAGES[..., 0])[0], whole)
+    mask = np.array([True, False, True, True, False])
+    spoilt = np.where(mask[:, None, None, None], IMAGES / np.float32(255), np.nan)
+    logits, _ = apply(params, {}, None, False, spoilt.astype(np.float32), None, mask)
+    np.testing.assert_allclose(logits[mask], whole[mask], rtol=1e-5)
+    assert np.isfinite(logits).all()
+
+
+def test_its_gradient_scatters_into_no_window(net):
+    apply, params = net
+    found = operations(jax.grad(lambda p: apply(p, {}, None, True, IMAGES)[0].sum()), params)
+    assert "conv_general_dilated" in found
+    assert not {name for name in found if "select_and" in name or "reduce_window" in name}
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((5, 8, 9, 1), r"images of shape \[8, 9, 1\], and the model takes \[9, 8, 1\]: height, "),
+        ((5, 9, 8, 3), r"Set model\.image=\[9, 8, 3\]"),
+        ((5, 72), r"images of shape \[72\].*Give rows of such a shape"),
+    ],
+    ids=str,
+)
+def test_images_of_another_shape_are_refused(net, shape, words):
+    apply, params = net
+    with pytest.raises(DataError, match=words):
+        jax.eval_shape(lambda p, x: apply(p, {}, None, False, x), params, jnp.zeros(shape))
+
+
+def test_the_shape_that_a_refusal_says_is_taken():
+    model = CNN(image=(9, 8, 3), classes=2).build()
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    run = lambda p, x: model.apply(p, {}, None, False, x)[0]
+    assert jax.eval_shape(run, params, jnp.zeros((5, 9, 8, 3))).shape == (5, 2)
+
+
+def test_a_size_that_nobody_gave_is_refused():
+    with pytest.raises(ConfigError, match=r"image=\[0, 0, 0\] and classes=3.*Set model\.image="):
+        CNN(classes=3).build()
+
+
+def test_more_pools_than_the_image_has_room_for_are_refused():
+    with pytest.raises(ValueError, match=r"3 convolutions halve.*4 x 9.*model\.channels=\[1, 2\]"):
+        CNN(image=(4, 9, 1), channels=(1, 2, 3))
+    assert CNN(image=(4, 9, 1), channels=(1, 2))
