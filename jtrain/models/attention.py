@@ -106,13 +106,6 @@ def visible(t: int, s: int, window: int | None = None) -> Bool[Array, "t s"]:
     return before if window is None else before & ~jnp.tri(t, s, s - t - window, dtype=bool)
 
 
-def causal(
-    q: Float[Array, "b t h k"], k: Float[Array, "b t h k"], v: Float[Array, "b t h k"]
-) -> Float[Array, "b t h k"]:
-    """Attention to all positions up to each one's own."""
-    return attention(q, k, v)
-
-
 def _check(q, k, window, soft_cap):
     (_, t, heads, _), (_, s, groups, _) = q.shape, k.shape
     if heads % groups:

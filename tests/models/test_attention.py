@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.models.attention import attention, attention_where, causal, visible
+from jtrain.models.attention import attention, attention_where, visible
 from jtrain.models.attention_cudnn import refuse_unsupported, refuse_without
 from jtrain.models.attention_splash import refuse_elsewhere, splash
 
@@ -86,7 +86,7 @@ def test_the_gradient_is_the_slope():
 
 def test_a_window_as_long_as_the_sequence_hides_nothing():
     qkv = draw()
-    np.testing.assert_array_equal(attention(*qkv, window=T), causal(*qkv))
+    np.testing.assert_array_equal(attention(*qkv, window=T), attention(*qkv))
     np.testing.assert_array_equal(
         visible(4, 4, 2), np.tri(4, dtype=bool) & ~np.tri(4, k=-2, dtype=bool)
     )
