@@ -125,5 +125,6 @@ def test_what_a_row_draws_is_normal_and_its_own():
     drawn = run(keys, mean, log_variance)
     assert abs(drawn.mean() - 2) < 4 * 0.5 / np.sqrt(drawn.size)
     assert abs(drawn.std() / 0.5 - 1) < 4 / np.sqrt(2 * drawn.size)
-    np.testing.assert_array_equal(run(keys[::-1], mean, log_variance), drawn[::-1])
+    again = run(keys[::-1], mean, log_variance)  # other lanes: the last bit may differ
+    np.testing.assert_allclose(again, drawn[::-1], rtol=3e-7)
     np.testing.assert_array_equal(latents(None, mean, log_variance), mean)
