@@ -52,7 +52,9 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
         key = None if rng is None else first_key(rng)
         try:
             outputs, changed = transformed.apply(params, extra, key, *inputs, **switch(train))
-        except hk.MissingRNGError:
+        except ValueError as error:  # haiku's own class for it is private
+            if key is not None or "PRNGKey" not in str(error):
+                raise
             raise LossError(
                 "this model draws random numbers, and `apply` got rng=None. Pass the loss's `rng` "
                 "on, or draw only where the argument `train` of the function is true."

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from jtrain.models.nnx import from_nnx
+from jtrain.rows import row_keys
 from jtrain.trees import describe, named_leaves
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((8, 4)), jnp.float32)
@@ -72,6 +73,14 @@ def test_draws_from_the_key_it_is_given_and_from_nothing_else(net):
     np.testing.assert_array_equal(run(1), run(1))
     assert (run(1) != run(2)).any()
     assert 0.5 < (run(1) == 0).mean() < 0.95  # two masks of one half: three quarters are dropped
+
+
+def test_draws_from_the_first_of_the_rows_keys(net):
+    apply, params, extra = net
+    run = lambda rng: np.asarray(apply(params, extra, rng, True, X)[0])
+    keys = row_keys(jax.random.key(1), {"row": jnp.arange(8, dtype=jnp.int32)})
+    np.testing.assert_array_equal(run(keys), run(keys[0]))
+    assert (run(keys) != run(keys[1])).any()
 
 
 def test_drawing_without_a_key_is_refused(net):

@@ -1,0 +1,135 @@
+"""Any equinox module as pure functions."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jtrain.models.equinox import from_equinox
+from jtrain.rows import row_keys
+from jtrain.trees import describe
+
+eqx = pytest.importorskip("equinox")
+
+X = jnp.asarray(np.random.default_rng(0).standard_normal((8, 4)), jnp.float32)
+KEY = jax.random.key(1)
+KEYS = row_keys(KEY, {"row": jnp.arange(8, dtype=jnp.int32)})
+
+
+class Net(eqx.Module):
+    layers: list
+    norm: eqx.nn.BatchNorm
+    drop: eqx.nn.Dropout
+    offset: jax.Array
+    act: object
+
+    def __init__(self, key):
+        self.layers = [eqx.nn.Linear(4, 4, key=k) for k in jax.random.split(key, 2)]
+        self.norm = eqx.nn.BatchNorm(4, "rows", momentum=0.9, mode="ema")
+        self.drop, self.act = eqx.nn.Dropout(0.5), jax.nn.relu
+        self.offset = jnp.arange(4)
+
+    def __call__(self, x, state, *, key=None):
+        for layer in self.layers:
+            x = self.act(layer(x))
+        x, state = self.norm(x + self.offset, state)
+        return self.drop(x, key=key), state
+
+
+@pytest.fixture(scope="module", name="net")
+def _net():
+    model = from_equinox(eqx.nn.make_with_state(Net))
+    return model, *jax.jit(model.init)(jax.random.key(0))
+
+
+def test_trees_are_plain_dicts_with_names(net):
+    _, params, extra = net
+    assert type(params) is type(params["layers"]) is type(extra) is dict
+    assert describe(params)["layers/1/weight"] == "float32[4, 4]"
+    assert describe(params)["norm/weight"] == "float32[4]"
+    assert describe(extra["buffers"]) == {"offset": "int32[4]"}
+    assert extra["state"]
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_computes_what_the_module_computes(net, train):
+    model, params, extra = net
+    module, state = eqx.nn.make_with_state(Net)(jax.random.key(0))
+    module = eqx.nn.inference_mode(module, not train)
+    keys = KEYS if train else None
+    theirs = jax.vmap(
+        lambda x, state, key: module(x, state, key=key), (0, None, 0), (0, None), axis_name="rows"
+    )
+    want, after = theirs(X, state, keys)
+    got, new = model.apply(params, extra, keys, train, X)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    pairs = zip(jax.tree.leaves(new["state"]), jax.tree.leaves(after), strict=True)
+    for a, b in pairs:
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    moved = any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (new, extra)), strict=True))
+    assert moved == train
+
+
+def test_a_row_drops_by_its_own_key_wherever_it_stands():
+    drop = lambda key: eqx.nn.Dropout(0.5)
+    run = lambda x, keys: from_equinox(drop).apply({}, {}, keys, True, x)[0]
+    order = np.array([5, 2, 7])
+    np.testing.assert_array_equal(run(X[order], KEYS[order]), run(X, KEYS)[order])
+    same = run(jnp.ones((8, 4)), KEY)
+    assert (same[:1] != same[1:]).any(), "a single key is folded with the row's place"
+
+
+def test_a_module_without_a_key_or_state_is_called_with_its_inputs_alone():
+    class Plain(eqx.Module):
+        scale: jax.Array
+
+        def __call__(self, x, y):
+            return self.scale * x @ y
+
+    model = from_equinox(lambda key: Plain(jax.random.normal(key)))
+    params, extra = model.init(KEY)
+    assert extra == {}
+    outputs, _ = model.apply(params, extra, None, True, X, X)
+    np.testing.assert_allclose(outputs, params["scale"] * (X * X).sum(1), rtol=1e-6)
+
+
+def test_gradients_are_the_modules(net):
+    model, params, extra = net
+    ours = jax.grad(lambda p: (model.apply(p, extra, None, False, X)[0] ** 2).sum())(params)
+    module, state = eqx.nn.make_with_state(Net)(jax.random.key(0))
+    run = jax.vmap(lambda m, x: eqx.nn.inference_mode(m)(x, state)[0], (None, 0), axis_name="rows")
+    theirs = eqx.filter_grad(lambda m: (run(m, X) ** 2).sum())(module)
+    np.testing.assert_allclose(ours["layers"]["0"]["weight"], theirs.layers[0].weight, rtol=1e-5)
+
+
+def test_building_makes_no_array():
+    before = {id(x) for x in jax.live_arrays()}
+    model = from_equinox(_wide)
+    assert not [x for x in jax.live_arrays() if id(x) not in before and x.size > 2]
+    assert describe(jax.eval_shape(model.init, KEY)[0])["weight"] == "float32[1000, 1000]"
+
+
+def _wide(key):
+    return eqx.nn.Linear(1000, 1000, key=key)
+
+
+def test_drawing_without_a_key_is_refused(net):
+    model, params, extra = net
+    with pytest.raises(ValueError, match=r"got no key. Pass `jt.row_keys\(rng, batch\)`"):
+        model.apply(params, extra, None, True, X)
+
+
+def test_batch_norms_over_several_axes_are_refused():
+    def two(key):
+        return eqx.nn.Sequential([eqx.nn.BatchNorm(4, n, mode="ema") for n in ("a", "b")])
+
+    with pytest.raises(ValueError, match=r"by several names: a, b. Give them all axis_name='a'"):
+        from_equinox(eqx.nn.make_with_state(two))
+
+
+def test_without_equinox_the_line_to_type_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "equinox", None)
+    with pytest.raises(ValueError, match=r"equinox is not installed. Type: pip install equinox"):
+        from_equinox(_wide)
