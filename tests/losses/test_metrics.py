@@ -61,7 +61,7 @@ def test_confusion_counts_label_by_likeliest():
     assert got.value().sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("bins", [1, 4, 15])
+@pytest.mark.parametrize("bins", [1, 15])
 def test_the_calibration_error_is_that_of_the_whole_however_it_was_split(bins):
     chances = np.exp(LOGITS[SEEN].astype(np.float64))
     sure = (chances / chances.sum(1, keepdims=True)).max(1)
@@ -79,7 +79,8 @@ def test_the_calibration_error_is_that_of_the_whole_however_it_was_split(bins):
 def test_sure_and_right_is_calibrated_and_sure_and_wrong_is_not():
     sure = 100 * jnp.eye(3, dtype=jnp.float32)
     right, wrong = jnp.arange(3, dtype=jnp.int32), jnp.array([1, 2, 0], jnp.int32)
-    error = lambda y: expected_calibration_error(calibration(sure, y, jnp.ones(3, bool)))
+    run = jax.jit(calibration)
+    error = lambda y: expected_calibration_error(run(sure, y, jnp.ones(3, bool)))
     assert error(right) == 0
     assert error(wrong) == 1
 
