@@ -252,11 +252,11 @@ CASES = {"mlp": mlp, "scan": scan, "transformer": char}
 def main() -> None:
     """Prints a table a case."""
     parser = argparse.ArgumentParser(description="What jtrain's loop adds to one by hand.")
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=list(CASES))
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=[])
     parser.add_argument("--rounds", type=int, default=30)
     given = parser.parse_args()
     print(machine())
-    for case in given.cases:
+    for case in given.cases or CASES:
         with contextlib.ExitStack() as stack:
             times = take_turns(CASES[case](stack), given.rounds)
         added = [a - b for a, b in zip(times["jtrain"], times["by hand"], strict=True)]
