@@ -24,8 +24,8 @@ def refuse_split_rows(couples: Couples, microbatches: int, copies: bool) -> None
             f"the loss couples the rows of a batch, and {cut} would cut the batch. Set "
             f"microbatches=1 and a strategy that shards by name (parallel.kind=single or fsdp, or "
             f'parallel.impl=jit), or say couples="slice" if the rows that one slice holds are '
-            f"meant to be the group. What group norm has in the place of batch norm couples nothing "
-            f"(a resnet's model.norm=group)."
+            f"meant to be the group. Group norm in the place of batch norm couples nothing (a "
+            f"resnet's model.norm=group)."
         )
 
 

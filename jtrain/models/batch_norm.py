@@ -1,5 +1,7 @@
 """Batch normalisation over the rows that are real, its backward pass in closed form."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -54,7 +56,8 @@ class BatchNorm(nnx.Module):
         unbiased = var * numbers / jnp.maximum(numbers - 1, 1)
         for running, new in ((self.mean, mean), (self.var, unbiased)):
             after = KEPT * running[...] + (1 - KEPT) * jax.lax.stop_gradient(new)
-            running.set_value(Mean(after * rows, rows))
+            kept: Any = Mean(after * rows, rows)  # what a stateful loss hands back
+            running.set_value(kept)
 
 
 @jax.custom_vjp
