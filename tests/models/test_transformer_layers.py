@@ -1,0 +1,136 @@
+"""Layers in a scan, and layers computed once more, are the layers written out."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jtrain.models.draws import Draws
+from jtrain.models.layers import stack_layers, stacked, unstack_layers
+from jtrain.models.linear import Linear
+from jtrain.models.transformer import Transformer
+from jtrain.rows import row_keys
+
+SMALL = {"vocab": 11, "context": 8, "layers": 2, "heads": 4, "width": 16}
+LIKE_LLAMA = {
+    "kv_heads": 2,
+    "positions": {"kind": "rotary"},
+    "norm": "rms",
+    "activation": "swiglu",
+    "tied": False,
+    "window": 3,
+}
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 8)), jnp.int32)
+KEYS = row_keys(jax.random.key(5), {"row": np.arange(2, dtype=np.int32)})
+
+
+def loss(model, params):
+    logits, _ = model.apply(params, {}, None, True, TOKENS)
+    return (logits**2).sum()
+
+
+def drawn(model):
+    """Parameters far from where they start."""
+    draw = np.random.default_rng(1)
+    shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
+    return jax.tree.map(
+        lambda x: jnp.asarray(0.3 * draw.standard_normal(x.shape), jnp.float32), shapes
+    )
+
+
+@functools.cache
+def plain():
+    """Of a model written out the parameters, the loss and the gradient."""
+    model = Transformer(**SMALL, **LIKE_LLAMA).build()
+    params = drawn(model)
+    return params, *jax.jit(jax.value_and_grad(functools.partial(loss, model)))(params)
+
+
+def same(got, want, tolerance=1e-5) -> None:
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), got, want
+    )
+
+
+def test_a_scan_gives_what_the_written_out_layers_give():
+    params, value, grads = plain()
+    model = Transformer(**SMALL, **LIKE_LLAMA, scan=True, remat="full").build()
+    stacked = stack_layers(params)
+    got, got_grads = jax.jit(jax.value_and_grad(functools.partial(loss, model)))(stacked)
+    assert float(got) == pytest.approx(float(value), rel=1e-5)
+    same(unstack_layers(got_grads), grads)
+
+
+def test_a_scan_drops_what_the_written_out_layers_drop():
+    model, scanned = (Transformer(**SMALL, dropout=0.5, scan=how).build() for how in (False, True))
+    params = drawn(model)
+    run = lambda model: lambda params: model.apply(params, {}, None, True, TOKENS, KEYS)[0]
+    assert "random_bits" in str(jax.make_jaxpr(run(scanned))(stack_layers(params)))
+    want, got = jax.jit(run(model))(params), jax.jit(run(scanned))(stack_layers(params))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_stacked_modules_draw_what_they_would_draw_one_after_the_other():
+    make = lambda draws: Linear(2, 3, rngs=draws)
+    one_by_one, together = Draws(jax.random.key(0)), Draws(jax.random.key(0))
+    assert one_by_one.params() == together.params()
+    kernels = [make(one_by_one).kernel[...] for _ in range(3)]
+    np.testing.assert_array_equal(stacked(make, 3, together).kernel[...], kernels)
+    assert one_by_one.params() == together.params()
+    assert (kernels[0] != kernels[1]).all()
+
+
+@pytest.mark.slow
+def test_a_scan_starts_from_the_same_numbers():
+    of = lambda **how: jax.jit(Transformer(**SMALL, **LIKE_LLAMA, **how).build().init)
+    params, together = (of(scan=scan)(jax.random.key(0))[0] for scan in (False, True))
+    jax.tree.map(np.testing.assert_array_equal, unstack_layers(together), params)
+    jax.tree.map(np.testing.assert_array_equal, together, stack_layers(params))
+
+
+def test_a_scan_is_one_block_however_many_layers():
+    size = lambda layers: len(str(_program(Transformer(**{**SMALL, "layers": layers}, scan=True))))
+    assert size(12) < 1.02 * size(3)
+
+
+def _program(values: Transformer):
+    model = values.build()
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    return jax.make_jaxpr(jax.grad(functools.partial(loss, model)))(params)
+
+
+def products(jaxpr) -> int:
+    """Matrix products in a program, those of its inner programs included."""
+    inner = [
+        p for eqn in jaxpr.eqns for p in jax.tree.leaves(list(eqn.params.values()), is_leaf=_holds)
+    ]
+    own = sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.eqns)
+    return own + sum(products(getattr(p, "jaxpr", p)) for p in inner if _holds(p))
+
+
+def _holds(x) -> bool:
+    return hasattr(x, "eqns") or hasattr(getattr(x, "jaxpr", None), "eqns")
+
+
+def test_each_policy_computes_once_more_what_it_says():
+    """A block has 7 products forward: qkv, scores, mixed, out, gate, up, down."""
+    of = lambda **how: products(_program(Transformer(**SMALL, **LIKE_LLAMA, **how)).jaxpr)
+    none, layers = of(), SMALL["layers"]
+    # What nothing asks for is not computed: the block's last product is added and no more.
+    again = lambda **how: (of(**how) - none) / layers
+    assert again(remat="full") == 6
+    assert again(remat="dots") == 0
+    assert again(remat="dots_with_no_batch_dims") == 2  # scores and mixed have a batch dim
+    assert again(remat="names", saved=("qkv", "attention")) == 4  # scores, out, gate, up
+    assert again(remat="names", saved=("qkv", "attention", "hidden")) == 2  # scores, out
+
+
+def test_what_is_computed_once_more_is_the_same():
+    params, value, grads = plain()
+    how = {"remat": "names", "saved": ("qkv", "hidden")}
+    model = Transformer(**SMALL, **LIKE_LLAMA, **how).build()
+    got, got_grads = jax.jit(jax.value_and_grad(functools.partial(loss, model)))(params)
+    assert float(got) == pytest.approx(float(value), rel=1e-6)
+    same(got_grads, grads)
