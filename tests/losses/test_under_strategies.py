@@ -92,7 +92,7 @@ def one_step(name, devices, microbatches):
     return jax.device_get((state.opt_state[0], state.extra)), metrics
 
 
-@pytest.mark.slow  # two programs of all losses: 10 s; each loss alone is added up in parts by the suite
+@pytest.mark.slow  # 10 s; in tests/every each loss is split and added up
 @pytest.mark.parametrize(
     ("name", "devices", "microbatches"),
     [
