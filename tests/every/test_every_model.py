@@ -12,8 +12,11 @@ import pytest
 
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.losses.next_token import next_token
+from jtrain.models.cnn import CNN
 from jtrain.models.mlp import MLP
+from jtrain.models.resnet import ResNet
 from jtrain.models.transformer import Transformer
+from jtrain.models.vit import ViT
 from jtrain.rows import row_keys
 from jtrain.trees import describe, named_leaves
 
@@ -62,6 +65,24 @@ def _names(block: list[str], *others: str) -> list[str]:
     return sorted([f"blocks/0/{name}" for name in block] + list(others))
 
 
+IMAGES: Any = {
+    "inputs": DRAW.standard_normal((ROWS, 6, 6, 2)).astype(np.float32),
+    "targets": DRAW.integers(0, 5, ROWS).astype(np.int32),
+    "loss": _class,
+    "outputs": (ROWS, 5),
+}
+IMAGE = {"image": (6, 6, 2), "classes": 5, "dropout": 0.2}
+SQUARES = ("batch", "height", "width", "channels")
+
+
+def _resnet_names(convolutions: int, *, short: bool) -> list[str]:
+    both = lambda norm: [f"{norm}/scale", f"{norm}/bias"]
+    block = [f"convolutions/{i}/kernel" for i in range(convolutions)]
+    block += [name for i in range(convolutions) for name in both(f"norms/{i}")]
+    block += ["short/kernel", *both("norm_short")] if short else []
+    return _names(block, "stem/kernel", *both("norm"), "head/kernel", "head/bias")
+
+
 MEMBERS = {
     "transformer": Row(
         values=Transformer(**SMALL),
@@ -88,6 +109,45 @@ MEMBERS = {
         dims={("batch", "hidden"), ("batch", "classes")},
         names=[f"layers/{i}/{name}" for i in range(3) for name in ("bias", "kernel")],
     ),
+    "cnn": Row(
+        values=CNN(**IMAGE, channels=(8, 16), widths=(16,)),
+        dims={SQUARES, ("batch", "hidden"), ("batch", "classes")},
+        names=sorted(
+            f"{layers}/{i}/{name}"
+            for layers in ("convolutions", "layers")
+            for i in range(2)
+            for name in ("bias", "kernel")
+        ),
+        **IMAGES,
+    ),
+    "resnet": Row(
+        values=ResNet(**IMAGE, blocks=(1,), width=16, bottleneck=True),
+        dims={SQUARES, ("batch", "channels"), ("batch", "classes")},
+        names=_resnet_names(3, short=True),
+        **IMAGES,
+    ),
+    "resnet, group norm, small images": Row(
+        values=ResNet(**IMAGE, blocks=(1,), width=16, norm="group", groups=4, stem="cifar"),
+        dims={SQUARES, ("batch", "channels"), ("batch", "classes")},
+        names=_resnet_names(2, short=False),
+        **IMAGES,
+    ),
+    "vit": Row(
+        values=ViT(**IMAGE, patch=3, layers=1, heads=2, width=16),
+        dims={*DIMS - {("batch", "time", "vocab")}, ("batch", "width"), ("batch", "classes")},
+        names=_names(
+            [*KERNELS, "up/kernel", *BIASES],
+            *(f"{part}/{name}" for part in ("patches", "head") for name in ("kernel", "bias")),
+            *("norm/bias", "norm/scale", "positions", "token"),
+        ),
+        **IMAGES,
+    ),
+}
+# Those of which a row knows of no other.
+APART = {
+    name: row
+    for name, row in MEMBERS.items()
+    if getattr(row.values, "couples", "nothing") != "batch"
 }
 
 
@@ -97,15 +157,31 @@ def _row(request) -> Row:
     return row._replace(inputs=jnp.asarray(row.inputs), targets=jnp.asarray(row.targets))
 
 
+def test_what_makes_rows_meet_says_so(row):
+    apply, params, extra = ready(row)
+    train = lambda inputs: apply(params, extra, None, True, inputs, keys_of(np.arange(ROWS)))[0]
+    others = jnp.where(jnp.arange(ROWS) < 2, row.inputs.T, row.inputs[::-1].T).T
+    meets = np.abs(train(row.inputs) - train(others))[:2].max() > 1e-3
+    assert meets == (getattr(row.values, "couples", "nothing") == "batch")
+
+
 @functools.cache
 def _built(values):
     model = values.build()
-    params, extra = jax.jit(model.init)(jax.random.key(0))
-    return jax.jit(model.apply, static_argnums=3), params, extra
+    init = jax.jit(model.init)
+    params, extra = init(jax.random.key(0))
+    return init, (jax.jit(model.apply, static_argnums=3), params, extra)
 
 
 def ready(row: Row):
-    return _built(row.values)
+    return _built(row.values)[1]
+
+
+@functools.cache
+def _gradient(values, loss):
+    _, (apply, _, extra) = _built(values)
+    total = lambda p, x, y: loss(apply(p, extra, None, False, x)[0], y).total
+    return total, jax.jit(jax.grad(total))
 
 
 def keys_of(rows) -> jax.Array:
@@ -138,18 +214,19 @@ def test_names_its_parameters_as_ever(row):
 
 
 def test_init_depends_on_the_key_alone(row):
-    model = row.values.build()
-    first, again, other = (jax.jit(model.init)(jax.random.key(k))[0] for k in (3, 3, 4))
+    init, _ = _built(row.values)
+    first, again, other = (init(jax.random.key(k))[0] for k in (3, 3, 4))
     assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), first, again)))
     same = jax.tree.map(lambda a, b: bool((a == b).all()), first, other)
     assert not all(jax.tree.leaves(same))
 
 
+@pytest.mark.parametrize("row", APART, indirect=True)
 def test_a_row_drops_by_its_own_key_wherever_it_stands(row):
     apply, params, extra = ready(row)
     run = lambda rows: apply(params, extra, None, True, row.inputs[rows], keys_of(rows))[0]
     whole = run(np.arange(ROWS))
-    order = np.array([5, 2, 7, 0])
+    order = np.array([5, 2, 7, 0, 1, 4, 3, 6])
     np.testing.assert_allclose(run(order), whole[order], rtol=1e-5, atol=1e-6)
     kept, _ = apply(params, extra, None, False, row.inputs, keys_of(np.arange(ROWS)))
     assert np.abs(whole - kept).max() > 1e-3, "nothing was dropped"
@@ -157,8 +234,8 @@ def test_a_row_drops_by_its_own_key_wherever_it_stands(row):
 
 def test_two_rows_do_not_drop_alike(row):
     apply, params, extra = ready(row)
-    twice = np.repeat(row.inputs[:1], 2, axis=0)
-    outputs, _ = apply(params, extra, None, True, twice, keys_of([0, 1]))
+    alike = np.repeat(row.inputs[:1], ROWS, axis=0)
+    outputs, _ = apply(params, extra, None, True, alike, keys_of(np.arange(ROWS)))
     assert np.abs(outputs[0] - outputs[1]).max() > 1e-3
 
 
@@ -191,9 +268,9 @@ def test_learns_a_batch_by_heart_in_20_steps(row):
 
 
 def test_every_parameter_gets_a_gradient(row):
-    apply, params, extra = ready(row)
-    loss = lambda p: row.loss(apply(p, extra, None, False, row.inputs)[0], row.targets).total
-    for name, grad in named_leaves(jax.jit(jax.grad(loss))(params)).items():
+    _, params, _ = ready(row)
+    _, gradient = _gradient(row.values, row.loss)
+    for name, grad in named_leaves(gradient(params, row.inputs, row.targets)).items():
         assert jnp.isfinite(grad).all(), name
         assert jnp.abs(grad).max() > 0, name
 
@@ -223,6 +300,8 @@ def test_tells_the_placement_its_dims_by_name(row):
     assert place.heard == row.dims
     if isinstance(row.values, Transformer):
         assert place.attended == [(ROWS, 6, 2, 8)] * 3 * row.values.layers
+    if isinstance(row.values, ViT):
+        assert place.attended == [(ROWS, 5, 2, 8)] * 3 * row.values.layers
 
 
 def test_compiles_once_for_a_shape(row):
@@ -234,9 +313,9 @@ def test_compiles_once_for_a_shape(row):
         traces.append(None)
         return model.apply(params, extra, None, False, x)
 
+    init, _ = _built(row.values)
     for seed in range(3):
-        params, extra = jax.jit(model.init)(jax.random.key(seed))
-        run(params, extra, row.inputs)
+        run(*init(jax.random.key(seed)), row.inputs)
     assert len(traces) == 1
 
 
@@ -247,11 +326,26 @@ def test_builds_without_making_an_array(row):
     assert model.init
 
 
-@pytest.mark.parametrize("how", ["vmap", "scan", "shard_map", "pmap"])
+HOWS = ["vmap", "scan", "shard_map", "pmap"]
+# Of the networks that are slow to compile one each; the others are slow tests.
+QUICK = {
+    "cnn": "shard_map",
+    "resnet": "vmap",
+    "resnet, group norm, small images": "pmap",
+    "vit": "scan",
+}
+TRANSFORMED = [
+    pytest.param(name, how, marks=pytest.mark.slow if QUICK.get(name, how) != how else ())
+    for name in MEMBERS
+    for how in HOWS
+]
+
+
+@pytest.mark.parametrize(("row", "how"), TRANSFORMED, indirect=["row"])
 def test_gradients_go_through_every_transformation(row, how):
-    apply, params, extra = ready(row)
-    loss = lambda p, x, y: row.loss(apply(p, extra, None, False, x)[0], y).total
-    whole = jax.jit(jax.grad(loss))(params, row.inputs, row.targets)
+    _, params, _ = ready(row)
+    loss, gradient = _gradient(row.values, row.loss)
+    whole = gradient(params, row.inputs, row.targets)
     halves = [x.reshape(2, ROWS // 2, *x.shape[1:]) for x in (row.inputs, row.targets)]
     grads_of = {"vmap": _by_vmap, "scan": _by_scan, "shard_map": _by_shard_map, "pmap": _by_pmap}
     split = grads_of[how](loss, params, *halves)

@@ -1,15 +1,18 @@
-"""Text drawn from a model that is known."""
+"""Text drawn from models that are known, and by a cache as without one."""
+# ruff: noqa: E501  (a case reads best on a line)
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.models.generate import generate
+import jtrain as jt
+from jtrain.models.generate import Uncached, generate
+from jtrain.models.transformer import Transformer
 
 
 def count_up(params, window):
-    """Says surely that one more comes next; `params` is the size of the vocabulary."""
+    """Says surely that one more comes next."""
     del params
     return 100 * jax.nn.one_hot((window + 1) % 7, 7)
 
@@ -20,59 +23,147 @@ def by_window(params, window):
     return 100 * jax.nn.one_hot(jnp.broadcast_to(window[:, :1], window.shape), 7)
 
 
-def loaded(params, window):
-    return jnp.broadcast_to(params, (*window.shape, params.size))
+def write(logits, prompt, *, context, steps, **how):
+    key = jax.random.key(0)
+    return generate(Uncached(logits, context), 0, jnp.array(prompt), key, steps=steps, **how)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("steps", [0, 2, 12])
 def test_goes_on_from_the_prompt_past_the_context(temperature, steps):
-    prompt = jnp.array([[3, 4], [6, 0]])
-    text = generate(
-        count_up, 0, prompt, jax.random.key(0), steps=steps, context=5, temperature=temperature
-    )
+    text = write(count_up, [[3, 4], [6, 0]], context=5, steps=steps, temperature=temperature)
     expected = (np.array([[3], [6]]) + np.arange(2 + steps)) % 7
     np.testing.assert_array_equal(text, expected)
 
 
-def test_sees_the_last_tokens_of_the_context():
-    text = generate(by_window, 0, jnp.array([[1, 2, 3, 4]]), jax.random.key(0), steps=3, context=3)
-    np.testing.assert_array_equal(text, [[1, 2, 3, 4, 2, 3, 4]])
-
-
-def test_draws_as_often_as_the_chances_say():
-    chances = jnp.array([0.5, 0.3, 0.2])
-    draw = lambda temperature: np.bincount(
-        np.asarray(
-            generate(
-                loaded,
-                jnp.log(chances),
-                jnp.zeros((40, 1), jnp.int32),
-                jax.random.key(1),
-                steps=50,
-                context=4,
-                temperature=temperature,
-            )[:, 1:]
-        ).ravel(),
-        minlength=3,
+@pytest.mark.parametrize("context", [1, 2])
+def test_the_smallest_contexts_go_on_too(context):
+    np.testing.assert_array_equal(
+        write(count_up, [[3, 4, 5]], context=context, steps=4), [[3, 4, 5, 6, 0, 1, 2]]
     )
-    # 2000 draws: 4 standard errors are 0.045.
-    np.testing.assert_allclose(draw(1.0) / 2000, chances, atol=0.045)
-    squared = chances**2 / (chances**2).sum()
-    np.testing.assert_allclose(draw(0.5) / 2000, squared, atol=0.045)
-    np.testing.assert_array_equal(draw(0.0), [2000, 0, 0])
 
 
-def test_compiles_once_for_every_temperature_and_key():
+def test_a_full_context_goes_on_from_its_last_half():
+    # 1 2 3 4 is full after its first token drawn, 1: then 4 1 is read once more, and so on.
+    text = write(by_window, [[1, 2, 3, 4]], context=4, steps=6)
+    np.testing.assert_array_equal(text, [[1, 2, 3, 4, 1, 4, 4, 4, 4, 4]])
+
+
+def test_of_a_prompt_longer_than_the_context_the_end_is_seen():
+    text = write(by_window, [[1, 2, 3, 4, 5, 6]], context=4, steps=1)
+    np.testing.assert_array_equal(text, [[1, 2, 3, 4, 5, 6, 3]])
+
+
+def test_compiles_once_for_every_temperature_key_and_top_p():
     traces = []
 
     def counted(params, window):
         traces.append(None)
         return count_up(params, window)
 
+    model = Uncached(counted, 3)
     for seed, temperature in enumerate((0.5, 0.8, 1.0)):
-        prompt = jnp.array([[seed]])
-        generate(
-            counted, 0, prompt, jax.random.key(seed), steps=4, context=3, temperature=temperature
-        )
-    assert len(traces) == 1
+        how = {"temperature": temperature, "top_p": temperature}
+        generate(model, 0, jnp.array([[seed]]), jax.random.key(seed), steps=4, **how)
+        found = len(traces)
+        assert seed == 0 or found == first
+        first = found
+
+
+SIZES = {"vocab": 11, "context": 8, "layers": 2, "heads": 4, "width": 16}
+MODELS = {
+    "like gpt": {},
+    "like llama": {
+        "kv_heads": 2,
+        "positions": {"kind": "rotary"},
+        "norm": "rms",
+        "activation": "swiglu",
+        "bias": False,
+        "tied": False,
+        "window": 3,
+        "global_every": 2,
+    },
+    "like gemma, stacked": {
+        "kv_heads": 1,
+        "positions": {"kind": "none"},
+        "qk_norm": True,
+        "window": 4,
+        "attention_cap": 2.0,
+        "logit_cap": 3.0,
+        "scan": True,
+    },
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def member(request):
+    """A model and parameters far from where they start."""
+    model, draw = Transformer(**SIZES, **MODELS[request.param]).build(), np.random.default_rng(1)
+    shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
+    drawn = lambda x: jnp.asarray(0.5 * draw.standard_normal(x.shape), jnp.float32)
+    return model, jax.tree.map(drawn, shapes)
+
+
+def test_a_cache_gives_the_logits_that_reading_all_once_more_gives(member):
+    model, params = member
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 8)), jnp.int32)
+
+    @jax.jit
+    def both(params):
+        whole, _ = model.apply(params, {}, None, False, tokens)
+        first, cache = model.extend(params, model.empty(params, 2), tokens[:, :3], 0)
+        # Three at once, then one by one: prefill, and a token a step.
+        more = lambda cache, at: model.extend(
+            params, cache, jax.lax.dynamic_slice_in_dim(tokens, at, 1, 1), at
+        )[::-1]
+        _, rest = jax.lax.scan(more, cache, jnp.arange(3, 8))
+        return whole[:, 2:], jnp.concatenate([first[:, None], jnp.moveaxis(rest, 0, 1)], axis=1)
+
+    whole, cached = both(params)
+    assert np.abs(whole).max() > 1
+    np.testing.assert_allclose(cached, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_a_text_is_the_same_with_and_without_a_cache_past_the_context_too(member):
+    model, params = member
+    plain = Uncached(lambda params, x: model.apply(params, {}, None, False, x)[0], 8)
+    prompt = jnp.asarray([[1, 2, 3], [4, 5, 6]])
+    cached, read = (
+        jt.generate(m, params, prompt, jax.random.key(0), steps=12, top_k=9, top_p=0.99)
+        for m in (model, plain)
+    )
+    np.testing.assert_array_equal(cached, read)
+    assert cached.shape == (2, 15)
+    assert len(set(np.asarray(cached)[:, 3:].ravel().tolist())) > 3, "it said but one thing"
+
+
+def test_the_cache_is_in_the_type_of_the_parameters(member):
+    model, params = member
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    cache = jax.eval_shape(lambda p: model.empty(p, 2), half)
+    assert {leaf.dtype for leaf in jax.tree.leaves(cache)} == {jnp.dtype(jnp.bfloat16)}
+    step = lambda p, c: model.extend(p, c, jnp.zeros((2, 1), jnp.int32), 4)
+    logits, after = jax.eval_shape(step, half, cache)
+    assert logits.dtype == jnp.bfloat16
+    assert after == cache
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words", "mended"),
+    [
+        ({"temperature": -1.0}, r"temperature=-1\.0. Give temperature 0 or more", {"temperature": 0.0}),
+        ({"top_k": -1}, r"top_k=-1. Give top_k 0 for all tokens", {"top_k": 0}),
+        ({"top_p": 0.0}, r"top_p=0\.0. Give top_p above 0 and at most 1", {"top_p": 1.0}),
+        ({"steps": -1}, r"steps=-1. Give steps 0 or more", {"steps": 0}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_draws_nothing_is_refused_and_the_advice_works(wrong, words, mended):
+    with pytest.raises(ValueError, match=words):
+        write(count_up, [[1]], context=4, **({"steps": 1} | wrong))
+    assert write(count_up, [[1]], context=4, **({"steps": 1} | mended)).shape[0] == 1
+
+
+def test_a_prompt_of_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"the prompt has no token.*Give one"):
+        write(count_up, np.zeros((1, 0), np.int32), context=4, steps=1)

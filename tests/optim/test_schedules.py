@@ -8,7 +8,18 @@ import numpy as np
 import pydantic
 import pytest
 
-from jtrain.optim import Constant, Cosine, Linear, WarmupStableDecay
+from jtrain.errors import ConfigError
+from jtrain.optim import (
+    Constant,
+    Cosine,
+    InverseSquareRoot,
+    Join,
+    Linear,
+    OneCycle,
+    Piece,
+    Restarts,
+    WarmupStableDecay,
+)
 from jtrain.optim.schedules import Schedule
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "learning_rates.txt"
@@ -22,8 +33,33 @@ CURVES = {
     "cosine, warmup 3, final 0": Cosine(warmup=3, final=0.0),
     "wsd": WarmupStableDecay(),
     "wsd, warmup 2, decay 0.5, final 0.1": WarmupStableDecay(warmup=2, decay=0.5, final=0.1),
+    "inverse root": InverseSquareRoot(),
+    "inverse root, warmup 3, timescale 2": InverseSquareRoot(warmup=3, timescale=2),
+    "one cycle": OneCycle(),
+    "one cycle, rise 0.5, first 0.5, final 0.1": OneCycle(rise=0.5, first=0.5, final=0.1),
+    "restarts, cycles 3": Restarts(cycles=3),
+    "restarts, warmup 3, cycles 2, growth 2, final 0.1": Restarts(
+        warmup=3, cycles=2, growth=2, final=0.1
+    ),
+    "join: 2 at 0.5, then linear": Join(
+        pieces=(Piece(steps=2, peak=0.5), Piece(schedule=Linear(warmup=1, final=0.5)))
+    ),
 }
-every = pytest.mark.parametrize("schedule", CURVES.values(), ids=CURVES.keys())
+
+
+def those(chosen) -> pytest.MarkDecorator:
+    names = [name for name, schedule in CURVES.items() if chosen(schedule)]
+    return pytest.mark.parametrize("schedule", [CURVES[name] for name in names], ids=names)
+
+
+every = those(lambda schedule: True)
+ending = those(lambda schedule: hasattr(schedule, "final") or isinstance(schedule, Constant))
+warming = those(lambda schedule: hasattr(schedule, "warmup"))
+falling = those(
+    lambda schedule: isinstance(
+        schedule, Constant | Linear | Cosine | WarmupStableDecay | InverseSquareRoot
+    )
+)
 
 
 def curve(schedule: Schedule, peak: float = 1.0, steps: int = STEPS) -> np.ndarray:
@@ -46,7 +82,7 @@ def test_curves_are_those_of_the_golden_file():
         np.testing.assert_allclose(new, old, atol=1.01e-4, err_msg=message)
 
 
-@every
+@ending
 def test_ends_where_it_says(schedule: Schedule):
     final = getattr(schedule, "final", 1.0)
     rates = curve(schedule, peak=0.3, steps=1000)
@@ -55,17 +91,21 @@ def test_ends_where_it_says(schedule: Schedule):
     assert float(schedule.build(0.3, 1000)(5000)) == pytest.approx(0.3 * final, abs=1e-7)
 
 
-@every
+@warming
 def test_warms_up_in_a_line_that_wastes_no_step(schedule: Schedule):
     warmup = schedule.warmup
     rates = curve(schedule)
     np.testing.assert_allclose(
         rates[: warmup + 1], np.arange(1, warmup + 2) / (warmup + 1), rtol=1e-6
     )
-    assert (np.diff(rates[warmup:]) <= 1e-7).all(), "never rises after the warmup"
 
 
-@every
+@falling
+def test_never_rises_after_the_warmup(schedule: Schedule):
+    assert (np.diff(curve(schedule)[schedule.warmup :]) <= 1e-7).all()
+
+
+@falling
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_short_run_has_rates_too(schedule: Schedule, steps: int):
     if schedule.warmup >= steps:
@@ -102,3 +142,64 @@ def test_wsd_holds_the_peak_until_its_last_share():
 def test_reads_itself_back_from_plain_data(schedule: Schedule):
     adapter = pydantic.TypeAdapter(Schedule)
     assert adapter.validate_python(adapter.dump_python(schedule)) == schedule
+
+
+def test_inverse_square_root_is_that_of_the_transformer():
+    """Vaswani et al., section 5.3, by its peak: min(step^-0.5, step x warmup^-1.5), from 1."""
+    rates = curve(InverseSquareRoot(warmup=99), peak=0.1, steps=1000)
+    step = np.arange(1, 1001)
+    formula = np.minimum(step**-0.5, step * 100**-1.5)
+    np.testing.assert_allclose(rates, 0.1 * formula / formula.max(), rtol=1e-5)
+    half = InverseSquareRoot(timescale=300).build(1.0, 10)
+    assert half(300) == pytest.approx(0.5**0.5)
+
+
+def test_one_cycle_is_torchs_where_both_have_their_turns():
+    """OneCycleLR(total_steps=101, pct_start=0.3): cosines through peak / 25, peak, peak / 25e4."""
+    rates = curve(OneCycle(), peak=1.0, steps=101)
+    assert rates[[0, 30, 100]] == pytest.approx([1 / 25, 1, 1 / 25e4], rel=1e-4)
+    assert rates[15] == pytest.approx((1 / 25 + 1) / 2, rel=1e-5)
+    assert rates[65] == pytest.approx((1 + 1 / 25e4) / 2, rel=1e-5)
+    assert (np.diff(rates[:31]) > 0).all()
+    assert (np.diff(rates[30:]) < 0).all()
+
+
+@pytest.mark.parametrize(("growth", "starts"), [(1, [10, 40, 70]), (2, [10, 40, 100])])
+def test_each_restart_is_a_cosine_of_its_own(growth: float, starts: list[int]):
+    cycles, steps = len(starts), {1: 100, 2: 220}[growth]
+    rates = curve(Restarts(warmup=10, cycles=cycles, growth=growth, final=0.2), steps=steps)
+    for first, after in zip(starts, [*starts[1:], steps], strict=True):
+        alone = curve(Cosine(final=0.2), steps=after - first)
+        np.testing.assert_allclose(rates[first:after], alone, rtol=1e-5)
+
+
+def test_joined_pieces_are_what_each_is_alone():
+    pieces = (
+        Piece(steps=5, peak=0.1, schedule=Linear(final=0.5)),
+        Piece(steps=0, schedule=Cosine(warmup=3)),
+        Piece(steps=10, peak=2.0, schedule=Restarts(cycles=2)),
+    )
+    rates = curve(Join(pieces=pieces), peak=3.0, steps=40)
+    for first, length, piece in zip([0, 5, 30], [5, 25, 10], pieces, strict=True):
+        alone = curve(piece.schedule, peak=3.0 * piece.peak, steps=length)
+        np.testing.assert_allclose(rates[first : first + length], alone, rtol=1e-6)
+
+
+@pytest.mark.parametrize("steps", range(2, 40))
+def test_a_run_is_refused_or_has_both_ways_and_every_cycle(steps: int):
+    """What is refused says how many steps are enough, and that many are."""
+    for schedule in (
+        OneCycle(rise=0.2),
+        Restarts(cycles=3, growth=2),
+        Restarts(cycles=4, warmup=1),
+    ):
+        try:
+            rates = curve(schedule, steps=steps)
+        except ConfigError as refusal:
+            enough = int(str(refusal).partition("steps=")[2].partition(")")[0])
+            assert enough > steps
+            curve(schedule, steps=enough)
+        else:
+            tops = (rates >= 1 - 1e-6).sum()
+            assert tops == getattr(schedule, "cycles", 1)
+            assert rates[-1] == pytest.approx(schedule.final, abs=1e-6)

@@ -1,0 +1,169 @@
+"""L-BFGS: a convex problem in few steps, the same however the batch is split; what it needs."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pydantic
+import pytest
+from layouts import distance, strategy
+
+from jtrain.errors import ConfigError
+from jtrain.optim import LBFGS, AdamW, Group
+from jtrain.state import new_state
+from jtrain.step import make_step
+from jtrain.types import Mean
+
+ROWS, DIMS, DECAY = 64, 30, 1e-4
+
+
+def rows() -> dict[str, np.ndarray]:
+    """Two clouds of unequal width, along no axis."""
+    draw = np.random.default_rng(0)
+    label = draw.integers(2, size=ROWS)
+    x = draw.normal(size=(ROWS, DIMS)) + (2 * label[:, None] - 1) * draw.normal(size=DIMS) / 3
+    turned = np.linalg.qr(draw.normal(size=(DIMS, DIMS)))[0]
+    return {
+        "x": (x * np.geomspace(1, 3, DIMS) @ turned).astype(np.float32),
+        "label": label.astype(np.int32),
+        "row": np.arange(ROWS, dtype=np.int32),
+        "mask": np.ones(ROWS, bool),
+    }
+
+
+def logistic(params, batch, rng):
+    """The logistic loss with a little decay that makes it strictly convex."""
+    del rng
+    score = batch["x"] @ params["w"] + params["b"]
+    sign = 2.0 * batch["label"] - 1
+    decay = DECAY * (jnp.square(params["w"]).sum() + jnp.square(params["b"]))
+    return Mean.of(jax.nn.softplus(-sign * score) + decay, batch["mask"])
+
+
+@functools.cache
+def fit(values, steps, microbatches=1, name="single", devices=1):
+    """The losses before each step, and the parameters after the last."""
+    where, optimizer, batch = strategy(name, devices), values.build(steps), rows()
+    make = lambda: new_state(
+        {"w": jnp.zeros(DIMS), "b": jnp.float32(0)}, optimizer, jax.random.key(0)
+    )
+    state = jax.jit(make, out_shardings=where.shardings(jax.eval_shape(make)))()
+    step = make_step(logistic, optimizer, microbatches=microbatches, psum=where.psum)
+    placed = where.place(batch)
+    step, losses = where.compile(step, state, placed, keeps=True), []
+    for _ in range(steps):
+        state, metrics = step(state, placed)
+        losses.append(metrics["loss"].value())
+    return losses, jax.device_get(state.params)
+
+
+def lowest() -> float:
+    """The loss at the minimum, by Newton's method in float64."""
+    batch = rows()
+    x = np.concatenate([batch["x"], np.ones((ROWS, 1))], 1).astype(np.float64)
+    sign, w = 2.0 * batch["label"] - 1, np.zeros(DIMS + 1)
+    for _ in range(50):
+        p = 1 / (1 + np.exp(sign * (x @ w)))
+        gradient = -(x * (sign * p)[:, None]).mean(0) + 2 * DECAY * w
+        hessian = (x * (p * (1 - p))[:, None]).T @ x / ROWS + 2 * DECAY * np.eye(DIMS + 1)
+        w -= np.linalg.solve(hessian, gradient)
+    assert np.abs(gradient).max() < 1e-12
+    return float(np.mean(np.log1p(np.exp(-sign * (x @ w)))) + DECAY * w @ w)
+
+
+def test_needs_a_tenth_of_the_steps_of_adamw():
+    losses, _ = fit(LBFGS(), 40)
+    rates = (0.03, 0.1, 0.3)
+    others = [fit(AdamW(lr=lr, weight_decay=0.0), 200)[0][-1] for lr in rates]
+    assert np.argmin(others) == 1, "its best rate is among those tried"
+    assert losses[20] < 0.95 * min(others)
+    assert losses[-1] == pytest.approx(lowest(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "microbatches"),
+    [
+        ("single", 1, 2),
+        ("mirrored shard_map", 4, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("mirrored jit", 4, 1), ("mirrored pmap", 2, 1), ("fsdp", 2, 2)]
+        ),
+    ],
+)
+def test_the_split_of_the_batch_changes_no_step(name: str, devices: int, microbatches: int):
+    want, params = fit(LBFGS(), 6)
+    got, there = fit(LBFGS(), 6, microbatches, name, devices)
+    np.testing.assert_allclose(got, want, rtol=1e-4)
+    assert want[-1] < want[0] / 10
+    assert distance(there, params) < 1e-3  # curvature divides by small differences
+
+
+def test_takes_the_steps_of_optax():
+    batch = jax.tree.map(jnp.asarray, rows())
+    values, problem = LBFGS(memory=4), lambda w: logistic(w, batch, None).total / ROWS
+    theirs, mine = optax.lbfgs(memory_size=4), values.build(5)
+    params = {"w": jnp.zeros(DIMS), "b": jnp.float32(0)}
+    frozen = LBFGS(memory=4, groups=(Group(match="b", freeze=True),)).build(5)
+    # With b frozen it is the problem of w alone.
+    alone = lambda params: problem({**params, "b": jnp.float32(0)})
+    for got, want, start, of_theirs in (
+        (mine, theirs, params, problem),
+        (frozen, theirs, {"w": params["w"]}, alone),
+    ):
+        here, there = params, start
+        states = got.init(here), want.init(there)
+        for _ in range(3):
+            here, a = _follow(got, here, states[0], problem)
+            there, b = _follow(want, there, states[1], of_theirs)
+            states = a, b
+        np.testing.assert_allclose(here["w"], there["w"], rtol=1e-4)
+        assert got is mine or here["b"] == 0
+
+
+def _follow(optimizer, params, state, problem):
+    @jax.jit
+    def step(params, state):
+        value, grad = jax.value_and_grad(problem)(params)
+        updates, state = optimizer.update(
+            grad, state, params, value=value, grad=grad, value_fn=problem
+        )
+        return optax.apply_updates(params, updates), state
+
+    return step(params, state)
+
+
+def test_by_hand_without_value_fn_it_says_what_to_give():
+    params = {"w": jnp.ones(2)}
+    optimizer = LBFGS().build(3)
+    state = optimizer.init(params)
+    with pytest.raises(ConfigError) as refusal:
+        optimizer.update(params, state, params)
+    for words in (
+        "optimizer.kind=lbfgs searches along its direction",
+        "was given no value, no grad, no value_fn",
+        "call update(grads, state, params, value=loss, grad=grads, value_fn=loss_of_params)",
+        "as jt.make_step does",
+    ):
+        assert words in str(refusal.value)
+    square = lambda p: jnp.square(p["w"]).sum()
+    optimizer.update(params, state, params, value=square(params), grad=params, value_fn=square)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"clip": 1.0}, "optimizer.clip=1 would change: set optimizer.clip=0"),
+        ({"clip_value": 0.5}, "set optimizer.clip_value=0"),
+        ({"weight_decay": 0.1}, "set optimizer.weight_decay=0 and add the decay to the loss"),
+        ({"groups": [{"match": "b", "lr": 2}]}, "optimizer.groups[0] has an lr or a weight_decay"),
+        ({"groups": [{"match": "b", "weight_decay": 0.1}]}, "leave it nothing but freeze"),
+    ],
+)
+def test_what_would_lead_the_search_astray_is_refused(wrong, said):
+    with pytest.raises(pydantic.ValidationError) as refusal:
+        LBFGS(**wrong)
+    assert said in str(refusal.value)
+    LBFGS(groups=(Group(match="b", freeze=True),))
