@@ -56,6 +56,8 @@ def generate(
         ConfigError: if the prompt has no token, or a number is out of its range.
     """
     _check(prompt, steps, temperature, top_k, top_p)
+    if steps == 0:
+        return prompt
     return _generate(
         model,
         params,
@@ -88,6 +90,8 @@ def _generate(model, params, prompt, key, *, steps, top_k, how):
         def on(_):
             return *model.extend(params, cache, token, present - first), first
 
+        if start + steps <= context:  # it never is full
+            return text, *on(None)
         full = present - first == context
         return text, *jax.lax.cond(full, lambda _: read(text, present + 1 - half, half), on, None)
 

@@ -33,6 +33,6 @@ def remembering(
         back = now[:, None] - jnp.arange(kept.k.shape[1], dtype=at.dtype)[None]  # t s
         seen = back >= 0 if window is None else (back >= 0) & (back < window)
         scale = 1 / math.sqrt(q.shape[-1])
-        return attention_where(q, *after, seen[None], scale=scale, soft_cap=soft_cap), after
+        return attention_where(q, *after, seen, scale=scale, soft_cap=soft_cap), after
 
     return attend

@@ -1,6 +1,8 @@
 """Text drawn from models that are known, and by a cache as without one."""
 # ruff: noqa: E501  (a case reads best on a line)
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +31,7 @@ def write(logits, prompt, *, context, steps, **how):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("steps", [0, 2, 12])
+@pytest.mark.parametrize("steps", [0, 12])
 def test_goes_on_from_the_prompt_past_the_context(temperature, steps):
     text = write(count_up, [[3, 4], [6, 0]], context=5, steps=steps, temperature=temperature)
     expected = (np.array([[3], [6]]) + np.arange(2 + steps)) % 7
@@ -55,7 +57,7 @@ def test_of_a_prompt_longer_than_the_context_the_end_is_seen():
 
 
 def test_compiles_once_for_every_temperature_key_and_top_p():
-    traces = []
+    traces, counts = [], []
 
     def counted(params, window):
         traces.append(None)
@@ -65,9 +67,9 @@ def test_compiles_once_for_every_temperature_key_and_top_p():
     for seed, temperature in enumerate((0.5, 0.8, 1.0)):
         how = {"temperature": temperature, "top_p": temperature}
         generate(model, 0, jnp.array([[seed]]), jax.random.key(seed), steps=4, **how)
-        found = len(traces)
-        assert seed == 0 or found == first
-        first = found
+        counts.append(len(traces))
+    assert counts[0] > 0
+    assert counts[1:] == counts[:1] * 2
 
 
 SIZES = {"vocab": 11, "context": 8, "layers": 2, "heads": 4, "width": 16}
@@ -95,17 +97,18 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def member(request):
+@functools.cache
+def built(name):
     """A model and parameters far from where they start."""
-    model, draw = Transformer(**SIZES, **MODELS[request.param]).build(), np.random.default_rng(1)
+    model, draw = Transformer(**SIZES, **MODELS[name]).build(), np.random.default_rng(1)
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
     drawn = lambda x: jnp.asarray(0.5 * draw.standard_normal(x.shape), jnp.float32)
     return model, jax.tree.map(drawn, shapes)
 
 
-def test_a_cache_gives_the_logits_that_reading_all_once_more_gives(member):
-    model, params = member
+@pytest.mark.parametrize("name", MODELS)
+def test_a_cache_gives_the_logits_that_reading_all_once_more_gives(name):
+    model, params = built(name)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 8)), jnp.int32)
 
     @jax.jit
@@ -124,8 +127,11 @@ def test_a_cache_gives_the_logits_that_reading_all_once_more_gives(member):
     np.testing.assert_allclose(cached, whole, rtol=1e-5, atol=1e-5)
 
 
-def test_a_text_is_the_same_with_and_without_a_cache_past_the_context_too(member):
-    model, params = member
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "like llama" else pytest.mark.slow) for n in MODELS]
+)
+def test_a_text_is_the_same_with_and_without_a_cache_past_the_context_too(name):
+    model, params = built(name)
     plain = Uncached(lambda params, x: model.apply(params, {}, None, False, x)[0], 8)
     prompt = jnp.asarray([[1, 2, 3], [4, 5, 6]])
     cached, read = (
@@ -137,8 +143,9 @@ def test_a_text_is_the_same_with_and_without_a_cache_past_the_context_too(member
     assert len(set(np.asarray(cached)[:, 3:].ravel().tolist())) > 3, "it said but one thing"
 
 
-def test_the_cache_is_in_the_type_of_the_parameters(member):
-    model, params = member
+@pytest.mark.parametrize("name", MODELS)
+def test_the_cache_is_in_the_type_of_the_parameters(name):
+    model, params = built(name)
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
     cache = jax.eval_shape(lambda p: model.empty(p, 2), half)
     assert {leaf.dtype for leaf in jax.tree.leaves(cache)} == {jnp.dtype(jnp.bfloat16)}
