@@ -16,6 +16,7 @@ from layouts import STRATEGIES, bitwise, distance, strategy
 import jtrain as jt
 from jtrain.checkpoint import Checkpoints
 from jtrain.errors import LossError
+from jtrain.loss_checks import refuse_wide_products
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.equinox import from_equinox
 from jtrain.models.function import from_function
@@ -23,7 +24,9 @@ from jtrain.models.haiku import from_haiku
 from jtrain.models.linen import from_linen
 from jtrain.models.nnx import from_nnx
 from jtrain.models.statistics import replaced
+from jtrain.precision import computed_in
 from jtrain.state import TrainState
+from jtrain.terms import in_terms
 from jtrain.trees import describe, named_leaves
 
 eqx = pytest.importorskip("equinox")
@@ -189,7 +192,7 @@ def loss_of(name: str, kind: str):
 
     def loss(params, extra, batch, rng):
         keys = None if rng is None else jt.row_keys(rng, batch)
-        inputs = batch["x"], batch["mask"]
+        inputs = batch["x"].astype(jax.tree.leaves(params)[0].dtype), batch["mask"]
         logits, new = model.apply(params, extra, keys, rng is not None, *inputs)
         mean, metrics = cross_entropy(logits, batch["label"], batch["mask"])
         return mean, metrics, replaced(extra, new, batch["mask"])
@@ -331,6 +334,18 @@ def test_a_row_that_is_hidden_counts_in_no_statistics_or_is_refused(name):
     np.testing.assert_array_equal(got[:12], want[:12])
     assert bitwise(statistics, expected)
     assert not bitwise(statistics, of(batch["x"], np.ones(ROWS, bool))[1])
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_computes_in_bfloat16_and_keeps_its_statistics_as_they_are(name):
+    state, batch = start(name, "batch norm"), batch_of(0)
+    loss = computed_in(loss_of(name, "batch norm"), jnp.bfloat16)
+    after, _ = jax.eval_shape(jt.make_step(loss, OPTIMIZER, couples="batch"), state, batch)
+    assert describe(after) == describe(state)
+    key = jax.random.key(0)
+    terms = lambda params: in_terms(loss)(params, state.extra, batch, key)
+    narrow, products = refuse_wide_products(terms, state.params, jnp.bfloat16)
+    assert narrow == products > 1
 
 
 @pytest.mark.parametrize("name", MEMBERS)

@@ -26,6 +26,8 @@ CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))
 
 # What makes a config small enough to train in a moment.
 TINY = {
+    "gan": ["batch=16", "model.widths=[8]", "steps_per_call=1"],
+    "policy_gradient": ["batch=8", "data.horizon=12", "model.widths=[8]"],
     "shakespeare": [
         "batch=8",
         "data.context=32",

@@ -1,0 +1,97 @@
+"""The player of experiments/policy_gradient.py: the cart obeys mechanics, and the pole stays up."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from quick_study import at_home, config_of, trained
+
+import jtrain as jt
+from jtrain.hooks.metrics import results
+from jtrain.types import Anywhere, Model
+
+CONFIG = Path(__file__).parents[2] / "configs" / "policy_gradient.yaml"
+SINGLE = ("parallel={kind: single}",)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
+
+
+def study():
+    config_of(CONFIG)  # puts the directory of the experiments where modules are found
+    from experiments import policy_gradient
+
+    return policy_gradient
+
+
+def accelerations(angle: float, turn: float, force: float) -> np.ndarray:
+    """Of cart and pole from Lagrange's equations, a rod of length 1 on a hinge, in float64."""
+    mass, rod, half, gravity = 1.0, 0.1, 0.5, 9.8
+    inertia = np.array(
+        [
+            [mass + rod, rod * half * np.cos(angle)],
+            [rod * half * np.cos(angle), rod * half**2 * 4 / 3],
+        ]
+    )
+    forces = [force + rod * half * turn**2 * np.sin(angle), rod * gravity * half * np.sin(angle)]
+    return np.linalg.solve(inertia, forces)
+
+
+def test_the_cart_moves_as_lagrange_says():
+    draw = np.random.default_rng(0)
+    states = draw.uniform(-1, 1, size=(50, 4)).astype(np.float32)
+    pushes = draw.choice([-10.0, 10.0], 50).astype(np.float32)
+    after = study().moved(jnp.asarray(states), jnp.asarray(pushes))
+    for state, push, found in zip(states, pushes, np.asarray(after), strict=True):
+        gain, bend = accelerations(state[2], state[3], push)
+        rates = np.array([state[1], gain, state[3], bend])
+        np.testing.assert_allclose(found, state + 0.02 * rates, rtol=1e-5, atol=1e-5)
+
+
+def test_a_player_that_always_pushes_one_way_drops_the_pole_in_ten_actions():
+    right = Model(
+        init=lambda key: ({}, {}),
+        apply=lambda params, extra, rng, train, x: (
+            jnp.tile(jnp.float32([[0, 9, 0]]), (len(x), 1)),
+            {},
+        ),
+    )
+    keys = jax.random.split(jax.random.key(0), 20)
+    states, actions, alive = study().rollout(right, {}, keys, 40, greedy=True)
+    assert (actions == 1).all()
+    lengths = alive.sum(1)
+    assert ((lengths >= 8) & (lengths <= 11)).all()  # as https://gymnasium.farama.org's does
+    assert (alive == (jnp.arange(40)[None] < lengths[:, None])).all()  # once down it stays down
+    assert (jnp.abs(states[:, 0]) <= 0.05).all()
+
+
+def test_returns_are_discounted_sums():
+    rewards = np.float32([[1, 1, 1, 0], [2, 0, 0, 4]])
+    expected = [[1.75, 1.5, 1, 0], [2.5, 1, 2, 4]]
+    np.testing.assert_allclose(study().to_go(jnp.asarray(rewards), 0.5), expected)
+
+
+@pytest.mark.slow
+def test_episodes_do_not_depend_on_how_they_are_split():
+    config = config_of(CONFIG, ["data.horizon=30", "model.widths=[8]", "batch=8"])
+    x = config.build(Anywhere())
+    state = jt.new_state(x.init(jax.random.key(0))[0], x.optimizer, jax.random.key(1))
+    whole, parts = (
+        jax.jit(jt.make_step(x.loss, x.optimizer, microbatches=count))(state, x.train[0])[1]
+        for count in (1, 4)
+    )
+    assert whole["return"].value() == parts["return"].value() > 8
+    np.testing.assert_allclose(whole["grad_norm"].value(), parts["grad_norm"].value(), rtol=1e-5)
+
+
+def test_the_pole_stays_up_for_150_actions_after_40_updates():
+    settings = (*SINGLE, "steps=40", "seed=3", "steps_per_call=10", "evaluate.every=0")
+    outcome = trained(CONFIG, *settings, "checkpoint.every=0", "log.every=1")
+    returns = [row["return"] for row in results(outcome.directory.metrics, "").values()]
+    assert np.mean(returns[:3]) < 50
+    assert np.mean(returns[-5:]) > 150
+    assert outcome.results[40]["return"] > 150
