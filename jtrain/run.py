@@ -169,6 +169,11 @@ def _restored(
     with Checkpoints(there.checkpoints, best=parts.config.checkpoint.best) as checkpoints:
         named = {"newest": checkpoints.newest, "best": checkpoints.best}
         found = named[step]() if isinstance(step, str) else step
+        if found is None and not checkpoints.steps():
+            raise CheckpointError(
+                f"{there.checkpoints} has no checkpoint: no state of this run was saved. Train it: "
+                f"jtrain run {there.config}"
+            )
         if found is None:
             raise CheckpointError(
                 f"{there.checkpoints} has no {step} checkpoint; it has steps "

@@ -63,7 +63,8 @@ class Nnx(nnx.Module):
 
     def __call__(self, x, mask):
         x = self.up(x)
-        x = self.norm(x, mask=mask[:, None]) if hasattr(self, "norm") else x
+        if hasattr(self, "norm"):  # which gives the type of its statistics
+            x = self.norm(x, mask=mask[:, None]).astype(x.dtype)
         return self.down(self.drop(jax.nn.relu(x)))
 
 
@@ -95,7 +96,9 @@ class Equinox(eqx.Module):
 
     def __call__(self, x, mask, state=None, *, key=None):
         x = self.up(x)
-        x, state = (x, state) if self.norm is None else self.norm(x, state)
+        if self.norm is not None:  # in float32, as its state is: it takes no other type
+            y, state = self.norm(x.astype(jnp.float32), state)
+            x = y.astype(x.dtype)
         x = self.down(self.drop(jax.nn.relu(x), key=key))
         return x if self.norm is None else (x, state)
 

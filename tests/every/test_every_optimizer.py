@@ -1,5 +1,6 @@
 """What holds for every optimizer. A new member is a new row of MEMBERS, with its formula."""
 
+import functools
 import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,6 +11,9 @@ import numpy as np
 import optax
 import pydantic
 import pytest
+from layouts import STRATEGIES, distance, strategy
+from layouts import start as start_language
+from tiny_language import batches, loss_of
 
 from jtrain import trees
 from jtrain.optim import (
@@ -26,7 +30,9 @@ from jtrain.optim import (
     NAdamW,
     Optimizer,
     ScheduleFree,
+    evaluation_params,
 )
+from jtrain.step import make_step
 
 STEPS = 30
 TARGET = {"layer": {"kernel": np.array([[1.0, -2.0], [0.5, 3.0]]), "bias": np.array([0.3, -0.7])}}
@@ -320,6 +326,48 @@ def test_follows_its_learning_rate(row: Row):
         jax.tree.leaves(first(values)), jax.tree.leaves(first(row.values)), strict=True
     ):
         np.testing.assert_allclose(warm, cold / 3, rtol=1e-5)
+
+
+# Each member on a layout of its own, so that all layouts are met; the whole matrix is slow. Plain
+# SGD and AdamW are in test_every_strategy.py, the line search in tests/optim/test_lbfgs.py.
+SPLITS = [
+    (name, count) for name in STRATEGIES for count in (1, 2) if (name, count) != ("single", 1)
+]
+NAMES = [name for name in MEMBERS if name not in ("sgd", "adamw")]
+FEW = {(name, *SPLITS[i % len(SPLITS)]) for i, name in enumerate(NAMES)}
+MATRIX = [
+    pytest.param(*case, marks=() if case in FEW else pytest.mark.slow)
+    for case in ((name, *split) for name in NAMES for split in SPLITS)
+]
+
+
+def test_the_few_meet_every_layout():
+    assert {(layout, count) for _, layout, count in FEW} == set(SPLITS)
+
+
+@functools.cache
+def walk(name: str, layout: str, microbatches: int) -> tuple[list[float], Any]:
+    """The losses of three steps of a tiny language model, and its parameters after them."""
+    values = replace(MEMBERS[name], lr=MEMBERS[name].values.lr / 10)
+    where, optimizer = strategy(layout, 1 if layout == "single" else 4), values.build(3)
+    state = start_language(where, optimizer)
+    loss = loss_of("ragged", False)
+    step = make_step(loss, optimizer, microbatches=microbatches, psum=where.psum, ragged=True)
+    rows = [where.place(batch) for batch in batches("ragged", 3)]
+    step, losses = where.compile(step, state, rows[0], keeps=True), []
+    for batch in rows:
+        state, metrics = step(state, batch)
+        losses.append(metrics["loss"].value())
+    return losses, jax.device_get(evaluation_params(optimizer, state))
+
+
+@pytest.mark.parametrize(("name", "layout", "microbatches"), MATRIX)
+def test_takes_the_steps_of_one_device_on_any_layout(name: str, layout: str, microbatches: int):
+    losses, params = walk(name, layout, microbatches)
+    want, there = walk(name, "single", 1)
+    assert want[-1] < want[0], "it has learned something"
+    np.testing.assert_allclose(losses, want, rtol=1e-6)
+    assert distance(params, there) < 1e-6
 
 
 @every

@@ -94,25 +94,22 @@ def test_needs_a_tenth_of_the_steps_of_adamw():
     ],
 )
 def test_the_split_of_the_batch_changes_no_step(name: str, devices: int, microbatches: int):
-    want, params = fit(LBFGS(), 6)
-    got, there = fit(LBFGS(), 6, microbatches, name, devices)
-    np.testing.assert_allclose(got, want, rtol=1e-4)
-    assert want[-1] < want[0] / 10
-    assert distance(there, params) < 1e-3  # curvature divides by small differences
+    want, params = fit(LBFGS(), 40)
+    got, there = fit(LBFGS(), 40, microbatches, name, devices)
+    # Curvature divides by small differences, so that what is rounded otherwise soon tells.
+    np.testing.assert_allclose(got[:6], want[:6], rtol=1e-4)
+    assert want[5] < want[0] / 10
+    assert got[-1] == pytest.approx(want[-1], rel=1e-4)
+    assert distance(there, params) < 1e-2
 
 
-def test_takes_the_steps_of_optax():
+def test_with_leaves_frozen_it_takes_optax_steps_of_the_others():
     batch = jax.tree.map(jnp.asarray, rows())
-    values, problem = LBFGS(memory=4), lambda w: logistic(w, batch, None).total / ROWS
-    theirs, mine = optax.lbfgs(memory_size=4), values.build(5)
+    problem = lambda w: logistic(w, batch, None).total / ROWS
+    alone = lambda params: problem({**params, "b": jnp.float32(0)})
     params = {"w": jnp.zeros(DIMS), "b": jnp.float32(0)}
     frozen = LBFGS(memory=4, groups=(Group(match="b", freeze=True),)).build(5)
-    want = _followed(theirs, params, problem)
-    got = _followed(mine, params, problem)
-    np.testing.assert_allclose(got["w"], want["w"], rtol=1e-4)
-    # With b frozen it is the problem of w alone.
-    alone = lambda params: problem({**params, "b": jnp.float32(0)})
-    want = _followed(theirs, {"w": params["w"]}, alone)
+    want = _followed(optax.lbfgs(memory_size=4), {"w": params["w"]}, alone)
     got = _followed(frozen, params, problem)
     np.testing.assert_allclose(got["w"], want["w"], rtol=1e-4)
     assert got["b"] == 0
