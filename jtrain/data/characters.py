@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,9 @@ def _decoded(path: Path) -> str:
 
 class Vocabulary:
     """The characters a model knows, each with its number: its place in the order of their codes."""
+
+    kind = "characters"
+    end: int | None = None
 
     def __init__(self, characters: str):
         self.characters = "".join(sorted(set(characters)))
@@ -73,6 +77,14 @@ class Vocabulary:
                 f"that has it: Vocabulary(train + validation)."
             )
         return numbers.astype(self._smallest)
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The numbers of each text."""
+        return [self.encode(text) for text in texts]
+
+    def description(self) -> dict[str, Any]:
+        """Its characters."""
+        return {"kind": self.kind, "characters": self.characters}
 
     def decode(self, numbers: Sequence[int] | np.ndarray) -> str:
         """The text of these numbers."""

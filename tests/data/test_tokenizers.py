@@ -1,0 +1,154 @@
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jtrain.data.bpe import BPE, learned
+from jtrain.data.byte_tokenizer import ByteTokenizer
+from jtrain.data.characters import Vocabulary
+from jtrain.data.tokenizer import Tokenizer, fingerprint, refuse_mismatch
+from jtrain.data.tokenizing import (
+    ByBytes,
+    ByCharacters,
+    ByPairs,
+    FromFile,
+    read_tokenizer,
+    tokenizer_of,
+)
+from jtrain.errors import DataError
+
+VERSES = ["Shall I compare thee\nto a summer's day?", "Thou art more lovely", "été 🌹 rose\r\n\tO!"]
+TEXT = "".join(VERSES)
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "bytes": lambda: ByBytes().build(VERSES),
+    "characters": lambda: ByCharacters().build(VERSES),
+    "bpe": lambda: ByPairs(vocab=270).build(VERSES),
+}
+
+
+@pytest.fixture(params=KINDS)
+def build(request) -> Callable[[], Tokenizer]:
+    return KINDS[request.param]
+
+
+def test_decoding_gives_the_text_back(build):
+    tokenizer = build()
+    assert isinstance(tokenizer, Tokenizer)
+    for text in [*VERSES, TEXT, ""]:
+        numbers = tokenizer.encode(text)
+        assert tokenizer.decode(numbers) == text
+        assert numbers.dtype.kind == "u"
+        assert len(numbers) == 0 or numbers.max() < len(tokenizer)
+    together = tokenizer.encode_all(VERSES)
+    assert [list(numbers) for numbers in together] == [
+        list(map(int, tokenizer.encode(v))) for v in VERSES
+    ]
+
+
+def test_built_again_or_from_its_description_it_is_the_same(build):
+    tokenizer = build()
+    again = tokenizer_of(json.loads(json.dumps(tokenizer.description())))
+    assert fingerprint(again) == fingerprint(tokenizer) == fingerprint(build())
+    assert again.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+    assert (len(again), again.end) == (len(tokenizer), tokenizer.end)
+
+
+def test_a_fingerprint_is_of_what_it_is_made_of():
+    assert fingerprint(ByteTokenizer()) == "1b5ec18e7563"
+    found = {fingerprint(build()) for build in KINDS.values()}
+    found |= {fingerprint(Vocabulary("ab")), fingerprint(learned(VERSES, vocab=271, end="<|end|>"))}
+    assert len(found) == 5
+
+
+def test_bytes_are_those_of_utf_8():
+    numbers = ByteTokenizer().encode("aé")
+    assert numbers.tolist() == [97, 0xC3, 0xA9]
+    assert ByteTokenizer().decode([97, 256, 0xC3]) == "a\ufffd"
+
+
+def test_pairs_that_occur_most_are_one_token():
+    tokenizer = learned(["ab ab ab ab cd"], vocab=258, end="<|end|>")
+    assert len(tokenizer.encode("ab")) == 1
+    assert len(tokenizer.encode("cd")) == 2
+
+
+def test_a_text_that_spells_out_an_end_ends_nothing():
+    tokenizer = ByPairs(vocab=260).build(VERSES)
+    numbers = tokenizer.encode("a<|endoftext|>b")
+    assert tokenizer.end is not None
+    assert tokenizer.end not in numbers.tolist()
+    assert tokenizer.decode(numbers) == "a<|endoftext|>b"
+    assert tokenizer.decode([tokenizer.end, *numbers.tolist()]) == "a<|endoftext|>b"
+
+
+def test_a_file_of_the_package_is_read(tmp_path: Path):
+    import tokenizers
+
+    model = tokenizers.models.WordLevel({"a": 0, "b": 1, "<eos>": 2}, unk_token="<eos>")
+    theirs = tokenizers.Tokenizer(model)
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = FromFile(path=str(tmp_path / "tokenizer.json"), end="<eos>").build([])
+    assert tokenizer.encode("b a b").tolist() == [1, 0, 1]
+    assert (len(tokenizer), tokenizer.end) == (3, 2)
+    assert FromFile(path=str(tmp_path / "tokenizer.json")).build([]).end is None
+
+
+def test_a_file_of_ours_is_read(tmp_path: Path, build):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(build().description()), encoding="utf-8")
+    assert fingerprint(read_tokenizer(path)) == fingerprint(build())
+
+
+def test_numbers_past_65536_take_four_bytes():
+    vocab = {f"w{i}": i for i in range(65_537)}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"}
+    parsed = {"version": "1.0", "added_tokens": [], "model": model}
+    tokenizer = BPE(parsed, end="w65536")
+    assert tokenizer.encode("w65536").dtype == np.uint32
+    assert tokenizer.encode("w65536").tolist() == [65_536] == [tokenizer.end]
+
+
+def test_two_tokenizers_are_told_apart_with_what_to_type():
+    one, other = ByteTokenizer(), Vocabulary("ab")
+    refuse_mismatch({"data/a": one, "data/b": ByteTokenizer()})
+    with pytest.raises(DataError) as refused:
+        refuse_mismatch({"data/a": one, "data/b": other})
+    for part in (fingerprint(one), fingerprint(other), "--tokenizer data/a/tokenizer.json"):
+        assert part in str(refused.value)
+
+
+def test_without_the_package_it_is_said_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(DataError, match=r"pip install 'jtrain\[text\]'"):
+        ByPairs().build(VERSES)
+
+
+def test_too_few_or_too_many_tokens_are_refused_and_the_advice_works():
+    with pytest.raises(DataError, match="Set vocab=257 or more"):
+        ByPairs(vocab=256).build(VERSES)
+    assert len(ByPairs(vocab=257).build(VERSES)) == 257
+    with pytest.raises(DataError, match=r"Set vocab=(\d+) or less") as refused:
+        ByPairs(vocab=5000).build(VERSES)
+    most = int(str(refused.value).split("Set vocab=")[1].split(" ")[0])
+    assert len(ByPairs(vocab=most).build(VERSES)) == most
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"\x00\x01", "from byte"),
+        (b'{"version": ', "from byte 12"),
+        (b"[1]", "holds a list"),
+        (b'{"kind": "words"}', "of kind 'words'"),
+        (b'{"learning_rate": 1}', "has the keys learning_rate"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path, data: bytes, says: str):
+    (tmp_path / "tokenizer.json").write_bytes(data)
+    with pytest.raises(DataError, match=says):
+        read_tokenizer(tmp_path / "tokenizer.json")
