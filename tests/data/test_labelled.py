@@ -1,0 +1,127 @@
+"""Fashion-MNIST and digits: what they build, and the shares that are kept back."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_files import write_digits, write_fashion_mnist, write_idx
+
+from jtrain.data.arrays import Arrays
+from jtrain.data.digits import Digits, read_digits
+from jtrain.data.fashion_mnist import CLASSES, FILES, FashionMnist
+from jtrain.data.subset import Subset, keep_back
+from jtrain.errors import DataError
+
+
+def all_rows(source) -> dict[str, np.ndarray]:
+    return source[np.arange(len(source))]
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("JTRAIN_DATA", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_fashion_mnist_is_bytes_with_a_channel_and_whole_numbers(data: Path, suffix: str):
+    write_fashion_mnist(data / "fashion-mnist", suffix=suffix)
+    built = FashionMnist().build()
+    rows = all_rows(built.train)
+    assert rows["image"].shape == (40, *built.image) == (40, 28, 28, 1)
+    assert rows["image"].dtype == np.uint8
+    assert rows["label"].dtype == np.int32
+    assert rows["label"].tolist() == [*range(10)] * 4
+    assert built.classes == len(CLASSES) == 10
+    assert built.validation is built.test
+    assert len(built.test) == 20
+
+
+def test_a_share_of_fashion_mnist_is_kept_and_the_test_is_left_alone(data: Path):
+    write_fashion_mnist(data / "fashion-mnist")
+    whole = all_rows(FashionMnist().build().train)["image"]
+    built = FashionMnist(validation=0.25).build()
+    assert (len(built.train), len(built.validation), len(built.test)) == (30, 10, 20)
+    parts = [all_rows(part)["image"] for part in (built.train, built.validation)]
+    as_set = lambda images: sorted(image.tobytes() for image in images)
+    assert as_set(np.concatenate(parts)) == as_set(whole), "every row in one of the two"
+
+
+def test_digits_are_numbers_up_to_one(data: Path):
+    write_digits(data / "digits")
+    built = Digits().build()
+    rows = all_rows(built.train)
+    assert rows["image"].shape == (48, *built.image) == (48, 8, 8, 1)
+    assert rows["image"].dtype == np.float32
+    assert 0 == rows["image"].min() < rows["image"].max() <= 1
+    assert len(built.validation) == 12
+
+
+def test_digits_are_the_numbers_of_their_lines(data: Path):
+    (data / "digits.csv").write_text(",".join(["0", "16", "4", *["8"] * 61, "7"]) + "\n")
+    rows = all_rows(read_digits(data / "digits.csv"))
+    assert rows["label"].tolist() == [7]
+    assert rows["image"].ravel()[:4].tolist() == [0.0, 1.0, 0.25, 0.5]
+
+
+def test_the_share_that_is_kept_is_pinned_and_mixed():
+    train, kept = keep_back(Arrays(x=np.arange(1000)), 0.1)
+    rows = all_rows(kept)["x"]
+    assert rows[:6].tolist() == [12, 20, 31, 38, 60, 68], "what was measured stays comparable"
+    assert sorted([*all_rows(train)["x"], *rows]) == list(range(1000))
+    per_hundred = np.bincount(rows // 100, minlength=10)
+    assert per_hundred.min() > 3, "from everywhere: sets are often sorted by class"
+
+
+def test_a_subset_has_its_rows_in_its_order():
+    some = Subset(Arrays(x=np.arange(10) * 10), np.array([7, 2, 2]))
+    assert some[np.array([2, 0])]["x"].tolist() == [20, 70]
+
+
+def test_a_label_out_of_range_is_told_by_file_and_byte(data: Path):
+    folder = write_fashion_mnist(data / "fashion-mnist")
+    write_idx(folder / FILES[1], np.array([3] * 39 + [10], np.uint8))
+    with pytest.raises(DataError, match=r"train-labels.* 0 \.\. 9; label 39, at byte 47, is 10"):
+        FashionMnist().build()
+    assert (folder / FILES[1]).read_bytes()[47] == 10
+
+
+def test_files_that_were_swapped_are_told(data: Path):
+    folder = write_fashion_mnist(data / "fashion-mnist")
+    write_idx(folder / FILES[0], np.zeros(40, np.uint8))
+    with pytest.raises(DataError, match=r"uint8 of shape \(40,\).*images \(idx3-ubyte\) first"):
+        FashionMnist().build()
+    for name in FILES[:2]:
+        write_idx(folder / name, np.zeros((40, 28, 28), np.uint8))
+    with pytest.raises(DataError, match=r"shape \(40, 28, 28\).*labels \(idx1-ubyte\) second"):
+        FashionMnist().build()
+
+
+def test_files_of_two_sets_are_told(data: Path):
+    folder = write_fashion_mnist(data / "fashion-mnist")
+    write_idx(folder / FILES[1], np.zeros(41, np.uint8))
+    with pytest.raises(DataError, match=r"has 40 images and .* 41 labels"):
+        FashionMnist().build()
+
+
+def test_a_set_that_is_missing_is_told_with_the_commands(data: Path):
+    with pytest.raises(DataError, match="apt-get install dataset-fashion-mnist"):
+        FashionMnist().build()
+
+
+def test_a_line_that_is_no_digit_is_told_by_line_and_byte(data: Path):
+    line = ",".join(["1"] * 65) + "\n"
+    for foreign in ("1,2,3", "a" + line[1:], "17" + line[1:], line[:-2] + "12"):
+        (data / "digits.csv").write_text(line + foreign + "\n")
+        with pytest.raises(DataError, match=rf"digits\.csv:2 .* at byte {len(line)} has"):
+            read_digits(data / "digits.csv")
+
+
+def test_a_share_that_keeps_nothing_or_all_is_told():
+    rows = Arrays(x=np.arange(20))
+    for share, found in ((0.001, "none"), (0.99, "all")):
+        with pytest.raises(DataError, match=rf"20 rows .* which is {found} .*validation=0\.1\."):
+            keep_back(rows, share)
+    assert len(keep_back(rows, 0.1)[1]) == 2
+    with pytest.raises(DataError, match="Give at least 2 rows"):
+        keep_back(Arrays(x=np.arange(1)), 0.5)

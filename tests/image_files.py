@@ -1,0 +1,51 @@
+"""Files of images as the tests write them: tiny, and in the format of the real sets."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from jtrain.data.digits import FILE
+from jtrain.data.fashion_mnist import FILES
+
+CODES = {"|u1": 8, "|i1": 9, ">i2": 11, ">i4": 12, ">f4": 13, ">f8": 14}
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    """An array as an idx file has it, written from the format's description."""
+    array = array.astype(array.dtype.newbyteorder(">"))
+    head = bytes([0, 0, CODES[array.dtype.str], array.ndim])
+    return head + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_idx(path: Path, array: np.ndarray) -> Path:
+    """The path, where the array lies now; packed if it ends in `.gz`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = idx_bytes(array)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def write_fashion_mnist(folder: Path, *, train: int = 40, test: int = 20, suffix: str = "") -> Path:
+    """The folder of a set of the name and format of Fashion-MNIST: bands that tell the class."""
+    for first, rows in ((0, train), (2, test)):
+        label = np.arange(rows, dtype=np.uint8) % 10
+        image = np.random.default_rng(rows).integers(0, 60, (rows, 28, 28), np.uint8)
+        for row, band in enumerate(label):
+            image[row, 2 * band : 2 * band + 4] += 150
+        write_idx(folder / (FILES[first] + suffix), image)
+        write_idx(folder / (FILES[first + 1] + suffix), label)
+    return folder
+
+
+def write_digits(folder: Path, *, rows: int = 60) -> Path:
+    """The folder of a file of the name and format of scikit-learn's digits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(rows)
+    table = np.concatenate([rng.integers(0, 6, (rows, 64)), np.arange(rows)[:, None] % 10], axis=1)
+    for row in table:
+        row[4 * row[-1] : 4 * row[-1] + 8] += 10
+    lines = "".join(",".join(map(str, row)) + "\n" for row in table.tolist())
+    (folder / f"{FILE}.gz").write_bytes(gzip.compress(lines.encode()))
+    return folder
