@@ -34,12 +34,27 @@ def product_types(fn: Callable[..., Any], *args: Any) -> list[Any]:
     return [jnp.result_type(*(x.aval.dtype for x in e.invars[:2])) for e in products]
 
 
+def inner(eqn: Any) -> list[Any]:
+    """The programs inside an equation of a traced program."""
+
+    def programs(value: Any) -> Iterator[Any]:
+        if hasattr(value, "eqns"):
+            yield value
+        elif hasattr(value, "jaxpr"):
+            yield value.jaxpr
+        elif isinstance(value, tuple | list):
+            for item in value:
+                yield from programs(item)
+
+    return [p for value in eqn.params.values() for p in programs(value)]
+
+
 def _equations(fn: Callable[..., Any], *args: Any) -> Iterator[Any]:
     todo = [jax.make_jaxpr(fn)(*args).jaxpr]
     while todo:
         for eqn in todo.pop().eqns:
             yield eqn
-            todo += _inner(eqn)
+            todo += inner(eqn)
 
 
 def _reach(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
@@ -50,12 +65,12 @@ def _reach(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
         return 0 if hasattr(atom, "val") else seen.get(atom, 0)  # a literal, or a constant
 
     for eqn in jaxpr.eqns:
-        args, inner = [of(x) for x in eqn.invars], _inner(eqn)
+        args, within = [of(x) for x in eqn.invars], inner(eqn)
         outs = None
-        if len(inner) == 1 and len(inner[0].invars) == len(args):
-            outs = _reach(inner[0], args)
+        if len(within) == 1 and len(within[0].invars) == len(args):
+            outs = _reach(within[0], args)
             if eqn.primitive.name == "scan":
-                outs = _settled(eqn, inner[0], args)
+                outs = _settled(eqn, within[0], args)
         if outs is None or len(outs) != len(eqn.outvars):
             outs = [_union(args)] * len(eqn.outvars)
         seen.update(zip(eqn.outvars, outs, strict=True))
@@ -86,18 +101,3 @@ def _union(masks: Sequence[int]) -> int:
     for mask in masks:
         union |= mask
     return union
-
-
-def _inner(eqn: Any) -> list[Any]:
-    """The programs inside an equation."""
-
-    def programs(value: Any) -> Iterator[Any]:
-        if hasattr(value, "eqns"):
-            yield value
-        elif hasattr(value, "jaxpr"):
-            yield value.jaxpr
-        elif isinstance(value, tuple | list):
-            for item in value:
-                yield from programs(item)
-
-    return [p for value in eqn.params.values() for p in programs(value)]

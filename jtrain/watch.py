@@ -19,6 +19,7 @@ from jtrain.hooks.saving import Save
 from jtrain.hooks.speed import Speed
 from jtrain.loop import Hook
 from jtrain.state import TrainState
+from jtrain.summary import short, summary
 from jtrain.trees import elements
 from jtrain.version import __version__
 
@@ -138,7 +139,9 @@ def opening(parts: Assembly, start: int | None) -> list[str]:
     lines = [
         f"{config.name}: {count:,} parameters, {config.parallel.kind} over {strategy.shares} "
         f"{jax.devices()[0].device_kind} device{'s' if strategy.shares > 1 else ''}, "
-        f"{batch} a step, {config.microbatches} microbatch{'es' if config.microbatches > 1 else ''}"
+        f"{batch} a step, {config.microbatches} microbatch"
+        + ("es" if config.microbatches > 1 else ""),
+        short(summary(parts.like)),
     ]
     if start:
         lines.append(f"goes on from step {start} of {config.steps}")

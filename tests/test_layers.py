@@ -10,6 +10,7 @@ ORDER = [
     {"errors", "version", "cache"},
     {"values", "types"},
     {"trees", "jaxprs", "rows"},
+    {"flops"},
     # The shelves: one thing a file.
     {"config", "data", "models", "losses", "optim", "parallel", "precision"},
     {"experiment", "terms"},
@@ -21,6 +22,7 @@ ORDER = [
     {"loop"},
     {"hooks"},
     {"assemble", "directory"},
+    {"summary"},
     {"watch"},
     {"run"},
     {"cli"},

@@ -34,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
         print(note, file=sys.stderr)
     if typed.schema:
         print(json.dumps(json_schema(resolved.schema), indent=2))
+    elif typed.model:
+        print(_model(resolved, typed.json))
     elif typed.json:
         print(json.dumps(_object(resolved, keys)))
     elif keys:
@@ -69,19 +71,35 @@ def _object(resolved: Resolved, keys: Sequence[str]) -> dict[str, Any]:
     return {"config": str(resolved.path), "notes": list(resolved.notes), "values": values}
 
 
+def _model(resolved: Resolved, as_json: bool) -> str:
+    """The leaves, bytes and work of what the config trains; this starts the devices."""
+    from jtrain.assemble import assemble
+    from jtrain.summary import plain, step_flops, summary, table
+
+    parts = assemble(resolved.config)
+    sizes, work = summary(parts.like), step_flops(parts)
+    if as_json:
+        return json.dumps({"config": str(resolved.path), **plain(sizes, work)})
+    return table(sizes, work)
+
+
 def _arguments() -> Arguments:
     parser = Arguments(
         "show",
         "Prints the values of a config and where each was said: default, base, file and line, or\n"
         "command line. A KEY alone prints its help and its value. No device is started and no\n"
-        "model is built.",
+        "model is built, unless --model asks for it: then each leaf is told with its shape, its\n"
+        "bytes and what one device holds of it, and nothing is trained.",
         "configs/shakespeare.yaml steps=400       the values, one of them changed",
         "configs/shakespeare.yaml optimizer.lr    the help and the value of a key",
+        "configs/shakespeare.yaml --model         the leaves, their bytes, a step's FLOPs",
         "configs/shakespeare.yaml --schema        the JSON schema, for an editor",
     )
     words = "a YAML file, values to change, keys to explain"
     schema = "print the JSON schema; without CONFIG, of the keys of every config"
     parser.add_argument("words", metavar="CONFIG [KEY=VALUE | KEY]", nargs="*", help=words)
     parser.add_argument("--schema", action="store_true", help=schema)
+    model = "print the model's leaves, bytes on a device and FLOPs; starts the devices"
+    parser.add_argument("--model", action="store_true", help=model)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
