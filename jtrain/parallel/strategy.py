@@ -108,14 +108,18 @@ class Remembered:
         self._seen: dict[str, tuple[np.ndarray, jax.Array]] = {}
 
     def __call__(self, batch: Batch) -> Batch:
-        """`batch` on the devices."""
-        seen = self._seen
-        fresh = {k: v for k, v in batch.items() if k not in seen or seen[k][0] is not v}
-        placed = self._put(fresh)
-        for name, array in fresh.items():
+        """`batch` on the devices.
+
+        Several threads may call: one reads ahead while another evaluates, whose mask is another.
+        """
+        known = {name: self._seen.get(name) for name in batch}  # one look; it may change meanwhile
+        again = {k: seen[1] for k, seen in known.items() if seen and seen[0] is batch[k]}
+        fresh = self._put({name: array for name, array in batch.items() if name not in again})
+        for name, placed in fresh.items():
+            array = batch[name]
             if isinstance(array, np.ndarray) and not array.flags.writeable:
-                seen[name] = (array, placed[name])
-        return {name: placed[name] if name in fresh else seen[name][1] for name in batch}
+                self._seen[name] = array, placed
+        return {name: again[name] if name in again else fresh[name] for name in batch}
 
 
 def same_for_all(tree: Any, sharding: Sharding) -> Any:
