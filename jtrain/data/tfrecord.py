@@ -1,0 +1,118 @@
+"""Records of TFRecord files by index; no TensorFlow is needed."""
+
+import mmap
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import SupportsIndex
+
+import numpy as np
+
+from jtrain.data.files import found
+from jtrain.errors import DataError
+
+HEAD, TAIL = 12, 4  # a length and its checksum; the checksum of the data
+_POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8  # CRC-32C, bits reversed; what TFRecord adds to it
+
+
+class TFRecords:
+    """The records (bytes) of TFRecord files, one file after the other: `len`, and by index.
+
+    Grain can only stream these files. Here their lengths are walked through once when they are
+    opened (a million records a second, where the file lies in memory) and the data is mapped, so
+    that any record is read where it lies and a batch stays a function of the step:
+
+    ```python
+    rows = grain.MapDataset.source(TFRecords("train-*.tfrecord")).map(read_example)
+    source = GrainRows(rows)
+    ```
+
+    The checksum of every length is verified, so that what is cut off or foreign is noticed at
+    once; those of the data are not, as in Grain. Files packed by gzip have no places to go to.
+
+    Raises:
+        DataError: a file that is cut off, foreign or packed, by its name and byte; or no record.
+
+    Source of the format: https://www.tensorflow.org/tutorials/load_data/tfrecord.
+    """
+
+    def __init__(self, paths: str | Path | Sequence[str | Path]):
+        self.paths = found(paths)
+        self._files = [_mapped(path) for path in self.paths]
+        walked = [_walked(*file) for file in zip(self.paths, self._files, strict=True)]
+        self._first = np.cumsum([0, *map(len, walked)])
+        self._places = np.concatenate(walked)  # n 2: where the data begins, and its length
+        if not len(self):
+            raise DataError(f"{paths} holds no record. Give at least one file with records in it.")
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def __getitem__(self, index: SupportsIndex, /) -> bytes:
+        index = index.__index__()
+        if not 0 <= index < len(self):
+            raise IndexError(f"Record {index} was asked for of {len(self)}, counted from 0.")
+        begin, length = self._places[index].tolist()
+        file = int(np.searchsorted(self._first, index, "right")) - 1
+        return self._files[file][begin : begin + length]
+
+
+def _mapped(path: Path) -> mmap.mmap | bytes:
+    with path.open("rb") as file:
+        size = path.stat().st_size  # an empty file cannot be mapped
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+
+
+def _walked(path: Path, data: mmap.mmap | bytes) -> np.ndarray:  # int64, n 2
+    """Where each record's data begins, and its length."""
+    if data[:2] == b"\x1f\x8b":
+        raise DataError(
+            f"{path} is packed by gzip, at byte 0, and records are read where they lie. "
+            f"Unpack it: gunzip -k {path}"
+        )
+    places, sums, at, end = list[tuple[int, int]](), list[int](), 0, len(data)
+    unpack = struct.Struct("<QI").unpack_from
+    while at + HEAD <= end:
+        length, checksum = unpack(data, at)
+        places.append((at + HEAD, length))
+        sums.append(checksum)
+        at += HEAD + length + TAIL
+        if at > end:
+            break
+    found_at = np.array(places, np.uint64).reshape(-1, 2)
+    wrong = np.flatnonzero(_masked_crc(found_at[:, 1]) != np.array(sums, np.uint32))
+    if len(wrong):
+        record = int(wrong[0])
+        raise DataError(
+            f"{path} was to be a TFRecord file; record {record}, at byte "
+            f"{places[record][0] - HEAD}, begins with a length whose checksum is another. "
+            f"It is damaged or another file: get it again."
+        )
+    if at != end:
+        raise DataError(
+            f"{path} was to end with a whole record; its last, record {len(places) - (at > end)}, "
+            f"is cut off at byte {end}. Get it again, or cut it: truncate -s "
+            f"{places[-1][0] - HEAD if at > end else at} {path}"
+        )
+    return found_at.astype(np.int64)
+
+
+def _masked_crc(lengths: np.ndarray) -> np.ndarray:  # uint64, n -> uint32, n
+    """The checksum that TFRecord writes of each length: CRC-32C, turned and shifted."""
+    crc = np.full(len(lengths), 0xFFFFFFFF, np.uint32)
+    for column in np.ascontiguousarray(lengths.astype("<u8")).view(np.uint8).reshape(-1, 8).T:
+        crc = _TABLE[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
+    crc = ~crc
+    turned = (crc >> np.uint32(15)) | (crc << np.uint32(17))
+    return turned + np.uint32(_MASK)
+
+
+def _table() -> np.ndarray:  # uint32, 256
+    """The CRC-32C of each byte alone."""
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> np.uint32(1)) ^ np.uint32(_POLYNOMIAL), table >> 1)
+    return table.astype(np.uint32)
+
+
+_TABLE = _table()
