@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
         ...
 
     def description(self) -> dict[str, Any]:
-        """All that it is made of, as JSON: `tokenizing.tokenizer_of` makes it again."""
+        """All that it is made of, as JSON: `tokenizer_file.tokenizer_of` makes it again."""
         ...
 
 

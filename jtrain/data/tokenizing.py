@@ -1,21 +1,16 @@
-"""The values of tokenizers, and tokenizers from the files that keep them."""
+"""The values of tokenizers."""
 
-import json
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from jtrain.data.bpe import BPE, learned
+from jtrain.data.bpe import learned
 from jtrain.data.byte_tokenizer import ByteTokenizer
 from jtrain.data.characters import Vocabulary
-from jtrain.data.files import found
 from jtrain.data.tokenizer import Tokenizer
-from jtrain.errors import DataError
+from jtrain.data.tokenizer_file import END, read_tokenizer
 from jtrain.values import values
-
-END = "<|endoftext|>"
 
 
 @values
@@ -75,47 +70,3 @@ class FromFile:
 Tokenizing: TypeAlias = Annotated[
     ByBytes | ByCharacters | ByPairs | FromFile, Field(discriminator="kind")
 ]
-
-
-def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
-    """The tokenizer of a file: one that `jtrain data prepare` wrote, or a tokenizer.json.
-
-    Raises:
-        DataError: no such file, or no tokenizer in it.
-    """
-    (path,) = found(path)
-    try:
-        parsed = json.loads(path.read_bytes())
-    except ValueError as error:
-        place = getattr(error, "pos", getattr(error, "start", 0))
-        raise DataError(
-            f"{path} was to hold a tokenizer as JSON and does not, from byte {place} on. "
-            f"Give a tokenizer.json, or the one in a folder that jtrain data prepare wrote."
-        ) from error
-    if not isinstance(parsed, dict):
-        raise DataError(
-            f"{path} was to hold a tokenizer and holds a {type(parsed).__name__}. "
-            f"Give a tokenizer.json, or the one in a folder that jtrain data prepare wrote."
-        )
-    if "kind" in parsed:
-        return tokenizer_of(parsed)
-    return BPE(parsed, end=end)
-
-
-def tokenizer_of(description: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that described itself so.
-
-    Raises:
-        DataError: a kind that there is not.
-    """
-    match description:
-        case {"kind": "bytes"}:
-            return ByteTokenizer()
-        case {"kind": "characters", "characters": str(characters)}:
-            return Vocabulary(characters)
-        case {"kind": "bpe", "tokenizer": dict(parsed), "end": str(end)}:
-            return BPE(parsed, end=end)
-    raise DataError(
-        f"A tokenizer of kind {description.get('kind')!r} was to be made again, and there is "
-        f"bytes, characters and bpe. Write the data again: jtrain data prepare FILES --out DIR"
-    )

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from jtrain.data.token_files import Stretch
 from jtrain.errors import DataError
 
 
@@ -11,13 +12,14 @@ class Windows:
     A window starts at every `stride`-th token. With stride 1, the default, a row is any place of
     the text, which is what to train on. With `stride=context` every token but the first is a
     target exactly once, which is what to evaluate on. The last window may be short: behind its
-    `length` it repeats the last token. A memory-mapped array is read only where a window lies.
+    `length` it repeats the last token. Of a memory-mapped array, and of the tokens of a folder
+    (`TokenFiles`), only what lies in a window is read.
 
     Raises:
         DataError: a context or a stride that does not fit the tokens.
     """
 
-    def __init__(self, tokens: np.ndarray, *, context: int, stride: int = 1):  # tokens: n
+    def __init__(self, tokens: np.ndarray | Stretch, *, context: int, stride: int = 1):  # tokens: n
         longest = len(tokens) - 1  # a window has one token more than targets
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise DataError(
@@ -41,7 +43,10 @@ class Windows:
                 f"see each target once, or stride=1 to start a window at every token."
             )
         self.tokens, self.context, self.stride = tokens, context, stride
-        self._whole = np.lib.stride_tricks.sliding_window_view(tokens, context + 1)
+        if isinstance(tokens, Stretch):
+            self._rows = lambda starts: tokens.gather(starts, context + 1)
+        else:
+            self._rows = np.lib.stride_tricks.sliding_window_view(tokens, context + 1).__getitem__
         self._length = 1 + -(-(longest - context) // stride)
 
     def __len__(self) -> int:
@@ -49,8 +54,8 @@ class Windows:
 
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
         starts = indices * self.stride
-        last = len(self._whole) - 1
-        rows = self._whole[np.minimum(starts, last)].astype(np.int32)
+        last = len(self.tokens) - 1 - self.context
+        rows = self._rows(np.minimum(starts, last)).astype(np.int32)
         length = np.minimum(self.context, len(self.tokens) - 1 - starts).astype(np.int32)
         for short in np.flatnonzero(starts > last):  # none, or the last window of the text
             rest = self.tokens[starts[short] :]

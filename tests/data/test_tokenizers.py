@@ -10,13 +10,12 @@ from jtrain.data.bpe import BPE, learned
 from jtrain.data.byte_tokenizer import ByteTokenizer
 from jtrain.data.characters import Vocabulary
 from jtrain.data.tokenizer import Tokenizer, fingerprint, refuse_mismatch
+from jtrain.data.tokenizer_file import read_tokenizer, tokenizer_of
 from jtrain.data.tokenizing import (
     ByBytes,
     ByCharacters,
     ByPairs,
     FromFile,
-    read_tokenizer,
-    tokenizer_of,
 )
 from jtrain.errors import DataError
 

@@ -1,0 +1,210 @@
+"""Text becomes token files that are the same whatever happened on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jtrain.data.documents import PIECE, Place, pieces
+from jtrain.data.prepare import Progress, prepare
+from jtrain.data.token_files import TokenFiles
+from jtrain.data.tokenizing import ByBytes, ByCharacters, ByPairs, FromFile
+
+WORDS = ["love", "thee", "summer's", "day?", "été", "rose 🌹", "1234", "!!", "\n\n", "\r\n", "\t"]
+
+
+def text(words: int, seed: int = 0) -> str:
+    return " ".join(np.random.default_rng(seed).choice(WORDS, words).tolist())
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """A long file, a short one, one without text, and JSON lines."""
+    found = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt", "d.jsonl")]
+    found[0].write_text(text(60_000), encoding="utf-8", newline="")
+    found[1].write_text("Exeunt.", encoding="utf-8")
+    found[2].write_text("", encoding="utf-8")
+    rows = [json.dumps({"id": i, "text": text(7, i)}) for i in range(300)]
+    found[3].write_text("\n".join([*rows, "", ""]), encoding="utf-8")
+    assert found[0].stat().st_size > 4 * PIECE
+    return found
+
+
+def documents(files: list[Path]) -> list[str]:
+    whole = [path.read_bytes().decode() for path in files[:3]]
+    lines = files[3].read_text(encoding="utf-8").splitlines()
+    return [*filter(None, whole), *(json.loads(line)["text"] for line in lines if line)]
+
+
+@pytest.mark.parametrize(
+    "tokenizing", [ByBytes(), ByCharacters(), ByPairs(vocab=300)], ids=lambda t: t.kind
+)
+def test_what_is_written_is_the_text(files: list[Path], tmp_path: Path, tokenizing):
+    header = prepare(files, tmp_path / "out", tokenizing=tokenizing, shard=20_000)
+    read = TokenFiles(tmp_path / "out")
+    read.verify()
+    expected = documents(files)
+    assert header["documents"] == len(expected) == len(read.ends) == 302
+    assert len(header["shards"]) > 3
+    begins = [0, *read.ends.tolist()]
+    for i, document in enumerate(expected):
+        numbers = read[begins[i] : begins[i + 1]]
+        end = [] if read.tokenizer.end is None else [read.tokenizer.end]
+        # A file that was read in pieces has the tokens of the whole.
+        assert numbers.tolist() == [*read.tokenizer.encode(document).tolist(), *end]
+        assert read.tokenizer.decode(numbers) == document
+    assert begins[-1] == len(read)
+
+
+def test_pieces_are_short_and_follow_from_where_they_begin(files: list[Path]):
+    found = list(pieces(files))
+    assert "".join(piece.text for piece in found) == "".join(documents(files))
+    assert max(len(piece.text.encode()) for piece in found) <= PIECE
+    for number in range(0, len(found), 7):
+        rest = list(pieces(files, start=found[number].next))
+        assert rest == found[number + 1 :]
+
+
+def test_a_text_without_a_space_is_parted_between_characters(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_text("é" * PIECE, encoding="utf-8")  # two bytes each
+    found = list(pieces([path]))
+    assert "".join(piece.text for piece in found) == "é" * PIECE
+    assert [piece.ends for piece in found] == [False, False, True]
+
+
+def test_a_line_is_a_document_where_that_is_asked(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\n\n  \nthree")
+    found = list(pieces([tmp_path / "a.txt"], by="line"))
+    assert [piece.text for piece in found] == ["one", "two", "three"]
+    assert all(piece.ends for piece in found)
+
+
+KILLED = """
+import os, signal, sys
+from jtrain.data.prepare import prepare
+from jtrain.data.tokenizing import ByPairs
+calls = iter(range(10**9))
+def tell(progress):
+    if next(calls) == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+import jtrain.data.documents, jtrain.data.prepare
+jtrain.data.documents.PIECE = jtrain.data.prepare.TOGETHER = 8192
+asked = {"tokenizing": ByPairs(vocab=300), "shard": 20_000}
+prepare(sys.argv[3:], sys.argv[2], **asked, every=0.0, tell=tell)
+"""
+
+
+def test_killed_and_called_again_it_writes_the_same_bytes(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("jtrain.data.documents.PIECE", 8192)
+    asked = {"tokenizing": ByPairs(vocab=300), "shard": 20_000}
+    learning = len(list(pieces(files)))  # calls
+    prepare(files, tmp_path / "whole", **asked)
+    again, names, left = tmp_path / "again", [str(path) for path in files], []
+    for calls in (3, learning + 2, 5, 1):  # while it learns, and some steps after that
+        process = subprocess.run([sys.executable, "-c", KILLED, str(calls), str(again), *names])
+        assert process.returncode == -signal.SIGKILL
+        left.append(json.loads((again / "progress.json").read_bytes()).get("place"))
+        assert not (again / "header.json").exists()
+    assert left[0] is None, "the first died while the tokenizer was learned"
+    places = [Place(*place) for place in left[1:]]
+    assert places == sorted(set(places)), "each went on from where the one before was"
+    seen: list[Progress] = []
+    prepare(files, again, **asked, tell=seen.append)
+    assert seen[0].doing == "tokenizing"
+    assert seen[0].tokens > 30_000, "the last one began where the others had come to"
+    assert written(again) == written(tmp_path / "whole")
+
+
+def test_what_was_written_after_the_last_note_is_written_again(files: list[Path], tmp_path: Path):
+    asked = {"tokenizing": ByBytes(), "shard": 50_000}
+    prepare(files, tmp_path / "whole", **asked)
+    out = tmp_path / "again"
+
+    def interrupt(progress: Progress) -> None:
+        if progress.read > 100_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(files, out, **asked, tell=interrupt)
+    for name in ("tokens-00000.bin", "documents.bin"):
+        with (out / name).open("ab") as stream:
+            stream.write(os.urandom(999))
+    prepare(files, out, **asked)
+    assert written(out) == written(tmp_path / "whole")
+
+
+def test_called_again_when_done_it_reads_nothing(files: list[Path], tmp_path: Path):
+    first = prepare(files, tmp_path / "out", tokenizing=ByBytes())
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    seen: list[Progress] = []
+    assert prepare(files, tmp_path / "out", tokenizing=ByBytes(), tell=seen.append) == first
+    assert not seen
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_progress_goes_up_to_all_of_the_text(files: list[Path], tmp_path: Path):
+    seen: list[Progress] = []
+    header = prepare(files, tmp_path / "out", tokenizing=ByCharacters(), tell=seen.append)
+    assert {progress.doing for progress in seen} == {"learning the tokenizer", "tokenizing"}
+    assert seen[-1].read == seen[-1].total == sum(path.stat().st_size for path in files)
+    assert seen[-1].tokens == header["tokens"]
+
+
+def test_a_tokenizer_that_is_there_is_taken(files: list[Path], tmp_path: Path):
+    prepare(files[3:], tmp_path / "one", tokenizing=ByPairs(vocab=300))
+    known = FromFile(path=str(tmp_path / "one" / "tokenizer.json"))
+    prepare(files[1:2], tmp_path / "two", tokenizing=known)
+    one, two = TokenFiles(tmp_path / "one"), TokenFiles(tmp_path / "two")
+    assert one.header["tokenizer"] == two.header["tokenizer"]
+    assert two.tokenizer.decode(two[0 : len(two)]) == "Exeunt."
+
+
+def test_tokens_are_read_from_any_place_over_any_files(files: list[Path], tmp_path: Path):
+    prepare(files[3:], tmp_path / "one", tokenizing=ByBytes())
+    prepare(files[3:], tmp_path / "many", tokenizing=ByBytes(), shard=37)
+    whole, parts = TokenFiles(tmp_path / "one"), TokenFiles(tmp_path / "many")
+    flat = np.fromfile(tmp_path / "one" / "tokens-00000.bin", "<u2")
+    assert len(parts.header["shards"]) == -(-len(flat) // 37)
+    starts = np.random.default_rng(0).integers(0, len(flat) - 100, 50)
+    for count in (1, 5, 37, 100):
+        expected = [flat[start : start + count].tolist() for start in starts]
+        assert whole.gather(starts, count).tolist() == expected
+        assert parts.gather(starts, count).tolist() == expected
+    assert parts[5:2000].tolist() == flat[5:2000].tolist()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.9])
+def test_a_split_has_every_token_once_and_parts_documents_where_it_can(
+    files: list[Path], tmp_path: Path, share: float
+):
+    prepare(files[3:], tmp_path / "out", tokenizing=ByBytes())
+    read = TokenFiles(tmp_path / "out")
+    train, valid = read.split(share)
+    assert abs(len(valid) / len(read) - share) < 0.02
+    together = [*train[0 : len(train)].tolist(), *valid[0 : len(valid)].tolist()]
+    assert together == read[0 : len(read)].tolist()
+    assert len(train) in read.ends
+    for part in (train, valid):
+        edges = part.documents()
+        assert (edges[0], edges[-1]) == (0, len(part))
+        assert all(part[end - 1 : end] == [256] for end in edges[1:].tolist())
+    assert len(train.documents()) + len(valid.documents()) == len(read.ends) + 2
+
+
+def test_one_document_is_split_within(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("x" * 999, encoding="utf-8")
+    prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByBytes())
+    train, valid = TokenFiles(tmp_path / "out").split(0.25)
+    assert (len(train), len(valid)) == (750, 250)
