@@ -185,7 +185,7 @@ def test_joined_pieces_are_what_each_is_alone():
         np.testing.assert_allclose(rates[first : first + length], alone, rtol=1e-6)
 
 
-@pytest.mark.parametrize("steps", [2, 3, 4, 5, 6, 7, 9, 12, 17, 29])
+@pytest.mark.parametrize("steps", [2, 5, 6, 9])
 def test_a_run_is_refused_or_has_both_ways_and_every_cycle(steps: int):
     """What is refused says how many steps are enough, and that many are."""
     for schedule in (
