@@ -54,10 +54,7 @@ def to_go(rewards: Float[Array, "b t"], discount: float) -> Float[Array, "b t"]:
 
 
 def reinforce(model: Model, horizon: int, discount: float, entropy: float) -> LossFn:
-    """REINFORCE with a learned baseline (Williams 1992, https://doi.org/10.1007/BF00992696).
-
-    Rows are weighted alike, however long they stay upright: a weight may not depend on parameters.
-    """
+    """REINFORCE with a learned baseline (Williams 1992, https://doi.org/10.1007/BF00992696)."""
 
     def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Terms, Metrics]:
         judged = jt.row_keys(jax.random.key(0), {"row": batch["episode"]})  # the same each time
@@ -71,6 +68,7 @@ def reinforce(model: Model, horizon: int, discount: float, entropy: float) -> Lo
         returns = (1 - discount) * to_go(alive.astype(jnp.float32), discount)  # in 0 .. 1
         surprise = jax.lax.stop_gradient(returns - value)
         spread = -jnp.sum(jnp.exp(chances) * chances, 2)
+        # Rows weigh alike, however long they stay upright: a weight may not depend on parameters.
         by_row = lambda x: Mean.of(jnp.where(alive, x, 0).mean(1), batch["mask"])
         terms = by_row(-taken * surprise - entropy * spread) + 0.5 * by_row((value - returns) ** 2)
         return terms, {"return": Mean.of(alive.sum(1).astype(jnp.float32), batch["mask"])}
