@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jtrain.checkpoint import Start, starting
@@ -23,7 +25,7 @@ from jtrain.precision import computed_in
 from jtrain.state import TrainState, new_state
 from jtrain.step import StepFn, make_step, many
 from jtrain.terms import Returned, in_terms
-from jtrain.types import Batch, Extra, LossFn, Params, Stateful
+from jtrain.types import Batch, Extra, LossFn, Once, Params, Stateful
 
 Weights: TypeAlias = tuple[Params, Extra]
 
@@ -45,10 +47,14 @@ class Assembly:
         """
         to = _shardings(self.like)
         weights, state = _makers(self.config, self.experiment)
-        if self.begins is None:
+        given = self.experiment.init
+        if self.begins is not None:
+            given = self.begins.read(jax.jit(weights, out_shardings=(to.params, to.extra))())
+        if callable(given):
             return jax.jit(lambda: state(weights()), out_shardings=to)()
-        seeded = jax.jit(weights, out_shardings=(to.params, to.extra))()
-        return jax.jit(state, out_shardings=to)(self.begins.read(seeded))
+        # Copied, for the first step gives up its state, and who gave the weights may keep them.
+        placed = jax.device_put(given, (to.params, to.extra))
+        return jax.jit(lambda w: state(jax.tree.map(jnp.copy, w)), out_shardings=to)(placed)
 
     @functools.cached_property
     def begins(self) -> Start | None:
@@ -99,6 +105,14 @@ class Assembly:
         example = self.place(self.calls[0])
         return strategy.compile(step, self.like, example, stacked=stacked, keeps=True)
 
+    @functools.cached_property
+    def sets(self) -> Mapping[str, Once]:
+        """What the experiment is judged by, by name; a single set is called `valid`."""
+        valid = self.experiment.valid
+        if isinstance(valid, Mapping):
+            return valid
+        return {} if valid is None else {"valid": valid}
+
     def check_evaluation(self) -> None:
         """Traces the evaluation, so that what is wrong with it is told before training.
 
@@ -106,17 +120,20 @@ class Assembly:
             LossError: if the loss does not take the rows of `valid`.
             ConfigError: if `checkpoint.best` is none of its metrics.
         """
-        x, best = self.experiment, Goal.parse(self.config.checkpoint.best)
-        names = []
-        if x.valid is not None:
-            program = make_evaluate(self.loss, ragged=x.valid.ragged)
-            weights, rows = (self.like.params, self.like.extra), _shapes(x.valid)
-            names = ["loss", *jax.eval_shape(program, weights, rows)[1]]
-        if best and best.name not in names:
-            found = f"gives {', '.join(names)}" if names else "there is none: it has no `valid`"
-            near = did_you_mean(best.name, names)
+        best, names = self.config.checkpoint.best, []
+        for number, (name, rows) in enumerate(self.sets.items()):
+            program = make_evaluate(self.loss, ragged=rows.ragged)
+            weights = self.like.params, self.like.extra
+            metrics = ["loss", *jax.eval_shape(program, weights, _shapes(rows))[1]]
+            names += metrics if number == 0 else []
+            names += [f"{name}/{metric}" for metric in metrics]
+        goal = Goal.parse(best)
+        if goal and goal.name not in names:
+            short = [name for name in names if len(self.sets) > 1 or "/" not in name]
+            found = f"gives {', '.join(short)}" if names else "there is none: it has no `valid`"
+            near = did_you_mean(goal.name, names)
             raise ConfigError(
-                f"checkpoint.best={self.config.checkpoint.best}: {best.name} is no metric of the "
+                f"checkpoint.best={best}: {goal.name} is no metric of the "
                 f"evaluation, which {found}{near or '; write checkpoint.best=loss'}"
             )
 
@@ -136,13 +153,13 @@ class Assembly:
                 )
         return f"In the batches of steps {first} to {last} every value is finite."
 
-    def measure(self, state: TrainState) -> dict[str, float]:
-        """The metrics of a state over all of `experiment.valid`."""
-        valid = self.experiment.valid
-        assert valid is not None, "an experiment without `valid` is not measured"
-        mine = _mine(valid)
-        batches = (self.strategy.place(mine[i]) for i in range(len(valid)))
-        return evaluate(self._evaluation, (self.evaluation_params(state), state.extra), batches)
+    def measure(self, state: TrainState, name: str = "valid") -> dict[str, float]:
+        """The metrics of a state over all of a set."""
+        rows = self.sets[name]
+        mine = _mine(rows)
+        batches = (self.strategy.place(mine[i]) for i in range(len(rows)))
+        weights = self.evaluation_params(state), state.extra
+        return evaluate(self._evaluation(name), weights, batches)
 
     def evaluation_params(self, state: TrainState) -> Params:
         """What a state is measured and sampled by: an average of the optimizer's, or `params`.
@@ -161,14 +178,20 @@ class Assembly:
             out_shardings=_shardings(self.like.params),
         )
 
+    def _evaluation(self, name: str) -> EvaluateFn:
+        """Compiled at its first use; sets whose batches are alike share one."""
+        rows, strategy = self.sets[name], self.strategy
+        kind = rows.ragged, repr(_shapes(rows))
+        if kind not in self._evaluations:
+            fn = make_evaluate(self.loss, psum=strategy.psum, ragged=rows.ragged)
+            weights = self.like.params, self.like.extra
+            example = strategy.place(_mine(rows)[0])
+            self._evaluations[kind] = strategy.compile(fn, weights, example)
+        return self._evaluations[kind]
+
     @functools.cached_property
-    def _evaluation(self) -> EvaluateFn:
-        """Compiled at its first use."""
-        x, strategy = self.experiment, self.strategy
-        assert x.valid is not None, "an experiment without `valid` is not measured"
-        fn = make_evaluate(self.loss, psum=strategy.psum, ragged=x.valid.ragged)
-        weights = self.like.params, self.like.extra
-        return strategy.compile(fn, weights, strategy.place(_mine(x.valid)[0]))
+    def _evaluations(self) -> dict[tuple[bool, str], EvaluateFn]:
+        return {}
 
     def _terms(self, batch: Batch) -> Callable[[Params], Returned]:
         terms = in_terms(self.loss, ragged=self.experiment.train.ragged)
@@ -193,8 +216,6 @@ def assemble(config: RunConfig) -> Assembly:
             f"{type(experiment).__name__}. Write `return jt.Experiment(init=..., loss=..., "
             f"train=..., optimizer=self.optimizer.build(self.steps))`."
         )
-    if experiment.valid is not None:
-        check_divides(experiment.valid.size, strategy.shares, 1, name="evaluate.batch")
     weights, state = _makers(config, experiment)
     shapes = jax.eval_shape(lambda: state(weights()))
     like = jax.tree.map(
@@ -202,7 +223,28 @@ def assemble(config: RunConfig) -> Assembly:
         shapes,
         strategy.shardings(shapes),
     )
-    return Assembly(config=config, strategy=strategy, experiment=experiment, like=like)
+    parts = Assembly(config=config, strategy=strategy, experiment=experiment, like=like)
+    for rows in parts.sets.values():
+        check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")
+    _check_names(parts)
+    return parts
+
+
+def _check_names(parts: Assembly) -> None:
+    """Makes sure that the sets which the config names are there, and that all can be told apart."""
+    for name in parts.sets:
+        if not name.isidentifier():
+            raise ConfigError(
+                f"The evaluation set {name!r} has no plain name, and metrics are written as "
+                f"NAME/loss: call it {re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_') or 'valid'}."
+            )
+    for name in parts.config.evaluate.sets:
+        if name not in parts.sets:
+            there = ", ".join(parts.sets) or "none"
+            raise ConfigError(
+                f"evaluate.sets.{name} is no set of experiment {parts.config.experiment}, which "
+                f"gives {there}{did_you_mean(name, parts.sets) or '; leave it out'}"
+            )
 
 
 def _makers(
@@ -210,7 +252,7 @@ def _makers(
 ) -> tuple[Callable[[], Weights], Callable[[Weights], TrainState]]:
     """The weights by the seed; and the state before the first step, from weights."""
     keys = lambda: jax.random.split(jax.random.key(config.seed))  # of the weights, of the run
-    weights = lambda: x.init(keys()[0])
+    weights = lambda: x.init(keys()[0]) if callable(x.init) else x.init
 
     def state(weights: Weights) -> TrainState:
         params, extra = weights

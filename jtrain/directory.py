@@ -27,12 +27,14 @@ PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grai
 class Directory:
     """`runs/NAME/`: config.yaml, run.json, metrics.jsonl, speed.jsonl, checkpoints/, log.txt."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, again: str = ""):
+        """`again` is what goes on with the run, where it is not the config in the directory."""
         self.path = path
         self.config, self.status = path / "config.yaml", path / "run.json"
         self.metrics, self.speed = path / "metrics.jsonl", path / "speed.jsonl"
         self.log, self.samples = path / "log.txt", path / "samples.txt"
         self.checkpoints = path / "checkpoints"
+        self.again = again or f"jtrain run {self.config}"
 
     def begin(self, config: Top) -> None:
         """Takes the directory for a run of these values.
@@ -42,8 +44,7 @@ class Directory:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            command = f"jtrain run {self.config}"
-            text = dump(config, f"Every value of this run; to go on: {command}")
+            text = dump(config, f"Every value of this run; to go on: {self.again}")
             rewrite(self.config, text.encode())
         except OSError as error:
             raise ConfigError(

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import optax
 from pydantic import Field
@@ -36,13 +36,15 @@ class Prompt:
 class Experiment:
     """Pure functions, batches and an optimizer; no device is named."""
 
-    init: Callable[[Key], tuple[Params, Extra]]
-    """The parameters and what is carried beside them, `()` where there is nothing."""
+    init: Callable[[Key], tuple[Params, Extra]] | tuple[Params, Extra]
+    """The parameters and what is carried beside them, `()` where there is nothing: what makes them
+    of a key, or themselves."""
     loss: LossFn | Stateful
     train: Batches
     optimizer: optax.GradientTransformation
-    valid: Once | None = None
-    """What it is judged by, the whole of it at each evaluation, without dropout."""
+    valid: Once | Mapping[str, Once] | None = None
+    """What it is judged by, the whole of it at each evaluation, without dropout; several sets by
+    name, of which the first is what it is mostly judged by."""
     couples: Couples = "nothing"
     """Whether the loss makes rows meet; see `make_step`."""
     tokens: int = 0

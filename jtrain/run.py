@@ -15,9 +15,11 @@ from jtrain.data import ReadAhead
 from jtrain.directory import MAY_DIFFER, Directory, environment
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.experiment import Prompt, RunConfig
+from jtrain.hooks.evaluating import Results
 from jtrain.hooks.metrics import results
+from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
-from jtrain.loop import Ended, Hook, Stop, train
+from jtrain.loop import Ended, Stop, train
 from jtrain.state import TrainState
 from jtrain.step import StepFn
 from jtrain.watch import Watch, opening
@@ -34,44 +36,54 @@ class Outcome:
     status: Status
     step: int
     why: str
-    results: Mapping[int, Mapping[str, float]]
-    """Of each evaluated step its numbers."""
+    sets: Mapping[str, Results]
+    """Of each set, the first first, and each step at which it was evaluated the numbers."""
     sample: str = ""
+
+    @property
+    def results(self) -> Results:
+        """Those of the first set; none if there is no set."""
+        return next(iter(self.sets.values()), {})
 
 
 def run(
     config: RunConfig,
     *,
     source: Path | None = None,
-    hooks: Sequence[Hook] = (),
+    hooks: Sequence[Observer] = (),
     screen: TextIO | None = None,
+    directory: Path | None = None,
+    again: str = "",
 ) -> Outcome:
     """Trains `config` in runs/NAME, or goes on where that run was stopped.
 
     Args:
         source: the file the config was read from, for advice.
-        hooks: observers of your own, beside those of the config.
+        hooks: observers of your own, beside those of the config; plain functions too, by the names
+            of what they take: (step, numbers), (step, state) or (step, results).
         screen: where it is told; standard output by default.
+        directory: of the run, where it is not runs/NAME.
+        again: what to do to go on with it; `jtrain run DIRECTORY/config.yaml` by default.
 
     Raises:
         UserError: for what config, data or disk do not allow; then nothing was trained.
     """
     keep_compiled_programs()
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
-    directory = Directory(Path("runs") / config.name)
-    changed = directory.refuse_another(
+    there = Directory(directory or Path("runs") / config.name, again)
+    changed = there.refuse_another(
         config,
         f"Start a new run: jtrain run {source or 'CONFIG'} ... name={config.name}-2\n"
-        f"or go on with that one: jtrain run {directory.config}",
+        f"or go on with that one: {there.again}",
     )
-    stands = directory.stands()
+    stands = there.stands()
     if stands.get("status") == "done":
-        found = results(directory.metrics, "valid")
-        return Outcome(directory, "done", stands["step"], "it was finished before", found)
+        found = {name: results(there.metrics, name) for name in stands.get("sets", ["valid"])}
+        return Outcome(there, "done", stands["step"], "it was finished before", found)
     kept = config.checkpoint
     with (
         Signals(every=config.steps_per_call) as signals,
-        Checkpoints(directory.checkpoints, keep=kept.keep, best=kept.best) as checkpoints,
+        Checkpoints(there.checkpoints, keep=kept.keep, best=kept.best) as checkpoints,
     ):
         checkpoints.prepare()  # beside the compiler
         parts = assemble(config)
@@ -80,41 +92,44 @@ def run(
         # A run that goes on has all in its checkpoint, wherever its first parameters came from.
         begins = parts.begins.lines() if start is None and parts.begins else []
         step, state = _compile(parts, checkpoints, start)
-        directory.begin(config)
+        there.begin(config)
         with (
-            Watch(parts, directory, checkpoints, start=start, screen=screen) as watch,
+            Watch(parts, there, checkpoints, start=start, screen=screen) as watch,
             _reader(parts, start or 0) as feed,
         ):
             watch.waited = lambda: feed.waited
             for line in [*opening(parts, start), *begins, *changed]:
                 watch.lines.say(line)
-            directory.say("running", step=start or 0, **environment(jax.devices()))
+            facts = {"sets": list(parts.sets), **environment(jax.devices())}
+            there.say("running", step=start or 0, **facts)
+            observers, over = [signals, *watch.hooks(hooks, state)], watch.over()
             ended = train(
                 step,
                 state,
                 feed,
                 start=start or 0,
-                stop=config.steps,
-                hooks=[signals, *watch.hooks(hooks, state)],
+                stop=start if start and over else config.steps,
+                hooks=observers,
                 steps_per_call=config.steps_per_call,
             )
-            return _finish(parts, directory, checkpoints, watch, ended)
+            ended = dataclasses.replace(ended, stop=ended.stop or over) if start else ended
+            return _finish(parts, there, checkpoints, watch, ended)
 
 
 def measure(
     config: RunConfig, directory: Path, step: int | Literal["newest", "best"] = "newest"
-) -> tuple[int, Mapping[str, float]]:
-    """A step of the run in a directory, and its metrics over the whole validation set.
+) -> tuple[int, Mapping[str, Mapping[str, float]]]:
+    """A step of the run in a directory, and by set its metrics over the whole of it.
 
     Raises:
         CheckpointError: if there is no such checkpoint.
         ConfigError: if the values are not those of the run, or it has no validation set.
     """
     parts, there = _again(config, directory)
-    if parts.experiment.valid is None:
+    if not parts.sets:
         raise ConfigError(f"experiment {config.experiment} gives no `valid` to measure a run by.")
     found, state = _restored(parts, there, step)
-    return found, parts.measure(state)
+    return found, {name: parts.measure(state, name) for name in parts.sets}
 
 
 def complete(
@@ -153,6 +168,20 @@ def complete(
         return found, x.complete(*known, prompt)
     assert x.sample is not None, "one of the two is there"
     return found, x.sample(*known)
+
+
+def trained(
+    config: RunConfig, directory: Path, step: int | Literal["newest", "best"] = "newest"
+) -> tuple[int, Assembly, TrainState]:
+    """A step of the run in a directory, the parts of the run, and the state after that step.
+
+    Raises:
+        CheckpointError: if there is no such checkpoint.
+        ConfigError: if the values are not those of the run.
+    """
+    parts, there = _again(config, directory)
+    found, state = _restored(parts, there, step)
+    return found, parts, state
 
 
 def _again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
@@ -214,8 +243,8 @@ def _finish(
     """Keeps the last state, says how it ended, and shows what was learned."""
     x, stop = parts.experiment, ended.stop or Stop("", "finished")
     done, sample = stop.kind == "finished", ""
-    if done and x.valid is not None:
-        watch.evaluation.at(ended.step, ended.state)
+    for evaluation in watch.evaluations.values() if done else ():
+        evaluation.at(ended.step, ended.state)
     watch.save.at(ended.step, ended.state)
     if done and x.sample is not None:
         with watch.pause("sampling"):
@@ -228,4 +257,5 @@ def _finish(
         seen = parts.config.log.every + 10 * parts.config.steps_per_call  # some were in flight
         why = f"{why} {parts.not_finite(max(1, ended.step - seen), ended.step)}"
     directory.say(status, step=ended.step, why=why)
-    return Outcome(directory, status, ended.step, why, watch.evaluation.results, sample)
+    found = {name: evaluation.results for name, evaluation in watch.evaluations.items()}
+    return Outcome(directory, status, ended.step, why, found, sample)

@@ -8,16 +8,19 @@ import jax
 
 from jtrain.assemble import Assembly
 from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint.keeping import Goal
 from jtrain.config.dump import plain_values
 from jtrain.directory import Directory
-from jtrain.hooks.evaluating import Evaluate
+from jtrain.hooks.early_stop import EarlyStop
+from jtrain.hooks.evaluating import Evaluate, hearing
 from jtrain.hooks.finite import Finite
 from jtrain.hooks.log import Lines, Log
 from jtrain.hooks.metrics import Metrics, results
+from jtrain.hooks.plain import Observer, hook_of
 from jtrain.hooks.progress import Progress
-from jtrain.hooks.saving import Save
+from jtrain.hooks.saving import Save, SaveBest
 from jtrain.hooks.speed import Speed
-from jtrain.loop import Hook
+from jtrain.loop import Hook, Stop
 from jtrain.state import TrainState
 from jtrain.summary import short, summary
 from jtrain.trees import elements
@@ -54,13 +57,10 @@ class Watch:
         self.metrics = Metrics(directory.metrics, every=every, resumed_at=start)
         self._stack.callback(self.speed.close)
         self._stack.callback(self.metrics.close)
-        self.evaluation = Evaluate(
-            every=config.evaluate.every or config.steps,
-            measure=self._measure,
-            tell=lambda step, numbers: self.metrics.row(step, "valid", numbers),
-            earlier=results(directory.metrics, "valid"),
-        )
-        valid = self.evaluation.latest if x.valid is not None else None
+        self.evaluations = {name: self._evaluation(parts, directory, name) for name in parts.sets}
+        """By set, the first of which the run is mostly judged by."""
+        first = next(iter(self.evaluations.values()), None)
+        valid = first.latest if first else None
         self.progress = Progress(
             start=start or 0,
             stop=config.steps,
@@ -81,8 +81,17 @@ class Watch:
             learning_rate=config.optimizer.learning_rate(config.steps),
         )
 
-    def hooks(self, own: Sequence[Hook], state: TrainState) -> list[Hook]:
-        """All of them in the order they act, `own` before what is kept."""
+    def hooks(self, own: Sequence[Observer], state: TrainState) -> list[Hook]:
+        """All of them in the order they act, `own` before what is kept.
+
+        Raises:
+            ConfigError: if one of `own` is no hook, or waits for a set that there is not.
+        """
+        config = self._parts.config
+        mine = [hook_of(each, steps_per_call=config.steps_per_call) for each in own]
+        if config.evaluate.patience:
+            mine.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
+        evaluations = hearing(self.evaluations, mine)
         finite = Finite(
             every=self._log.every,
             tell=self.lines.say,
@@ -90,11 +99,15 @@ class Watch:
             skipped=int(state.skipped),
             minimum=getattr(state.scale, "minimum", 0.0),
         )
-        measured = self._parts.experiment.valid is not None
-        evaluation = [self.evaluation] if measured else []
+        best = self._best()
         return [
-            self.speed, self._log, self.progress, self.metrics, finite, *evaluation, *own, self.save
-        ]  # fmt: skip
+            *(self.speed, self._log, self.progress, self.metrics, finite),
+            *(*evaluations, *mine, *([SaveBest(best, self.save)] if best else []), self.save),
+        ]
+
+    def over(self) -> Stop | None:
+        """Why a run that was killed is done, if what was measured before says so."""
+        return next((stop for each in self.evaluations.values() if (stop := each.verdict())), None)
 
     @contextlib.contextmanager
     def pause(self, what: str) -> Iterator[None]:
@@ -109,23 +122,44 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _measure(self, state: TrainState) -> dict[str, float]:
-        with self.pause("evaluating"):
-            return self._parts.measure(state)
+    def _evaluation(self, parts: Assembly, directory: Directory, name: str) -> Evaluate:
+        asked = parts.config.evaluate
+        every = asked.sets[name].every if name in asked.sets else asked.every
+
+        def measure(state: TrainState) -> dict[str, float]:
+            with self.pause("evaluating"):
+                return parts.measure(state, name)
+
+        return Evaluate(
+            every=every or parts.config.steps,
+            measure=measure,
+            tell=lambda step, numbers: self.metrics.row(step, name, numbers),
+            name=name,
+            best=parts.config.checkpoint.best.replace(f"{name}/", ""),
+            earlier=results(directory.metrics, name),
+        )
+
+    def _best(self) -> Evaluate | None:
+        """The evaluation whose best is kept; None if none is."""
+        goal = Goal.parse(self._parts.config.checkpoint.best)
+        if goal is None or not self.evaluations:
+            return None
+        name, _, _ = goal.name.rpartition("/")
+        return self.evaluations.get(name) or next(iter(self.evaluations.values()))
 
     def _save(self, step: int, state: TrainState) -> None:
-        newest = self.evaluation.newest
-        numbers = dict(newest.numbers) if newest and newest.step == step else {}
+        measured = {name: x.results.get(step, {}) for name, x in self.evaluations.items()}
         about = {
             "config": plain_values(self._parts.config),
             "jtrain": __version__,
             "jax": jax.__version__,
-            "valid": numbers,
+            "valid": {},
+            **{name: dict(numbers) for name, numbers in measured.items()},
         }
         self.metrics.sync()
         with self.pause("saving"):
-            best = self._parts.config.checkpoint.best.split()
-            self._checkpoints.save(step, state, about, numbers.get(best[-1]) if best else None)
+            best = self._best()
+            self._checkpoints.save(step, state, about, best.number(step) if best else None)
         self._directory.say("running", step=step)
 
 

@@ -13,7 +13,7 @@ ORDER = [
     {"flops"},
     # The shelves: one thing a file.
     {"config", "data", "models", "losses", "optim", "parallel", "precision"},
-    {"experiment", "terms"},
+    {"experiment", "terms", "given"},
     {"state", "loss_checks"},
     {"accumulate", "guard"},
     {"step"},
@@ -21,10 +21,13 @@ ORDER = [
     {"checkpoint"},
     {"loop"},
     {"hooks"},
-    {"assemble", "directory"},
+    {"assemble", "directory", "report"},
     {"summary"},
     {"watch"},
     {"run"},
+    {"fit"},
+    {"debug"},
+    {"sweep"},
     {"cli"},
     {"__init__", "__main__"},
 ]

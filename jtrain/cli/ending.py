@@ -48,11 +48,13 @@ def _sample(outcome: Outcome) -> str:
 
 
 def _best(outcome: Outcome) -> str:
-    if not outcome.results:
-        return ""
-    step, numbers = list(outcome.results.items())[-1]
-    told = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-    return f"validation at step {step}:  {told}"
+    lines = []
+    for name, found in outcome.sets.items():
+        for step, numbers in list(found.items())[-1:]:
+            told = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+            of = name if len(outcome.sets) > 1 else "validation"
+            lines.append(f"{of} at step {step}:  {told}")
+    return "\n".join(lines)
 
 
 def _files(outcome: Outcome) -> str:

@@ -1,4 +1,4 @@
-"""`jtrain eval RUN`: the exact metrics of a checkpoint over the whole validation set."""
+"""`jtrain eval RUN`: the exact metrics of a checkpoint over each whole evaluation set."""
 
 import json
 from collections.abc import Sequence
@@ -18,17 +18,19 @@ def main(argv: Sequence[str]) -> int:
 
     step, numbers = measure(resolved.config, path.parent, asked_step(typed.step, "eval"))
     if typed.json:
-        print(json.dumps({"run": str(typed.run), "step": step, "valid": numbers}))
-    else:
-        told = "  ".join(f"{name} {value:.6g}" for name, value in numbers.items())
-        print(f"{typed.run} at step {step}:  {told}")
+        print(json.dumps({"run": str(typed.run), "step": step, **numbers}))
+        return 0
+    for name, found in numbers.items():
+        told = "  ".join(f"{name} {value:.6g}" for name, value in found.items())
+        of = f" on {name}" if len(numbers) > 1 else ""
+        print(f"{typed.run} at step {step}{of}:  {told}")
     return 0
 
 
 def _arguments() -> Arguments:
     parser = Arguments(
         "eval",
-        "Measures a checkpoint of a run: every row of the validation set once, on any number of\n"
+        "Measures a checkpoint of a run: every row of each evaluation set once, on any number of\n"
         "devices.",
         "runs/shakespeare",
         "shakespeare --step best --json",

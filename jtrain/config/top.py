@@ -34,6 +34,14 @@ DirectoryName = Annotated[str, AfterValidator(_directory_name)]
 
 
 @values
+class EvaluationSet:
+    """When the experiment is evaluated on one of its sets."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between evaluations; 0: only at the end."""
+
+
+@values
 class Evaluate:
     """When the experiment is evaluated."""
 
@@ -41,6 +49,11 @@ class Evaluate:
     """Steps between evaluations; 0: only at the end."""
     batch: int = Field(default=0, ge=0)
     """Rows a batch, over all devices; 0: as many as in training."""
+    sets: dict[str, EvaluationSet] = Field(default_factory=dict)
+    """Sets of the experiment, by name, that have a cadence of their own."""
+    patience: int = Field(default=0, ge=0)
+    """Evaluations in a row, no better than the best by checkpoint.best, after which the run is
+    done; 0: never."""
 
 
 @values
@@ -52,7 +65,8 @@ class Checkpoint:
     keep: int = Field(default=2, ge=1)
     """How many of the newest are kept."""
     best: str = ""
-    """The metric of an evaluation whose lowest value is kept too; empty: none is."""
+    """The metric whose best evaluation is kept too: loss, highest accuracy, or of one of several
+    sets NAME/loss; empty: none is."""
 
 
 @values
@@ -105,9 +119,13 @@ class Top:
                 "batch",
                 f"{self.batch} rows do not divide into {self.microbatches} microbatches; {near}",
             )
+        if self.evaluate.patience and not self.checkpoint.best:
+            yield "evaluate.patience", "needs to know what is best; set checkpoint.best=loss"
+        sets = {f"evaluate.sets.{name}.every": x.every for name, x in self.evaluate.sets.items()}
         for key, steps in {
             "steps": self.steps,
             "evaluate.every": self.evaluate.every,
+            **sets,
             "checkpoint.every": self.checkpoint.every,
         }.items():
             if steps % self.steps_per_call:

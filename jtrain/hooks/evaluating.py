@@ -1,11 +1,28 @@
 """Measures the state of a run at a cadence."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from jtrain.checkpoint.keeping import Goal, best_of
-from jtrain.loop import Hook
+from jtrain.config.nearest import did_you_mean
+from jtrain.errors import ConfigError
+from jtrain.loop import Hook, Stop
 from jtrain.types import Metrics
+
+Results: TypeAlias = Mapping[int, Mapping[str, float]]  # of each measured step its numbers
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """What hears of evaluations; a hook may be one."""
+
+    def on_results(self, step: int, name: str, results: Results) -> Stop | None:
+        """Sees all results of the set `name` up to `step`, in order, and may end the run.
+
+        What it says follows from them alone: so a run that is stopped and goes on ends where one
+        that never stopped does.
+        """
+        ...
 
 
 class Result(NamedTuple):
@@ -23,8 +40,10 @@ class Evaluate(Hook):
         measure: a state -> its numbers; it does not keep the state.
         tell: takes the step and the numbers: `lambda step, numbers: metrics.row(step, "valid",
             numbers)`.
+        name: of the set that it is measured on.
         best: `lowest loss`, `highest accuracy`, ...: which result is the best one.
         earlier: the results of the run that is resumed (`metrics.results(path, "valid")`).
+        judges: hear of each result.
     """
 
     settles = True  # its row comes after those of the steps before it
@@ -35,10 +54,12 @@ class Evaluate(Hook):
         every: int,
         measure: Callable[[Any], Mapping[str, float]],
         tell: Callable[[int, Mapping[str, float]], None],
+        name: str = "valid",
         best: str = "lowest loss",
-        earlier: Mapping[int, Mapping[str, float]] | None = None,
+        earlier: Results | None = None,
+        judges: Sequence[Judge] = (),
     ):
-        self.every = every
+        self.every, self.name, self.judges = every, name, judges
         self.results: dict[int, Mapping[str, float]] = dict(sorted((earlier or {}).items()))
         """Of each step that was measured the numbers, in order."""
         self._measure, self._tell, self._goal = measure, tell, Goal.parse(best)
@@ -57,6 +78,11 @@ class Evaluate(Hook):
         step = best_of(found, self._goal)
         return None if step is None else Result(step, self.results[step])
 
+    def number(self, step: int) -> float | None:
+        """What the best is found by, of a step; None where there is none."""
+        name = self._goal.name if self._goal else ""
+        return self.results.get(step, {}).get(name)
+
     def latest(self, name: str = "loss") -> float | None:
         """A number of the newest result, None while there is none."""
         return self.newest.numbers.get(name) if self.newest else None
@@ -69,6 +95,41 @@ class Evaluate(Hook):
             self._tell(step, numbers)
         return self.results[step]
 
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Measures it."""
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> Stop | None:
+        """Measures it, and ends the run if a judge says so."""
         self.at(step, state)
+        return self.verdict()
+
+    def verdict(self) -> Stop | None:
+        """What the judges say of the results so far; None before the first."""
+        if self.newest is None:
+            return None
+        said = [
+            judge.on_results(self.newest.step, self.name, self.results) for judge in self.judges
+        ]
+        return next((stop for stop in said if stop), None)
+
+
+def hearing(evaluations: Mapping[str, Evaluate], hooks: Sequence[Hook]) -> list[Evaluate]:
+    """The evaluations by set, heard by those of `hooks` that are judges.
+
+    One hears of the set that it names in `of`; of the first if that is empty; without it, of all.
+
+    Raises:
+        ConfigError: if there is no such set.
+    """
+    first = next(iter(evaluations), "")
+    for hook in hooks:
+        if isinstance(hook, Judge):
+            of = getattr(hook, "of", None)
+            name = first if of == "" else of
+            if name is not None and name not in evaluations:
+                there = f"there are {', '.join(evaluations)}" if evaluations else "there is none"
+                near = did_you_mean(name, evaluations) or "; give the data that it is measured on"
+                raise ConfigError(
+                    f"{type(hook).__name__} waits for evaluations{f' of {of}' if of else ''}, and "
+                    f"{there}{near}: valid=..."
+                )
+            for each in evaluations.values() if name is None else [evaluations[name]]:
+                each.judges = [*each.judges, hook]
+    return list(evaluations.values())

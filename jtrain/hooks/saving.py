@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from jtrain.hooks.evaluating import Evaluate
 from jtrain.loop import Hook
 from jtrain.types import Metrics
 
@@ -37,3 +38,23 @@ class Save(Hook):
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Saves it."""
         self.at(step, state)
+
+
+class SaveBest(Hook):
+    """Saves the state of each evaluation that is better than all before it; stands before `save`.
+
+    Args:
+        evaluation: stands before this hook.
+        save: of the run.
+    """
+
+    settles = True
+
+    def __init__(self, evaluation: Evaluate, save: Save):
+        self.every, self._evaluation, self._save = evaluation.every, evaluation, save
+
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+        """Saves it if it is the best."""
+        best = self._evaluation.best
+        if best is not None and best.step == step:
+            self._save.at(step, state)

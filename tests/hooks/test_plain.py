@@ -1,6 +1,10 @@
 import counting
+import pytest
 
-from jtrain.hooks import on_numbers, on_state
+from jtrain.errors import ConfigError
+from jtrain.hooks import EarlyStop, Evaluate, on_numbers, on_state
+from jtrain.hooks.evaluating import hearing
+from jtrain.hooks.plain import hook_of
 from jtrain.loop import Hook, Stop
 
 
@@ -52,3 +56,42 @@ def test_a_hook_is_called_at_its_cadence_only():
     ]
     counting.run(hooks, stop=1000)
     assert calls == {"numbers": 20, "state": 10}
+
+
+def test_a_function_is_a_hook_by_the_names_of_what_it_takes():
+    seen = []
+
+    def told(step, numbers, where=seen):
+        where.append(("numbers", step, numbers["loss"]))
+
+    def kept(step, state):
+        seen.append(("state", step, float(state)))
+
+    def judged(step, results):
+        seen.append(("results", step, results))
+        return Stop("judged") if step == 2 else None
+
+    evaluation = Evaluate(every=2, measure=lambda s: {"loss": 7.0}, tell=lambda *_: None)
+    hooks = [hook_of(told), hook_of(kept), evaluation, hook_of(judged)]
+    hearing({"valid": evaluation}, hooks)
+    ended = counting.run(hooks, stop=9)
+    assert (ended.step, ended.stop) == (2, Stop("judged"))
+    assert sorted(seen, key=lambda x: x[:2]) == [
+        ("numbers", 1, 1.0),
+        ("numbers", 2, 0.5),
+        ("results", 2, {"valid/loss": 7.0}),
+        ("state", 1, 1.0),
+        ("state", 2, 2.0),
+    ]
+
+
+def test_a_function_of_states_sees_whole_calls():
+    assert hook_of(lambda step, state: None, steps_per_call=5).every == 5
+
+
+def test_a_hook_is_itself_and_what_is_none_is_refused():
+    hook = EarlyStop()
+    assert hook_of(hook) is hook
+    for wrong in (lambda step, loss: None, print, Worst):
+        with pytest.raises(ConfigError, match=r"is no hook: .* \(step, numbers\)"):
+            hook_of(wrong)

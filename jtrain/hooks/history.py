@@ -1,0 +1,29 @@
+"""Keeps the numbers of a run in memory."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jtrain.loop import Hook
+
+
+class History(Hook):
+    """The numbers of steps `every`, 2 `every`, ... by name and step: `numbers["loss"][100]`.
+
+    Args:
+        every: steps.
+    """
+
+    def __init__(self, *, every: int = 1):
+        self.every = every
+        self.numbers: dict[str, dict[int, Any]] = {}
+        """Of each name the number at each step, in order."""
+
+    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Keeps them."""
+        self.row(step, "", numbers)
+
+    def row(self, step: int, prefix: str, numbers: Mapping[str, Any]) -> None:
+        """Keeps results: of prefix `valid` and `{"loss": ...}`, `valid/loss`."""
+        for name, number in numbers.items():
+            name = f"{prefix}/{name}" if prefix else name
+            self.numbers.setdefault(name, {})[step] = number
