@@ -1,0 +1,195 @@
+"""Reads what a run left behind, as far as it can be read, and tells what cannot."""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from jtrain.config.dump import flat
+from jtrain.config.node import plain
+from jtrain.config.read import read as read_config
+from jtrain.errors import UserError
+
+Row: TypeAlias = Mapping[str, Any]
+TOLD, PICTURES, PICTURE_BYTES = 5, 24, 4_000_000  # troubles a file, newest pictures, bytes of each
+EXPECTED = ("config.yaml", "run.json", "metrics.jsonl", "speed.jsonl")
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A picture that the run made."""
+
+    name: str
+    step: int
+    png: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+    """A run as its directory tells it."""
+
+    path: Path
+    name: str
+    status: str
+    """done, running, stopped, failed, or unknown."""
+    facts: Row
+    """What run.json says."""
+    config: Mapping[str, Any]
+    """Of each dotted key the value."""
+    metrics: tuple[Row, ...]
+    speed: tuple[Row, ...]
+    leaves: tuple[Row, ...]
+    """Statistics of single leaves, where the run wrote them."""
+    samples: str
+    log: str
+    pictures: tuple[Picture, ...]
+    written: float | None
+    """When a file of it was written last, seconds since 1970."""
+    troubles: tuple[str, ...]
+    """What is damaged or missing, a line each."""
+
+    @property
+    def step(self) -> int:
+        """The last step that is known of."""
+        said = self.facts.get("step")
+        said = [said] if isinstance(said, int) else []
+        return max([*said, *(row["step"] for row in self.metrics[-1:])], default=0)
+
+
+def read(path: Path) -> Story:
+    """What lies in a run's directory; what cannot be read is left out and told in `troubles`."""
+    troubles: list[str] = []
+    there = [name for name in EXPECTED if (path / name).is_file()]
+    if not there:
+        troubles.append(f"{path} holds no run: none of {', '.join(EXPECTED)} is there")
+    else:
+        troubles += [f"{name} is missing" for name in EXPECTED if name not in there]
+    facts, config = _facts(path / "run.json", troubles), _config(path / "config.yaml", troubles)
+    files = [path / name for name in (*there, "log.txt") if (path / name).is_file()]
+    return Story(
+        path=path,
+        name=str(config.get("name") or path.resolve().name),
+        status=str(facts.get("status", "unknown")),
+        facts=facts,
+        config=config,
+        metrics=_rows(path / "metrics.jsonl", troubles),
+        speed=_rows(path / "speed.jsonl", troubles),
+        leaves=_rows(path / "leaves.jsonl", troubles),
+        samples=_text(path / "samples.txt", troubles),
+        log=_text(path / "log.txt", troubles),
+        pictures=_pictures(path / "pictures", troubles),
+        written=max((file.stat().st_mtime for file in files), default=None),
+        troubles=tuple(troubles),
+    )
+
+
+def age(seconds: float | None) -> str:
+    """How long ago a time was: `3 min ago`."""
+    if seconds is None:
+        return ""
+    ago = max(0.0, time.time() - seconds)
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if ago >= 2 * size:
+            return f"{ago / size:.0f} {unit} ago"
+    return f"{ago:.0f} s ago"
+
+
+def number(value: Any) -> float | None:
+    """A number of a row, NaN and infinity too; None for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _rows(path: Path, troubles: list[str]) -> tuple[Row, ...]:
+    """The rows that can be read; of two of the same step and names the last counts."""
+    found: dict[tuple[int, frozenset[str]], Row] = {}
+    wrong: list[str] = []
+    for place, line in enumerate(_text(path, troubles).splitlines(), 1):
+        row = _row(line)
+        if row is None:
+            wrong.append(
+                f"row {place} of {path.name} cannot be read and is left out: {line[:40]!r}"
+            )
+            continue
+        key = row["step"], frozenset(row)
+        if key in found:
+            wrong.append(f"row {place} of {path.name} is step {row['step']} again; the last counts")
+        found[key] = row
+    troubles += wrong[:TOLD]
+    if len(wrong) > TOLD:
+        troubles.append(f"and {len(wrong) - TOLD} more rows of {path.name}")
+    return tuple(sorted(found.values(), key=lambda row: row["step"]))
+
+
+def _row(line: str) -> Row | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(row, dict) and isinstance(row.get("step"), int)
+    return row if whole and not isinstance(row["step"], bool) else None
+
+
+def _facts(path: Path, troubles: list[str]) -> Row:
+    text = _text(path, troubles)
+    try:
+        facts = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        facts = None
+    if not isinstance(facts, dict):
+        troubles.append(f"{path.name} is no JSON object: {text[:40]!r}")
+        return {}
+    return facts
+
+
+def _config(path: Path, troubles: list[str]) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        node, mistakes = read_config(path, 0)
+    except UserError as error:
+        troubles.append(str(error))
+        return {}
+    troubles += [str(mistake) for mistake in mistakes]
+    return flat(plain(node))
+
+
+def _text(path: Path, troubles: list[str]) -> str:
+    if not path.is_file():
+        return ""
+    try:
+        return path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        troubles.append(f"{path.name} cannot be read: {error.strerror}")
+        return ""
+
+
+def _pictures(folder: Path, troubles: list[str]) -> tuple[Picture, ...]:
+    """The newest pictures, `NAME-STEP.png`, by name and step."""
+    found = []
+    for file in sorted(folder.glob("*.png")) if folder.is_dir() else []:
+        name, _, step = file.stem.rpartition("-")
+        if name and step.isdecimal():
+            found.append((int(step), name, file))
+    newest = sorted(found)[-PICTURES:]
+    pictures = []
+    for step, name, file in newest:
+        data = file.read_bytes() if file.stat().st_size <= PICTURE_BYTES else b""
+        if data.startswith(b"\x89PNG\r\n\x1a\n"):
+            pictures.append(Picture(name, step, data))
+        else:
+            troubles.append(f"pictures/{file.name} is no PNG of at most {PICTURE_BYTES:,} bytes")
+    return tuple(sorted(pictures, key=lambda picture: (picture.name, picture.step)))
+
+
+def finite(value: Any) -> bool:
+    """Whether a value of a row is a finite number."""
+    found = number(value)
+    return found is not None and math.isfinite(found)

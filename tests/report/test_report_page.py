@@ -1,0 +1,150 @@
+"""The page stands alone, escapes what runs say, and has what a run is judged by."""
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from test_report_reading import ROWS, write_run
+
+from jtrain.cli import main
+from jtrain.hooks.png import png
+from jtrain.report import page, read
+
+EVIL = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+class Elements(HTMLParser):
+    """Every element of a page with its attributes, and the text of scripts."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data):
+        if self.found and self.found[-1][0] == "script" and self.scripts[-1] == "":
+            self.scripts[-1] = data
+
+
+def data_of(text: str) -> dict:
+    return json.loads(Elements(text).scripts[0])
+
+
+def test_nothing_is_loaded_from_elsewhere(tmp_path: Path):
+    text = page([read(write_run(tmp_path / "a", ROWS))])
+    for tag, attributes in Elements(text).found:
+        assert tag not in {"link", "iframe", "object", "embed", "base"}
+        for name in ("src", "href", "action"):
+            assert (attributes.get(name) or "data:").startswith("data:")
+    assert "default-src 'none'" in text
+    outside = set(re.findall(r"https?://[^\s\"')]+", text))
+    assert outside == {"http://www.w3.org/2000/svg"}  # a name, which nothing is fetched by
+
+
+def test_names_samples_and_values_put_no_element_into_the_page(tmp_path: Path):
+    quiet = page([read(write_run(tmp_path / "a", ROWS, samples_txt="hello", log_txt="a"))])
+    evil = write_run(
+        tmp_path / "b",
+        [{**row, EVIL: 1.0} for row in ROWS],
+        samples_txt=EVIL,
+        log_txt=EVIL,
+        config_yaml=f"name: '{EVIL}'\nnote: '{EVIL}'\n'{EVIL}': 1\nsteps: '{EVIL}'\n",
+        run_json=json.dumps({"status": EVIL, "why": EVIL, "step": 40, "argv": [EVIL], "git": EVIL}),
+    )
+    loud = page([read(evil)])
+    assert "alert(1)" in loud
+    kinds = lambda text: {tag for tag, _ in Elements(text).found}
+    assert kinds(loud) <= kinds(quiet)
+    assert not any("onerror" in attributes for _, attributes in Elements(loud).found)
+    assert len(Elements(loud).scripts) == 2
+    assert data_of(loud)["runs"] == [EVIL]
+    assert EVIL in {chart["title"] for chart in data_of(loud)["charts"]} | {
+        line["name"] for chart in data_of(loud)["charts"] for line in chart["lines"]
+    }
+
+
+def test_several_runs_lie_over_one_another_and_differences_are_told(tmp_path: Path):
+    first = write_run(tmp_path / "a", ROWS)
+    second = write_run(tmp_path / "b", ROWS[:2])
+    (second / "config.yaml").write_text("experiment: toy\nname: b\noptimizer: {lr: 0.2, b1: 1}\n")
+    text = page([read(first), read(second)])
+    (loss,) = data_of(text)["charts"]
+    assert [len(points) for points in loss["lines"][0]["runs"]] == [4, 2]
+    table = text.partition("What differs")[2].partition("</table>")[0]
+    cells = re.findall(r"<td>(.*?)</td>", table)
+    assert [cells[i : i + 3] for i in range(0, len(cells), 3)] == [
+        ["<code>name</code>", "a", "b"],
+        ["<code>steps</code>", "40", "absent"],
+        ["<code>optimizer.lr</code>", "0.1", "0.2"],
+        ["<code>optimizer.b1</code>", "absent", "1"],
+    ]
+
+
+def test_two_runs_of_one_name_are_told_apart_by_their_directories(tmp_path: Path):
+    stories = [read(write_run(tmp_path / place / "a", ROWS)) for place in ("x", "y")]
+    assert data_of(page(stories))["runs"] == [str(tmp_path / p / "a") for p in ("x", "y")]
+
+
+def test_pictures_matrices_and_leaves_are_in_it(tmp_path: Path):
+    rows = [*ROWS, {"step": 40, "valid/confusion": [[3, 1], [0, 4]]}]
+    leaves = '{"step": 10, "grad_norm": {"block/kernel": 0.5}, "ratio": {"block/kernel": "NaN"}}\n'
+    path = write_run(tmp_path / "a", rows, leaves_jsonl=leaves)
+    picture = png([[0, 255]])
+    (path / "pictures").mkdir()
+    (path / "pictures" / "digits-40.png").write_bytes(picture)
+    text = page([read(path)])
+    sources = [attributes["src"] for tag, attributes in Elements(text).found if tag == "img"]
+    assert sources == [f"data:image/png;base64,{base64.b64encode(picture).decode()}"]
+    assert "row 0, column 1: 1, 25.0% of its row" in text
+    assert data_of(text)["leaves"] == [
+        {"kind": "grad_norm", "title": "block/kernel", "runs": [[[10, 0.5]]]},
+        {"kind": "ratio", "title": "block/kernel", "runs": [[[10, None]]]},
+    ]
+
+
+def test_the_verb_writes_the_page_and_tells_each_damage(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs/a"), ROWS)
+    write_run(Path("runs/b"), metrics_jsonl="x\n")
+    assert main(["report", "a"]) == 0
+    assert Path("runs/a/report.html").read_text().startswith("<!doctype html>")
+    capsys.readouterr()
+    assert main(["report", "a", "runs/b", "--json", "--out", "new/page.html"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "runs/b: row 1 of metrics.jsonl cannot be read and is left out: 'x'\n"
+    found = json.loads(said.out)
+    assert found["page"] == "new/page.html"
+    assert Path(found["page"]).is_file()
+    assert [run["loss"] for run in found["runs"]] == [0.25, None]
+    assert found["runs"][0]["rate"] == 50.0
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["report", "c"], "c is no directory; in runs/ there is a"),
+        (["report"], "RUN"),
+        (["report", "a", "--out", "runs/a/run.json/x.html"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_done_is_told(typed, words, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs/a"), ROWS)
+    assert main(typed) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_there_is_a_page_of_an_empty_directory_too(tmp_path: Path):
+    (tmp_path / "none").mkdir()
+    text = page([read(tmp_path / "none")])
+    assert "holds no run" in text
+    assert data_of(text)["charts"] == []
