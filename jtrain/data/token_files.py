@@ -24,6 +24,11 @@ class Stretch:
     def __len__(self) -> int:
         return self.last - self.first
 
+    @property
+    def shape(self) -> tuple[int]:
+        """Its length, as of an array."""
+        return (len(self),)
+
     def __getitem__(self, part: slice) -> np.ndarray:  # n
         """The tokens of a slice without a step, copied."""
         first, last, _ = part.indices(len(self))

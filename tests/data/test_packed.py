@@ -1,0 +1,144 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jtrain.data.batches import InOrder, Shuffled
+from jtrain.data.packed import Packed
+from jtrain.data.packing import best_fit
+from jtrain.data.prepare import prepare
+from jtrain.data.token_files import TokenFiles
+from jtrain.data.tokenizing import ByBytes
+from jtrain.errors import DataError
+
+
+def one_after_another(lengths: list[int], capacity: int) -> list[list[int]]:
+    """Best fit decreasing as it is told: each length into the fullest row that has room."""
+    rows: list[list[int]] = []
+    for length in sorted(lengths, reverse=True):
+        fits = [row for row in rows if sum(row) + length <= capacity]
+        if fits:
+            max(fits, key=sum).append(length)
+        else:
+            rows.append([length])
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_are_as_full_as_one_after_another_makes_them(seed: int):
+    rng = np.random.default_rng(seed)
+    capacity = int(rng.integers(1, 40))
+    lengths = rng.integers(1, capacity + 1, int(rng.integers(1, 300)))
+    rows = best_fit(lengths, capacity)
+    parts = np.split(rows.pieces, rows.begins[1:-1])
+    assert sorted(rows.pieces.tolist()) == list(range(len(lengths)))
+    found = [int(lengths[part].sum()) for part in parts]  # rows as full may have changed places
+    assert sorted(found) == sorted(map(sum, one_after_another(lengths.tolist(), capacity)))
+
+
+def ragged(context: int, documents: int = 90) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens that are all different, in documents of every length that could go wrong."""
+    odd = [1, 2, context, context + 1, context + 2, 2 * context, 2 * context + 1, 2 * context + 2]
+    drawn = np.random.default_rng(context).integers(1, 4 * context, documents)
+    edges = np.cumsum([0, *odd, *drawn.tolist()])
+    return np.arange(edges[-1]), edges
+
+
+@pytest.mark.parametrize("context", [1, 2, 7, 16])
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_in_an_epoch_no_token_is_lost_or_doubled(context: int, epoch: int):
+    tokens, edges = ragged(context)
+    source = Packed(tokens, context=context, documents=edges)
+    batches = Shuffled(source, size=4, seed=epoch, end="pad")
+    steps = -(-len(source) // 4)
+    targets, seen = np.zeros(len(tokens), int), np.zeros(len(tokens), int)
+    document = np.searchsorted(edges, tokens, "right")
+    for step in range(epoch * steps, (epoch + 1) * steps):
+        batch = batches[step]
+        rows, segments = batch["tokens"][batch["mask"]], batch["segments"][batch["mask"]]
+        real = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+        np.add.at(targets, rows[:, 1:][real], 1)
+        np.add.at(seen, rows[segments > 0], 1)
+        # An input is the token before its target, in the same document.
+        assert (rows[:, 1:][real] == rows[:, :-1][real] + 1).all()
+        assert (document[rows[:, 1:][real]] == document[rows[:, :-1][real]]).all()
+    first = np.isin(tokens, edges[:-1])
+    assert (targets == ~first).all(), "every token but the first of a document, exactly once"
+    cuts = np.maximum(-(-(np.diff(edges) - 1) // context), 1) - 1  # a cut's token is in two rows
+    assert (seen >= 1).all()
+    assert seen.sum() == len(tokens) + cuts.sum()
+
+
+def test_what_fits_lies_in_a_row_whole():
+    tokens, edges = ragged(16)
+    rows = Packed(tokens, context=16, documents=edges)
+    got = rows[np.arange(len(rows))]
+    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        if end - begin <= 17:
+            row, place = np.argwhere((got["tokens"] == begin) & (got["segments"] > 0))[0]
+            there = slice(place, place + end - begin)
+            assert got["tokens"][row, there].tolist() == list(range(begin, end))
+            assert len(set(got["segments"][row, there])) == 1
+    used = (got["segments"] > 0).sum(1)
+    assert got["length"].tolist() == (used - 1).tolist()
+    assert rows.filled == used.sum() / got["tokens"].size > 0.97
+
+
+def test_short_documents_leave_little_room():
+    lengths = np.random.default_rng(0).integers(2, 60, 20_000)
+    packed = Packed(
+        np.zeros(lengths.sum(), int), context=256, documents=np.cumsum([0, *lengths.tolist()])
+    )
+    assert packed.filled > 0.999
+
+
+def test_the_order_is_by_seed_and_epoch_and_any_processes_share_it():
+    tokens, edges = ragged(7)
+    build = lambda: Packed(tokens, context=7, documents=edges)
+    whole = Shuffled(build(), size=8, seed=3)
+    parts = [Shuffled(build(), size=8, seed=3).shard(index, 4) for index in range(4)]
+    for step in (0, 5, 40):
+        for name in ("tokens", "segments", "length"):
+            together = np.concatenate([part[step][name] for part in parts])
+            np.testing.assert_array_equal(together, whole[step][name])
+    epoch = lambda seed, step: Shuffled(build(), size=8, seed=seed)[step]["tokens"].tolist()
+    assert len({str(epoch(seed, step)) for seed in (1, 2) for step in (0, 30)}) == 4
+
+
+def test_token_files_are_packed_by_their_documents(tmp_path: Path):
+    lines = [f"line {i} " + "x" * (i % 23) for i in range(200)]
+    (tmp_path / "a.txt").write_text("\n".join(lines), encoding="utf-8")
+    prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByBytes(), by="line", shard=111)
+    files = TokenFiles(tmp_path / "out")
+    train, valid = files.split(0.2)
+    found = []
+    for part in (train, valid):
+        for batch in InOrder(Packed(part, context=64), size=4):
+            rows = zip(batch["tokens"], batch["segments"], batch["mask"], strict=True)
+            for tokens, segments, real in rows:
+                ids = set(segments.tolist()) - {0} if real else set()
+                found += [files.tokenizer.decode(tokens[segments == i]) for i in ids]
+    assert sorted(found) == sorted(lines)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says", "right"),
+    [
+        ({"context": 0}, "Set context=1", {"context": 1}),
+        (
+            {"documents": np.array([0, 5])},
+            r"documents=np.cumsum\(\[0",
+            {"documents": np.array([0, 5, 9])},
+        ),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(wrong: dict, says: str, right: dict):
+    tokens = np.arange(9)
+    with pytest.raises(DataError, match=says):
+        Packed(tokens, **{"context": 4} | wrong)
+    Packed(tokens, **{"context": 4} | right)
+
+
+def test_no_tokens_are_refused():
+    with pytest.raises(DataError, match="0 tokens"):
+        Packed(np.arange(0), context=4)
