@@ -5,7 +5,7 @@ Each optimizer first takes the best of a few learning rates (seed 0), then all s
 (warmup, then a cosine to a tenth over the whole run) is as long as the run, so for each number of
 steps Muon trains anew.
 
-    python benchmarks/muon.py [--steps 300] [--seeds 3] [--shares 0.6 0.75 1.0]
+    python benchmarks/muon.py [--steps 300] [--seeds 3] [--shares 0.4 0.6 0.8]
 """
 
 import argparse
@@ -24,7 +24,7 @@ import jtrain as jt
 from jtrain.config.resolve import resolve
 
 ROOT = Path(__file__).parent.parent
-RATES = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (2e-3, 4e-3, 8e-3)}
+RATES = {"adamw": (4e-3, 8e-3, 1.6e-2), "muon": (8e-3, 1.6e-2, 3.2e-2)}
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300, help="of AdamW's runs")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.6, 0.75, 1.0])
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.4, 0.6, 0.8])
     asked = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     print(
