@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 
 from jtrain.loop import Hook, Stop
 
+FIND = "The operation, the leaf and the rows: the same command with --find-nan."
+
 
 class Finite(Hook):
     """Warns when some steps were skipped, and stops a run in which all were.
@@ -45,7 +47,7 @@ class Finite(Hook):
                 f"the loss scale is at its minimum of {scale:g} and {skipped} of the steps {first} "
                 f"to {step} overflowed float16 all the same. The parameters are those of the last "
                 f"finite step. Check the data for NaN or infinity, set precision.kind=bf16, which "
-                f"has the range of float32, or lower optimizer.lr.",
+                f"has the range of float32, or lower optimizer.lr. {FIND}",
                 "failed",
             )
         if skipped < steps or (steps == 1 and self.every > 1):
@@ -57,6 +59,6 @@ class Finite(Hook):
         return Stop(
             f"no step from {first} to {step} was finite: loss {numbers['loss']:.4g}, gradient norm "
             f"{numbers['grad_norm']:.4g}. The parameters are those of the last finite step. Check "
-            f"the data for NaN or infinity, lower optimizer.lr, or set optimizer.clip=1.0.",
+            f"the data for NaN or infinity, lower optimizer.lr, or set optimizer.clip=1.0. {FIND}",
             "failed",
         )

@@ -41,6 +41,7 @@ def test_a_run_in_which_every_step_was_skipped_stops_and_says_what_to_try():
         "data for NaN",
         "lower optimizer.lr",
         "optimizer.clip=1.0",
+        "--find-nan",
     ):
         assert part in stop.why
     assert said == []

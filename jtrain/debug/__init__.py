@@ -1,0 +1,1 @@
+"""Ways to look into a run that does not do what it should."""
