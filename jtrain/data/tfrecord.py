@@ -19,7 +19,7 @@ class TFRecords:
     """The records (bytes) of TFRecord files, one file after the other: `len`, and by index.
 
     Grain can only stream these files. Here their lengths are walked through once when they are
-    opened (a million records a second, where the file lies in memory) and the data is mapped, so
+    opened (1.5 us a record where the file lies in memory, measured) and the data is mapped, so
     that any record is read where it lies and a batch stays a function of the step:
 
     ```python

@@ -1,0 +1,178 @@
+"""Rows of Parquet files by index; needs `pip install 'jtrain[parquet]'`."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, SupportsIndex, overload
+
+import numpy as np
+
+from jtrain.data.extra import needed
+from jtrain.data.files import found
+from jtrain.errors import DataError
+
+
+class ParquetRows:
+    """The rows of Parquet files, one file after the other.
+
+    An array of indices gives a batch: numbers and lists of one length, b ... . A single index gives
+    a row as a dict, in which strings and bytes may be too: what `grain.MapDataset.source` takes,
+    where they must be decoded (`GrainRows(grain.MapDataset.source(rows).map(decode))`).
+
+    Only whole row groups can be read. They are kept in memory up to `keep` bytes, the last used
+    ones longest: rows in random order need all of them there, so a set that is larger is better
+    written as ArrayRecord.
+
+    Args:
+        columns: those that are read; empty: all.
+
+    Raises:
+        DataError: files that are cut off, foreign or of different columns; a column that is not
+            there; in a batch a value that is missing or is no number; no pyarrow.
+    """
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        columns: Sequence[str] = (),
+        keep: int = 1 << 30,
+    ):
+        self.paths, self._keep = found(paths), keep
+        self._files = [_opened(path) for path in self.paths]
+        self.columns = _columns(self.paths, self._files, columns)
+        groups = [
+            (file, group, opened.metadata.row_group(group).num_rows)
+            for file, opened in enumerate(self._files)
+            for group in range(opened.num_row_groups)
+        ]
+        self._groups = [group[:2] for group in groups]
+        self._first = np.cumsum([0, *(rows for _, _, rows in groups)])
+        self._kept = OrderedDict[int, Any]()  # tables by row group, the last used one last
+        if not len(self):
+            raise DataError(f"{paths} holds no row. Give at least one file with rows in it.")
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    @overload
+    def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]: ...
+
+    @overload
+    def __getitem__(self, indices: SupportsIndex, /) -> dict[str, Any]: ...
+
+    def __getitem__(self, indices: Any, /) -> dict[str, Any]:
+        if not isinstance(indices, np.ndarray):
+            index = indices.__index__()
+            if not 0 <= index < len(self):
+                raise IndexError(f"Row {index} was asked for of {len(self)}, counted from 0.")
+            group = int(np.searchsorted(self._first, index, "right")) - 1
+            (row,) = self._group(group).slice(index - int(self._first[group]), 1).to_pylist()
+            return row
+        groups = np.searchsorted(self._first, indices, "right") - 1
+        batch: dict[str, np.ndarray] = {}
+        for group in np.unique(groups).tolist():
+            here = groups == group
+            table = self._group(group).take(indices[here] - self._first[group])
+            for name in self.columns:
+                part = self._numbers(name, table.column(name).combine_chunks(), group)
+                shape = (len(indices), *part.shape[1:])
+                whole = batch.setdefault(name, np.empty(shape, part.dtype))
+                if whole.shape != shape:
+                    raise DataError(
+                        f"Rows of a batch have one shape, and column {name!r} has lists of "
+                        f"{whole.shape[1:]} and, in {self._place(group)}, of {part.shape[1:]}. "
+                        f"{BY_ROW.format(name=name)}"
+                    )
+                whole[here] = part
+        return batch
+
+    def _group(self, group: int) -> Any:
+        """A row group's table, read or kept."""
+        if group not in self._kept:
+            file, number = self._groups[group]
+            try:
+                table = self._files[file].read_row_group(number, columns=self.columns)
+            except (OSError, ValueError) as error:  # what pyarrow raises of a damaged page
+                raise DataError(
+                    f"{self.paths[file]}: row group {number} was asked for and cannot be read "
+                    f"({' '.join(str(error).split())}). The file is damaged: get it again."
+                ) from error
+            self._kept[group] = table
+            while sum(t.nbytes for t in self._kept.values()) > self._keep and len(self._kept) > 1:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(group)
+        return self._kept[group]
+
+    def _numbers(self, name: str, array: Any, group: int) -> np.ndarray:  # b ...
+        """A column of numbers, or of lists of one length of numbers."""
+        arrow = needed("pyarrow", "parquet", "A Parquet file")
+        if array.null_count:
+            raise DataError(
+                f"Column {name!r} was to have a value in every row; {self._place(group)} has a "
+                f"row without one. Leave the column out (columns=...), or fill it where the file "
+                f"is written: frame[{name!r}].fillna(0)."
+            )
+        if arrow.types.is_list(array.type) or arrow.types.is_large_list(array.type):
+            lengths = np.unique(array.value_lengths().to_numpy(zero_copy_only=False))
+            if len(lengths) > 1:
+                raise DataError(
+                    f"Rows of a batch have one shape, and column {name!r} has lists of "
+                    f"{lengths[0]} and of {lengths[-1]} in {self._place(group)}. "
+                    f"{BY_ROW.format(name=name)}"
+                )
+            values = self._numbers(name, array.flatten(), group)
+            return values.reshape(len(array), int(lengths[0]), *values.shape[1:])
+        if arrow.types.is_fixed_size_list(array.type):
+            values = self._numbers(name, array.flatten(), group)
+            return values.reshape(len(array), array.type.list_size, *values.shape[1:])
+        if not (arrow.types.is_primitive(array.type) and not arrow.types.is_temporal(array.type)):
+            raise DataError(
+                f"Column {name!r} was to hold numbers and holds {array.type}. Leave it out "
+                f"(columns=...). {BY_ROW.format(name=name)}"
+            )
+        return array.to_numpy(zero_copy_only=False)
+
+    def _place(self, group: int) -> str:
+        file, number = self._groups[group]
+        return f"row group {number} of {self.paths[file]}"
+
+
+BY_ROW = (
+    "Or make arrays of each row: GrainRows(grain.MapDataset.source(rows).map(decode)), where "
+    "decode gives a dict of arrays of one shape and takes row[{name!r}]."
+)
+
+
+def _opened(path: Path) -> Any:
+    parquet = needed("pyarrow.parquet", "parquet", "A Parquet file")
+    try:
+        return parquet.ParquetFile(path)
+    except ValueError as error:
+        raise DataError(
+            f"{path} was to be a Parquet file, which ends with PAR1, and ends at byte "
+            f"{path.stat().st_size} without ({error}). It is cut off or another file: get it again."
+        ) from error
+
+
+def _columns(paths: list[Path], files: list[Any], asked: Sequence[str]) -> list[str]:
+    """The columns that are read, which all files have."""
+    for path, file in zip(paths, files, strict=True):
+        has = file.schema_arrow
+        if not has.equals(files[0].schema_arrow):
+            raise DataError(
+                f"Files of a set have the same columns; {paths[0]} has "
+                f"{_told(files[0].schema_arrow)} and {path} {_told(has)}. "
+                f"Give the files of one set."
+            )
+    names = files[0].schema_arrow.names
+    if unknown := [name for name in asked if name not in names]:
+        raise DataError(
+            f"Column {unknown[0]!r} was asked for, and {paths[0]} has {', '.join(names)}. "
+            f"Set columns={names[:2]}."
+        )
+    return list(asked) or names
+
+
+def _told(schema: Any) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
