@@ -1,12 +1,15 @@
 """`jtrain run CONFIG`: train, or go on where it was stopped."""
 
+import argparse
+import functools
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
-from jtrain.config.resolve import resolve
+from jtrain.config.resolve import Resolved, resolve
+from jtrain.errors import UserError
 
 CODES = {"done": 0, "failed": 70, "stopped": 75}
 
@@ -17,6 +20,8 @@ def main(argv: Sequence[str]) -> int:
     resolved = resolve(Path(typed.config), typed.settings)
     for note in resolved.notes:
         print(note, file=sys.stderr)
+    if looking := _looking(typed):
+        return looking(resolved)
 
     from jtrain.cli.ending import ending
     from jtrain.run import run
@@ -24,6 +29,59 @@ def main(argv: Sequence[str]) -> int:
     outcome = run(resolved.config, source=resolved.path)
     print(ending(outcome, resolved.path, shlex.join(["jtrain", "run", *argv])))
     return CODES[outcome.status]
+
+
+def _looking(typed: argparse.Namespace) -> Callable[[Resolved], int] | None:
+    """What is to be done in the place of training, if anything."""
+    asked = {
+        "--fast": _fast if typed.fast else None,
+        "--overfit": functools.partial(_overfit, typed.overfit)
+        if typed.overfit is not None
+        else None,
+        "--eager": _eager if typed.eager else None,
+        "--find-nan": _find_nan if typed.find_nan else None,
+    }
+    chosen = [name for name, does in asked.items() if does]
+    if len(chosen) > 1:
+        raise UserError(f"jtrain run: {' and '.join(chosen)} are two things; type one of them")
+    return asked[chosen[0]] if chosen else None
+
+
+def _fast(resolved: Resolved) -> int:
+    from jtrain.debug.fast import fast
+
+    done = fast(resolved.config, tell=_tell)
+    print(f"all of it works, {sum(stage.seconds for stage in done):.1f} s; nothing is left of it")
+    return 0
+
+
+def _overfit(batches: int, resolved: Resolved) -> int:
+    from jtrain.debug.overfit import overfit
+
+    found = overfit(resolved.config, batches, tell=_tell)
+    print(found.told())
+    return 0 if found.small else CODES["failed"]
+
+
+def _eager(resolved: Resolved) -> int:
+    from jtrain.debug.eager import eager
+
+    eager(resolved.config, tell=_tell)
+    return 0
+
+
+def _find_nan(resolved: Resolved) -> int:
+    from jtrain.debug.find_nan import find_nan
+
+    found = find_nan(resolved.config, tell=_tell)
+    if found is None:
+        return 0
+    print(found.told())
+    return CODES["failed"]
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
 
 
 def _arguments() -> Arguments:
@@ -34,8 +92,17 @@ def _arguments() -> Arguments:
         "configs/shakespeare.yaml",
         "configs/shakespeare.yaml steps=400 name=try optimizer.lr=1e-3",
         "configs/shakespeare.yaml parallel.kind=fsdp parallel.devices=4",
+        "configs/shakespeare.yaml --fast",
     )
     parser.add_argument("config", metavar="CONFIG", help="a YAML file")
     words = "values to change, such as optimizer.lr=1e-3"
     parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=words)
+    words = "a few steps of all that the run will do, and how long each part takes; leaves nothing"
+    parser.add_argument("--fast", action="store_true", help=words)
+    words = "train on the first N batches again and again: can it learn them by heart?"
+    parser.add_argument("--overfit", metavar="N", type=int, help=words)
+    words = "steps without jit, so that prints and breakpoints in the loss see numbers"
+    parser.add_argument("--eager", action="store_true", help=words)
+    words = "where the first value that is not finite comes from: operation, line, leaf, rows"
+    parser.add_argument("--find-nan", action="store_true", help=words)
     return parser

@@ -1,5 +1,6 @@
 """Runs a traced program one primitive at a time, so that each value can be looked at."""
 
+import collections
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -159,7 +160,6 @@ def _of_same_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:
 
 def outputs_of(program: Any, inputs: Sequence[Any]) -> list[jax.Array]:
     """What `program` gives for `inputs`, computed one primitive at a time."""
-    found: Any = None
-    for found in execute(program, inputs):
-        pass
-    return [value.array for value in found]
+    (last,) = collections.deque(execute(program, inputs), maxlen=1)
+    assert isinstance(last, list), "the outputs come last"
+    return [value.array for value in last]

@@ -15,7 +15,7 @@ from jtrain.parallel import Single
 from jtrain.state import TrainState
 from jtrain.terms import Returned, combine, in_terms
 from jtrain.trees import norm
-from jtrain.types import Batch, Leaf, Params
+from jtrain.types import Batch, Key, Leaf, Params
 
 
 class Slope(NamedTuple):
@@ -75,9 +75,20 @@ def weights_of(parts: Assembly, state: TrainState, batch: Batch) -> list[Leaf]:
     return [mean.weight for mean in got.terms.means]
 
 
+def loss_of(parts: Assembly, state: TrainState, batch: Batch, rng: Key | None) -> Leaf:
+    """The loss of a batch; `rng` None as it is evaluated."""
+    got = _terms(parts)(state.params, state.extra, batch, rng)
+    return combine(got.terms, [mean.weight for mean in got.terms.means])
+
+
 def whole_batch(parts: Assembly, step: int) -> dict[str, jax.Array]:
     """The batch that step `step` takes, the first being 1."""
-    return {name: jnp.asarray(array) for name, array in parts.experiment.train[step - 1].items()}
+    return on_device(parts.experiment.train[step - 1])
+
+
+def on_device(batch: Batch) -> dict[str, jax.Array]:
+    """A batch as JAX's arrays."""
+    return {name: jnp.asarray(array) for name, array in batch.items()}
 
 
 def _terms(parts: Assembly) -> Callable[..., Returned]:

@@ -1,0 +1,186 @@
+"""`jtrain run --fast`, `--overfit N` and `--eager`: what they find, and that nothing stays."""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from quick_study import CODE, YAML, at_home, config_of, trained, write_study
+
+from jtrain.cli import main
+from jtrain.debug.eager import eager
+from jtrain.debug.fast import fast
+from jtrain.debug.overfit import overfit
+from jtrain.errors import CheckpointError, ConfigError, LossError
+from jtrain.hooks.metrics import results
+
+CONFIG = "configs/quick.yaml"
+SAMPLE = "optimizer=self.optimizer.build(self.steps),\n"
+LOSS = 'x = jnp.tanh(batch["x"] @ params["up"] + params["bias"][None])\n'
+INDENT = " " * 12
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
+    """Writes the study, with some of its code replaced."""
+
+    def write(old: str = SAMPLE, new: str = SAMPLE, config: str = YAML) -> None:
+        assert CODE.count(old) == 1
+        write_study(tmp_path, CODE.replace(old, new), config)
+        at_home(tmp_path, monkeypatch, compiled)
+
+    return write
+
+
+def silent(line: str) -> None:
+    del line
+
+
+# --fast
+
+
+def test_fast_does_all_that_a_run_does_and_leaves_nothing(study, capfd):
+    text = "sample=lambda params, extra, key: 'a text',\n"
+    study(SAMPLE, SAMPLE + INDENT + text)
+    assert main(["run", CONFIG, "--fast"]) == 0
+    out = capfd.readouterr().out.splitlines()
+    parts = [
+        "builds",
+        "reads",
+        "compiles",
+        "trains",
+        "evaluates",
+        "saves",
+        "restores",
+        "resumes",
+        "samples",
+    ]
+    assert [line.split()[0] for line in out[:-1]] == parts
+    assert all(re.search(r"\d+\.\d\d s$", line) for line in out[:-1])
+    assert "48 parameters" in out[0]
+    assert "x float32[16, 2], label int32[16]" in out[1]
+    assert "32 rows" in out[4], "two batches of the evaluation set and not all of it"
+    assert "steps 3 to 4 to the same bits" in out[7]
+    assert out[-1].startswith("all of it works")
+    assert not Path("runs").exists()
+
+
+def test_fast_notices_a_loss_that_hides_a_state(study):
+    code = "train=Forgetful(train, size=self.batch, seed=self.seed),\n"
+    study("train=Shuffled(train, size=self.batch, seed=self.seed),\n", code)
+    file = Path("experiments/quick.py")
+    forgetful = """
+
+class Forgetful(Shuffled):
+    times = 0
+
+    def __getitem__(self, step):
+        Forgetful.times += 1
+        batch = super().__getitem__(step)
+        return {**batch, "x": batch["x"] + np.float32(Forgetful.times)}
+
+
+def points("""
+    file.write_text(file.read_text().replace("\n\ndef points(", forgetful))
+    with pytest.raises(CheckpointError, match=r"a run that was resumed differs .* params/"):
+        fast(config_of(CONFIG), tell=silent)
+    assert not Path("runs").exists()
+
+
+def test_fast_ends_with_the_mistake(study, capfd):
+    study("check_labels(train, self.data.classes)", "check_labels(train, 2)")
+    assert main(["run", CONFIG, "--fast"]) == 2
+    said = capfd.readouterr()
+    assert said.out.startswith("builds     failed after")
+    assert "label" in said.err
+
+
+# --overfit
+
+
+def test_overfit_says_that_a_batch_is_learned_by_heart(study, capfd):
+    study()
+    settings = ["steps=400", "model.drop=0", "model.width=32", "optimizer.lr=5e-2", "log.every=50"]
+    assert main(["run", CONFIG, *settings, "batch=4", "--overfit", "2"]) == 0
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last.startswith("2 batches")
+    assert "It learns them by heart" in last
+    first, after = map(float, re.findall(r"loss (\S+) -> (\S+)\.", last)[0])
+    assert after <= 0.05 * first
+    assert not Path("runs").exists()
+
+
+def test_overfit_says_what_is_wrong_when_nothing_is_learned(study, capfd):
+    study('params["bias"][None]', '0 * params["bias"][None]')
+    assert main(["run", CONFIG, "optimizer={kind: sgd, lr: 1e-6}", "--overfit", "1"]) == 70
+    out = capfd.readouterr().out
+    assert "1 batch, 12 steps" in out
+    assert "It does not go down" in out
+    assert "no step has changed bias" in out
+    assert "optimizer.lr" in out
+
+
+def test_overfit_tells_a_loss_that_goes_down_from_a_small_one(study):
+    study()
+    found = overfit(config_of(CONFIG, ["steps=30", "model.drop=0"]), 1, tell=silent)
+    assert found.down
+    assert not found.small
+    assert "steps=..." in found.told()
+    with pytest.raises(ConfigError, match=r"--overfit 0.*--overfit 1 \.\. 6"):
+        overfit(config_of(CONFIG), 0, tell=silent)
+
+
+# --eager
+
+
+def test_eager_prints_numbers_once_a_step_and_takes_the_steps_of_the_compiled_run(study, capfd):
+    seen = f'print("seen", params["up"].sum().item(), x.shape, rng is None)\n{INDENT}'
+    study(LOSS, LOSS + INDENT + seen + "\n")
+    settings = ["steps=3", "evaluate.every=0"]
+    assert main(["run", CONFIG, *settings, "--eager"]) == 0
+    out = capfd.readouterr().out.splitlines()
+    prints = [line.split()[1:] for line in out if line.startswith("seen")]
+    assert len(prints) == 4, "three steps and an evaluation"
+    assert len({float(line[0]) for line in prints}) == 4, "the parameters of each step"
+    assert [line[-1] for line in prints] == ["False"] * 3 + ["True"]
+    assert not Path("runs").exists()
+    outcome = trained(CONFIG, *settings)
+    want = [row["loss"] for row in results(outcome.directory.metrics, "").values()]
+    losses = [float(re.findall(r"loss (\S+)", line)[0]) for line in out if line[:4] == "step"]
+    np.testing.assert_allclose(losses, want, rtol=1e-4)
+
+
+def test_a_breakpoint_stops_once_a_step_where_values_are_concrete(study, monkeypatch):
+    study(LOSS, f"{LOSS}{INDENT}if (x > -2).all():\n{INDENT}    breakpoint()\n")
+    stops = []
+
+    def stop(*args, **kwargs):
+        import sys
+
+        here = sys._getframe(1).f_locals
+        stops.append(float(here["x"].sum()))
+
+    monkeypatch.setattr("sys.breakpointhook", stop)
+    losses = eager(config_of(CONFIG, ["steps=2"]), tell=silent)
+    assert len(losses) == 2
+    assert len(stops) == 3
+    assert all(np.isfinite(stops))
+
+
+def test_eager_says_how_to_look_at_a_value_that_is_differentiated(study):
+    study(LOSS, f"{LOSS}{INDENT}x = x + 0 * float(x.sum())\n")
+    with pytest.raises(LossError, match=r"x\.item\(\)"):
+        eager(config_of(CONFIG, ["steps=1"]), tell=silent)
+
+
+def test_two_at_once_are_refused(study, capfd):
+    study()
+    assert main(["run", CONFIG, "--fast", "--eager"]) == 2
+    assert "--fast and --eager are two things" in capfd.readouterr().err
+    assert os.listdir() == ["experiments", "configs"] or not Path("runs").exists()
