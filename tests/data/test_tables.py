@@ -1,0 +1,178 @@
+"""Rows of Parquet files and of Hugging Face's data sets, against what was written."""
+
+import sys
+from pathlib import Path
+
+import grain
+import numpy as np
+import pytest
+
+from jtrain.data import GrainRows, Shuffled
+from jtrain.data.hugging_face import HuggingFace
+from jtrain.data.parquet import ParquetRows
+from jtrain.errors import DataError
+
+ROWS = 50
+IMAGES = np.random.default_rng(0).random((ROWS, 2, 3), np.float32)
+COLUMNS = {
+    "image": IMAGES.tolist(),
+    "label": [row % 7 for row in range(ROWS)],
+    "flag": [row % 2 == 0 for row in range(ROWS)],
+    "name": [f"row {row}" for row in range(ROWS)],
+    "ragged": [[1] * (row % 3) for row in range(ROWS)],
+    "holed": [None if row == 9 else 1.5 for row in range(ROWS)],
+}
+NUMBERS = ["image", "label", "flag"]
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "source"),
+    [("pyarrow", "parquet", ParquetRows), ("datasets", "hf", HuggingFace)],
+)
+def test_a_missing_package_is_told_by_its_pip_line(module, extra, source, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(DataError, match=rf"needs {module}, .*pip install 'jtrain\[{extra}\]'"):
+        source(str(tmp_path / "a.parquet"))
+    assert f"\n{extra} = [" in (Path(__file__).parents[2] / "pyproject.toml").read_text()
+
+
+def write_parquet(path: Path, columns: dict, *, group: int = 8) -> Path:
+    arrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(
+        arrow.table(columns), path, row_group_size=group
+    )
+    return path
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> str:
+    """The rows in two files, in groups of 8."""
+    for name, part in (("a", slice(0, 30)), ("b", slice(30, None))):
+        columns = {column: values[part] for column, values in COLUMNS.items()}
+        arrow = pytest.importorskip("pyarrow")
+        of = arrow.list_(arrow.list_(arrow.float32()))
+        columns["image"] = arrow.array(columns["image"], of)
+        write_parquet(tmp_path / f"{name}.parquet", columns)
+    return str(tmp_path / "*.parquet")
+
+
+@pytest.fixture
+def dataset():
+    return pytest.importorskip("datasets").Dataset.from_dict(COLUMNS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [1, 1 << 30], ids=["nothing kept", "all kept"])
+def test_rows_of_parquet_are_those_that_were_written(parquet: str, keep: int):
+    rows = ParquetRows(parquet, columns=NUMBERS, keep=keep)
+    for indices in (np.arange(ROWS), np.random.default_rng(0).integers(0, ROWS, 40)):
+        got = rows[indices]
+        np.testing.assert_array_equal(got["image"], IMAGES[indices], strict=True)
+        np.testing.assert_array_equal(got["label"], np.array(COLUMNS["label"])[indices])
+        np.testing.assert_array_equal(got["flag"], np.array(COLUMNS["flag"])[indices], strict=True)
+    assert len(rows._kept) == (1 if keep == 1 else 7)
+
+
+@pytest.mark.slow
+def test_a_row_of_parquet_has_its_strings(parquet: str):
+    rows = ParquetRows(parquet)
+    assert rows[41] == {name: values[41] for name, values in COLUMNS.items()} | {
+        "image": IMAGES[41].astype(np.float64).tolist()
+    }
+    decoded = grain.MapDataset.source(rows).map(lambda row: {"size": len(row["name"])})
+    assert GrainRows(decoded)[np.array([3, 41])]["size"].tolist() == [5, 6]
+    with pytest.raises(IndexError, match="50 was asked for of 50"):
+        rows[50]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ("name", r"'name' was to hold numbers and holds string.*GrainRows"),
+        ("ragged", r"'ragged' has lists of 0 and of 2 in row group \d of .*GrainRows"),
+        ("holed", r"'holed' .* row group 1 of .*a\.parquet has a row without one.*fillna"),
+        ("none", r"'none' was asked for, and .*a\.parquet has image, label"),
+    ],
+)
+def test_a_column_of_parquet_that_is_no_batch_is_told(column: str, says: str, parquet: str):
+    with pytest.raises(DataError, match=says):
+        ParquetRows(parquet, columns=["label", column])[np.arange(ROWS)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_file_of_parquet_that_is_cut_off_is_refused_with_its_end(share: float, tmp_path: Path):
+    path = write_parquet(tmp_path / "a.parquet", {"x": list(range(99))})
+    kept = int(path.stat().st_size * share)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(DataError, match=rf"a\.parquet .* ends at byte {kept} without"):
+        ParquetRows(path)
+
+
+@pytest.mark.slow
+def test_a_damaged_page_of_parquet_is_told(tmp_path: Path):
+    path = write_parquet(tmp_path / "a.parquet", {"x": list(range(999))}, group=999)
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + b"\xff" * 40 + data[44:])
+    with pytest.raises(DataError, match=r"a\.parquet: row group 0 .* damaged"):
+        ParquetRows(path)[np.arange(9)]
+
+
+@pytest.mark.slow
+def test_files_of_parquet_of_two_sets_are_told(tmp_path: Path):
+    write_parquet(tmp_path / "a.parquet", {"x": [1]})
+    write_parquet(tmp_path / "b.parquet", {"y": [1]})
+    with pytest.raises(DataError, match=r"a\.parquet has x int64 and .*b\.parquet y int64"):
+        ParquetRows(str(tmp_path / "*.parquet"))
+    write_parquet(tmp_path / "c.parquet", {"x": []})
+    with pytest.raises(DataError, match="holds no row"):
+        ParquetRows(tmp_path / "c.parquet")
+
+
+@pytest.mark.slow
+def test_rows_of_hugging_face_are_those_that_were_given(dataset):
+    rows = HuggingFace(dataset, columns=NUMBERS)
+    indices = np.random.default_rng(0).integers(0, ROWS, 40)
+    got = rows[indices]
+    np.testing.assert_array_equal(got["image"].astype(np.float32), IMAGES[indices])
+    np.testing.assert_array_equal(got["label"], np.array(COLUMNS["label"])[indices])
+    got["label"][:] = 0
+    assert rows[indices]["label"].any(), "what is done to a batch does not reach the data"
+    assert len(Shuffled(rows, size=16)[0]["flag"]) == 16
+
+
+@pytest.mark.slow
+def test_pictures_of_hugging_face_are_arrays():
+    datasets, pil = pytest.importorskip("datasets"), pytest.importorskip("PIL.Image")
+    pictures = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), np.uint8)
+    given = {"image": [pil.fromarray(picture) for picture in pictures]}
+    features = datasets.Features({"image": datasets.Image()})
+    rows = HuggingFace(datasets.Dataset.from_dict(given, features=features))
+    np.testing.assert_array_equal(rows[np.array([2, 0])]["image"], pictures[[2, 0]], strict=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ("name", r"'name' was to hold numbers and holds str.*dataset\.map"),
+        ("ragged", r"'ragged' has \(0,\) and \(1,\)\. .*dataset\.map\(crop_or_pad\)"),
+        ("none", r"'none' was asked for, and the data set has image, label"),
+    ],
+)
+def test_a_column_of_hugging_face_that_is_no_batch_is_told(column: str, says: str, dataset):
+    with pytest.raises(DataError, match=says):
+        HuggingFace(dataset, columns=["label", column])[np.arange(5)]
+
+
+@pytest.mark.slow
+def test_what_is_no_split_of_hugging_face_is_told(dataset):
+    splits = pytest.importorskip("datasets").DatasetDict(train=dataset, test=dataset)
+    with pytest.raises(DataError, match=r"has train, test\. Choose: HuggingFace\(dataset\['train'"):
+        HuggingFace(splits)
+    with pytest.raises(DataError, match="IterableDataset can only be streamed"):
+        HuggingFace(dataset.to_iterable_dataset())
