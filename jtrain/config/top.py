@@ -20,8 +20,17 @@ def _plain_name(name: str) -> str:
     )
 
 
+_PART = re.compile(r"(?!\.)[^/\\:*?\"<>|\x00-\x1f]*")
+
+
+def _parts(name: str) -> list[str]:
+    """`SWEEP/MEMBER` in two, where it is one; `runs/NAME` is a path and no name."""
+    sweep, slash, member = name.partition("/")
+    return [sweep, member] if slash and sweep and member and sweep != "runs" else [name]
+
+
 def _directory_name(name: str) -> str:
-    if re.fullmatch(r"(?!\.)[^/\\:*?\"<>|\x00-\x1f]*", name) and len(name) <= 200:
+    if len(name) <= 200 and all(map(_PART.fullmatch, _parts(name))):
         return name
     plain = re.sub(r"[^\w.+-]+", "-", name[:200]).strip("-.")
     raise ValueError(

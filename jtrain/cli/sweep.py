@@ -1,0 +1,90 @@
+"""`jtrain sweep CONFIG KEY=A,B ...`: several runs of a config, and which came out best."""
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jtrain.cli.arguments import Arguments
+from jtrain.errors import UserError
+
+TRIALS = 20
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs them; gives the exit code: 0 all done, 70 some failed, 75 stopped: run it again."""
+    typed = _arguments().parse(argv)
+    jobs, trials = _count(typed.jobs, "--jobs"), _count(typed.trials or TRIALS, "--trials")
+    if typed.trials and not typed.search:
+        raise UserError("jtrain sweep: --trials is for a search; write --search optuna beside it")
+
+    from jtrain.sweep.results import as_json, table
+    from jtrain.sweep.sweep import curves_of, sweep
+
+    stream = sys.stderr if typed.json else sys.stdout
+    swept = sweep(
+        Path(typed.file),
+        typed.settings,
+        jobs=jobs,
+        metric=typed.metric,
+        trials=trials if typed.search else 0,
+        tell=lambda line: print(line, file=stream, flush=True),
+    )
+    if typed.json:
+        told = as_json(swept.name, swept.scores, swept.goal)
+        print(json.dumps({**told, "stopped": swept.stopped}))
+    else:
+        _picture(curves_of(swept.scores, swept.goal))
+        print("\n".join(table(swept.scores, swept.goal)))
+        if swept.picture:
+            print(f"picture: {swept.picture}")
+    if swept.stopped:
+        again = shlex.join(["jtrain", "sweep", *argv])
+        print(f"stopped: {swept.stopped}. To go on: {again}", file=stream)
+        return 75
+    return 70 if any(one.status == "failed" for one in swept.scores) else 0
+
+
+def _picture(curves: dict) -> None:
+    from jtrain.hooks.curve import curve, only_ascii
+
+    if curves:
+        width = min(100, shutil.get_terminal_size((80, 24)).columns)
+        print(curve(curves, width=width, height=16, ascii=only_ascii(sys.stdout.encoding)))
+
+
+def _count(word: str | int, option: str) -> int:
+    if str(word).isdigit() and int(word) > 0:
+        return int(word)
+    raise UserError(f"jtrain sweep: {option} {word} is no count; write {option} 2")
+
+
+def _arguments() -> Arguments:
+    parser = Arguments(
+        "sweep",
+        "Runs a config once for each combination of values, in runs/NAME/..., and says which came\n"
+        "out best. The same command goes on where it was stopped, and skips what is done.\n\n"
+        "KEY=A,B,C      these values (commas inside of brackets or quotes part nothing)\n"
+        "KEY=0..2       whole numbers, both ends; 0..50..10 in steps of 10\n"
+        "KEY=A          this value for all of them\n"
+        "with --search optuna:\n"
+        "KEY=1..8       any whole number between; KEY=0.1..0.9 any number\n"
+        "KEY=LOW..HIGH:log   by its logarithm\n"
+        "KEY=A,B        one of these",
+        "configs/shakespeare.yaml optimizer.lr=1e-4,3e-4 seed=0..2 steps=200 --jobs 2",
+        "configs/shakespeare.yaml optimizer.lr=1e-5..1e-2:log --search optuna --trials 20",
+    )
+    parser.add_argument("file", metavar="CONFIG", help="a YAML file")
+    words = "values to go over, and values that all have; name=NAME names the sweep"
+    parser.add_argument("settings", metavar="KEY=VALUES", nargs="*", help=words)
+    words = "runs at a time, each on cores and GPUs of its own (1)"
+    parser.add_argument("--jobs", default="1", metavar="N", help=words)
+    words = "what is compared, such as loss or 'highest accuracy' (checkpoint.best, or else loss)"
+    parser.add_argument("--metric", default="", help=words)
+    words = "search between ends in the place of going over a grid"
+    parser.add_argument("--search", choices=["optuna"], help=words)
+    parser.add_argument("--trials", metavar="N", help=f"runs of a search, in all ({TRIALS})")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

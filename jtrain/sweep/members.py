@@ -1,0 +1,112 @@
+"""The runs of a sweep: each with its values checked before the first one starts."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jtrain.config.resolve import Resolved, resolve
+from jtrain.directory import Directory
+from jtrain.errors import ConfigError
+from jtrain.hooks.rewrite import rewrite
+from jtrain.sweep.grid import Grid, label
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A run of a sweep."""
+
+    name: str
+    """SWEEP/LABEL: it lies in runs/SWEEP/LABEL."""
+    point: Mapping[str, str]
+    """Its values by key, of the keys that are swept."""
+    settings: Sequence[str]
+    """All that is typed after the config for it, its name among it."""
+
+    @property
+    def label(self) -> str:
+        """What tells it from the others."""
+        return self.name.partition("/")[2]
+
+    @property
+    def directory(self) -> Directory:
+        """Where it lies."""
+        return Directory(Path("runs") / self.name)
+
+    def status(self) -> str:
+        """`done`, `stopped`, `failed`, `running` (or killed while it ran), or empty."""
+        return self.directory.stands().get("status", "")
+
+
+def name_of(config: Path, settings: Sequence[str]) -> tuple[str, list[str]]:
+    """The name of a sweep, and the settings without it.
+
+    `name=NAME` where it was typed, and the config's file name with `-sweep` where not.
+
+    Raises:
+        ConfigError: if runs/NAME is a run and no sweep.
+    """
+    said = [setting.partition("=")[2] for setting in settings if setting.startswith("name=")]
+    name = said[-1] if said else f"{config.stem}-sweep"
+    if "/" in name or not name:
+        raise ConfigError(f"name={name}: a sweep lies in runs/NAME; write a name without `/`")
+    if (Path("runs") / name / "run.json").exists():
+        raise ConfigError(
+            f"runs/{name} holds a run, and a sweep would lie in it. Write name={name}-sweep"
+        )
+    return name, [setting for setting in settings if not setting.startswith("name=")]
+
+
+def members(name: str, grid: Grid) -> list[Member]:
+    """The runs of a grid, in its order."""
+    keys = list(grid.axes)
+    labels: dict[str, int] = {}
+    found = []
+    for point in grid.points():
+        words = label(point, keys)[:150] or "all"
+        labels[words] = labels.get(words, 0) + 1
+        words += f"-{labels[words]}" if labels[words] > 1 else ""
+        found.append(member(name, words, point, grid.fixed))
+    return found
+
+
+def member(name: str, label: str, point: Mapping[str, str], fixed: Sequence[str]) -> Member:
+    """A run of a sweep."""
+    chosen = [f"{key}={value}" for key, value in point.items()]
+    return Member(f"{name}/{label}", point, (*fixed, *chosen, f"name={name}/{label}"))
+
+
+def check(config: Path, all_members: Sequence[Member]) -> Resolved:
+    """The values of the first member, when those of all are what they should be.
+
+    Raises:
+        ConfigError: with each mistake in any of them once, or the values in which a member differs
+            from the run that lies in its directory.
+    """
+    wrong: dict[str, None] = {}
+    first = None
+    for one in all_members:
+        try:
+            resolved = resolve(config, one.settings)
+            one.directory.refuse_another(
+                resolved.config, "Give the sweep another name (name=...), or type the old values."
+            )
+            first = first or resolved
+        except ConfigError as error:
+            wrong |= dict.fromkeys(str(error).splitlines())
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    assert first is not None, "a sweep has members"
+    return first
+
+
+def keep_record(name: str, config: Path, all_members: Sequence[Member], **facts: Any) -> None:
+    """Writes runs/NAME/sweep.json: what was asked, for people and programs that come later."""
+    place = Path("runs") / name
+    place.mkdir(parents=True, exist_ok=True)
+    told = [
+        {"name": m.name, "point": dict(m.point), "settings": [*m.settings]} for m in all_members
+    ]
+    said = {"config": str(config), **facts, "members": told}
+    rewrite(place / "sweep.json", json.dumps(said, indent=2).encode() + b"\n")

@@ -1,0 +1,101 @@
+"""A sweep as a picture: the numbers of each setting, and their curves."""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+
+from jtrain.hooks.curve import Point
+from jtrain.hooks.readable import number
+from jtrain.sweep.results import Group
+
+COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
+MOST = 40  # settings that are drawn
+LINE, LEFT, WIDE, TALL = 22, 20, 420, 260  # pixels
+
+
+def svg(title: str, metric: str, groups: Sequence[Group], curves: Mapping[str, list[Point]]) -> str:
+    """A picture for a browser: a dot a seed and a bar at the mean, the best on top; then curves.
+
+    Args:
+        groups: the best first; more than 40 are left out.
+        curves: (step, value) of some of them, by name.
+    """
+    shown = [group for group in groups if math.isfinite(group.mean)][:MOST]
+    names = [group.name for group in shown]
+    margin = LEFT + 7 * max(map(len, names), default=0)
+    below = 70 + LINE * len(shown)
+    height = below + (TALL + 80 + LINE * len(curves) if curves else 20)
+    width = margin + WIDE + 90
+    drawn = [_text(LEFT, 24, title, weight="bold"), _text(LEFT, 42, metric)]
+    drawn += _dots(shown, margin)
+    if curves:
+        drawn += _curves(curves, below + 20, margin)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">\n'
+        f'<rect width="{width}" height="{height}" fill="white"/>\n'
+        + "\n".join(drawn)
+        + "\n</svg>\n"
+    )
+
+
+def _dots(shown: Sequence[Group], margin: int) -> list[str]:
+    values = [v for group in shown for v in group.values.values() if math.isfinite(v)]
+    if not values:
+        return []
+    across = _scale(min(values), max(values), margin, margin + WIDE)
+    drawn = []
+    for place, group in enumerate(shown):
+        y, colour = 70 + LINE * place, COLOURS[place % len(COLOURS)]
+        drawn.append(_text(LEFT, y + 4, group.name))
+        drawn.append(_line(margin, y, margin + WIDE, y, "#d0d7de"))
+        x = across(group.mean)
+        drawn.append(f'<rect x="{x - 1.5:.1f}" y="{y - 7}" width="3" height="14" fill="{colour}"/>')
+        drawn += [
+            f'<circle cx="{across(v):.1f}" cy="{y}" r="3.5" fill="{colour}" fill-opacity="0.5"/>'
+            for v in group.values.values()
+            if math.isfinite(v)
+        ]
+        drawn.append(_text(margin + WIDE + 10, y + 4, number(group.mean)))
+    return drawn
+
+
+def _curves(curves: Mapping[str, list[Point]], top: int, left: int) -> list[str]:
+    every = [p for points in curves.values() for p in points if math.isfinite(p[1])]
+    if not every:
+        return []
+    low, high = min(y for _, y in every), max(y for _, y in every)
+    first, last = min(x for x, _ in every), max(x for x, _ in every)
+    across, up = _scale(first, last, left, left + WIDE), _scale(low, high, top + TALL, top)
+    drawn = [
+        _line(left, top, left, top + TALL, "#57606a"),
+        _line(left, top + TALL, left + WIDE, top + TALL, "#57606a"),
+        _text(left - 8, top + 4, number(high), anchor="end"),
+        _text(left - 8, top + TALL + 4, number(low), anchor="end"),
+        _text(left, top + TALL + 18, f"{first:.0f}"),
+        _text(left + WIDE, top + TALL + 18, f"step {last:.0f}", anchor="end"),
+    ]
+    for place, (name, points) in enumerate(curves.items()):
+        colour, y = COLOURS[place % len(COLOURS)], top + TALL + 44 + LINE * place
+        line = " ".join(f"{across(x):.1f},{up(v):.1f}" for x, v in points if math.isfinite(v))
+        drawn.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        drawn.append(_line(left, y - 4, left + 20, y - 4, colour))
+        drawn.append(_text(left + 28, y, name))
+    return drawn
+
+
+def _scale(low: float, high: float, to_low: float, to_high: float):
+    """Pixels of a value, a little inside of the ends."""
+    span, inside = (high - low) or 1.0, 0.04 * (to_high - to_low)
+    middle = 0.5 if high == low else 0.0
+    share = lambda x: (x - low) / span + middle
+    return lambda x: to_low + inside + share(x) * (to_high - to_low - 2 * inside)
+
+
+def _text(x: float, y: float, words: str, *, weight: str = "", anchor: str = "") -> str:
+    style = f' font-weight="{weight}"' * bool(weight) + f' text-anchor="{anchor}"' * bool(anchor)
+    return f'<text x="{x}" y="{y}"{style}>{html.escape(words)}</text>'
+
+
+def _line(x: float, y: float, to_x: float, to_y: float, colour: str) -> str:
+    return f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="{colour}"/>'

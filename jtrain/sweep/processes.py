@@ -1,0 +1,151 @@
+"""Runs members side by side, each in a process with a share of the machine to itself."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from jtrain.errors import ConfigError
+from jtrain.sweep.machine import Share
+from jtrain.sweep.members import Member
+
+DONE, STOPPED = 0, 75
+_POLL = 0.1  # seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How a member ended."""
+
+    member: Member
+    code: int
+    seconds: float
+    message: str = ""
+    """What it said when it failed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Running:
+    member: Member
+    share: Share
+    process: subprocess.Popen
+    begun: float
+
+
+class Side:
+    """Starts members in the order they come, one on each share, until none is left.
+
+    Args:
+        config: the file that all of them are run from.
+        shares: of the machine.
+        lock: what `only_one` gives; members hold it too.
+    """
+
+    def __init__(self, config: Path, shares: Sequence[Share], lock: IO[str]):
+        self._config, self._free, self._lock = config, list(shares), lock
+        self._running: list[_Running] = []
+
+    def ends(
+        self,
+        members: Iterator[Member],
+        stopped: Callable[[], bool],
+        begins: Callable[[Member], None],
+    ) -> Iterator[End]:
+        """Each member when it has ended; once `stopped` says so, all are ended and none begins.
+
+        However this generator is left, no process stays.
+        """
+        told = False
+        try:
+            while True:
+                if stopped() and not told:
+                    told = True
+                    for one in self._running:
+                        one.process.send_signal(signal.SIGINT)  # it keeps its state and says 75
+                while self._free and not stopped() and (member := next(members, None)):
+                    begins(member)
+                    self._running.append(self._start(member, self._free.pop(0)))
+                if not self._running:
+                    return
+                for one in [x for x in self._running if x.process.poll() is not None]:
+                    self._running.remove(one)
+                    self._free.append(one.share)
+                    yield _end(one)
+                time.sleep(_POLL)
+        finally:
+            for one in self._running:
+                one.process.kill()
+                one.process.wait()
+
+    def _start(self, member: Member, share: Share) -> _Running:
+        place = member.directory.path
+        place.mkdir(parents=True, exist_ok=True)
+        with (
+            (place / "output.txt").open("ab") as output,
+            (place / "errors.txt").open("wb") as errors,
+            share.held(),
+        ):
+            process = subprocess.Popen(
+                command_of(self._config, member),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env={**os.environ, **share.environment()},
+                start_new_session=True,  # Ctrl-C reaches it through us, once
+                pass_fds=(self._lock.fileno(),),
+            )
+        return _Running(member, share, process, time.monotonic())
+
+
+def command_of(config: Path, member: Member) -> list[str]:
+    """What is run for a member: `jtrain run`, by this Python."""
+    return [sys.executable, "-m", "jtrain", "run", str(config), *member.settings]
+
+
+@contextlib.contextmanager
+def only_one(name: str) -> Iterator[IO[str]]:
+    """Holds the sweep of this name, so that no run of it is trained twice at a time.
+
+    The lock is held by the members too: one whose sweep was killed keeps it until it ends.
+
+    Raises:
+        ConfigError: if the sweep, or a member of it, is running.
+    """
+    import fcntl
+
+    path = Path("runs") / name / ".lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"a sweep of runs/{name} is running, or members of one that was killed still are. "
+                f"Wait for it, or end it; or give this one a name of its own: name={name}-2"
+            ) from None
+        yield lock
+
+
+def _end(one: _Running) -> End:
+    code, seconds = one.process.returncode, time.monotonic() - one.begun
+    if code in {DONE, STOPPED}:
+        return End(one.member, code, seconds)
+    return End(one.member, code, seconds, _message(one.member, code))
+
+
+def _message(member: Member, code: int) -> str:
+    """Why it failed, in its own words."""
+    stands = member.directory.stands()
+    if stands.get("status") == "failed" and code == 70:
+        return stands.get("why", "")
+    errors = (member.directory.path / "errors.txt").read_text(errors="replace").strip()
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"ended by {name}" + (", which is what a full memory does" if code == -9 else "")
+    return errors if code == 2 else errors.splitlines()[-1] if errors else f"exit code {code}"

@@ -1,0 +1,138 @@
+"""A sweep from its first member to its last, and what is left of it in runs/NAME."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from jtrain.checkpoint.keeping import Goal
+from jtrain.errors import ConfigError
+from jtrain.hooks.readable import duration
+from jtrain.hooks.rewrite import rewrite
+from jtrain.hooks.signals import Signals
+from jtrain.sweep.grid import grid
+from jtrain.sweep.machine import shares
+from jtrain.sweep.members import Member, check, keep_record, member, members, name_of
+from jtrain.sweep.picture import svg
+from jtrain.sweep.processes import DONE, STOPPED, End, Side, only_one
+from jtrain.sweep.results import Score, groups, mean_curve, score
+from jtrain.sweep.search import Search, corners, space
+
+CURVES = 4  # that are drawn
+
+
+@dataclasses.dataclass(frozen=True)
+class Swept:
+    """What a sweep came to."""
+
+    name: str
+    goal: Goal
+    scores: Sequence[Score]
+    stopped: str
+    """What stopped it before its end; empty if nothing did."""
+    picture: Path | None
+
+
+def sweep(
+    config: Path,
+    settings: Sequence[str],
+    *,
+    jobs: int = 1,
+    metric: str = "",
+    trials: int = 0,
+    tell: Callable[[str], None],
+) -> Swept:
+    """Runs each member that is not done, `jobs` of them at a time.
+
+    Args:
+        config: the file that all of them are run from.
+        settings: what was typed after it; see `jtrain.sweep.grid.grid`, and with trials
+            `jtrain.sweep.search.space`.
+        jobs: runs at a time, each on cores (and GPUs) of its own.
+        metric: what they are compared by, `loss` or `highest accuracy`; empty: the config's
+            checkpoint.best, or else the loss.
+        trials: of a search by Optuna; 0 goes over a grid.
+        tell: takes a line when a member begins or ends.
+
+    Raises:
+        ConfigError: for what no member could be run with; then none was begun.
+    """
+    name, settings = name_of(config, settings)
+    parts = shares(jobs)
+    if trials:
+        searched, fixed = space(settings)
+        tried = [member(name, "corner", point, fixed) for point in corners(searched)]
+        first = check(config, tried).config
+        with only_one(name) as lock:
+            goal = _goal(metric, first.checkpoint.best)
+            search = Search(Path("runs") / name, searched, goal, seed=first.seed)
+            side, done = Side(config, parts, lock), len(search.all(fixed))
+            tell(f"{name}: {trials} trials, {done} begun before; {jobs} at a time")
+            note = lambda end: search.tell(end.member, score(end.member, goal).value)
+            ends, stopped = _go(side, search.members(trials, fixed), tell, note)
+            every = search.all(fixed)
+    else:
+        every = members(name, grid(settings))
+        first = check(config, every).config
+        goal = _goal(metric, first.checkpoint.best)
+        with only_one(name) as lock:
+            left = [m for m in every if m.status() != "done"]
+            keep_record(name, config, every, argv=[*settings])
+            before = len(every) - len(left)
+            tell(f"{name}: {len(every)} runs, {before} done before; {jobs} at a time")
+            side = Side(config, parts, lock)
+            ends, stopped = _go(side, iter(left), tell, lambda end: None)
+    messages = {end.member.name: end.message for end in ends}
+    scores = [score(m, goal, messages.get(m.name, "")) for m in every]
+    failed = {end.member.name for end in ends if end.code not in {DONE, STOPPED}}
+    worse = lambda s: dataclasses.replace(s, status="failed") if s.member.name in failed else s
+    scores = [worse(one) for one in scores]
+    return Swept(name, goal, scores, stopped, _draw(name, scores, goal))
+
+
+def curves_of(scores: Sequence[Score], goal: Goal) -> dict[str, list]:
+    """The mean curves of the best few settings, by name; empty where there is nothing to see."""
+    best = groups(scores, goal)[:CURVES]
+    found = {group.name: mean_curve(scores, group, goal) for group in best}
+    return {name: curve for name, curve in found.items() if len(curve) > 1}
+
+
+def _go(
+    side: Side,
+    left: Iterator[Member],
+    tell: Callable[[str], None],
+    note: Callable[[End], None],
+) -> tuple[list[End], str]:
+    """How each member ended, and what stopped the sweep."""
+    ends: list[End] = []
+    began = lambda one: tell(f"  begins   {one.label}")
+    with Signals() as signals:
+        for end in side.ends(left, lambda: signals.why is not None, began):
+            ends.append(end)
+            if end.code != STOPPED:
+                note(end)
+            tell(_said(end))
+        return ends, signals.why or ""
+
+
+def _said(end: End) -> str:
+    how = {DONE: "done", STOPPED: "stopped"}.get(end.code, "failed")
+    message = f"  {end.message.splitlines()[0]}" if end.message else ""
+    return f"  {how:8} {end.member.label}  {duration(end.seconds)}{message}"
+
+
+def _goal(metric: str, best: str) -> Goal:
+    goal = Goal.parse(metric or best or "loss")
+    if goal is None:
+        raise ConfigError("--metric is empty; write --metric loss, or --metric 'highest accuracy'")
+    return goal
+
+
+def _draw(name: str, scores: Sequence[Score], goal: Goal) -> Path | None:
+    """runs/NAME/sweep.svg, if anything is done."""
+    ranked = groups(scores, goal)
+    if not ranked:
+        return None
+    path = Path("runs") / name / "sweep.svg"
+    words = f"{goal.name} at the last evaluation, {goal.end} first"
+    rewrite(path, svg(name, words, ranked, curves_of(scores, goal)).encode())
+    return path

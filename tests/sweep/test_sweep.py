@@ -1,0 +1,201 @@
+"""`jtrain sweep`: what it runs, side by side, what it skips, and what it says at the end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from quick_study import at_home, write_study
+
+from jtrain.cli import main
+from jtrain.sweep import processes
+from jtrain.sweep.machine import shares
+
+CONFIG = "configs/quick.yaml"
+PRETENDED = Path(__file__).parent / "pretended.py"
+CORES = sorted(os.sched_getaffinity(0))
+several = pytest.mark.skipif(len(CORES) < 2, reason="one core is shared out among one run")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_study(tmp_path)
+    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
+    pretend = lambda config, member: [sys.executable, str(PRETENDED), str(config), *member.settings]
+    monkeypatch.setattr(processes, "command_of", pretend)
+
+
+def stands(label: str, sweep: str = "quick-sweep") -> dict:
+    return json.loads((Path("runs") / sweep / label / "run.json").read_text())
+
+
+def tries(label: str, sweep: str = "quick-sweep") -> int:
+    return len((Path("runs") / sweep / label / "tries.txt").read_text())
+
+
+def told(capfd) -> dict:
+    return json.loads(capfd.readouterr().out)
+
+
+def test_a_grid_over_seeds_ends_in_a_table_with_the_best_first(capfd):
+    assert main(["sweep", CONFIG, "optimizer.lr=3e-4,1e-4", "seed=0..1", "steps=12"]) == 0
+    out = capfd.readouterr().out
+    lines = [line.split() for line in out.splitlines()]
+    head = lines.index(["optimizer.lr", "loss", "spread", "seeds"])
+    # lr x 1000 + seed / 100 + 6 / 12
+    assert lines[head + 1][:4] == ["1e-4", "0.6050", "+-", "0.0071"]
+    assert lines[head + 2][:4] == ["3e-4", "0.8050", "+-", "0.0071"]
+    assert lines[head + 1][4:] == ["0:", "0.6000", "1:", "0.6100"]
+    assert "lowest first; mean and standard deviation over the seeds" in out
+    assert "optimizer.lr=1e-4" in out, "the terminal's picture names its curves"
+    labels = {path.name for path in Path("runs/quick-sweep").iterdir() if path.is_dir()}
+    assert labels == {f"lr={lr},seed={seed}" for lr in ("1e-4", "3e-4") for seed in (0, 1)}
+    record = json.loads(Path("runs/quick-sweep/sweep.json").read_text())
+    assert len(record["members"]) == 4
+    assert "steps=12" in record["members"][0]["settings"]
+    picture = ElementTree.parse("runs/quick-sweep/sweep.svg")
+    words = [node.text for node in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert words.index("optimizer.lr=1e-4") < words.index("optimizer.lr=3e-4")
+    dots = list(picture.iter("{http://www.w3.org/2000/svg}circle"))
+    assert len(dots) == 4
+
+
+def test_what_is_done_is_skipped_and_a_larger_grid_runs_what_is_new(capfd):
+    assert main(["sweep", CONFIG, "optimizer.lr=1e-4", "seed=0,1"]) == 0
+    assert main(["sweep", CONFIG, "optimizer.lr=1e-4", "seed=0..2", "--json"]) == 0
+    found = capfd.readouterr()
+    assert "3 runs, 2 done before" in found.err
+    assert [tries(f"seed={seed}") for seed in range(3)] == [1, 1, 1]
+    (group,) = json.loads(found.out.splitlines()[-1])["groups"]
+    assert group["seeds"] == pytest.approx({"0": 0.6, "1": 0.61, "2": 0.62})
+    assert (group["mean"], group["spread"]) == pytest.approx((0.61, 0.01))
+
+
+def test_a_member_that_fails_stops_no_other_and_is_listed_with_its_message(capfd):
+    assert main(["sweep", CONFIG, "optimizer.lr=9,7,1e-4"]) == 70
+    out = capfd.readouterr().out
+    assert "failed   lr=9  no step from 1 to 2 was finite" in out
+    assert "failed   lr=7  experiments/quick.py: something is wrong with 7" in out
+    assert stands("lr=1e-4")["status"] == "done"
+    assert "1e-4          0.6000" in out
+    assert main(["sweep", CONFIG, "optimizer.lr=9,7,1e-4"]) == 70
+    assert (tries("lr=9"), tries("lr=1e-4")) == (2, 1), "what failed is tried again"
+
+
+def test_a_stop_ends_all_with_75_and_the_same_command_goes_on(capfd):
+    def interrupt():
+        while not Path("waiting").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    asks = threading.Thread(target=interrupt)
+    asks.start()
+    typed = ["sweep", CONFIG, "optimizer.lr=1e-4,8,2e-4"]
+    assert main(typed) == 75
+    asks.join()
+    out = capfd.readouterr().out
+    assert f"To go on: jtrain sweep {CONFIG} optimizer.lr=1e-4,8,2e-4" in out
+    assert "stopped  lr=8" in out
+    assert "-        lr=2e-4  not begun" in out
+    assert not Path("runs/quick-sweep/lr=2e-4").exists()
+    Path("go-on").touch()
+    assert main(typed) == 0
+    assert (tries("lr=1e-4"), tries("lr=8"), tries("lr=2e-4")) == (1, 2, 1)
+
+
+@several
+def test_two_at_a_time_overlap_on_cores_of_their_own(capfd, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+    assert main(["sweep", CONFIG, "seed=0..3", "--jobs", "2"]) == 0
+    found = [stands(f"seed={seed}") for seed in range(4)]
+    first, second = found[:2]
+    assert max(first["begun"], second["begun"]) < min(first["ended"], second["ended"])
+    assert {tuple(one["cores"]) for one in found} == {tuple(s.cores) for s in shares(2)}
+    assert not set(first["cores"]) & set(second["cores"])
+    assert all("device_count=4" in one["environment"][0] for one in found)
+    assert sorted(os.sched_getaffinity(0)) == CORES, "ours are as they were"
+
+
+def test_gpus_are_shared_out_too(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,5,7")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("jtrain.sweep.machine._cores", lambda: list(range(8)))
+    first, second = shares(2)
+    assert first.environment() == {"CUDA_VISIBLE_DEVICES": "0,2"}
+    assert second.environment() == {"CUDA_VISIBLE_DEVICES": "5,7"}
+    assert (first.cores, second.cores) == (frozenset(range(4)), frozenset(range(4, 8)))
+    assert main(["sweep", CONFIG, "seed=0,1", "--jobs", "5"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["optimizer.lrr=1e-4,3e-4"], "optimizer.lrr=1e-4: is no key of optimizer; it has"),
+        (["optimzer.lr=1e-4,3e-4"], "did you mean optimizer"),
+        (["seed=0,-1"], "seed=-1: must be a whole number"),
+        (["batch=16,15", "microbatches=2"], "15 rows do not divide into 2 microbatches"),
+        (["seed=0..2", "seed=5"], "seed is said twice; write seed=FIRST,SECOND"),
+        (["seed=2..0"], "seed=2..0: 2..0 holds no number; write 0..2"),
+        (["optimizer.lr=1e-5..1e-2"], "--search optuna to search between two ends"),
+        (["seed=0,,1"], "a value is missing beside a comma"),
+        (["seed=0,0"], "0 is said twice"),
+        (["seed=0,1", "--jobs", "0"], "--jobs 0 is no count"),
+        (["seed=0,1", "--jobs", "999"], f"--jobs {len(CORES)}"),
+        (["seed=0,1", "--trials", "3"], "write --search optuna beside it"),
+        (["seed=0,1", "name=a/b"], "write a name without `/`"),
+        (["seed=0..99999"], "runs are more than 10,000"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_before_any_member_begins(typed, told, capfd):
+    assert main(["sweep", CONFIG, *typed]) == 2
+    assert told in capfd.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_an_unknown_metric_is_told_with_those_that_there_are(capfd):
+    assert main(["sweep", CONFIG, "seed=0", "--metric", "losss"]) == 2
+    assert "gives loss; did you mean loss?" in capfd.readouterr().err
+
+
+def test_a_sweep_into_a_run_is_refused(capfd):
+    Path("runs/quick").mkdir(parents=True)
+    Path("runs/quick/run.json").write_text("{}")
+    assert main(["sweep", CONFIG, "seed=0,1", "name=quick"]) == 2
+    assert "name=quick-sweep" in capfd.readouterr().err
+
+
+def test_one_name_is_swept_once_at_a_time(capfd):
+    with processes.only_one("quick-sweep"):
+        assert main(["sweep", CONFIG, "seed=0,1"]) == 2
+    assert "is running" in capfd.readouterr().err
+    assert main(["sweep", CONFIG, "seed=0"]) == 0
+
+
+@pytest.mark.slow
+def test_real_runs_side_by_side_come_to_the_bits_of_one_alone(tmp_path):
+    jobs = "2" if len(CORES) > 1 else "1"
+    command = [
+        sys.executable,
+        "-m",
+        "jtrain",
+        "sweep",
+        CONFIG,
+        "optimizer.lr=1e-2,3e-2",
+        "seed=0,1",
+    ]
+    env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
+    done = subprocess.run([*command, "--jobs", jobs, "--json"], env=env, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout)
+    assert [len(group["seeds"]) for group in found["groups"]] == [2, 2]
+    one = [sys.executable, "-m", "jtrain", "run", CONFIG, "optimizer.lr=3e-2", "seed=1", "name=one"]
+    subprocess.run(one, env=env, check=True, capture_output=True)
+    alone = Path("runs/one/metrics.jsonl").read_bytes()
+    assert alone == Path("runs/quick-sweep/lr=3e-2,seed=1/metrics.jsonl").read_bytes()
