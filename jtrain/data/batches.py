@@ -39,8 +39,8 @@ class Shuffled:
         end: str = "cross",
     ):
         self.source, self.size, self.seed, self.end = source, size, seed, end
-        self.rows = _rows(source)
-        self._part = _Part(size, 0, 1)
+        self.rows = rows_of(source)
+        self._part = Part(size, 0, 1)
         if end not in ("cross", "drop", "pad"):
             raise ConfigError(f"end {end!r} is none of cross, drop, pad. Set end=cross.")
         if end == "drop" and size > self.rows:
@@ -63,7 +63,7 @@ class Shuffled:
     def shard(self, index: int, count: int) -> "Shuffled":
         """The same batches, of which only the rows of process `index` of `count` are read."""
         mine = copy.copy(self)
-        mine._part = _Part(self.size, index, count)
+        mine._part = Part(self.size, index, count)
         mine._block = -1, np.empty(0)
         return mine
 
@@ -110,8 +110,8 @@ class InOrder:
 
     def __init__(self, source: Source, *, size: int):
         self.source, self.size = source, size
-        self.rows = _rows(source)
-        self._part = _Part(size, 0, 1)
+        self.rows = rows_of(source)
+        self._part = Part(size, 0, 1)
         self.ragged = self.rows % size > 0
 
     def __len__(self) -> int:
@@ -129,11 +129,11 @@ class InOrder:
     def shard(self, index: int, count: int) -> "InOrder":
         """The same batches, of which only the rows of process `index` of `count` are read."""
         mine = copy.copy(self)
-        mine._part = _Part(self.size, index, count)
+        mine._part = Part(self.size, index, count)
         return mine
 
 
-class _Part:
+class Part:
     """The rows of a batch that one process reads: a slice of them."""
 
     def __init__(self, size: int, index: int, count: int):
@@ -169,7 +169,8 @@ class _Part:
         return self._stacks[key]
 
 
-def _rows(source: Source) -> int:
+def rows_of(source: Source) -> int:
+    """How many rows a source has; raises a DataError if none."""
     if rows := len(source):
         return rows
     raise DataError(
