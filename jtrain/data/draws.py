@@ -1,0 +1,60 @@
+"""Random numbers as functions of (seed, step, row, lane): numpy, the same on every machine.
+
+A lane is what is drawn: two lanes of a row have nothing to do with one another.
+"""
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+ATTEMPTS = 64  # an attempt of `beta` fails at most every other time
+
+
+def bits(seed: int, step: int, row: np.ndarray, lane: int) -> np.ndarray:  # uint64, b
+    """64 random bits for each row.
+
+    splitmix64's finalizer over one word after the other (Steele, Lea and Flood 2014).
+    """
+    state = np.zeros(1, np.uint64)
+    for word in (seed, step, lane):
+        state = _mixed(state ^ np.array([word % 2**64], np.uint64))
+    return _mixed(_mixed(state ^ row.astype(np.uint64)))
+
+
+def uniform(seed: int, step: int, row: np.ndarray, lane: int) -> np.ndarray:  # float64, b
+    """A number in 0 .. 1, without 1, for each row: a multiple of 2**-53."""
+    return (bits(seed, step, row, lane) >> np.uint64(11)) * 2.0**-53
+
+
+def whole(seed: int, step: int, row: np.ndarray, lane: int, below: int) -> np.ndarray:  # int64, b
+    """A whole number in 0 .. below-1 for each row; `below` is under 2**48."""
+    return (uniform(seed, step, row, lane) * below).astype(np.int64)
+
+
+def beta(seed: int, step: int, row: np.ndarray, lane: int, alpha: float) -> np.ndarray:  # b
+    """A draw of Beta(alpha, alpha) for each row, where alpha is in 0 .. 1, without 0.
+
+    Source: Joehnk 1964; u^(1/alpha) / (u^(1/alpha) + v^(1/alpha)) where the sum is at most 1, in
+    logarithms, as the powers of a small alpha are smaller than any float. Draws take the lanes
+    from `lane` to `lane + 2 * ATTEMPTS - 1`.
+    """
+    share, open_ = np.full(len(row), 0.5), np.arange(len(row))
+    for attempt in range(ATTEMPTS):
+        if not len(open_):
+            break
+        # 1 - uniform is in 0 .. 1 without 0, which has no logarithm.
+        u, v = (
+            np.log(1 - uniform(seed, step, row[open_], lane + 2 * attempt + i)) / alpha
+            for i in (0, 1)
+        )
+        both = np.logaddexp(u, v)
+        taken = both <= 0
+        share[open_[taken]] = np.exp(u - both)[taken]
+        open_ = open_[~taken]
+    return share
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:  # products of arrays wrap by definition
+    x = x + _GOLDEN
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
