@@ -12,7 +12,7 @@ ORDER = [
     {"trees", "jaxprs", "rows"},
     {"flops"},
     # The shelves: one thing a file.
-    {"config", "data", "models", "losses", "optim", "parallel", "precision"},
+    {"config", "data", "models", "losses", "optim", "parallel", "precision", "trackers"},
     {"experiment", "terms", "given"},
     {"state", "loss_checks"},
     {"accumulate", "guard"},
