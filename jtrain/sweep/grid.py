@@ -1,5 +1,6 @@
 """What a sweep goes over: `optimizer.lr=1e-4,3e-4 seed=0..2` as the settings of each member."""
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -87,7 +88,7 @@ def _values(setting: str, key: str, written: Sequence[str]) -> list[str]:
     values = [value for part in written for value in _range(setting, part)]
     if "" in values and len(values) > 1:
         raise ConfigError(f"{setting}: a value is missing beside a comma; take the comma out")
-    twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
+    twice = [value for value, times in collections.Counter(values).items() if times > 1]
     if twice:
         raise ConfigError(f"{setting}: {twice[0]} is said twice; say each value once")
     return values

@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 
-from jtrain.hooks.curve import Point
+from jtrain.hooks.curve import Number, Point
 from jtrain.hooks.readable import number
 from jtrain.sweep.results import Group
 
@@ -84,7 +84,7 @@ def _curves(curves: Mapping[str, list[Point]], top: int, left: int) -> list[str]
     return drawn
 
 
-def _scale(low: float, high: float, to_low: float, to_high: float):
+def _scale(low: Number, high: Number, to_low: Number, to_high: Number):
     """Pixels of a value, a little inside of the ends."""
     span, inside = (high - low) or 1.0, 0.04 * (to_high - to_low)
     middle = 0.5 if high == low else 0.0
@@ -92,10 +92,10 @@ def _scale(low: float, high: float, to_low: float, to_high: float):
     return lambda x: to_low + inside + share(x) * (to_high - to_low - 2 * inside)
 
 
-def _text(x: float, y: float, words: str, *, weight: str = "", anchor: str = "") -> str:
+def _text(x: Number, y: Number, words: str, *, weight: str = "", anchor: str = "") -> str:
     style = f' font-weight="{weight}"' * bool(weight) + f' text-anchor="{anchor}"' * bool(anchor)
     return f'<text x="{x}" y="{y}"{style}>{html.escape(words)}</text>'
 
 
-def _line(x: float, y: float, to_x: float, to_y: float, colour: str) -> str:
+def _line(x: Number, y: Number, to_x: Number, to_y: Number, colour: str) -> str:
     return f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="{colour}"/>'

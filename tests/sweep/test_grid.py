@@ -63,8 +63,8 @@ def test_what_is_searched():
     assert fixed == ["b=1"]
     assert found == {
         "optimizer.lr": Between(1e-5, 1e-2, log=True, whole=False),
-        "model.layers": Between(1, 8, log=False, whole=True),
-        "model.drop": Between(0, 0.5, log=False, whole=False),
+        "model.layers": Between(1.0, 8.0, log=False, whole=True),
+        "model.drop": Between(0.0, 0.5, log=False, whole=False),
         "a": ["x", "y"],
     }
     tried = list(corners(found))
