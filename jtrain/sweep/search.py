@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -93,7 +94,7 @@ class Search:
         self._study = optuna.create_study(
             study_name=directory.name,
             storage=storage,
-            sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
+            sampler=_sampler(optuna, seed),
             direction="minimize" if goal.end == "lowest" else "maximize",
             load_if_exists=True,
         )
@@ -161,6 +162,12 @@ def _distribution(optuna: Any, what: Between | Sequence[str]) -> Any:
     if what.whole:
         return kinds.IntDistribution(int(what.low), int(what.high), log=what.log)
     return kinds.FloatDistribution(what.low, what.high, log=what.log)
+
+
+def _sampler(optuna: Any, seed: int) -> Any:
+    with warnings.catch_warnings():  # that of trials beside one another is called experimental
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
 def _optuna() -> Any:
