@@ -240,6 +240,7 @@ assert np.isclose(evaluate(params), sum(c * t / w for c, t, w in everything), rt
 # The same loss in jtrain's words, the same optimizer, and the same three layouts.
 
 import jtrain as jt
+from jtrain.evaluate import evaluate as evaluate_all
 from jtrain.parallel import FSDP, Mirrored, Single
 
 
@@ -277,7 +278,8 @@ for name, values in theirs.items():
     assert distance < 1e-6, f"{name}: jtrain comes to another result"
     print(f"{name:12}  jtrain is {distance:.1e} away")
 
-found = jt.evaluate(jax.jit(jt.make_evaluate(same_loss, ragged=True)), (params, ()), in_order())
+program = jax.jit(jt.make_evaluate(same_loss, ragged=True))
+found = evaluate_all(program, (params, ()), in_order())
 assert found["rows"] == 300
 assert np.isclose(found["loss"], evaluate(params), rtol=1e-6)
 print(f"evaluation    {found['loss']:.6f} over {found['rows']} rows, {evaluate(params):.6f} here")

@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING
 from jtrain.version import __version__
 
 if TYPE_CHECKING:
-    from jtrain.evaluate import evaluate as evaluate
     from jtrain.evaluate import make_evaluate as make_evaluate
     from jtrain.experiment import Experiment as Experiment
     from jtrain.experiment import Prompt as Prompt
     from jtrain.experiment import RunConfig as RunConfig
+    from jtrain.fit import Fitted as Fitted
+    from jtrain.fit import fit as fit
+    from jtrain.hooks.early_stop import EarlyStop as EarlyStop
     from jtrain.loop import Hook as Hook
     from jtrain.loop import Stop as Stop
     from jtrain.loop import train as train
     from jtrain.models.generate import generate as generate
+    from jtrain.predict import evaluate as evaluate
+    from jtrain.predict import predict as predict
     from jtrain.rows import row_keys as row_keys
     from jtrain.run import run as run
     from jtrain.state import TrainState as TrainState
@@ -49,11 +53,15 @@ _HOME = {
     "make_step": "step",
     "many": "step",
     "make_evaluate": "evaluate",
-    "evaluate": "evaluate",
     "Hook": "loop",
     "Stop": "loop",
     "train": "loop",
+    "EarlyStop": "hooks.early_stop",
     "run": "run",
+    "fit": "fit",
+    "Fitted": "fit",
+    "evaluate": "predict",
+    "predict": "predict",
 }
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -137,8 +137,10 @@ class Assembly:
                 f"evaluation, which {found}{near or '; write checkpoint.best=loss'}"
             )
 
-    def not_finite(self, first: int, last: int) -> str:
-        """The first value in the batches of these steps that is not finite; or that all are."""
+    def not_finite(self, last: int) -> str:
+        """The first value in the batches up to this step that is not finite; or that all are."""
+        seen = self.config.log.every + 10 * self.config.steps_per_call  # some were in flight
+        first = max(1, last - seen)
         mine = _mine(self.experiment.train)
         for step in range(first, last + 1):
             batch = mine[step - 1]

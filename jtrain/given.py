@@ -16,7 +16,7 @@ from jtrain.optim.schedules import LearningRate, Schedule
 from jtrain.parallel import Parallel
 from jtrain.precision import Precision
 from jtrain.trees import named_leaves
-from jtrain.types import Batches, Extra, Once, Params
+from jtrain.types import Batches, Extra, Once, Params, Tree
 from jtrain.values import values
 
 # Arrays by name; `x` or `(x, y)`, which are then called so; rows by index; or batches as they are.
@@ -59,7 +59,7 @@ def once(data: Data, size: int) -> Once:
 
 def sets(valid: Data, size: int) -> Once | Mapping[str, Once] | None:
     """What a run is judged by: one data set, several by name, or none."""
-    if isinstance(valid, Mapping) and not any(_is_array(x) for x in valid.values()):
+    if isinstance(valid, Mapping) and any(_has_rows(x) for x in valid.values()):
         return {name: once(data, size) for name, data in valid.items()}
     return None if valid is None else once(valid, size)
 
@@ -79,6 +79,13 @@ def _source(data: Data) -> Source:
     )
 
 
+def _has_rows(x: Any) -> bool:
+    """Whether it is a data set and no array of one."""
+    if _is_array(x) or isinstance(x, list):
+        return False
+    return isinstance(x, Mapping | tuple | Batches | Source)
+
+
 def _is_array(x: Any) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
@@ -89,14 +96,19 @@ def weights(params: Params, extra: Extra) -> tuple[Params, Extra]:
     Raises:
         DataError: if a parameter holds whole numbers, or what is no number.
     """
-    arrays = jax.tree.map(lambda x: x if _is_array(x) else np.asarray(x), (params, extra))
-    for name, leaf in named_leaves(arrays[0]).items():
+    made = arrays((params, extra))
+    for name, leaf in named_leaves(made[0]).items():
         if not jax.numpy.issubdtype(leaf.dtype, np.inexact):
             raise DataError(
                 f"The parameter {name} holds {leaf.dtype} values, and only numbers with a fraction "
                 f"can be trained: give it as float32, or in extra= if it stays as it is."
             )
-    return arrays
+    return made
+
+
+def arrays(tree: Tree) -> Tree:
+    """Each leaf as an array, plain numbers too."""
+    return jax.tree.map(lambda x: x if _is_array(x) else np.asarray(x), tree)
 
 
 @values

@@ -1,7 +1,8 @@
 """Wire an experiment into a run: the one module that sees all of the above."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, TextIO, TypeAlias
@@ -17,11 +18,13 @@ from jtrain.errors import CheckpointError, ConfigError
 from jtrain.experiment import Prompt, RunConfig
 from jtrain.hooks.evaluating import Results
 from jtrain.hooks.metrics import results
+from jtrain.hooks.pictures import write_pictures
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
 from jtrain.loop import Ended, Stop, train
 from jtrain.state import TrainState
 from jtrain.step import StepFn
+from jtrain.trackers import check_installed
 from jtrain.watch import Watch, opening
 
 Status: TypeAlias = Literal["done", "stopped", "failed"]
@@ -71,15 +74,16 @@ def run(
     keep_compiled_programs()
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
     there = Directory(directory or Path("runs") / config.name, again)
+    another = f"name={config.name}-2"
+    another = another if again else f"jtrain run {source or 'CONFIG'} ... {another}"
     changed = there.refuse_another(
-        config,
-        f"Start a new run: jtrain run {source or 'CONFIG'} ... name={config.name}-2\n"
-        f"or go on with that one: {there.again}",
+        config, f"Start a new run: {another}\nor go on with that one: {there.again}"
     )
     stands = there.stands()
     if stands.get("status") == "done":
         found = {name: results(there.metrics, name) for name in stands.get("sets", ["valid"])}
         return Outcome(there, "done", stands["step"], "it was finished before", found)
+    check_installed(config.trackers)
     kept = config.checkpoint
     with (
         Signals(every=config.steps_per_call) as signals,
@@ -91,11 +95,12 @@ def run(
         start = checkpoints.newest()
         # A run that goes on has all in its checkpoint, wherever its first parameters came from.
         begins = parts.begins.lines() if start is None and parts.begins else []
-        step, state = _compile(parts, checkpoints, start)
+        restored = functools.partial(checkpoints.restore, start or 0, parts.like)
+        step, state = compiled(parts, parts.fresh if start is None else restored)
         there.begin(config)
         with (
             Watch(parts, there, checkpoints, start=start, screen=screen) as watch,
-            _reader(parts, start or 0) as feed,
+            reader(parts, start or 0) as feed,
         ):
             watch.waited = lambda: feed.waited
             for line in [*opening(parts, start), *begins, *changed]:
@@ -212,22 +217,17 @@ def _restored(
         return found, checkpoints.restore(found, parts.like)
 
 
-def _compile(
-    parts: Assembly, checkpoints: Checkpoints, start: int | None
-) -> tuple[StepFn, TrainState]:
-    """The compiled step, and beside its compilation the state, new or restored."""
+def compiled(parts: Assembly, make: Callable[[], TrainState]) -> tuple[StepFn, TrainState]:
+    """The compiled step, and the state that `make` gives beside its compilation."""
     with ThreadPoolExecutor(1) as beside:
-        if start is None:
-            state = beside.submit(parts.fresh)
-        else:
-            state = beside.submit(checkpoints.restore, start, parts.like)
-        checked = beside.submit(parts.check_evaluation)
+        state, checked = beside.submit(make), beside.submit(parts.check_evaluation)
         step = parts.compile_step()
         checked.result()
         return step, state.result()
 
 
-def _reader(parts: Assembly, start: int) -> ReadAhead:
+def reader(parts: Assembly, start: int) -> ReadAhead:
+    """What each call of the step takes, from step `start` on."""
     calls, each = parts.calls, parts.config.steps_per_call
     read = lambda call: parts.place(calls[call])
     return ReadAhead(read, start=start // each, stop=parts.config.steps // each)
@@ -251,11 +251,16 @@ def _finish(
             params = parts.evaluation_params(ended.state)
             sample = x.sample(params, ended.state.extra, ended.state.step_key())
         directory.samples.write_text(sample + "\n")
+    if done and x.pictures is not None:
+        with watch.pause("drawing"):
+            known = parts.evaluation_params(ended.state), ended.state.extra
+            pictures = x.pictures(*known, ended.state.step_key())
+            write_pictures(directory.pictures, ended.step, pictures)
     checkpoints.wait()  # what is announced is on the disk
     status, why = ENDS[stop.kind], stop.why
     if status == "failed":
-        seen = parts.config.log.every + 10 * parts.config.steps_per_call  # some were in flight
-        why = f"{why} {parts.not_finite(max(1, ended.step - seen), ended.step)}"
+        why = f"{why} {parts.not_finite(ended.step)}"
+    watch.ended(status)
     directory.say(status, step=ended.step, why=why)
     found = {name: evaluation.results for name, evaluation in watch.evaluations.items()}
     return Outcome(directory, status, ended.step, why, found, sample)

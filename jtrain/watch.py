@@ -1,51 +1,62 @@
 """The hooks of a run, put together: what it says, writes, measures and keeps."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import jax
+import jax.numpy as jnp
 
 from jtrain.assemble import Assembly
 from jtrain.checkpoint import Checkpoints
 from jtrain.checkpoint.keeping import Goal
-from jtrain.config.dump import plain_values
+from jtrain.config.dump import flat, plain_values
 from jtrain.directory import Directory
 from jtrain.hooks.early_stop import EarlyStop
 from jtrain.hooks.evaluating import Evaluate, hearing
 from jtrain.hooks.finite import Finite
+from jtrain.hooks.history import History
+from jtrain.hooks.leaves import Leaves
 from jtrain.hooks.log import Lines, Log
 from jtrain.hooks.metrics import Metrics, results
 from jtrain.hooks.plain import Observer, hook_of
 from jtrain.hooks.progress import Progress
 from jtrain.hooks.saving import Save, SaveBest
 from jtrain.hooks.speed import Speed
+from jtrain.hooks.tracking import Tracking
+from jtrain.leaf_statistics import LeafStatistics
 from jtrain.loop import Hook, Stop
 from jtrain.state import TrainState
 from jtrain.summary import short, summary
+from jtrain.trackers import About, End
 from jtrain.trees import elements
+from jtrain.types import Extra, Params
 from jtrain.version import __version__
 
 
 class Watch:
-    """What observes a run from `start` on; use it in a `with` block."""
+    """What observes a run from `start` on; use it in a `with` block.
+
+    Without a directory and checkpoints it keeps in memory what is measured, and writes nothing.
+    """
 
     def __init__(
         self,
         parts: Assembly,
-        directory: Directory,
-        checkpoints: Checkpoints,
+        directory: Directory | None = None,
+        checkpoints: Checkpoints | None = None,
         *,
-        start: int | None,
+        start: int | None = None,
         screen: TextIO | None = None,
     ):
         config, x = parts.config, parts.experiment
+        self.config = config
         every = min(config.log.every, config.steps)  # a short run says something too
         self.waited = lambda: 0.0
         """Gives the seconds that the loop has waited for data; set where the data is read."""
         self._stack = contextlib.ExitStack()
         self.speed = Speed(
-            directory.speed,
+            directory and directory.speed,
             every=every,
             stop=config.steps,
             rows=config.batch,
@@ -54,7 +65,11 @@ class Watch:
             resumed_at=start,
             steps_per_call=config.steps_per_call,
         )
-        self.metrics = Metrics(directory.metrics, every=every, resumed_at=start)
+        self.history = History(every=every)
+        """What was measured, if there is no directory."""
+        self.metrics = (
+            Metrics(directory.metrics, every=every, resumed_at=start) if directory else self.history
+        )
         self._stack.callback(self.speed.close)
         self._stack.callback(self.metrics.close)
         self.evaluations = {name: self._evaluation(parts, directory, name) for name in parts.sets}
@@ -69,9 +84,13 @@ class Watch:
             steps_per_call=config.steps_per_call,
             stream=screen,
         )
-        self.lines = Lines(directory.log, screen=self.progress.print, live=self.progress.live)
-        self.save = Save(every=config.checkpoint.every or config.steps, save=self._save)
-        self._parts, self._directory, self._checkpoints = parts, directory, checkpoints
+        log, progress = directory and directory.log, self.progress
+        self.lines = Lines(log, screen=progress.print, live=progress.live)
+        keep = _Keep(self, directory, checkpoints) if directory and checkpoints else self._hold
+        self.save = Save(every=config.checkpoint.every or config.steps, save=keep)
+        self.held: tuple[Params, Extra] | None = None
+        """The best weights, where a best is kept and there is no directory for it."""
+        self._parts, self._saves = parts, directory is not None
         self._log = Log(
             every=every,
             stop=config.steps,
@@ -80,6 +99,12 @@ class Watch:
             valid=valid,
             learning_rate=config.optimizer.learning_rate(config.steps),
         )
+        self._looks: list[Leaves] = []
+        self._tracking: Tracking | None = None
+        if directory and config.log.leaves:
+            self._looks.append(self._leaves(directory, start))
+        if directory and config.trackers and jax.process_index() == 0:
+            self._tracking = self._trackers(directory, every, start)
 
     def hooks(self, own: Sequence[Observer], state: TrainState) -> list[Hook]:
         """All of them in the order they act, `own` before what is kept.
@@ -99,10 +124,13 @@ class Watch:
             skipped=int(state.skipped),
             minimum=getattr(state.scale, "minimum", 0.0),
         )
-        best = self._best()
+        best = self.best()
         return [
-            *(self.speed, self._log, self.progress, self.metrics, finite),
-            *(*evaluations, *mine, *([SaveBest(best, self.save)] if best else []), self.save),
+            *(self.speed, self._log, self.progress, self.metrics),
+            *([self._tracking] if self._tracking else []),
+            *(finite, *self._looks, *evaluations, *mine),
+            *([SaveBest(best, self.save)] if best else []),
+            *([self.save] if self._saves else []),
         ]
 
     def over(self) -> Stop | None:
@@ -122,7 +150,7 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _evaluation(self, parts: Assembly, directory: Directory, name: str) -> Evaluate:
+    def _evaluation(self, parts: Assembly, directory: Directory | None, name: str) -> Evaluate:
         asked = parts.config.evaluate
         every = asked.sets[name].every if name in asked.sets else asked.every
 
@@ -133,13 +161,55 @@ class Watch:
         return Evaluate(
             every=every or parts.config.steps,
             measure=measure,
-            tell=lambda step, numbers: self.metrics.row(step, name, numbers),
+            tell=lambda step, numbers: self._results(step, name, numbers),
             name=name,
             best=parts.config.checkpoint.best.replace(f"{name}/", ""),
-            earlier=results(directory.metrics, name),
+            earlier=results(directory.metrics, name) if directory else {},
         )
 
-    def _best(self) -> Evaluate | None:
+    def _results(self, step: int, name: str, numbers: Mapping[str, float]) -> None:
+        self.metrics.row(step, name, numbers)
+        if self._tracking:
+            self._tracking.row(step, name, numbers)
+
+    def _leaves(self, directory: Directory, start: int | None) -> Leaves:
+        statistics = LeafStatistics(self._parts)
+
+        def look(step: int, state: TrainState) -> dict[str, dict[str, float]]:
+            with self.pause("looking at leaves"):
+                return statistics(step, state)
+
+        every, stop = self.config.log.leaves, self.config.steps
+        leaves = Leaves(directory.leaves, every=every, stop=stop, look=look, resumed_at=start)
+        self._stack.callback(leaves.close)
+        return leaves
+
+    def _trackers(self, directory: Directory, every: int, start: int | None) -> Tracking:
+        learning_rate = self.config.optimizer.learning_rate(self.config.steps)
+
+        def more(step: int) -> dict[str, float]:
+            pace, rate = self.speed.pace, f"{self.speed.unit}_per_second"
+            known = {"learning_rate": float(learning_rate(step))}
+            return known | ({rate: getattr(pace, rate), "waiting": pace.waiting} if pace else {})
+
+        about = About(self.config.name, directory.path, flat(self.config))
+        tracking = Tracking(
+            self.config.trackers,
+            about,
+            every=every,
+            tell=self.lines.say,
+            resumed_at=start,
+            more=more,
+        )
+        self._stack.callback(tracking.close, "failed")  # unless it was told how the run ended
+        return tracking
+
+    def ended(self, status: End) -> None:
+        """Tells the trackers how the run ended, and waits a little for them."""
+        if self._tracking:
+            self._tracking.close(status)
+
+    def best(self) -> Evaluate | None:
         """The evaluation whose best is kept; None if none is."""
         goal = Goal.parse(self._parts.config.checkpoint.best)
         if goal is None or not self.evaluations:
@@ -147,18 +217,30 @@ class Watch:
         name, _, _ = goal.name.rpartition("/")
         return self.evaluations.get(name) or next(iter(self.evaluations.values()))
 
-    def _save(self, step: int, state: TrainState) -> None:
-        measured = {name: x.results.get(step, {}) for name, x in self.evaluations.items()}
+    def _hold(self, step: int, state: TrainState) -> None:
+        del step
+        weights = self._parts.evaluation_params(state), state.extra
+        self.held = jax.tree.map(jnp.copy, weights)
+
+
+class _Keep:
+    """Saves a state in a run's directory."""
+
+    def __init__(self, watch: Watch, directory: Directory, checkpoints: Checkpoints):
+        self._watch, self._directory, self._checkpoints = watch, directory, checkpoints
+
+    def __call__(self, step: int, state: TrainState) -> None:
+        found = {name: x.results.get(step, {}) for name, x in self._watch.evaluations.items()}
         about = {
-            "config": plain_values(self._parts.config),
+            "config": plain_values(self._watch.config),
             "jtrain": __version__,
             "jax": jax.__version__,
             "valid": {},
-            **{name: dict(numbers) for name, numbers in measured.items()},
+            **{name: dict(numbers) for name, numbers in found.items()},
         }
-        self.metrics.sync()
-        with self.pause("saving"):
-            best = self._best()
+        self._watch.metrics.sync()
+        with self._watch.pause("saving"):
+            best = self._watch.best()
             self._checkpoints.save(step, state, about, best.number(step) if best else None)
         self._directory.say("running", step=step)
 

@@ -27,3 +27,9 @@ class History(Hook):
         for name, number in numbers.items():
             name = f"{prefix}/{name}" if prefix else name
             self.numbers.setdefault(name, {})[step] = number
+
+    def sync(self) -> None:
+        """Nothing: there is no disk."""
+
+    def close(self) -> None:
+        """Nothing: there is no file."""

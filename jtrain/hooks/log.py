@@ -59,20 +59,22 @@ class Lines:
     stays off a screen that has one.
 
     Args:
-        path: the file; a resumed run goes on in it.
+        path: the file; a resumed run goes on in it. None to write none.
         screen: takes a line for the screen (`Progress.print`); plain stdout by default.
         live: whether the screen has a live line.
     """
 
     def __init__(
         self,
-        path: Path | str,
+        path: Path | str | None,
         *,
         screen: Callable[[str], None] | None = None,
         live: bool = False,
     ):
-        self._path, self._screen, self._live = Path(path), screen or _stdout, live
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = Path(path) if path else None
+        self._screen, self._live = screen or _stdout, live
+        if self._path:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def say(self, line: str) -> None:
         """Writes a line to the file and to the screen."""
@@ -86,8 +88,9 @@ class Lines:
             self._screen(line)
 
     def _write(self, line: str) -> None:
-        with self._path.open("a", encoding="utf-8", errors="replace") as file:
-            file.write(line + "\n")
+        if self._path:
+            with self._path.open("a", encoding="utf-8", errors="replace") as file:
+                file.write(line + "\n")
 
 
 def _speed_cells(speed: Speed) -> list[str]:

@@ -1,0 +1,247 @@
+"""Trains from a script or a notebook: what a config says, said by a call."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import optax
+
+from jtrain import given
+from jtrain.assemble import assemble
+from jtrain.cache import keep_compiled_programs
+from jtrain.checkpoint.keeping import Goal
+from jtrain.config.top import Checkpoint, Evaluate, Log
+from jtrain.errors import ConfigError, LossError
+from jtrain.experiment import Experiment, RunConfig
+from jtrain.hooks.evaluating import Result
+from jtrain.hooks.history import History
+from jtrain.hooks.metrics import read
+from jtrain.hooks.plain import Observer
+from jtrain.hooks.signals import Signals
+from jtrain.loop import Stop, train
+from jtrain.optim.recipe import Recipe
+from jtrain.optim.schedules import Schedule
+from jtrain.parallel import Parallel
+from jtrain.precision import Precision
+from jtrain.run import compiled, reader, run, trained
+from jtrain.state import TrainState
+from jtrain.types import Couples, Extra, LossFn, Params, Placement, Stateful
+from jtrain.values import values
+from jtrain.watch import Watch, opening
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """What training came to."""
+
+    params: Params
+    """Those to use: of the last step, or of the best evaluation if `best` was asked for; the
+    average, with an optimizer that keeps one."""
+    extra: Extra
+    """What is carried beside them."""
+    state: TrainState
+    """All of it after the last step."""
+    history: Mapping[str, Mapping[int, Any]]
+    """Of each name the numbers by step: `history["loss"][100]`, `history["valid/loss"]`."""
+    step: int
+    """The last that was taken."""
+    best: Result | None
+    """The best evaluation, its step and its numbers; None unless it was asked for."""
+    why: str
+    """Why it ended, if before the last step."""
+    directory: Path | None
+    """Of the run, if there is one."""
+
+
+def fit(
+    loss: LossFn | Stateful,
+    params: Params,
+    data: given.Data,
+    optimizer: str | Recipe | optax.GradientTransformation = "adamw",
+    *,
+    steps: int,
+    batch: int | None = None,
+    lr: float | None = None,
+    schedule: str | Schedule | None = None,
+    valid: given.Data = None,
+    valid_every: int = 0,
+    best: str = "",
+    hooks: Sequence[Observer] = (),
+    every: int = 0,
+    extra: Extra = (),
+    seed: int = 0,
+    microbatches: int = 1,
+    steps_per_call: int = 1,
+    couples: Couples = "nothing",
+    precision: str | Precision = "f32",
+    parallel: str | Parallel = "mirrored",
+    tokens: int = 0,
+    name: str = "",
+    directory: Path | str | None = None,
+    checkpoint_every: int = 0,
+    quiet: bool = False,
+) -> Fitted:
+    """Trains `params` to make `loss` small, over all devices, and gives what it came to.
+
+    ```python
+    result = jt.fit(loss, params, (x, y), steps=1000, lr=1e-2)
+    result.params, result.history["loss"]
+    ```
+
+    Args:
+        loss: `(params, batch, rng)`, as `make_step` takes it.
+        params: a pytree of arrays, which is left as it is, or `key -> (params, extra)`.
+        data: arrays by name, `(x, y)`, a source of rows, or batches.
+        optimizer: a name, a value of `jtrain.optim`, or an optax transformation.
+        steps: updates.
+        batch: rows a step, over all devices; 32 unless the data has a size of its own.
+        lr: peak learning rate of an optimizer that is named; 1e-3 for adam, adamw and nadamw.
+        schedule: how it goes over the run, a name or a value; the same rate all through by default.
+        valid: what it is judged by, as `data`; several of them by name: `{"valid": (x, y), ...}`.
+        valid_every: steps between evaluations; 0: ten times a run. There is one at the end.
+        best: `loss`, `highest accuracy`, `NAME/loss`: give back what was best by this.
+        hooks: `jt.Hook`s, `jt.EarlyStop`, or functions of (step, numbers), (step, state) or (step,
+            results).
+        every: steps between two numbers in the history, and two lines; 0: about 50 of them.
+        extra: what is carried beside the parameters and not differentiated.
+        seed: of the order of rows and of what the loss draws.
+        microbatches: slices of a batch whose gradients are summed.
+        steps_per_call: steps in one call of the compiled function.
+        couples: whether the loss makes rows meet; see `make_step`.
+        precision: that the loss computes in: f32, bf16, f16, or a value.
+        parallel: how the work is split: mirrored, fsdp, single, or a value.
+        tokens: in a row, to show the speed in; 0 counts rows.
+        name: of a run that is kept in runs/NAME: the same call again goes on with it.
+        directory: the same, elsewhere.
+        checkpoint_every: steps between checkpoints of such a run; 0: ten times.
+        quiet: say nothing.
+
+    Raises:
+        UserError: for what does not fit together, before anything is trained.
+        LossError: if no step is finite any more.
+    """
+    training = given.shuffled(data, batch, seed=seed)
+    rows, updates = training.size, given.optimizer(optimizer, lr, schedule)
+    judged = given.sets(valid, rows)
+    init: Any = params if callable(params) else given.weights(params, extra)
+    handed = optimizer if isinstance(optimizer, optax.GradientTransformation) else None
+
+    @values
+    class Config(RunConfig):
+        """What the call said."""
+
+        optimizer: Any
+
+        def build(self, place: Placement) -> Experiment:
+            del place
+            return Experiment(
+                init=init,
+                loss=loss,
+                train=training,
+                optimizer=handed or self.optimizer.build(self.steps),
+                valid=judged,
+                couples=couples,
+                tokens=tokens,
+            )
+
+    share = lambda parts: -(-max(1, steps // parts) // steps_per_call) * steps_per_call
+    config = Config(
+        experiment="fit",
+        name=name or "fit",
+        seed=seed,
+        steps=steps,
+        batch=rows,
+        microbatches=microbatches,
+        steps_per_call=steps_per_call,
+        optimizer=updates,
+        precision=given.precision(precision),
+        parallel=given.strategy(parallel),
+        evaluate=Evaluate(every=valid_every or share(10)),
+        checkpoint=Checkpoint(every=checkpoint_every or share(10), best=best),
+        log=Log(every=every or share(50)),
+    )
+    for key, words in config.misfits():
+        told = f"{key}: {words}".replace("evaluate.every", "valid_every")
+        raise ConfigError(told.replace("checkpoint.every", "checkpoint_every"))
+    with open(os.devnull, "w") as nowhere:
+        screen = nowhere if quiet else None
+        if name or directory is not None:
+            return _kept(config, Path(directory or Path("runs") / name), hooks, screen)
+        return _in_memory(config, hooks, screen)
+
+
+def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None) -> Fitted:
+    """Trains, and writes nothing."""
+    keep_compiled_programs()
+    parts = assemble(config)
+    step, state = compiled(parts, parts.fresh)
+    with (
+        Signals(every=config.steps_per_call) as signals,
+        Watch(parts, screen=screen) as watch,
+        reader(parts, 0) as feed,
+    ):
+        watch.waited = lambda: feed.waited
+        for line in opening(parts, None):
+            watch.lines.say(line)
+        ended = train(
+            step,
+            state,
+            feed,
+            start=0,
+            stop=config.steps,
+            hooks=[signals, *watch.hooks(hooks, state)],
+            steps_per_call=config.steps_per_call,
+        )
+        stop = ended.stop or Stop("", "finished")
+        if stop.kind == "failed":
+            raise LossError(f"{stop.why} {parts.not_finite(ended.step)}")
+        if stop.kind == "finished":
+            for evaluation in watch.evaluations.values():
+                evaluation.at(ended.step, ended.state)
+        found = watch.best()
+        last = parts.evaluation_params(ended.state), ended.state.extra
+        params, extra = watch.held or last
+        if ended.stop:
+            watch.lines.say(f"ended after step {ended.step}: {stop.why}")
+        return Fitted(
+            params=params,
+            extra=extra,
+            state=ended.state,
+            history=watch.history.numbers,
+            step=ended.step,
+            best=found and found.best,
+            why=stop.why,
+            directory=None,
+        )
+
+
+def _kept(
+    config: RunConfig,
+    directory: Path,
+    hooks: Sequence[Observer],
+    screen: TextIO | None,
+) -> Fitted:
+    """Trains in a directory, or goes on there."""
+    again = "the same call of jt.fit again"
+    outcome = run(config, hooks=hooks, screen=screen, directory=directory, again=again)
+    if outcome.status == "failed":
+        raise LossError(outcome.why)
+    goal = Goal.parse(config.checkpoint.best)
+    of = outcome.sets.get(goal.name.rpartition("/")[0], outcome.results) if goal else {}
+    which: Literal["newest", "best"] = "best" if of else "newest"
+    step, parts, state = trained(config, directory, which)
+    numbers = History()
+    for row in read(outcome.directory.metrics):
+        numbers.row(row.pop("step"), "", row)
+    return Fitted(
+        params=parts.evaluation_params(state),
+        extra=state.extra,
+        state=state if step == outcome.step else trained(config, directory)[2],
+        history=numbers.numbers,
+        step=outcome.step,
+        best=Result(step, of[step]) if of else None,
+        why=outcome.why,
+        directory=directory,
+    )

@@ -1,0 +1,130 @@
+"""What trained parameters come to over a whole data set: its loss, or an output for each row."""
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jtrain import given
+from jtrain.cache import keep_compiled_programs
+from jtrain.errors import ConfigError, LossError
+from jtrain.evaluate import evaluate as over
+from jtrain.evaluate import make_evaluate
+from jtrain.parallel import Parallel, Strategy, check_divides
+from jtrain.trees import named_leaves
+from jtrain.types import Batch, Extra, LossFn, Once, Params, Stateful
+
+ROWS = 128  # at a time, where nothing is said
+IN_FLIGHT = 8
+
+
+def evaluate(
+    loss: LossFn | Stateful,
+    params: Params,
+    data: given.Data,
+    *,
+    batch: int = 0,
+    extra: Extra = (),
+    parallel: str | Parallel = "mirrored",
+) -> dict[str, float]:
+    """The loss and the metrics over all of `data`, each row once; `rows` says how many.
+
+    Exact however the rows are batched and split over devices: sums and weights are added up, in
+    float64 over batches.
+
+    Args:
+        loss: as for `jt.fit`; its rng is None.
+        data: as for `jt.fit`.
+        batch: rows at a time, over all devices; 0: 128.
+
+    Raises:
+        UserError: for what does not fit together.
+        LossError: if the loss keeps no contract.
+    """
+    strategy, rows = _laid_out(data, batch, parallel)
+    weights = _placed(strategy, (params, extra))
+    program = make_evaluate(loss, psum=strategy.psum, ragged=rows.ragged)
+    program = strategy.compile(program, weights, _batch(strategy, rows, 0))
+    return over(program, weights, (_batch(strategy, rows, i) for i in range(len(rows))))
+
+
+def predict(
+    apply: Callable[[Params, Batch], Any],
+    params: Params,
+    data: given.Data,
+    *,
+    batch: int = 0,
+    parallel: str | Parallel = "mirrored",
+) -> Any:  # a pytree of numpy arrays, each n ...
+    """What `apply(params, batch)` gives for each row of `data`, in the order of the data.
+
+    Every row once, on any number of devices and processes; what fills up the last batch is left
+    out. `apply` sees the batch as a loss does, with `row` and `mask`.
+
+    Args:
+        apply: pure; gives arrays of a row for each row of the batch: b ...
+        data: as for `jt.fit`.
+        batch: rows at a time, over all devices; 0: 128.
+
+    Raises:
+        UserError: for what does not fit together.
+        LossError: if `apply` gives something else than a row for each row.
+    """
+    strategy, rows = _laid_out(data, batch, parallel)
+    if strategy.psum is not None:
+        raise ConfigError(
+            "predict was asked to run in copies that add up their sums, and rows are not summed: "
+            "leave parallel= out, or set impl=jit in it."
+        )
+    weights, example = _placed(strategy, params), _batch(strategy, rows, 0)
+    _check_rows(jax.eval_shape(apply, weights, example), rows.size)
+    program = strategy.compile(lambda w, b: (apply(w, b), b["mask"]), weights, example)
+    started, found = collections.deque(), []
+    for i in range(len(rows)):
+        started.append(program(weights, _batch(strategy, rows, i)))
+        if len(started) > IN_FLIGHT:
+            found.append(_real(*started.popleft()))
+    found += [_real(*each) for each in started]
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+
+
+def _laid_out(data: given.Data, batch: int, parallel: str | Parallel) -> tuple[Strategy, Once]:
+    """Where it is computed, and what of, in batches that split evenly."""
+    keep_compiled_programs()
+    strategy = given.strategy(parallel).build()
+    size = batch or -(-ROWS // strategy.shares) * strategy.shares
+    rows = given.once(data, size)
+    check_divides(rows.size, strategy.shares, 1)
+    return strategy, rows
+
+
+def _placed(strategy: Strategy, tree: Any) -> Any:
+    tree = given.arrays(tree)
+    return jax.device_put(tree, strategy.shardings(tree))
+
+
+def _batch(strategy: Strategy, rows: Once, step: int) -> Batch:
+    """The rows that this process reads, on the devices."""
+    return strategy.place(rows.shard(jax.process_index(), jax.process_count())[step])
+
+
+def _check_rows(outputs: Any, size: int) -> None:
+    """Makes sure that there is a row of output for each row of the batch."""
+    leaves = named_leaves(outputs)
+    for name, leaf in leaves.items():
+        if leaf.shape[:1] != (size,):
+            raise LossError(
+                f"predict gives a row for each row of the data, and what apply returned "
+                f"{f'as {name} ' if name else ''}for {size} rows has shape {list(leaf.shape)}. "
+                f"Return arrays whose first dim is that of the batch, and no sums over it."
+            )
+    if not leaves:
+        raise LossError("predict: apply returned no array. Return one, with a row for each row.")
+
+
+def _real(outputs: Any, mask: Any) -> Any:
+    """The rows that are no padding, on the host."""
+    outputs, mask = jax.device_get((outputs, mask))
+    return outputs if mask.all() else jax.tree.map(lambda x: x[mask], outputs)
