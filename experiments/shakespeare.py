@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,12 @@ import jtrain as jt
 from jtrain.data import InOrder, Shuffled
 from jtrain.data.shakespeare import Shakespeare
 from jtrain.data.text import Text
+from jtrain.data.tiny_shakespeare import TinyShakespeare
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.transformer import Transformer
 from jtrain.types import Batch, Key, LossFn, Mean, Metrics, Model, Params, Placement
+
+Corpora: TypeAlias = Shakespeare | TinyShakespeare | Text
 
 
 def next_char(model: Model) -> LossFn:
@@ -33,7 +36,9 @@ def next_char(model: Model) -> LossFn:
 class Config(jt.RunConfig):
     """A character transformer and its text."""
 
-    data: Annotated[Shakespeare | Text, Field(discriminator="kind")] = Shakespeare()
+    data: Annotated[Shakespeare | TinyShakespeare | Text, Field(discriminator="kind")] = (
+        Shakespeare()
+    )
     """The text."""
     model: Transformer = Transformer()
     """The network; its vocabulary is the characters of the text."""

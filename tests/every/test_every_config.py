@@ -24,18 +24,21 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))}
 
+CHARACTERS = [
+    "batch=8",
+    "data.context=32",
+    "model.context=32",
+    "model.layers=1",
+    "model.width=32",
+    "optimizer.schedule.warmup=2",
+]
 # What makes a config small enough to train in a moment.
 TINY = {
     "gan": ["batch=16", "model.widths=[8]", "steps_per_call=1"],
     "policy_gradient": ["batch=8", "data.horizon=12", "model.widths=[8]"],
-    "shakespeare": [
-        "batch=8",
-        "data.context=32",
-        "model.context=32",
-        "model.layers=1",
-        "model.width=32",
-        "optimizer.schedule.warmup=2",
-    ],
+    "shakespeare": CHARACTERS,
+    "tiny_shakespeare": [*CHARACTERS, "data.kind=shakespeare"],  # which lies in the package
+    "tiny_shakespeare_tuned": [*CHARACTERS, "data.kind=shakespeare"],
 }
 CURVES = ["shakespeare"]
 
