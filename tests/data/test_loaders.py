@@ -1,0 +1,110 @@
+"""The adapter of docs/images.md around loaders of other libraries, and their files and rows."""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jtrain as jt
+from jtrain.data import GrainRows, Shuffled
+from jtrain.data.example import read_example
+from jtrain.data.tfrecord import TFRecords
+from jtrain.types import Batches
+
+NOTE = Path(__file__).parents[2] / "docs" / "images.md"
+IMAGE = np.random.default_rng(0).random((12, 3, 3), np.float32)
+LABEL = np.arange(12, dtype=np.int32)
+
+
+def loader(open_: Callable[[], Iterable[Any]], size: int) -> Batches:
+    """The class as the note prints it."""
+    (code,) = re.findall(r"^class Loader:\n(?:(?:    .*)?\n)+", NOTE.read_text(), re.MULTILINE)
+    namespace: dict[str, Any] = {"np": np}
+    exec(code, namespace)
+    return namespace["Loader"](open_, size)
+
+
+def in_memory() -> Iterable[Any]:
+    return ((IMAGE[i : i + 4], LABEL[i : i + 4]) for i in range(0, 12, 4))
+
+
+def torch_loader() -> Iterable[Any]:
+    torch = pytest.importorskip("torch")
+    pairs = torch.utils.data.TensorDataset(torch.tensor(IMAGE), torch.tensor(LABEL))
+    return torch.utils.data.DataLoader(pairs, batch_size=4)
+
+
+def tf_data() -> Iterable[Any]:
+    tf = pytest.importorskip("tensorflow")
+    return tf.data.Dataset.from_tensor_slices((IMAGE, LABEL)).batch(4)
+
+
+OPENS = [
+    in_memory,
+    pytest.param(torch_loader, marks=pytest.mark.slow),
+    pytest.param(tf_data, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("open_", OPENS)
+def test_a_batch_of_a_loader_is_a_function_of_the_step(open_: Callable[[], Iterable[Any]]):
+    batches = loader(open_, 4)
+    assert isinstance(batches, Batches)
+    for step in (0, 1, 2, 3, 7, 2):  # in turn, over the end, ahead, and back
+        rows = np.arange(4) + 4 * (step % 3)
+        np.testing.assert_array_equal(batches[step]["image"], IMAGE[rows], strict=True)
+        np.testing.assert_array_equal(batches[step]["label"], LABEL[rows], strict=True)
+
+
+def test_a_step_trains_on_what_a_loader_gives():
+    step = jt.make_step(lambda p, batch, rng: jnp.mean((batch["image"] * p) ** 2), optax.sgd(0.1))
+    state = jt.new_state(jnp.ones(()), optax.sgd(0.1), jax.random.key(0))
+    for number in range(3):
+        state, _ = step(state, loader(in_memory, 4)[number])
+    expected = 1.0
+    for number in range(3):
+        expected -= 0.2 * expected * (IMAGE[4 * number : 4 * number + 4] ** 2).mean()
+    np.testing.assert_allclose(state.params, expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_rows_of_a_torch_dataset_are_read_by_index():
+    torch = pytest.importorskip("torch")
+    pairs = torch.utils.data.TensorDataset(torch.tensor(IMAGE), torch.tensor(LABEL))
+    source = GrainRows(grain.MapDataset.source(pairs), names=["image", "label"])
+    rows = source[np.array([7, 0, 11])]
+    np.testing.assert_array_equal(rows["image"], IMAGE[[7, 0, 11]], strict=True)
+    assert sorted(i for s in range(3) for i in Shuffled(source, size=4)[s]["label"]) == [*range(12)]
+
+
+@pytest.mark.slow
+def test_records_are_those_that_tensorflow_wrote(tmp_path: Path):
+    tf = pytest.importorskip("tensorflow")
+    path, train = str(tmp_path / "a.tfrecord"), tf.train
+    with tf.io.TFRecordWriter(path) as writer:
+        for row in range(300):
+            lists = {
+                "image": train.Feature(
+                    bytes_list=train.BytesList(value=[bytes([row % 256]) * row])
+                ),
+                "box": train.Feature(float_list=train.FloatList(value=np.arange(row % 5) / 3)),
+                "label": train.Feature(int64_list=train.Int64List(value=[row, -row])),
+            }
+            example = train.Example(features=train.Features(feature=lists))
+            writer.write(example.SerializeToString())
+    records = TFRecords(path)
+    theirs = list(tf.data.TFRecordDataset(path).as_numpy_iterator())
+    assert [records[i] for i in range(len(records))] == theirs
+    assert len(theirs) == 300
+    for row in (0, 1, 255, 299):
+        features = read_example(records[row])
+        assert features["image"] == [bytes([row % 256]) * row]
+        assert features["label"].tolist() == [row, -row]
+        np.testing.assert_array_equal(features["box"], (np.arange(row % 5) / 3).astype("f4"))
