@@ -1,0 +1,114 @@
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from jtrain.data.byte_tokenizer import ByteTokenizer
+from jtrain.data.lines import Lines, line_rows
+from jtrain.data.stream import Stream, Streamed
+from jtrain.errors import DataError
+
+LINES = [f"line {i}" for i in range(57)]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    (tmp_path / "a.txt").write_text("\n".join([*LINES[:30], "", " "]), encoding="utf-8")
+    rows = "\n".join(json.dumps({"text": line}) for line in LINES[30:])
+    (tmp_path / "b.jsonl").write_text(rows, encoding="utf-8")
+    return [tmp_path / "a.txt", tmp_path / "b.jsonl"]
+
+
+def some(stream: Lines, count: int) -> list[str]:
+    return [stream.next() for _ in range(count)]
+
+
+def test_a_buffer_of_one_keeps_the_order(files: list[Path]):
+    assert some(Lines(files, buffer=1), 2 * 57 + 5) == [*LINES, *LINES, *LINES[:5]]
+
+
+def test_each_line_comes_once_an_epoch_but_for_those_held(files: list[Path]):
+    found = some(Lines(files, buffer=10), 57 * 20)
+    counts = Counter(found)
+    assert set(counts) == set(LINES)
+    # So far 57 x 20 lines and the 10 that are held were read: each line 20 or 21 times.
+    assert sum(abs(counts[line] - 20) for line in LINES) <= 20
+    assert found[:57] != LINES
+    assert some(Lines(files, buffer=10, seed=1), 57) != found[:57]
+
+
+@pytest.mark.parametrize("buffer", [1, 10, 200])
+@pytest.mark.parametrize("before", [0, 1, 56, 57, 133])
+def test_a_restored_stream_goes_on_as_if_nothing_had_been(
+    files: list[Path], buffer: int, before: int
+):
+    stream = Lines(files, buffer=buffer)
+    assert isinstance(stream, Stream)
+    some(stream, before)
+    kept = json.loads(json.dumps(stream.state()))
+    expected = some(stream, 150)
+    again = Lines(files, buffer=buffer, seed=99)
+    some(again, 3)
+    again.restore(kept)
+    assert some(again, 150) == expected
+
+
+def batches(files: list[Path], keep: Path | None = None) -> Streamed:
+    rows = line_rows(ByteTokenizer(), 6)
+    return Streamed(lambda: Lines(files, buffer=10), rows, size=4, keep=keep, every=5)
+
+
+def test_a_batch_is_a_function_of_the_step(files: list[Path]):
+    whole = batches(files)
+    expected = [whole[step]["tokens"].tolist() for step in range(40)]
+    assert len({str(tokens) for tokens in expected}) == 40
+    jumping = batches(files)
+    for step in (17, 17, 3, 39, 38, 0):
+        assert jumping[step]["tokens"].tolist() == expected[step]
+    part = batches(files).shard(1, 2)
+    assert part[7]["tokens"].tolist() == expected[7][2:]
+    jumping[2]["tokens"][:] = 0
+    assert jumping[2]["tokens"].tolist() == expected[2], "what is done to a batch stays there"
+
+
+def test_a_run_that_was_killed_goes_on_from_the_places_it_kept(files: list[Path], tmp_path: Path):
+    keep = tmp_path / "runs" / "stream.jsonl"
+    first = batches(files, keep).shard(0, 1)
+    expected = [first[step]["tokens"].tolist() for step in range(40)]
+    with keep.open("a") as file:
+        file.write('{"step": 45, "sta')  # cut by the kill
+    read: list[int] = []
+
+    class Counting(Lines):
+        def next(self) -> str:
+            read.append(1)
+            return super().next()
+
+    rows = line_rows(ByteTokenizer(), 6)
+    again = Streamed(lambda: Counting(files, buffer=10), rows, size=4, keep=keep, every=5)
+    assert [again[step]["tokens"].tolist() for step in (33, 34, 35)] == expected[33:36]
+    assert len(read) == 6 * 4, "from step 30 on, and not from the beginning"
+
+
+def test_rows_of_lines_have_their_end_and_are_cut():
+    row = line_rows(ByteTokenizer(), 4)
+    assert row("abc")["tokens"].tolist() == [97, 98, 99, 256, 0]
+    assert row("abc")["length"] == 3
+    assert row("abcdefg")["tokens"].tolist() == [97, 98, 99, 100, 101]
+    assert row("abcdefg")["length"] == 4
+
+
+def test_what_cannot_be_streamed_is_refused_and_the_advice_works(files: list[Path], tmp_path: Path):
+    with pytest.raises(DataError, match="Set buffer=1"):
+        Lines(files, buffer=0)
+    (tmp_path / "c.txt").write_text("\n\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"c.txt has no line with text"):
+        Lines(tmp_path / "c.txt", buffer=1).next()
+    state = Lines(files).state()
+    held = files[0].read_text(encoding="utf-8")
+    files[0].write_text("another text", encoding="utf-8")
+    with pytest.raises(DataError, match=r"a.txt.*Put them back"):
+        Lines(files).restore(state)
+    files[0].write_text(held, encoding="utf-8")
+    Lines(files).restore(state)
