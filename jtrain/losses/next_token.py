@@ -24,10 +24,19 @@ def inputs_and_targets(
     """A language batch's inputs, its targets, and which of those are real.
 
     `tokens` (b, t+1) gives both, one apart; the first `length` (b,) targets of a row count, if its
-    `mask` holds. Without `length` all do.
+    `mask` holds. Without `length` all do. Where there are `segments` (b, t+1; 0 is padding), a
+    target counts only if it is of its input's segment.
     """
     tokens, mask = batch["tokens"], batch["mask"]
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     length = batch.get("length", jnp.full(mask.shape, targets.shape[1], jnp.int32))
     real = jnp.arange(targets.shape[1], dtype=jnp.int32)[None] < length[:, None]
+    if (segments := batch.get("segments")) is not None:
+        real &= (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
     return inputs, targets, real & mask[:, None]
+
+
+def segments_of(batch: Batch) -> Int[Array, "b t"] | None:
+    """The segments of a language batch's inputs; None where its rows are not packed."""
+    segments = batch.get("segments")
+    return None if segments is None else segments[:, :-1]

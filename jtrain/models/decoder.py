@@ -18,6 +18,7 @@ from jtrain.models.norms import Norm
 from jtrain.models.positions import Rotary
 from jtrain.models.remembering import remembering
 from jtrain.models.rotary import Turn, turn_at
+from jtrain.models.segments import places_within
 from jtrain.models.soft_cap import soft_cap
 from jtrain.models.transformer import Transformer
 from jtrain.types import Placement
@@ -43,18 +44,24 @@ class Decoder(nnx.Module):
         self.head = None if values.tied else normal(values.vocab, values.width)
 
     def __call__(
-        self, tokens: Int[Array, "b t"], keys: Shaped[Array, "b"] | None = None
+        self,
+        tokens: Int[Array, "b t"],
+        keys: Shaped[Array, "b"] | None = None,
+        segments: Int[Array, "b t"] | None = None,
     ) -> Float[Array, "b t v"]:
-        """Logits at every position.
+        """Logits at every position; with `segments` those of each segment by itself.
 
         Raises:
             DataError: if a sequence is longer than the context.
             LossError: if it shall drop and got no keys.
         """
-        return self._logits(self.hidden(tokens, keys))
+        return self._logits(self.hidden(tokens, keys, segments))
 
     def hidden(
-        self, tokens: Int[Array, "b t"], keys: Shaped[Array, "b"] | None = None
+        self,
+        tokens: Int[Array, "b t"],
+        keys: Shaped[Array, "b"] | None = None,
+        segments: Int[Array, "b t"] | None = None,
     ) -> Float[Array, "b t d"]:
         """What the head multiplies at every position; raises what the whole raises."""
         time, context = tokens.shape[1], self.values.context
@@ -64,13 +71,16 @@ class Decoder(nnx.Module):
                 f"Set model.context={time}, or cut the sequences."
             )
         keys = drawn_from(keys, self.values.dropout, train=not self.deterministic)
+        at = jnp.arange(time) if segments is None else places_within(segments)
         x = self.tokens[...][tokens]
-        x = x if self.positions is None else x + self.positions[...][None, :time]
+        if self.positions is not None:
+            learned = self.positions[...]
+            x = x + (learned[None, :time] if segments is None else learned[at])
         x = self.place.constrain(drop(x, self.values.dropout, keys), "batch", "time", "width")
-        turn = self._turn(jnp.arange(time))
+        turn = self._turn(at)
 
         def each(block, x, index, _):
-            return block(x, keys, index, turn, functools.partial(self._attend, index))
+            return block(x, keys, index, turn, functools.partial(self._attend, index, segments))
 
         x, _ = through(self.blocks, x, each, remat=self.values.remat, saved=self.values.saved)
         return self.norm(x)
@@ -99,18 +109,19 @@ class Decoder(nnx.Module):
         x, cache = through(self.blocks, x, each, kept=cache)
         return self._logits(self.norm(x[:, -1:]))[:, 0], cache
 
-    def _turn(self, positions: Int[Array, "t"]) -> Turn | None:
+    def _turn(self, positions: Int[Array, "*b t"]) -> Turn | None:
         how = self.values.positions
         return (
             turn_at(how, self.values.size_of_head, positions) if isinstance(how, Rotary) else None
         )
 
-    def _attend(self, index, q, k, v):
+    def _attend(self, index, segments, q, k, v):
         """Attention where the placement has its parts; nothing is kept."""
         how = functools.partial(
             attention,
             window=self._window(index),
             soft_cap=self.values.attention_cap,
+            segments=segments,
             implementation=self.values.attention,
         )
         return self.place.attend(how, q, k, v), None

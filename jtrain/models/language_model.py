@@ -11,10 +11,11 @@ from jtrain.types import Extra, Key, Model, Params, Placement
 
 
 class LanguageModel(Model):
-    """`init` and `apply` as any Model has them, and
+    """`init` and `apply` as any Model has them (its inputs are tokens, keys of the rows where it
+    drops, and segments of packed rows; the last two may be left out), and
 
-    - `hidden(params, extra, rng, train, tokens, keys)` and `head(params)`, whose product is the
-      logits (before `logit_cap`): for a loss that never holds the logits of a whole batch,
+    - `hidden(params, extra, rng, train, tokens, keys, segments)` and `head(params)`, whose product
+      is the logits (before `logit_cap`): for a loss that never holds the logits of a whole batch,
     - `empty(params, rows)` and `extend(params, cache, tokens, at)`: for text drawn token by token.
     """
 
@@ -33,9 +34,10 @@ class LanguageModel(Model):
         train: bool,
         tokens: Int[Array, "b t"],
         keys: Shaped[Array, "b"] | None = None,
+        segments: Int[Array, "b t"] | None = None,
     ) -> tuple[Float[Array, "b t d"], Extra]:
         """What the head multiplies, and `extra`; it takes and raises what `apply` does."""
-        return self.apply(params, extra, rng, train, tokens, keys, method="hidden")
+        return self.apply(params, extra, rng, train, tokens, keys, segments, method="hidden")
 
     def head(self, params: Params) -> Float[Array, "v d"]:
         """The matrix that gives the logits: hidden @ head.T; the token embedding where tied."""

@@ -12,10 +12,10 @@ from jtrain.trees import at_least_f32
 
 
 class Turn(NamedTuple):
-    """The angles of each position, float32; r is half a head."""
+    """The angles of each position, float32, for all rows or for each; r is half a head."""
 
-    cos: Float[Array, "t r"]
-    sin: Float[Array, "t r"]
+    cos: Float[Array, "*b t r"]
+    sin: Float[Array, "*b t r"]
 
 
 def frequencies(values: Rotary, head_size: int) -> np.ndarray:  # k/2
@@ -34,10 +34,10 @@ def _llama3(plain: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
     return kept * plain + (1 - kept) * plain / scaling.factor
 
 
-def turn_at(values: Rotary, head_size: int, positions: Int[Array, "t"]) -> Turn:
+def turn_at(values: Rotary, head_size: int, positions: Int[Array, "*b t"]) -> Turn:
     """The angles at these positions, the same for every layer."""
     each = jnp.asarray(frequencies(values, head_size), jnp.float32)
-    angles = positions.astype(jnp.float32)[:, None] * each[None]
+    angles = jnp.multiply.outer(positions.astype(jnp.float32), each)
     return Turn(jnp.cos(angles), jnp.sin(angles))
 
 
@@ -47,7 +47,7 @@ def rotate(x: Float[Array, "b t h k"], turn: Turn) -> Float[Array, "b t h k"]:
     This is the order of GPT-NeoX and of the weights that Hugging Face keeps; the first Llama
     release pairs neighbours, which is the same up to the order of a head's numbers.
     """
-    cos, sin = (part[None, :, None] for part in turn)
+    cos, sin = (part[None, :, None] if part.ndim == 2 else part[:, :, None] for part in turn)
     first, second = jnp.split(at_least_f32(x), 2, axis=-1)
     turned = (first * cos - second * sin, second * cos + first * sin)
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
