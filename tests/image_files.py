@@ -49,3 +49,31 @@ def write_digits(folder: Path, *, rows: int = 60) -> Path:
     lines = "".join(",".join(map(str, row)) + "\n" for row in table.tolist())
     (folder / f"{FILE}.gz").write_bytes(gzip.compress(lines.encode()))
     return folder
+
+
+def crc32c(data: bytes) -> int:
+    """Bit by bit, from the polynomial alone."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def masked(data: bytes) -> bytes:
+    """The checksum that TFRecord writes of these bytes."""
+    crc = crc32c(data)
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def framed(record: bytes) -> bytes:
+    """A record as a TFRecord file has it."""
+    length = struct.pack("<Q", len(record))
+    return length + masked(length) + record + masked(record)
+
+
+def write_records(path: Path, records: list[bytes]) -> Path:
+    """The path of a TFRecord file, written from the format's description."""
+    path.write_bytes(b"".join(map(framed, records)))
+    return path

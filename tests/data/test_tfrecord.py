@@ -1,12 +1,12 @@
 """TFRecord files and the Examples in them, against Grain's reader and protobuf's writer."""
 
-import struct
 from pathlib import Path
 
 import grain
 import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from image_files import framed, write_records
 
 from jtrain.data import GrainRows, Shuffled
 from jtrain.data.example import read_example
@@ -14,31 +14,6 @@ from jtrain.data.tfrecord import TFRecords
 from jtrain.errors import DataError
 
 RECORDS = [bytes(np.random.default_rng(size).bytes(size)) for size in (5, 0, 300, 1, 70)]
-
-
-def crc32c(data: bytes) -> int:
-    """Bit by bit, from the polynomial alone."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
-
-
-def masked(data: bytes) -> bytes:
-    crc = crc32c(data)
-    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def framed(record: bytes) -> bytes:
-    length = struct.pack("<Q", len(record))
-    return length + masked(length) + record + masked(record)
-
-
-def write_records(path: Path, records: list[bytes]) -> Path:
-    path.write_bytes(b"".join(map(framed, records)))
-    return path
 
 
 def example_type():

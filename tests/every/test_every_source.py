@@ -10,6 +10,7 @@ from pathlib import Path
 import grain
 import numpy as np
 import pytest
+from image_files import write_digits, write_idx, write_records
 
 from jtrain.data import (
     Arrays,
@@ -23,7 +24,11 @@ from jtrain.data import (
     read_text,
     read_tokens,
 )
+from jtrain.data.digits import read_digits
+from jtrain.data.labelled import read_labelled
 from jtrain.data.shakespeare import Shakespeare
+from jtrain.data.subset import keep_back
+from jtrain.data.tfrecord import TFRecords
 
 TOKENS = np.random.default_rng(0).integers(0, 1000, 83).astype(np.uint16)
 VERSE = "Shall I compare thee to a summer's day?\nThou art more lovely and more temperate:\n"
@@ -61,6 +66,26 @@ def grain_tuples(_: Path) -> Source:
     return GrainRows(rows, names=["x", "label"])
 
 
+def idx_files(folder: Path) -> Source:
+    image = np.random.default_rng(2).integers(0, 256, (45, 6, 5), np.uint8)
+    images = write_idx(folder / "images", image)
+    return read_labelled(images, write_idx(folder / "labels.gz", image[:, 0, 0] % 9), classes=9)
+
+
+def rows_kept_back(folder: Path) -> Source:
+    return keep_back(idx_files(folder), 0.4)[1]
+
+
+def digits(folder: Path) -> Source:
+    return read_digits(write_digits(folder) / "digits.csv.gz")
+
+
+def tf_records(folder: Path) -> Source:
+    write_records(folder / "rows.tfrecord", [np.full(5, i, np.int32).tobytes() for i in range(37)])
+    rows = grain.MapDataset.source(TFRecords(folder / "rows.tfrecord"))
+    return GrainRows(rows.map(lambda record: {"x": np.frombuffer(record, np.int32)}))
+
+
 def shakespeare(_: Path) -> Source:
     return Shakespeare(context=32).build().train
 
@@ -76,6 +101,10 @@ SOURCES = [
     text_files,
     grain_dicts,
     grain_tuples,
+    idx_files,
+    rows_kept_back,
+    digits,
+    tf_records,
     shakespeare,
     shakespeare_to_judge_by,
 ]
