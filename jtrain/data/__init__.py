@@ -1,30 +1,51 @@
 """Data sets as rows by index, and batches as functions of the step; numpy only.
 
 The values of configs lie in files of their own, which import pydantic: `jtrain.data.text.Text`,
-`jtrain.data.shakespeare.Shakespeare`.
+`jtrain.data.shakespeare.Shakespeare`, `jtrain.data.fashion_mnist.FashionMnist`,
+`jtrain.data.digits.Digits`, `jtrain.data.augment.Augment`.
 """
 
 from jtrain.data.ahead import ReadAhead
+from jtrain.data.array_record import ArrayRecords
 from jtrain.data.arrays import Arrays
 from jtrain.data.batches import InOrder, Shuffled
 from jtrain.data.characters import Vocabulary, read_text
 from jtrain.data.check import check_finite, check_labels
+from jtrain.data.example import read_example
+from jtrain.data.find import find_set
 from jtrain.data.grain import GrainRows
+from jtrain.data.hugging_face import HuggingFace
+from jtrain.data.idx import read_idx
+from jtrain.data.labelled import Labelled, read_labelled
+from jtrain.data.parquet import ParquetRows
 from jtrain.data.source import Source
+from jtrain.data.subset import Subset, keep_back
+from jtrain.data.tfrecord import TFRecords
 from jtrain.data.tokens import read_tokens
 from jtrain.data.windows import Windows
 
 __all__ = [
+    "ArrayRecords",
     "Arrays",
     "GrainRows",
+    "HuggingFace",
     "InOrder",
+    "Labelled",
+    "ParquetRows",
     "ReadAhead",
     "Shuffled",
     "Source",
+    "Subset",
+    "TFRecords",
     "Vocabulary",
     "Windows",
     "check_finite",
     "check_labels",
+    "find_set",
+    "keep_back",
+    "read_example",
+    "read_idx",
+    "read_labelled",
     "read_text",
     "read_tokens",
 ]
