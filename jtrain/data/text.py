@@ -5,6 +5,8 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from jtrain.data.characters import Vocabulary, read_text
+from jtrain.data.source import Source
+from jtrain.data.tokenizer import Tokenizer
 from jtrain.data.windows import Windows
 from jtrain.errors import DataError
 from jtrain.values import values
@@ -13,9 +15,9 @@ from jtrain.values import values
 class Corpus(NamedTuple):
     """A text to train on, one to judge by, and what the numbers mean."""
 
-    train: Windows  # a window at every character
-    validation: Windows  # every character is a target once
-    vocabulary: Vocabulary
+    train: Source
+    validation: Source  # every target is in it once
+    vocabulary: Tokenizer
 
 
 def corpus(train: str, validation: str, *, context: int) -> Corpus:

@@ -1,0 +1,150 @@
+"""`jtrain data show CONFIG`: what the batches of a run hold, as a person can read it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jtrain.cli.arguments import Arguments
+from jtrain.cli.pictures import as_bytes, in_blocks
+from jtrain.config.resolve import resolve
+from jtrain.data.tokenizer import fingerprint
+from jtrain.errors import ConfigError, UserError
+from jtrain.hooks.png import grid, png
+from jtrain.types import Anywhere
+
+BOUNDARY, PADDING = "⏐", "·"  # between two documents of a row; what is no target at its end
+
+
+def show(argv: Sequence[str]) -> int:
+    """Prints some rows; gives the exit code."""
+    typed = show_arguments().parse(argv)
+    if not typed.config or "=" in typed.config:
+        found = typed.config or "nothing"
+        raise UserError(
+            f"jtrain data show: the first word is a config file, found {found}; "
+            f"write jtrain data show configs/NAME.yaml {typed.config}".rstrip()
+        )
+    step, count = _number("--step", typed.step, 0), _number("--rows", typed.rows, 1)
+    resolved = resolve(Path(typed.config), typed.settings)
+    config = resolved.config
+    experiment = config.build(Anywhere())
+    batch = {name: np.asarray(array) for name, array in experiment.train[step].items()}
+    rows = {name: array[:count] for name, array in batch.items()}
+    tokenizer = _tokenizer(config)
+    if typed.out:
+        Path(typed.out).write_bytes(png(grid(as_bytes(_images(rows, typed.config)))))
+    if typed.json:
+        print(json.dumps(_object(batch, rows, tokenizer, typed)))
+        return 0
+    print(f"{typed.config}: step {step}, {len(batch['row'])} rows of")
+    print(
+        "\n".join(
+            f"  {name:9} {array.dtype} {list(array.shape[1:])}" for name, array in batch.items()
+        )
+    )
+    if tokenizer is not None and hasattr(tokenizer, "description"):
+        print(f"  tokenizer {tokenizer.kind} {fingerprint(tokenizer)}, {len(tokenizer):,} tokens")
+    if typed.out:
+        print(f"\n{typed.out}: {len(rows['row'])} pictures")
+    elif "image" in rows:
+        print("\n" + in_blocks(grid(as_bytes(rows["image"]))))
+    print("\n" + "\n".join(_lines(rows, tokenizer)))
+    return 0
+
+
+def _lines(rows: Mapping[str, np.ndarray], tokenizer: Any) -> list[str]:
+    """A line for each row: its text, or what numbers it has."""
+    if "tokens" in rows:
+        return [
+            f"{row:3}  {text}"
+            for row, text in zip(rows["row"], texts(rows, tokenizer), strict=True)
+        ]
+    few = [
+        name for name, array in rows.items() if array[0].size <= 8 and name not in ("row", "mask")
+    ]
+    return [
+        f"{rows['row'][i]:3}  " + "  ".join(f"{name} {rows[name][i].tolist()}" for name in few)
+        for i in range(len(rows["row"]))
+    ]
+
+
+def texts(rows: Mapping[str, np.ndarray], tokenizer: Any) -> list[str]:
+    """Each row as text: `⏐` where a document ends, `·` for each place that is padding.
+
+    Line breaks are spelt out, so that a row is a line.
+    """
+    found = []
+    for i, tokens in enumerate(rows["tokens"]):
+        segments = rows["segments"][i] if "segments" in rows else np.ones(len(tokens), int)
+        used = int(rows["length"][i]) + 1 if "length" in rows else len(tokens)
+        used = used if rows["mask"][i] else 0
+        cuts = np.flatnonzero(np.diff(segments[:used])) + 1
+        parts = np.split(tokens[:used], cuts)
+        text = BOUNDARY.join(_decoded(part, tokenizer) for part in parts if len(part))
+        spelt = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+        found.append(spelt.replace("\t", "\\t") + PADDING * (len(tokens) - used))
+    return found
+
+
+def _decoded(tokens: np.ndarray, tokenizer: Any) -> str:
+    return " ".join(map(str, tokens.tolist())) if tokenizer is None else tokenizer.decode(tokens)
+
+
+def _tokenizer(config: Any) -> Any:
+    """What reads the tokens of the config's data; None where nothing is known to."""
+    build = getattr(getattr(config, "data", None), "build", None)
+    return getattr(build(), "vocabulary", None) if build else None
+
+
+def _images(rows: Mapping[str, np.ndarray], config: str) -> np.ndarray:
+    if "image" in rows:
+        return rows["image"]
+    raise ConfigError(
+        f"jtrain data show: --out writes pictures, and the rows of {config} have no `image` but "
+        f"{', '.join(rows)}; leave --out away"
+    )
+
+
+def _object(
+    batch: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], tokenizer: Any, typed: Any
+) -> dict[str, Any]:
+    arrays = {
+        name: {"dtype": str(array.dtype), "shape": list(array.shape)}
+        for name, array in batch.items()
+    }
+    known = fingerprint(tokenizer) if hasattr(tokenizer, "description") else None
+    found = {"config": typed.config, "step": int(typed.step), "arrays": arrays, "tokenizer": known}
+    if "tokens" in rows:
+        found["rows"] = texts(rows, tokenizer)
+    return found
+
+
+def _number(option: str, word: str, least: int) -> int:
+    if word.isdigit() and int(word) >= least:
+        return int(word)
+    raise ConfigError(
+        f"jtrain data show: {option} {word}: a number from {least} up; write {option} 8"
+    )
+
+
+def show_arguments() -> Arguments:
+    """What may follow `jtrain data show`."""
+    parser = Arguments(
+        "data show",
+        "Prints rows of a batch that a run would train on: text (⏐ between documents, · for\n"
+        "padding), pictures, or numbers. Nothing is trained.",
+        "configs/shakespeare.yaml",
+        "configs/shakespeare.yaml --step 100 --rows 4",
+        "configs/fashion_mnist.yaml --out rows.png",
+    )
+    parser.add_argument("config", metavar="CONFIG", nargs="?", default="", help="a YAML file")
+    words = "values to change, as for jtrain run"
+    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=words)
+    parser.add_argument("--step", default="0", help="which batch (0, the first)")
+    parser.add_argument("--rows", default="8", help="how many of its rows (8)")
+    parser.add_argument("--out", metavar="FILE.png", help="write the pictures into a file instead")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

@@ -1,0 +1,199 @@
+"""`jtrain data` writes token files, and shows what a run would train on."""
+
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jtrain.cli import main
+from jtrain.cli.data_show import texts
+from jtrain.cli.pictures import as_bytes, in_blocks
+from jtrain.data.byte_tokenizer import ByteTokenizer
+from jtrain.data.packed import Packed
+from jtrain.data.token_files import TokenFiles
+
+STUDY = """
+from typing import Annotated, Literal
+import jax.numpy as jnp
+import numpy as np
+from pydantic import Field
+import jtrain as jt
+from jtrain.data import Arrays, Shuffled
+from jtrain.data.text import Corpus
+from jtrain.data.token_corpus import Tokens
+
+@jt.values
+class Images:
+    kind: Literal["images"] = "images"
+    shape: tuple[int, ...] = (4, 4, 1)
+
+    def build(self):
+        count = int(np.prod(self.shape))
+        image = np.arange(9 * count, dtype=np.float32).reshape(9, *self.shape)
+        return Arrays(image=image, label=np.arange(9))
+
+@jt.values
+class Config(jt.RunConfig):
+    data: Annotated[Tokens | Images, Field(discriminator="kind")] = Images()
+
+    def build(self, place):
+        data = self.data.build()
+        source = data.train if isinstance(data, Corpus) else data
+        return jt.Experiment(
+            init=lambda key: ({}, ()),
+            loss=lambda params, batch, rng: jnp.zeros(()),
+            train=Shuffled(source, size=self.batch),
+            optimizer=self.optimizer.build(self.steps),
+        )
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "experiments").mkdir()
+    name = f"rows_{abs(hash(str(tmp_path))) % 10**8}"
+    (tmp_path / "experiments" / f"{name}.py").write_text(STUDY, encoding="utf-8")
+    said = f"experiment: {name}\nsteps: 4\nbatch: 2\noptimizer: {{kind: sgd, lr: 0.1}}\n"
+    (tmp_path / "c.yaml").write_text(said, encoding="utf-8")
+    lines = ["Exeunt.", "A sennet is sounded.", "Enter\tthe ghost.", "He dies."]
+    (tmp_path / "a.txt").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_text_is_prepared_and_told_about(folder: Path, capsys):
+    assert main(["data", "prepare", "a.txt", "--by", "line", "--out", "out"]) == 0
+    said = capsys.readouterr().out
+    assert said == "out: 55 tokens of 4 documents, by bytes 1b5ec18e7563 of 257 tokens\n"
+    words = ["--tokenizer", "out/tokenizer.json", "--out", "two", "--json"]
+    assert main(["data", "prepare", "a.txt", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokenizer"] == TokenFiles("out").header["tokenizer"]
+    assert (found["tokens"], found["documents"], found["kind"]) == (55, 1, "bytes")
+
+
+def test_a_terminal_sees_how_far_it_is(folder: Path):
+    (folder / "a.txt").write_text("to be or not " * 100_000, encoding="utf-8")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "jtrain", "data", "prepare", "a.txt", "--out", "out"]
+    process = subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(ours, 1 << 16)
+        except OSError:  # the terminal is gone with the process
+            break
+    os.close(ours)
+    assert process.wait() == 0
+    text = seen.decode()
+    assert "tokenizing" in text
+    assert "1.3/1.3 MB" in text
+    assert "MB/s" in text
+    assert "0:00:0" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["a.txt"], "write jtrain data prepare a.txt --out DIR"),
+        (["--out", "x"], "write jtrain data prepare FILES --out x"),
+        (["a.txt", "--out", "x", "--tokenizer", "byte"], "did you mean bytes"),
+        (["a.txt", "--out", "x", "--tokenizer", "bpe", "--vocab", "many"], "--vocab 4096"),
+        (["a.txt", "--out", "x", "--vocab", "300"], "--tokenizer bpe --vocab 300"),
+        (["a.txt", "--out", "x", "--by", "word"], "write --by line"),
+        (["b.txt", "--out", "x"], "a.txt"),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused(folder: Path, capsys, words: list[str], says: str):
+    assert main(["data", "prepare", *words]) == 2
+    assert says in capsys.readouterr().err
+    assert not (folder / "x").exists()
+
+
+def test_another_word_is_refused(capsys):
+    assert main(["data", "shwo"]) == 2
+    assert "did you mean show" in capsys.readouterr().err
+    assert main(["data"]) == 0
+    assert "jtrain data prepare" in capsys.readouterr().out
+
+
+def test_rows_of_text_are_shown_with_their_ends(folder: Path, capsys):
+    assert main(["data", "prepare", "a.txt", "--by", "line", "--out", "out"]) == 0
+    capsys.readouterr()
+    rows = ["data.path=out", "data.context=40", "data.pack=true", "data.validation=0.16"]
+    words = ["data", "show", "c.yaml", "data.kind=tokens", *rows, "batch=2"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "tokens    int32 [41]" in said
+    assert "tokenizer bytes 1b5ec18e7563, 257 tokens" in said
+    lines = [line[5:] for line in said.split("\n\n")[-1].splitlines()]
+    assert sorted(lines) == [
+        "A sennet is sounded.⏐Enter\\tthe ghost." + "·" * 3,
+        "Exeunt." + "·" * 33,
+    ]
+    assert main([*words, "--json", "--rows", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["arrays"]["segments"] == {"dtype": "int32", "shape": [2, 41]}
+    assert found["rows"][0] in lines
+    assert found["tokenizer"] == "1b5ec18e7563"
+
+
+def test_documents_are_parted_and_padding_is_no_text():
+    tokens = ByteTokenizer().encode("onetwothree").astype(int)
+    rows = Packed(tokens, context=11, documents=np.array([0, 3, 6, 11]))[np.arange(1)]
+    rows |= {"mask": np.ones(1, bool)}
+    assert texts(rows, ByteTokenizer()) == ["one⏐two⏐three·"]
+    assert texts(rows | {"mask": np.zeros(1, bool)}, ByteTokenizer()) == ["·" * 12]
+
+
+def test_pictures_are_shown_and_written(folder: Path, capsys):
+    assert main(["data", "show", "c.yaml", "--rows", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "image     float32 [4, 4, 1]" in said
+    assert said.count("▀") == 2 * 9  # 4 x 9 points
+    assert "label " in said
+    assert main(["data", "show", "c.yaml", "--out", "rows.png"]) == 0
+    data = (folder / "rows.png").read_bytes()
+    assert struct.unpack(">II", data[16:24]) == (9, 4)
+    body = data[data.index(b"IDAT") + 4 : data.index(b"IEND") - 8]
+    assert len(zlib.decompress(body)) == 4 * (1 + 9)
+
+
+def test_numbers_are_spread_over_all_shades():
+    shown = as_bytes(np.array([[[-1.0, 0.0], [1.0, np.nan]]]))
+    assert shown.shape == (1, 2, 2, 1)
+    assert shown[0, ..., 0].tolist() == [[0, 128], [255, 0]]
+    assert as_bytes(np.zeros((2, 9))).shape == (2, 3, 3, 1)
+    assert as_bytes(np.zeros((2, 10))).shape == (2, 1, 10, 1)
+    assert as_bytes(np.full((1, 2, 2, 4), 7, np.uint8)).tolist() == [[[[7] * 3] * 2] * 2]
+
+
+def test_a_letter_has_two_points():
+    picture = np.array([[[255], [0]], [[10], [20]], [[1], [2]]], np.uint8)
+    upper, lower = in_blocks(picture).splitlines()
+    assert upper.startswith("\x1b[38;2;255;255;255;48;2;10;10;10m▀\x1b[38;2;0;0;0;48;2;20;20;20m▀")
+    assert lower.startswith("\x1b[38;2;1;1;1;48;2;0;0;0m▀")
+
+
+def test_what_cannot_be_shown_is_refused(folder: Path, capsys):
+    assert main(["data", "prepare", "a.txt", "--out", "out"]) == 0
+    text = ["data.kind=tokens", "data.path=out", "data.context=3"]
+    for words, says in [
+        (["show"], "the first word is a config file"),
+        (["show", "c.yaml", "--step", "last"], "write --step 8"),
+        (["show", "c.yaml", *text, "--out", "x.png"], "leave --out away"),
+        (["show", "c.yaml", *text, "data.tokenizer=abc"], "data.tokenizer=1b5ec18e7563"),
+        (["show", "c.yaml", *text, "data.context=9"], "Set data.context=4 or less"),
+        (["show", "c.yaml", *text, "data.validation=0.01"], "Set data.validation=0.5"),
+    ]:
+        assert main(["data", *words]) == 2
+        assert says in capsys.readouterr().err
