@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrain.data.draws import ATTEMPTS, beta, uniform, whole
-from jtrain.data.pictures import blended, mirrored, pasted, refuse_no_images, shifted
+from jtrain.data.pictures import as_floats, blended, mirrored, pasted, refuse_no_images, shifted
 from jtrain.errors import DataError
 
 # The lanes of the draws. A partner is flipped and cropped by draws of its own.
@@ -114,10 +114,9 @@ class Augmented:
             return cut, kept
         share = beta(seed, step, row, SHARE, changes.mixup)
         cuts = uniform(seed, step, row, WHICH) < 0.5
-        blend = blended(image, other, share)
-        cut = blended(cut, cut, np.ones(len(cut)))  # as float32, bytes as 0 .. 1
-        which = cuts.reshape(-1, *[1] * (image.ndim - 1))
-        return np.where(which, cut, blend), np.where(cuts, kept, share)
+        mixed = blended(image, other, share)
+        mixed[cuts] = as_floats(cut[cuts])
+        return mixed, np.where(cuts, kept, share)
 
     def _boxes(
         self, image: np.ndarray, step: int, row: np.ndarray

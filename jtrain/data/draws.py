@@ -35,8 +35,10 @@ def beta(seed: int, step: int, row: np.ndarray, lane: int, alpha: float) -> np.n
 
     Source: Joehnk 1964; u^(1/alpha) / (u^(1/alpha) + v^(1/alpha)) where the sum is at most 1, in
     logarithms, as the powers of a small alpha are smaller than any float. Draws take the lanes
-    from `lane` to `lane + 2 * ATTEMPTS - 1`.
+    from `lane` to `lane + 2 * ATTEMPTS - 1`. Beta(1, 1) is uniform.
     """
+    if alpha == 1:
+        return uniform(seed, step, row, lane)
     share, open_ = np.full(len(row), 0.5), np.arange(len(row))
     for attempt in range(ATTEMPTS):
         if not len(open_):
