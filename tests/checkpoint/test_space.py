@@ -87,6 +87,8 @@ def test_a_disk_that_takes_no_byte_is_found_before_training(tmp_path: Path):
         check_writable(tmp_path, 1)
 
 
+# The storage library's own tasks complain, now and then, when those that failed are collected.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_write_that_fails_is_raised_by_wait(tmp_path: Path, capfd):
     with files_of_at_most(100_000):
         checkpoints = Checkpoints(tmp_path)
