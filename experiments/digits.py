@@ -1,0 +1,38 @@
+"""Which digit is it? The smallest study: a data set, a network and a loss."""
+
+import dataclasses
+
+import jtrain as jt
+from jtrain.data import InOrder, Shuffled
+from jtrain.data.digits import Digits
+from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.models.mlp import MLP
+from jtrain.types import Batch, Key, Mean, Metrics, Params, Placement
+
+
+@jt.values
+class Config(jt.RunConfig):
+    """A classifier of handwritten digits."""
+
+    data: Digits = Digits()
+    """The digits."""
+    model: MLP = MLP(widths=(256,), dropout=0.2)
+    """The network."""
+
+    def build(self, place: Placement) -> jt.Experiment:
+        """What is trained, and on what."""
+        data = self.data.build()
+        model = dataclasses.replace(self.model, inputs=64, classes=data.classes).build(place)
+
+        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
+            keys = None if rng is None else jt.row_keys(rng, batch)
+            logits, _ = model.apply(params, {}, None, rng is not None, batch["image"], keys)
+            return cross_entropy(logits, batch["label"], batch["mask"])
+
+        return jt.Experiment(
+            init=model.init,
+            loss=loss,
+            train=Shuffled(data.train, size=self.batch, seed=self.seed),
+            valid=InOrder(data.validation, size=self.evaluate.batch or self.batch),
+            optimizer=self.optimizer.build(self.steps),
+        )

@@ -1,0 +1,150 @@
+"""Which digit is a curve of 40 numbers? Four networks, each as two pure functions."""
+
+import math
+from typing import Annotated, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from pydantic import Field
+
+import jtrain as jt
+from jtrain.data import InOrder, Shuffled
+from jtrain.data.mnist1d import LENGTH, MNIST1D
+from jtrain.data.whole import Whole
+from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.types import Batch, Key, Mean, Metrics, Params, Placement
+
+DIMS = ("NWC", "WIO", "NWC")
+
+
+def uniform(key: Key, shape: tuple[int, ...], fan_in: int) -> dict[str, Array]:
+    """A kernel and a bias within 1 / sqrt(fan_in), as torch draws them."""
+    draw = lambda key, shape: jax.random.uniform(key, shape, minval=-1, maxval=1) / fan_in**0.5
+    kernel, bias = jax.random.split(key)
+    return {"kernel": draw(kernel, shape), "bias": draw(bias, shape[-1:])}
+
+
+def linear(params: Params, x: Float[Array, "b i"]) -> Float[Array, "b o"]:
+    """x W + b."""
+    return x @ params["kernel"] + params["bias"][None]
+
+
+@jt.values
+class Logistic:
+    """A linear map."""
+
+    kind: Literal["logistic"] = "logistic"
+
+    def init(self, key: Key) -> Params:
+        """Kernel and bias."""
+        return uniform(key, (LENGTH, 10), LENGTH)
+
+    def apply(self, params: Params, x: Float[Array, "b t"]) -> Float[Array, "b c"]:
+        """Logits."""
+        return linear(params, x)
+
+
+@jt.values
+class MLP:
+    """Two hidden layers, the second added to the first."""
+
+    kind: Literal["mlp"] = "mlp"
+    width: int = Field(default=100, gt=0)
+    """Numbers in a hidden layer."""
+
+    def init(self, key: Key) -> Params:
+        """Three layers."""
+        w, keys = self.width, jax.random.split(key, 3)
+        shapes = ((LENGTH, w), (w, w), (w, 10))
+        return [uniform(k, s, s[0]) for k, s in zip(keys, shapes, strict=True)]
+
+    def apply(self, params: Params, x: Float[Array, "b t"]) -> Float[Array, "b c"]:
+        """Logits."""
+        first, second, head = params
+        h = jax.nn.relu(linear(first, x))
+        return linear(head, h + jax.nn.relu(linear(second, h)))
+
+
+@jt.values
+class CNN:
+    """Three convolutions, each of every second place, and a linear map."""
+
+    kind: Literal["cnn"] = "cnn"
+    channels: int = Field(default=25, gt=0)
+    """Outputs of a convolution."""
+
+    def init(self, key: Key) -> Params:
+        """Three convolutions and the linear map."""
+        c, keys = self.channels, jax.random.split(key, 4)
+        shapes = ((5, 1, c), (3, c, c), (3, c, c), (5 * c, 10))  # size, inputs, outputs
+        return [uniform(k, s, math.prod(s[:-1])) for k, s in zip(keys, shapes, strict=True)]
+
+    def apply(self, params: Params, x: Float[Array, "b t"]) -> Float[Array, "b c"]:
+        """Logits."""
+        h, (*convolutions, head) = x[..., None], params
+        for layer in convolutions:
+            kernel, sides = layer["kernel"], [(1, 1)]
+            h = jax.lax.conv_general_dilated(h, kernel, (2,), sides, dimension_numbers=DIMS)
+            h = jax.nn.relu(h + layer["bias"][None, None])
+        return linear(head, h.reshape(len(h), -1))
+
+
+@jt.values
+class GRU:
+    """A recurrent network in both directions, all of whose states a linear map sees."""
+
+    kind: Literal["gru"] = "gru"
+    width: int = Field(default=6, gt=0)
+    """Numbers in a state."""
+
+    def init(self, key: Key) -> Params:
+        """What comes in and what is remembered, for either direction; the linear map."""
+        w, keys = self.width, jax.random.split(key, 5)
+        maps = [uniform(key, (i, 3 * w), w) for key, i in zip(keys, (1, w, 1, w), strict=False)]
+        flat = LENGTH * 2 * w
+        return {"there": maps[:2], "back": maps[2:], "head": uniform(keys[4], (flat, 10), flat)}
+
+    def apply(self, params: Params, x: Float[Array, "b t"]) -> Float[Array, "b c"]:
+        """Logits."""
+        states = self.states(params["there"], x), self.states(params["back"], x[:, ::-1])[:, ::-1]
+        return linear(params["head"], jnp.concatenate(states, 2).reshape(len(x), -1))
+
+    def states(self, params: Params, x: Float[Array, "b t"]) -> Float[Array, "b t w"]:
+        """The state at each place (Cho et al. 2014, https://arxiv.org/abs/1406.1078)."""
+        given, remembered = params
+
+        def step(h, x):
+            r, z, n = jnp.split(linear(given, x[:, None]), 3, 1)
+            rh, zh, nh = jnp.split(linear(remembered, h), 3, 1)
+            z, n = jax.nn.sigmoid(z + zh), jnp.tanh(n + jax.nn.sigmoid(r + rh) * nh)
+            return ((1 - z) * n + z * h,) * 2
+
+        return jax.lax.scan(step, jnp.zeros((len(x), self.width)), x.T)[1].swapaxes(0, 1)
+
+
+@jt.values
+class Config(jt.RunConfig):
+    """A network and the curves."""
+
+    data: MNIST1D = MNIST1D()
+    """The curves."""
+    model: Annotated[Logistic | MLP | CNN | GRU, Field(discriminator="kind")] = CNN()
+    """The network."""
+
+    def build(self, place: Placement) -> jt.Experiment:
+        """The curves are in memory; these networks are too small to be laid out."""
+        train, test = self.data.build()
+        shuffled = Shuffled(train, size=self.batch, seed=self.seed)
+
+        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
+            logits = self.model.apply(params, batch["curve"])
+            return cross_entropy(logits, batch["label"], batch["mask"])
+
+        return jt.Experiment(
+            init=lambda key: (self.model.init(key), ()),
+            loss=loss,
+            train=Whole(train) if self.batch == len(train) else shuffled,
+            valid=InOrder(test, size=self.evaluate.batch or self.batch),
+            optimizer=self.optimizer.build(self.steps),
+        )

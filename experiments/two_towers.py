@@ -1,0 +1,61 @@
+"""Which lower half belongs to which upper half of a digit? Two towers, and rows that meet."""
+
+import jax
+import jax.numpy as jnp
+from pydantic import Field
+
+import jtrain as jt
+from jtrain.data import InOrder, Shuffled
+from jtrain.data.digits import Digits
+from jtrain.losses.contrastive import contrastive
+from jtrain.models.mlp import MLP
+from jtrain.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
+
+
+@jt.values
+class Towers:
+    """A network for either half; what they give is compared by its direction."""
+
+    widths: tuple[int, ...] = (128,)
+    """Numbers in each hidden layer of a tower."""
+    outputs: int = Field(default=32, gt=0)
+    """Numbers that a half becomes."""
+    temperature: float = Field(default=0.07, gt=0)
+    """What likenesses are divided by at first; it is learned."""
+
+
+@jt.values
+class Config(jt.RunConfig):
+    """Halves of digits find each other among all rows of a batch."""
+
+    data: Digits = Digits()
+    """The digits."""
+    model: Towers = Towers()
+    """The towers."""
+
+    def build(self, place: Placement) -> jt.Experiment:
+        """Rows meet, so a batch may lie on any number of devices, and is never split in slices."""
+        data, values = self.data.build(), self.model
+        tower = MLP(inputs=32, widths=values.widths, classes=values.outputs).build(place)
+
+        def init(key: Key) -> tuple[Params, Extra]:
+            upper, lower = (tower.init(k)[0] for k in jax.random.split(key))
+            return {
+                "upper": upper,
+                "lower": lower,
+                "log_scale": -jnp.log(jnp.float32(values.temperature)),
+            }, ()
+
+        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
+            halves = {"upper": batch["image"][:, :4], "lower": batch["image"][:, 4:]}
+            of = lambda half: tower.apply(params[half], {}, None, rng is not None, halves[half])[0]
+            return contrastive(of("upper"), of("lower"), params["log_scale"], batch["mask"])
+
+        return jt.Experiment(
+            init=init,
+            loss=loss,
+            couples="batch",
+            train=Shuffled(data.train, size=self.batch, seed=self.seed),
+            valid=InOrder(data.validation, size=self.evaluate.batch or self.batch),
+            optimizer=self.optimizer.build(self.steps),
+        )

@@ -1,0 +1,31 @@
+"""The smallest study, experiments/digits.py: it learns, on any number of devices alike."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_files import write_digits
+from quick_study import at_home, trained
+
+CONFIG = Path(__file__).parents[2] / "configs" / "digits.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
+    monkeypatch.setenv("JTRAIN_DATA", str(write_digits(tmp_path / "digits", rows=200).parent))
+
+
+def test_learns_most_digits_in_forty_steps():
+    small = ("steps=40", "batch=40", "model.widths=[32]", "evaluate.batch=40", "optimizer.lr=1e-2")
+    outcome = trained(CONFIG, *small, "parallel={kind: single}")
+    assert outcome.results[40]["accuracy"] > 0.9
+    assert outcome.results[40]["rows"] == 40
+
+
+@pytest.mark.slow
+def test_over_eight_devices_it_learns_the_same():
+    small = ("steps=20", "batch=40", "model.widths=[32]", "evaluate.batch=40")
+    one = trained(CONFIG, *small, "parallel={kind: single}")
+    all_of_them = trained(CONFIG, *small, "name=eight")
+    np.testing.assert_allclose(all_of_them.results[20]["loss"], one.results[20]["loss"], rtol=1e-4)

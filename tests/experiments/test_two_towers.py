@@ -1,0 +1,43 @@
+"""The two towers of experiments/two_towers.py: rows that meet meet over all devices."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_files import write_digits
+from quick_study import at_home, config_of, trained
+
+import jtrain as jt
+from jtrain.errors import LossError
+from jtrain.hooks.metrics import results
+from jtrain.types import Anywhere
+
+CONFIG = Path(__file__).parents[2] / "configs" / "two_towers.yaml"
+NETWORK = ("model.widths=[16]", "model.outputs=8", "optimizer.lr=1e-2")
+SMALL = (*NETWORK, "batch=40", "evaluate.batch=40", "log.every=1", "steps_per_call=1")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
+    monkeypatch.setenv("JTRAIN_DATA", str(write_digits(tmp_path / "digits", rows=200).parent))
+
+
+def test_the_loss_over_eight_devices_is_that_of_one():
+    curves = []
+    for parallel in ("single", "mirrored"):
+        settings = ("steps=10", f"parallel={{kind: {parallel}}}", f"name={parallel}")
+        outcome = trained(CONFIG, *SMALL, *settings)
+        rows = results(outcome.directory.metrics, "").values()
+        curves.append([row["loss"] for row in rows] + [outcome.results[10]["loss"]])
+    one, eight = curves
+    assert len(one) == 11
+    assert one[9] < 0.95 * one[0]
+    np.testing.assert_allclose(eight, one, rtol=1e-5)
+
+
+def test_a_batch_that_would_be_split_is_refused():
+    x = config_of(CONFIG, SMALL).build(Anywhere())
+    assert x.couples == "batch"
+    with pytest.raises(LossError, match="microbatches=1"):
+        jt.make_step(x.loss, x.optimizer, couples=x.couples, microbatches=2)
