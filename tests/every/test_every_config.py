@@ -18,6 +18,8 @@ import pytest
 import jtrain as jt
 from jtrain.config.dump import dump
 from jtrain.config.resolve import resolve
+from jtrain.data.prepare import prepare
+from jtrain.data.tokenizing import ByBytes
 from jtrain.hooks.metrics import results
 
 ROOT = Path(__file__).parents[2]
@@ -34,11 +36,33 @@ CHARACTERS = [
 ]
 # What makes a config small enough to train in a moment.
 TINY = {
+    "digits": ["batch=8", "steps_per_call=1", "model.widths=[8]"],
+    "fashion_mnist": ["batch=16", "model.channels=[4, 4]"],
     "gan": ["batch=16", "model.widths=[8]", "steps_per_call=1"],
+    "gpt2": [
+        "batch=16",
+        "microbatches=2",
+        "data.context=16",
+        "data.validation=0.2",
+        "model.context=16",
+        "model.layers=1",
+        "model.heads=2",
+        "model.width=32",
+        "model.vocab=0",
+        "optimizer.schedule.warmup=2",
+    ],
+    "heat": ["batch=8", "steps_per_call=1", "model.widths=[4]"],
+    "mnist1d_cnn": ["batch=16", "steps_per_call=1", "data.rows=100"],
+    "mnist1d_gru": ["batch=16", "steps_per_call=1", "data.rows=100"],
+    "mnist1d_logistic": ["batch=80", "steps_per_call=1", "data.rows=100"],
+    "mnist1d_mlp": ["batch=16", "steps_per_call=1", "data.rows=100"],
     "policy_gradient": ["batch=8", "data.horizon=12", "model.widths=[8]"],
+    "resnet18_fashion": ["batch=16", "model.preset=none", "model.blocks=[1]", "model.width=4"],
     "shakespeare": CHARACTERS,
     "tiny_shakespeare": [*CHARACTERS, "data.kind=shakespeare"],  # which lies in the package
     "tiny_shakespeare_tuned": [*CHARACTERS, "data.kind=shakespeare"],
+    "two_towers": ["batch=8", "steps_per_call=1", "model.widths=[8]", "model.outputs=4"],
+    "vae": ["batch=8", "steps_per_call=1", "model.widths=[8]", "model.latents=2"],
 }
 CURVES = ["shakespeare"]
 
@@ -73,6 +97,13 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
     monkeypatch.chdir(tmp_path)
+    from image_files import write_digits, write_fashion_mnist  # not where it runs as a script
+
+    monkeypatch.setenv("JTRAIN_DATA", str(tmp_path))
+    write_digits(tmp_path / "digits", rows=100)
+    write_fashion_mnist(tmp_path / "fashion-mnist")
+    (tmp_path / "text").write_text("to be or not to be, that is the question. " * 20)
+    prepare("text", "tokens", tokenizing=ByBytes())
 
 
 def test_each_has_its_row_and_its_golden_file():
@@ -136,12 +167,12 @@ def after(*commands: list[str]) -> tuple[dict, str]:
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_to_show_it_or_a_mistake_in_it_starts_no_backend_and_imports_no_model(name: str):
-    show = ["show", str(CONFIGS[name])]
-    found, told = after(show, [*show, "optimizer.lr=fast"], [*show, "steps=0", "model.wdith=3"])
-    assert found == {"codes": [0, 2, 2], "heavy": ["jax"], "devices": 3}
-    assert "optimizer.lr=fast: must be a number above 0" in told
+def test_to_show_one_or_a_mistake_in_it_starts_no_backend_and_imports_no_model():
+    shows = [["show", str(path)] for path in CONFIGS.values()]  # in one process: it takes a second
+    mistakes = [["optimizer.lr=fast"], ["steps=0", "model.wdith=3"]]
+    found, told = after(*[[*show, *words] for show in shows for words in ([], *mistakes)])
+    assert found == {"codes": [0, 2, 2] * len(CONFIGS), "heavy": ["jax"], "devices": 3}
+    assert told.count("optimizer.lr=fast: must be a number above 0") == len(CONFIGS)
 
 
 def test_a_misspelt_top_key_is_told_without_jax():

@@ -1,0 +1,49 @@
+"""Which piece of clothing is it? A network of any kind over images of a byte a pixel."""
+
+import dataclasses
+from typing import Annotated
+
+from pydantic import Field
+
+import jtrain as jt
+from jtrain.data import InOrder, Shuffled
+from jtrain.data.fashion_mnist import FashionMnist
+from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.models.cnn import CNN
+from jtrain.models.resnet import ResNet
+from jtrain.models.vit import ViT
+from jtrain.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
+
+
+@jt.values
+class Config(jt.RunConfig):
+    """A classifier of clothes."""
+
+    data: FashionMnist = FashionMnist()
+    """The images."""
+    model: Annotated[CNN | ResNet | ViT, Field(discriminator="kind")] = CNN()
+    """The network; image and classes are those of the data."""
+
+    def build(self, place: Placement) -> jt.Experiment:
+        """Where batch norm makes rows meet, the model says so."""
+        data = self.data.build()
+        values = dataclasses.replace(self.model, image=data.image, classes=data.classes)
+        model = values.build(place)
+
+        @jt.stateful
+        def loss(
+            params: Params, extra: Extra, batch: Batch, rng: Key | None
+        ) -> tuple[Mean, Metrics, Extra]:
+            keys = None if rng is None else jt.row_keys(rng, batch)
+            given = batch["image"], keys, batch["mask"]
+            logits, extra = model.apply(params, extra, None, rng is not None, *given)
+            return *cross_entropy(logits, batch["label"], batch["mask"]), extra
+
+        return jt.Experiment(
+            init=model.init,
+            loss=loss,
+            couples=values.couples,
+            train=Shuffled(data.train, size=self.batch, seed=self.seed),
+            valid=InOrder(data.validation, size=self.evaluate.batch or self.batch),
+            optimizer=self.optimizer.build(self.steps),
+        )

@@ -1,0 +1,59 @@
+"""Clothes, experiments/fashion_mnist.py: any network over images, and what it carries beside."""
+
+from pathlib import Path
+
+import jax
+import pytest
+from image_files import write_fashion_mnist
+from quick_study import at_home, config_of, trained
+
+from jtrain.trees import named_leaves
+from jtrain.types import Anywhere
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SMALL_RESNET = ("model.preset=none", "model.blocks=[1]", "model.width=4")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
+    folder = write_fashion_mnist(tmp_path / "fashion-mnist", train=80, test=20)
+    monkeypatch.setenv("JTRAIN_DATA", str(folder.parent))
+
+
+def count(config) -> int:
+    params, _ = jax.eval_shape(config.build(Anywhere()).init, jax.random.key(0))
+    return sum(leaf.size for leaf in named_leaves(params).values())
+
+
+def test_the_network_has_fewer_than_a_hundred_thousand_parameters():
+    path = CONFIGS / "fashion_mnist.yaml"
+    size = count(config_of(path))
+    assert size < 100_000
+    assert f"a network of {size:,} parameters" in path.read_text().splitlines()[0]
+
+
+def test_resnet_18_is_the_published_one_but_for_stem_and_classes():
+    # torchvision's, with a 3x3 stem of one channel, and ten classes of a thousand.
+    before, after = 64 * 3 * 7 * 7 + 1000 * 513, 64 * 1 * 3 * 3 + 10 * 513
+    assert count(config_of(CONFIGS / "resnet18_fashion.yaml")) == 11_689_512 - before + after
+
+
+def test_learns_the_bands_of_made_up_clothes():
+    small = ("steps=40", "batch=40", "model.channels=[8, 8]", "model.dropout=0")
+    ends = ("evaluate.every=0", "evaluate.batch=20", "checkpoint.every=0")
+    outcome = trained(CONFIGS / "fashion_mnist.yaml", *small, *ends, "parallel={kind: single}")
+    assert outcome.results[40]["accuracy"] > 0.8
+
+
+def test_batch_norm_carries_its_statistics_and_says_that_rows_meet():
+    config = config_of(CONFIGS / "resnet18_fashion.yaml", [*SMALL_RESNET, "batch=8"])
+    x = config.build(Anywhere())
+    assert x.couples == "batch"
+    params, extra = x.init(jax.random.key(0))
+    _, _, after = jax.jit(x.loss.loss)(params, extra, x.train[0], jax.random.key(1))
+    changed = named_leaves(after)
+    assert any(name.startswith("norm/mean") for name in changed)
+    _, _, same = jax.jit(x.loss.loss)(params, extra, x.train[0], None)
+    for name, leaf in named_leaves(same).items():
+        assert (leaf == named_leaves(extra)[name]).all()

@@ -1,0 +1,76 @@
+"""GPT-2 over token files, experiments/language.py, at toy size."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from quick_study import at_home, config_of, trained
+
+import jtrain as jt
+from jtrain.data.prepare import prepare
+from jtrain.data.tokenizing import ByBytes
+from jtrain.errors import ConfigError
+from jtrain.losses.next_token import inputs_and_targets, next_token
+from jtrain.run import complete
+from jtrain.types import Anywhere
+
+CONFIG = Path(__file__).parents[2] / "configs" / "gpt2.yaml"
+TOY = (
+    "batch=8",
+    "microbatches=2",
+    "data.context=16",
+    "data.validation=0.2",
+    "model.context=16",
+    "model.layers=1",
+    "model.heads=2",
+    "model.width=32",
+    "model.vocab=0",
+    "optimizer.schedule.warmup=2",
+    "parallel={kind: single}",
+)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
+    (tmp_path / "text.txt").write_text("the cat sat on the mat and the rat sat on the cat. " * 40)
+    prepare(tmp_path / "text.txt", tmp_path / "tokens", tokenizing=ByBytes())
+
+
+def test_gpt2_has_the_size_that_it_is_called_by():
+    config = config_of(CONFIG, ["data.context=16"])
+    params, _ = jax.eval_shape(config.build(Anywhere()).init, jax.random.key(0))
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert 124e6 < size < 125e6
+
+
+def test_the_loss_is_that_of_all_logits_at_once():
+    config = config_of(CONFIG, TOY)
+    x = config.build(Anywhere())
+    params, _ = x.init(jax.random.key(0))
+    batch = x.train[0]
+    found, metrics = jax.jit(x.loss)(params, batch, None)
+    model = config.model.for_tokens(257).build()
+    inputs, targets, real = inputs_and_targets({k: jnp.asarray(v) for k, v in batch.items()})
+    logits, _ = jax.jit(lambda p, t: model.apply(p, {}, None, False, t))(params, inputs)
+    wanted, more = next_token(logits, targets, real)
+    np.testing.assert_allclose(found.value(), wanted.value(), rtol=1e-5)
+    assert metrics["accuracy"].value() == more["accuracy"].value()
+
+
+def test_trains_in_bfloat16_and_writes():
+    settings = (*TOY, "steps=30", "optimizer.lr=1e-2", "evaluate.every=0", "checkpoint.every=0")
+    outcome = trained(CONFIG, *settings)
+    assert outcome.results[30]["loss"] < 4  # 5.5 for one that knows nothing
+    config = config_of(outcome.directory.config)
+    prompt = jt.Prompt(text="the cat", tokens=20)
+    _, text = complete(config, outcome.directory.path, prompt)
+    assert text.startswith("the cat")
+    assert len(text) > 7
+
+
+def test_a_context_beyond_the_models_is_told():
+    with pytest.raises(ConfigError, match=r"model.context=32 or data.context=16"):
+        config_of(CONFIG, [*TOY, "data.context=32"])
