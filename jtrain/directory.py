@@ -34,6 +34,7 @@ class Directory:
         self.metrics, self.speed = path / "metrics.jsonl", path / "speed.jsonl"
         self.log, self.samples = path / "log.txt", path / "samples.txt"
         self.checkpoints = path / "checkpoints"
+        self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
         self.again = again or f"jtrain run {self.config}"
 
     def begin(self, config: Top) -> None:

@@ -3,16 +3,21 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import optax
+from jaxtyping import Array, Shaped
 from pydantic import Field
 
 from jtrain.config.top import Top
 from jtrain.optim import Optimizer
 from jtrain.parallel import Mirrored, Parallel
 from jtrain.precision import F32, Precision
+from jtrain.trackers import Tracker
 from jtrain.types import Batches, Couples, Extra, Key, LossFn, Once, Params, Placement, Stateful
 from jtrain.values import values
+
+Pictures: TypeAlias = Shaped[Array, "b h w c"]
 
 
 @values
@@ -53,6 +58,9 @@ class Experiment:
     """A text that shows what the model has learned."""
     complete: Callable[[Params, Extra, Key, Prompt], str] | None = None
     """The text of a prompt and what the model makes of it; `jtrain sample` asks for it."""
+    pictures: Callable[[Params, Extra, Key], Mapping[str, Pictures]] | None = None
+    """Images that show what the model has learned, of each name b h w c: bytes 0 .. 255 of 1, 3 or
+    4 channels. They lie in the run's directory as pictures/NAME-STEP.png."""
 
 
 @values
@@ -65,6 +73,8 @@ class RunConfig(Top, abc.ABC):
     """The type that the loss computes in; parameters, sums and the optimizer stay in float32."""
     parallel: Parallel = Mirrored()
     """How the work is split over devices. It changes no result."""
+    trackers: tuple[Tracker, ...] = ()
+    """Services that the run's numbers are written to, beside its own files."""
 
     @abc.abstractmethod
     def build(self, place: Placement) -> Experiment:

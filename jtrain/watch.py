@@ -236,13 +236,18 @@ class _Keep:
             "jtrain": __version__,
             "jax": jax.__version__,
             "valid": {},
-            **{name: dict(numbers) for name, numbers in found.items()},
+            **{name: _numbers(results) for name, results in found.items()},
         }
         self._watch.metrics.sync()
         with self._watch.pause("saving"):
             best = self._watch.best()
             self._checkpoints.save(step, state, about, best.number(step) if best else None)
         self._directory.say("running", step=step)
+
+
+def _numbers(results: Mapping[str, Any]) -> dict[str, float]:
+    """What of an evaluation is a number; arrays, a confusion matrix say, are in metrics.jsonl."""
+    return {name: x for name, x in results.items() if isinstance(x, int | float)}
 
 
 def opening(parts: Assembly, start: int | None) -> list[str]:

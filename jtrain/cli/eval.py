@@ -18,10 +18,12 @@ def main(argv: Sequence[str]) -> int:
 
     step, numbers = measure(resolved.config, path.parent, asked_step(typed.step, "eval"))
     if typed.json:
-        print(json.dumps({"run": str(typed.run), "step": step, **numbers}))
+        found = {"run": str(typed.run), "step": step, **numbers}
+        print(json.dumps(found, default=lambda array: array.tolist()))
         return 0
     for name, found in numbers.items():
-        told = "  ".join(f"{name} {value:.6g}" for name, value in found.items())
+        plain = {name: x for name, x in found.items() if isinstance(x, int | float)}  # no arrays
+        told = "  ".join(f"{name} {value:.6g}" for name, value in plain.items())
         of = f" on {name}" if len(numbers) > 1 else ""
         print(f"{typed.run} at step {step}{of}:  {told}")
     return 0

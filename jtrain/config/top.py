@@ -84,6 +84,9 @@ class Log:
 
     every: int = Field(default=50, gt=0)
     """Steps between log lines."""
+    leaves: int = Field(default=0, ge=0)
+    """Steps between statistics of each leaf of the parameters, in leaves.jsonl: norms of gradient
+    and update; 0: none. Each costs about as much time as a step."""
 
 
 @values
@@ -136,6 +139,7 @@ class Top:
             "evaluate.every": self.evaluate.every,
             **sets,
             "checkpoint.every": self.checkpoint.every,
+            "log.leaves": self.log.leaves,
         }.items():
             if steps % self.steps_per_call:
                 near = _nearest_multiples(key, steps, self.steps_per_call)

@@ -97,6 +97,8 @@ def _plain(value: Any) -> Any:
     value = value.tolist() if hasattr(value, "tolist") else value  # of numpy
     if isinstance(value, list):
         return [_plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

@@ -1,0 +1,44 @@
+"""Writes leaves.jsonl: what the step does to each leaf of the parameters, at a cadence."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jtrain.hooks.rows import Rows
+from jtrain.loop import Hook
+from jtrain.types import Metrics
+
+
+class Leaves(Hook):
+    """A row after steps `every`, 2 `every`, ...: `{"step": 100, "grad_norm": {"w": 0.5}, ...}`.
+
+    Args:
+        path: the file; it is begun anew unless the run resumes.
+        every: steps.
+        stop: the last step of the run, after which nothing is looked at.
+        look: a step and the state after it -> of each kind, of each leaf a number.
+        resumed_at: as `Metrics` takes it.
+    """
+
+    settles = True  # so that its time is not taken for that of the steps before it
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        every: int,
+        stop: int,
+        look: Callable[[int, Any], Mapping[str, Mapping[str, float]]],
+        resumed_at: int | None = None,
+    ):
+        self.every, self._stop, self._look = every, stop, look
+        self._rows = Rows(path, resumed_at=resumed_at)
+
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+        """Writes a row."""
+        if step < self._stop:
+            self._rows.append({"step": step, **self._look(step, state)})
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._rows.close()

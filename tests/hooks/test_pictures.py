@@ -1,0 +1,30 @@
+"""Pictures lie under their name and step, and what is none is told by its name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jtrain.errors import DataError
+from jtrain.hooks.pictures import write_pictures
+from jtrain.hooks.png import grid, png
+
+IMAGES = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
+
+
+def test_each_name_has_its_grid(tmp_path: Path):
+    files = write_pictures(tmp_path / "pictures", 40, {"digits": IMAGES, "more": IMAGES[:1]})
+    assert [file.name for file in files] == ["digits-40.png", "more-40.png"]
+    assert files[0].read_bytes() == png(grid(IMAGES))
+    assert not list(tmp_path.glob("pictures/*.new"))
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a\\b"])
+def test_a_name_that_is_no_file_is_refused(name: str, tmp_path: Path):
+    with pytest.raises(DataError, match="call it what a file may be"):
+        write_pictures(tmp_path, 1, {name: IMAGES})
+
+
+def test_what_is_no_picture_is_told_by_its_name(tmp_path: Path):
+    with pytest.raises(DataError, match=r"picture digits: .* b h w c, and this one is \[3, 4, 1\]"):
+        write_pictures(tmp_path, 1, {"digits": IMAGES[0]})
