@@ -70,10 +70,10 @@ def _curves(curves: Mapping[str, list[Point]], top: int, left: int) -> list[str]
     drawn = [
         _line(left, top, left, top + TALL, "#57606a"),
         _line(left, top + TALL, left + WIDE, top + TALL, "#57606a"),
-        _text(left - 8, top + 4, number(high), anchor="end"),
-        _text(left - 8, top + TALL + 4, number(low), anchor="end"),
-        _text(left, top + TALL + 18, f"{first:.0f}"),
-        _text(left + WIDE, top + TALL + 18, f"step {last:.0f}", anchor="end"),
+        _text(left - 8, up(high) + 4, number(high), anchor="end"),
+        _text(left - 8, up(low) + 4, number(low), anchor="end"),
+        _text(across(first), top + TALL + 18, f"{first:.0f}", anchor="middle"),
+        _text(across(last), top + TALL + 18, f"step {last:.0f}", anchor="middle"),
     ]
     for place, (name, points) in enumerate(curves.items()):
         colour, y = COLOURS[place % len(COLOURS)], top + TALL + 44 + LINE * place

@@ -61,32 +61,52 @@ def sweep(
     if trials:
         searched, fixed = space(settings)
         tried = [member(name, "corner", point, fixed) for point in corners(searched)]
-        first = check(config, tried).config
-        with only_one(name) as lock:
-            goal = _goal(metric, first.checkpoint.best)
-            search = Search(Path("runs") / name, searched, goal, seed=first.seed)
-            side, done = Side(config, parts, lock), len(search.all(fixed))
-            tell(f"{name}: {trials} trials, {done} begun before; {jobs} at a time")
-            note = lambda end: search.tell(end.member, score(end.member, goal).value)
-            ends, stopped = _go(side, search.members(trials, fixed), tell, note)
-            every = search.all(fixed)
     else:
-        every = members(name, grid(settings))
-        first = check(config, every).config
-        goal = _goal(metric, first.checkpoint.best)
-        with only_one(name) as lock:
-            left = [m for m in every if m.status() != "done"]
-            keep_record(name, config, every, argv=[*settings])
-            before = len(every) - len(left)
-            tell(f"{name}: {len(every)} runs, {before} done before; {jobs} at a time")
-            side = Side(config, parts, lock)
-            ends, stopped = _go(side, iter(left), tell, lambda end: None)
-    messages = {end.member.name: end.message for end in ends}
-    scores = [score(m, goal, messages.get(m.name, "")) for m in every]
-    failed = {end.member.name for end in ends if end.code not in {DONE, STOPPED}}
-    worse = lambda s: dataclasses.replace(s, status="failed") if s.member.name in failed else s
-    scores = [worse(one) for one in scores]
+        searched, fixed, tried = {}, [], members(name, grid(settings))
+    first = check(config, tried).config
+    goal = _goal(metric, first.checkpoint.best)
+    with only_one(name) as lock:
+        if trials:
+            search = Search(Path("runs") / name, searched, goal, seed=first.seed)
+            plan = _searching(search, fixed, trials, goal)
+        else:
+            keep_record(name, config, tried, argv=[*settings])
+            plan = _going_over(tried)
+        tell(f"{name}: {plan.count} runs, {plan.before} of them before; {jobs} at a time")
+        ends, stopped = _go(Side(config, parts, lock), plan, tell)
+    scores = _scores(plan.every(), ends, goal)
     return Swept(name, goal, scores, stopped, _draw(name, scores, goal))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is to be run."""
+
+    count: int
+    before: int  # done, or for a search begun, when this call began
+    left: Iterator[Member]
+    every: Callable[[], Sequence[Member]]
+    note: Callable[[End], None]
+
+
+def _going_over(every: Sequence[Member]) -> _Plan:
+    left = [one for one in every if one.status() != "done"]
+    before = len(every) - len(left)
+    return _Plan(len(every), before, iter(left), lambda: every, lambda end: None)
+
+
+def _searching(search: Search, fixed: Sequence[str], trials: int, goal: Goal) -> _Plan:
+    every = lambda: search.all(fixed)
+    note = lambda end: search.tell(end.member, score(end.member, goal).value)
+    return _Plan(trials, len(every()), search.members(trials, fixed), every, note)
+
+
+def _scores(every: Sequence[Member], ends: Sequence[End], goal: Goal) -> list[Score]:
+    messages = {end.member.name: end.message for end in ends}
+    failed = {end.member.name for end in ends if end.code not in {DONE, STOPPED}}
+    scores = [score(one, goal, messages.get(one.name, "")) for one in every]
+    named = lambda s: dataclasses.replace(s, status="failed") if s.member.name in failed else s
+    return [named(one) for one in scores]
 
 
 def curves_of(scores: Sequence[Score], goal: Goal) -> dict[str, list]:
@@ -96,20 +116,15 @@ def curves_of(scores: Sequence[Score], goal: Goal) -> dict[str, list]:
     return {name: curve for name, curve in found.items() if len(curve) > 1}
 
 
-def _go(
-    side: Side,
-    left: Iterator[Member],
-    tell: Callable[[str], None],
-    note: Callable[[End], None],
-) -> tuple[list[End], str]:
+def _go(side: Side, plan: _Plan, tell: Callable[[str], None]) -> tuple[list[End], str]:
     """How each member ended, and what stopped the sweep."""
     ends: list[End] = []
     began = lambda one: tell(f"  begins   {one.label}")
     with Signals() as signals:
-        for end in side.ends(left, lambda: signals.why is not None, began):
+        for end in side.ends(plan.left, lambda: signals.why is not None, began):
             ends.append(end)
             if end.code != STOPPED:
-                note(end)
+                plan.note(end)
             tell(_said(end))
         return ends, signals.why or ""
 

@@ -97,6 +97,7 @@ def test_a_gradient_alone_behind_a_where(study):
     assert "its gradient is not" in got.told()
 
 
+@pytest.mark.slow
 def test_an_overflow_in_float16(study):
     settings = ("precision={kind: f16, initial: 1, growth: 100000}", "model.drop=0")
     path = study(RETURN, OVERFLOW)
@@ -114,6 +115,7 @@ def test_an_overflow_in_float16(study):
     assert got.rows
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_infinite(study):
     path = study("/ 3,\n", "/ 3 + jnp.zeros((8, 3)).at[2, 1].set(jnp.inf),\n")
     got = found(path)
@@ -124,6 +126,7 @@ def test_a_parameter_that_is_infinite(study):
     assert "no matter of the data" in got.told()
 
 
+@pytest.mark.slow
 def test_goes_on_from_the_checkpoint_before_it_and_writes_nothing(study):
     path = study(
         "    return Arrays(x=",
@@ -139,7 +142,9 @@ def test_goes_on_from_the_checkpoint_before_it_and_writes_nothing(study):
     assert got is not None
     assert got.step == bad[0] + 1
     kept = [line for line in said if line.startswith("from checkpoint")]
-    assert kept == ["from checkpoint 5 of runs/quick"] if bad[0] >= 5 else not kept
+    steps = [int(p.name) for p in outcome.directory.checkpoints.iterdir() if p.name.isdigit()]
+    newest = max(step for step in steps if step <= bad[0])
+    assert kept == [f"from checkpoint {newest} of runs/quick"]
     assert {p: p.stat().st_mtime_ns for p in outcome.directory.path.rglob("*")} == before
 
 
@@ -150,12 +155,14 @@ def test_a_run_of_other_values_is_not_looked_into(study):
         find_nan(config_of(path, ["batch=8"]), tell=lambda _: None)
 
 
+@pytest.mark.slow
 def test_where_all_is_finite_it_says_so(study):
     said: list[str] = []
     assert find_nan(config_of(study(RETURN, RETURN)), tell=said.append) is None
     assert said[-1] == "every step from 1 to 12 is finite"
 
 
+@pytest.mark.slow
 def test_over_several_devices_it_finds_what_it_finds_on_one(study):
     path = study("    return Arrays(x=", "    corner[7, 1] = np.nan\n    return Arrays(x=")
     one, several = found(path), found(path, "parallel={kind: fsdp, devices: 2}", "microbatches=2")

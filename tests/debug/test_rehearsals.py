@@ -71,6 +71,7 @@ def test_fast_does_all_that_a_run_does_and_leaves_nothing(study, capfd):
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_fast_notices_a_loss_that_hides_a_state(study):
     code = "train=Forgetful(train, size=self.batch, seed=self.seed),\n"
     study("train=Shuffled(train, size=self.batch, seed=self.seed),\n", code)
@@ -126,6 +127,7 @@ def test_overfit_says_what_is_wrong_when_nothing_is_learned(study, capfd):
     assert "optimizer.lr" in out
 
 
+@pytest.mark.slow
 def test_overfit_tells_a_loss_that_goes_down_from_a_small_one(study):
     study()
     found = overfit(config_of(CONFIG, ["steps=30", "model.drop=0"]), 1, tell=silent)
@@ -139,9 +141,13 @@ def test_overfit_tells_a_loss_that_goes_down_from_a_small_one(study):
 # --eager
 
 
-def test_eager_prints_numbers_once_a_step_and_takes_the_steps_of_the_compiled_run(study, capfd):
-    seen = f'print("seen", params["up"].sum().item(), x.shape, rng is None)\n{INDENT}'
-    study(LOSS, LOSS + INDENT + seen + "\n")
+def test_eager_prints_numbers_once_a_step_and_takes_the_steps_of_the_compiled_run(
+    study, capfd, monkeypatch
+):
+    seen = 'print("seen", params["up"].sum().item(), x.shape, rng is None)'
+    study(LOSS, f"{LOSS}{INDENT}if WATCHED:\n{INDENT}    {seen}\n")
+    file = Path("experiments/quick.py")
+    file.write_text(file.read_text() + "\n\nWATCHED = True\n")
     settings = ["steps=3", "evaluate.every=0"]
     assert main(["run", CONFIG, *settings, "--eager"]) == 0
     out = capfd.readouterr().out.splitlines()
@@ -150,6 +156,7 @@ def test_eager_prints_numbers_once_a_step_and_takes_the_steps_of_the_compiled_ru
     assert len({float(line[0]) for line in prints}) == 4, "the parameters of each step"
     assert [line[-1] for line in prints] == ["False"] * 3 + ["True"]
     assert not Path("runs").exists()
+    monkeypatch.setattr("experiments.quick.WATCHED", False)
     outcome = trained(CONFIG, *settings)
     want = [row["loss"] for row in results(outcome.directory.metrics, "").values()]
     losses = [float(re.findall(r"loss (\S+)", line)[0]) for line in out if line[:4] == "step"]

@@ -70,7 +70,7 @@ def test_what_is_done_is_skipped_and_a_larger_grid_runs_what_is_new(capfd):
     assert main(["sweep", CONFIG, "optimizer.lr=1e-4", "seed=0,1"]) == 0
     assert main(["sweep", CONFIG, "optimizer.lr=1e-4", "seed=0..2", "--json"]) == 0
     found = capfd.readouterr()
-    assert "3 runs, 2 done before" in found.err
+    assert "3 runs, 2 of them before" in found.err
     assert [tries(f"seed={seed}") for seed in range(3)] == [1, 1, 1]
     (group,) = json.loads(found.out.splitlines()[-1])["groups"]
     assert group["seeds"] == pytest.approx({"0": 0.6, "1": 0.61, "2": 0.62})
