@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jtrain.data.digits import FILE
-from jtrain.data.fashion_mnist import FILES
+from jtrain.data.labelled import FILES
 
 CODES = {"|u1": 8, "|i1": 9, ">i2": 11, ">i4": 12, ">f4": 13, ">f8": 14}
 

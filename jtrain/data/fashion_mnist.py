@@ -1,20 +1,13 @@
-"""Fashion-MNIST and other sets in the files of MNIST."""
+"""Fashion-MNIST: its values, its classes, and where its files lie."""
 
 from typing import Literal
 
 from pydantic import Field
 
-from jtrain.data.find import Package, debian, find_set
-from jtrain.data.labelled import Labelled, read_labelled
-from jtrain.data.subset import keep_back
+from jtrain.data.find import debian, find_set
+from jtrain.data.labelled import FILES, Labelled, labelled
 from jtrain.values import values
 
-FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
 CLASSES = (
     "T-shirt/top",
     "Trouser",
@@ -47,16 +40,5 @@ class FashionMnist:
             DataError: if the files are not there or not whole.
         """
         package = debian("dataset-fashion-mnist", "/usr/share/datasets/fashion-mnist")
-        return in_mnist_files("fashion-mnist", package, classes=10, validation=self.validation)
-
-
-def in_mnist_files(name: str, package: Package, *, classes: int, validation: float) -> Labelled:
-    """A set in four files named as those of MNIST."""
-    paths = find_set(name, FILES, package)
-    train = read_labelled(*paths[:2], classes=classes)
-    test = read_labelled(*paths[2:], classes=classes)
-    kept = test
-    if validation:
-        train, kept = keep_back(train, validation)
-    height, width, channels = test.arrays["image"].shape[1:]
-    return Labelled(train, kept, test, (height, width, channels), classes)
+        paths = find_set("fashion-mnist", FILES, package)
+        return labelled(paths, classes=len(CLASSES), validation=self.validation)

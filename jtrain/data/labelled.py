@@ -1,5 +1,6 @@
 """Images with a class each: what the values of such sets build."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +9,15 @@ import numpy as np
 from jtrain.data.arrays import Arrays
 from jtrain.data.idx import read_idx
 from jtrain.data.source import Source
+from jtrain.data.subset import keep_back
 from jtrain.errors import DataError
+
+FILES = (  # as those of MNIST are named
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 
 
 class Labelled(NamedTuple):
@@ -56,3 +65,26 @@ def read_labelled(images: Path, labels: Path, *, classes: int) -> Arrays:
             f"{8 + row * item}, is {value}. Set classes={int(label.max()) + 1}, or mend the file."
         )
     return Arrays(image=image[..., None], label=label.astype(np.int32))
+
+
+def labelled(paths: Sequence[Path], *, classes: int, validation: float) -> Labelled:
+    """A set in the four files of `FILES`, of whose training rows a share is kept to judge by.
+
+    Raises:
+        DataError: as `read_labelled`; images of two sizes; a share that is nothing or all.
+    """
+    whole = read_labelled(*paths[:2], classes=classes)
+    test = read_labelled(*paths[2:], classes=classes)
+    sizes = [rows.arrays["image"].shape[1:] for rows in (whole, test)]
+    if sizes[0] != sizes[1]:
+        raise DataError(
+            f"{paths[0]} has images of {_by(sizes[0])} and {paths[2]} of {_by(sizes[1])}. "
+            f"Give the files of one set."
+        )
+    height, width, channels = sizes[0]
+    train, kept = keep_back(whole, validation) if validation else (whole, test)
+    return Labelled(train, kept, test, (height, width, channels), classes)
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

@@ -8,7 +8,9 @@ from image_files import write_digits, write_fashion_mnist, write_idx
 
 from jtrain.data.arrays import Arrays
 from jtrain.data.digits import Digits, read_digits
-from jtrain.data.fashion_mnist import CLASSES, FILES, FashionMnist
+from jtrain.data.fashion_mnist import CLASSES, FashionMnist
+from jtrain.data.idx_images import IdxImages
+from jtrain.data.labelled import FILES
 from jtrain.data.subset import Subset, keep_back
 from jtrain.errors import DataError
 
@@ -102,6 +104,29 @@ def test_files_of_two_sets_are_told(data: Path):
     write_idx(folder / FILES[1], np.zeros(41, np.uint8))
     with pytest.raises(DataError, match=r"has 40 images and .* 41 labels"):
         FashionMnist().build()
+
+
+def test_images_of_two_sizes_are_told(data: Path):
+    folder = write_fashion_mnist(data / "fashion-mnist")
+    write_idx(folder / FILES[2], np.zeros((20, 28, 30), np.uint8))
+    with pytest.raises(DataError, match=r"images of 28 x 28 x 1 and .* of 28 x 30 x 1"):
+        FashionMnist().build()
+
+
+def test_a_folder_of_ones_own_is_a_set(data: Path):
+    write_fashion_mnist(data / "my letters", suffix=".gz")
+    built = IdxImages(folder=str(data / "my letters"), classes=12, validation=0.1).build()
+    assert (len(built.train), len(built.validation), len(built.test)) == (36, 4, 20)
+    assert built.classes == 12
+
+
+def test_a_folder_that_lacks_a_file_is_told_with_what_it_holds(data: Path):
+    folder = write_fashion_mnist(data / "letters")
+    (folder / FILES[3]).rename(folder / "labels.txt")
+    with pytest.raises(DataError, match=rf"lacks {FILES[3]}.* holds labels\.txt, t10k-images"):
+        IdxImages(folder=str(folder), classes=10).build()
+    with pytest.raises(DataError, match=r"There is no folder .*lettres"):
+        IdxImages(folder=str(data / "lettres"), classes=10).build()
 
 
 def test_a_set_that_is_missing_is_told_with_the_commands(data: Path):
