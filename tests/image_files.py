@@ -5,11 +5,23 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from jtrain.data import digits, fashion_mnist
 from jtrain.data.digits import FILE
 from jtrain.data.labelled import FILES
 
 CODES = {"|u1": 8, "|i1": 9, ">i2": 11, ">i4": 12, ">f4": 13, ">f8": 14}
+
+
+def alone_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets are looked for in `folder` alone, whatever is installed on the machine."""
+    monkeypatch.setenv("JTRAIN_DATA", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    for values, package in ((fashion_mnist, "debian"), (digits, "python_package")):
+        installed = getattr(values, package)
+        nowhere = lambda *names, of=installed: of(*names)._replace(root=None)
+        monkeypatch.setattr(values, package, nowhere)
 
 
 def idx_bytes(array: np.ndarray) -> bytes:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from image_files import write_digits, write_fashion_mnist, write_idx
+from image_files import alone_here, write_digits, write_fashion_mnist, write_idx
 
 from jtrain.data.arrays import Arrays
 from jtrain.data.digits import Digits, read_digits
@@ -21,7 +21,7 @@ def all_rows(source) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("JTRAIN_DATA", str(tmp_path))
+    alone_here(tmp_path, monkeypatch)
     return tmp_path
 
 
