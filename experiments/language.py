@@ -5,27 +5,14 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-from pydantic import Field
 
 import jtrain as jt
-from jtrain.data import InOrder, Shuffled, Windows
-from jtrain.data.token_files import TokenFiles
+from jtrain.data import InOrder, Shuffled
+from jtrain.data.token_corpus import Tokens
 from jtrain.losses.chunked_next_token import chunked_next_token
-from jtrain.losses.next_token import inputs_and_targets
+from jtrain.losses.next_token import inputs_and_targets, segments_of
 from jtrain.models.transformer import Transformer
 from jtrain.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
-
-
-@jt.values
-class Tokens:
-    """A folder of token files."""
-
-    path: str
-    """The folder that `jtrain data prepare` wrote; relative to where you are."""
-    context: int = Field(default=1024, gt=0)
-    """Tokens that the model sees at once."""
-    validation: float = Field(default=0.01, gt=0, lt=1)
-    """The share of the tokens, at their end, that is kept to judge by."""
 
 
 @jt.values
@@ -50,22 +37,21 @@ class Config(jt.RunConfig):
 
     def build(self, place: Placement) -> jt.Experiment:
         """The tokens, the network and the loss."""
-        files = TokenFiles(self.data.path)
-        windows = functools.partial(Windows, context=self.data.context)
-        train, rest = files.split(self.data.validation)
-        network = self.model.for_tokens(files.vocab)
+        corpus = self.data.build()
+        network = self.model.for_tokens(len(corpus.vocabulary))
         model = network.build(place)
         plain = functools.cache(network.build)  # one row of text is laid out nowhere
 
         def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
             inputs, targets, real = inputs_and_targets(batch)
             keys = None if rng is None else jt.row_keys(rng, batch)
-            hidden, _ = model.hidden(params, {}, None, rng is not None, inputs, keys)
+            given = inputs, keys, segments_of(batch)
+            hidden, _ = model.hidden(params, {}, None, rng is not None, *given)
             known = hidden, model.head(params), targets, real
             return chunked_next_token(*known, soft_cap=network.logit_cap)
 
         def complete(params: Params, extra: Extra, key: Key, prompt: jt.Prompt) -> str:
-            begun = jnp.asarray(files.tokenizer.encode(prompt.text or "\n"), jnp.int32)[None]
+            begun = jnp.asarray(corpus.vocabulary.encode(prompt.text or "\n"), jnp.int32)[None]
             tokens = jt.generate(
                 plain(),
                 params,
@@ -77,15 +63,13 @@ class Config(jt.RunConfig):
                 top_p=prompt.top_p,
             )
             known = jax.device_get(tokens)[0]
-            return files.tokenizer.decode(known[known < files.vocab])
+            return corpus.vocabulary.decode(known[known < len(corpus.vocabulary)])
 
         return jt.Experiment(
             init=model.init,
             loss=loss,
-            train=Shuffled(windows(train), size=self.batch, seed=self.seed),
-            valid=InOrder(
-                windows(rest, stride=self.data.context), size=self.evaluate.batch or self.batch
-            ),
+            train=Shuffled(corpus.train, size=self.batch, seed=self.seed),
+            valid=InOrder(corpus.validation, size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
             tokens=self.data.context,
             complete=complete,

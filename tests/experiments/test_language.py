@@ -60,6 +60,24 @@ def test_the_loss_is_that_of_all_logits_at_once():
     assert metrics["accuracy"].value() == more["accuracy"].value()
 
 
+def test_packed_rows_keep_their_documents_apart(tmp_path: Path):
+    (tmp_path / "lines.txt").write_text("the cat sat.\nthe rat.\non the mat!\n" * 40)
+    prepare(tmp_path / "lines.txt", tmp_path / "lines", tokenizing=ByBytes(), by="line")
+    packed = ("data.path=lines", "data.pack=true", "data.context=40", "model.context=40")
+    x = config_of(CONFIG, [*TOY, *packed]).build(Anywhere())
+    params, _ = x.init(jax.random.key(0))
+    params = jax.tree.map(lambda leaf: 9 * leaf, params)  # attention that sees something
+    batch = {name: jnp.asarray(array) for name, array in x.train[0].items()}
+    assert batch["segments"].max() > 2
+    together = batch | {"segments": jnp.ones_like(batch["segments"])}
+    found, other = jax.jit(lambda p, *bs: [x.loss(p, b, None)[0] for b in bs])(
+        params, batch, together
+    )
+    across = (jnp.diff(batch["segments"]) > 0).sum()
+    assert other.weight - found.weight == across > 8, "no target is across two documents"
+    assert abs(other.value() - found.value()) > 1e-3
+
+
 def test_trains_in_bfloat16_and_writes():
     settings = (*TOY, "steps=30", "optimizer.lr=1e-2", "evaluate.every=0", "checkpoint.every=0")
     outcome = trained(CONFIG, *settings)
