@@ -14,18 +14,19 @@ from jtrain.checkpoint import Start, starting
 from jtrain.checkpoint.keeping import Goal
 from jtrain.config.nearest import did_you_mean
 from jtrain.data.calls import Calls
+from jtrain.durations import Duration, Facts, durations, settled
 from jtrain.errors import ConfigError
 from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.jaxprs import operations
 from jtrain.loss_checks import refuse_unused_params, refuse_wide_products
-from jtrain.optim import Evaluated, evaluation_params
+from jtrain.optim import SGD, Evaluated, evaluation_params
 from jtrain.parallel import Strategy, check_divides
 from jtrain.precision import computed_in
 from jtrain.state import TrainState, new_state
 from jtrain.step import StepFn, make_step, many
 from jtrain.terms import Returned, in_terms
-from jtrain.types import Batch, Extra, LossFn, Once, Params, Stateful
+from jtrain.types import Batch, Batches, Extra, LossFn, Once, Params, Placement, Stateful
 
 Weights: TypeAlias = tuple[Params, Extra]
 
@@ -38,6 +39,7 @@ class Assembly:
     strategy: Strategy
     experiment: Experiment
     like: TrainState  # shapes, dtypes and shardings
+    lengths: Mapping[str, str]  # of each key that is said as a duration, how it was said
 
     def fresh(self) -> TrainState:
         """The state before the first step, made straight into its shardings.
@@ -211,6 +213,7 @@ def assemble(config: RunConfig) -> Assembly:
     """
     strategy = config.parallel.build()
     check_divides(config.batch, strategy.shares, config.microbatches)
+    config, lengths = _in_steps(config, strategy.placement)
     experiment = config.build(strategy.placement)
     if not isinstance(experiment, Experiment):
         raise ConfigError(
@@ -225,11 +228,45 @@ def assemble(config: RunConfig) -> Assembly:
         shapes,
         strategy.shardings(shapes),
     )
-    parts = Assembly(config=config, strategy=strategy, experiment=experiment, like=like)
+    parts = Assembly(
+        config=config, strategy=strategy, experiment=experiment, like=like, lengths=lengths
+    )
     for rows in parts.sets.values():
         check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")
     _check_names(parts)
     return parts
+
+
+def _in_steps(config: RunConfig, place: Placement) -> tuple[RunConfig, Mapping[str, str]]:
+    """The config with steps for durations, and these by key.
+
+    What an epoch is, and how many tokens a row has, the experiment knows: it is built once to ask.
+    """
+    found = durations(config)
+    units = {length.unit for length in found.values()}
+    facts = Facts(batch=config.batch, steps_per_call=config.steps_per_call)
+    if units & {"epochs", "tokens"}:
+        probe = dataclasses.replace(config, optimizer=SGD(lr=1.0))
+        probe = settled(probe, facts._replace(epoch=1, tokens=1))  # any steps will do
+        asked = probe.build(place)
+        facts = facts._replace(epoch=_epoch(asked.train), tokens=asked.tokens)
+    config = settled(config, facts)
+    if isinstance(config.checkpoint.every, Duration) and jax.process_count() > 1:
+        raise ConfigError(
+            f"checkpoint.every: {config.checkpoint.every} is by the clock, and "
+            f"{jax.process_count()} processes, which save together, have as many. Write "
+            f"checkpoint.every=500, in steps."
+        )
+    for key, words in config.misfits() if found else ():
+        raise ConfigError(f"{key}: {words}")
+    return config, found
+
+
+def _epoch(batches: Batches) -> int:
+    """Places an epoch: its rows, with what is dropped or filled up at its end."""
+    rows, size = getattr(batches, "rows", 0), batches.size
+    whole = {"drop": rows // size * size, "pad": -(-rows // size) * size}
+    return whole.get(getattr(batches, "end", "cross"), rows)
 
 
 def _check_names(parts: Assembly) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 import optax
+from pydantic import ValidationError
 
 from jtrain import given
 from jtrain.assemble import assemble
@@ -61,15 +62,15 @@ def fit(
     data: given.Data,
     optimizer: str | Recipe | optax.GradientTransformation = "adamw",
     *,
-    steps: int,
+    steps: int | str,
     batch: int | None = None,
     lr: float | None = None,
     schedule: str | Schedule | None = None,
     valid: given.Data = None,
-    valid_every: int = 0,
+    valid_every: int | str = 0,
     best: str = "",
     hooks: Sequence[Observer] = (),
-    every: int = 0,
+    every: int | str = 0,
     extra: Extra = (),
     seed: int = 0,
     microbatches: int = 1,
@@ -80,7 +81,7 @@ def fit(
     tokens: int = 0,
     name: str = "",
     directory: Path | str | None = None,
-    checkpoint_every: int = 0,
+    checkpoint_every: int | str = 0,
     quiet: bool = False,
 ) -> Fitted:
     """Trains `params` to make `loss` small, over all devices, and gives what it came to.
@@ -95,7 +96,7 @@ def fit(
         params: a pytree of arrays, which is left as it is, or `key -> (params, extra)`.
         data: arrays by name, `(x, y)`, a source of rows, or batches.
         optimizer: a name, a value of `jtrain.optim`, or an optax transformation.
-        steps: updates.
+        steps: updates; as other durations below also "3 epochs", "500k rows", "2M tokens", "10%".
         batch: rows a step, over all devices; 32 unless the data has a size of its own.
         lr: peak learning rate of an optimizer that is named; 1e-3 for adam, adamw and nadamw.
         schedule: how it goes over the run, a name or a value; the same rate all through by default.
@@ -146,22 +147,30 @@ def fit(
                 tokens=tokens,
             )
 
-    share = lambda parts: -(-max(1, steps // parts) // steps_per_call) * steps_per_call
-    config = Config(
-        experiment="fit",
-        name=name or "fit",
-        seed=seed,
-        steps=steps,
-        batch=rows,
-        microbatches=microbatches,
-        steps_per_call=steps_per_call,
-        optimizer=updates,
-        precision=given.precision(precision),
-        parallel=given.strategy(parallel),
-        evaluate=Evaluate(every=valid_every or share(10)),
-        checkpoint=Checkpoint(every=checkpoint_every or share(10), best=best),
-        log=Log(every=every or share(50)),
-    )
+    evaluated: Any = valid_every or "10%"  # an int once the data is known, as these three
+    saved: Any = checkpoint_every or "10%"
+    told: Any = every or "2%"
+    lasts: Any = steps
+    try:
+        config = Config(
+            experiment="fit",
+            name=name or "fit",
+            seed=seed,
+            steps=lasts,
+            batch=rows,
+            microbatches=microbatches,
+            steps_per_call=steps_per_call,
+            optimizer=updates,
+            precision=given.precision(precision),
+            parallel=given.strategy(parallel),
+            evaluate=Evaluate(every=evaluated),
+            checkpoint=Checkpoint(every=saved, best=best),
+            log=Log(every=told),
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{error.title}.{key}: {first['msg']}") from None
     for key, words in config.misfits():
         told = f"{key}: {words}".replace("evaluate.every", "valid_every")
         raise ConfigError(told.replace("checkpoint.every", "checkpoint_every"))

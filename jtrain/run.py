@@ -113,7 +113,7 @@ def run(
                 state,
                 feed,
                 start=start or 0,
-                stop=start if start and over else config.steps,
+                stop=start if start and over else parts.config.steps,
                 hooks=observers,
                 steps_per_call=config.steps_per_call,
             )

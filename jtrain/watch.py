@@ -12,6 +12,7 @@ from jtrain.checkpoint import Checkpoints
 from jtrain.checkpoint.keeping import Goal
 from jtrain.config.dump import flat, plain_values
 from jtrain.directory import Directory
+from jtrain.durations import Duration
 from jtrain.hooks.early_stop import EarlyStop
 from jtrain.hooks.evaluating import Evaluate, hearing
 from jtrain.hooks.finite import Finite
@@ -87,7 +88,11 @@ class Watch:
         log, progress = directory and directory.log, self.progress
         self.lines = Lines(log, screen=progress.print, live=progress.live)
         keep = _Keep(self, directory, checkpoints) if directory and checkpoints else self._hold
-        self.save = Save(every=config.checkpoint.every or config.steps, save=keep)
+        often, call = config.checkpoint.every, config.steps_per_call
+        if isinstance(often, Duration):  # in time
+            self.save = Save(every=call, save=keep, seconds=often.seconds)
+        else:
+            self.save = Save(every=often or config.steps, save=keep)
         self.held: tuple[Params, Extra] | None = None
         """The best weights, where a best is kept and there is no directory for it."""
         self._parts, self._saves = parts, directory is not None
@@ -263,6 +268,12 @@ def opening(parts: Assembly, start: int | None) -> list[str]:
         f"{batch} a step, {config.microbatches} microbatch"
         + ("es" if config.microbatches > 1 else ""),
         short(summary(parts.like)),
+    ]
+    now = flat(parts.config)
+    lines += [
+        f"{key}: {said} is {now[key]} steps"
+        for key, said in parts.lengths.items()
+        if isinstance(now.get(key), int)
     ]
     if start:
         lines.append(f"goes on from step {start} of {config.steps}")

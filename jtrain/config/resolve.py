@@ -28,6 +28,7 @@ from jtrain.config.node import (
 from jtrain.config.schema import Want, fields
 from jtrain.config.settle import settle
 from jtrain.config.top import Top
+from jtrain.durations import countable
 from jtrain.errors import ConfigError
 
 T = TypeVar("T")
@@ -83,6 +84,7 @@ def resolve(
     stop(wrong)
     assert config is not None, "what has no mistake is a config"
     stop(_misfit(root, key, words, path) for key, words in config.misfits())
+    notes = [*notes, *countable(config)]
     origins = {dotted(keys): _origin(root, keys) for keys in leaves(config)}
     return Resolved(config, schema, origins, tuple(notes), path)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from jtrain.config.init_from import InitFrom
+from jtrain.durations import SECONDS, Duration, Lasts
 from jtrain.values import values
 
 
@@ -40,22 +41,25 @@ def _directory_name(name: str) -> str:
 
 PlainName = Annotated[str, AfterValidator(_plain_name)]
 DirectoryName = Annotated[str, AfterValidator(_directory_name)]
+# Steps, once the data is known; until then perhaps a Duration. Evaluations and numbers are not
+# counted in time: then they would depend on how fast a machine is, and results on them.
+Cadence = Annotated[int, Lasts(0, "%")]
 
 
 @values
 class EvaluationSet:
     """When the experiment is evaluated on one of its sets."""
 
-    every: int = Field(default=0, ge=0)
-    """Steps between evaluations; 0: only at the end."""
+    every: Cadence = 0
+    """Steps between evaluations, or 1 epoch, 500k rows, 2M tokens, 10%; 0: only at the end."""
 
 
 @values
 class Evaluate:
     """When the experiment is evaluated."""
 
-    every: int = Field(default=0, ge=0)
-    """Steps between evaluations; 0: only at the end."""
+    every: Cadence = 0
+    """Steps between evaluations, or 1 epoch, 500k rows, 2M tokens, 10%; 0: only at the end."""
     batch: int = Field(default=0, ge=0)
     """Rows a batch, over all devices; 0: as many as in training."""
     sets: dict[str, EvaluationSet] = Field(default_factory=dict)
@@ -69,8 +73,9 @@ class Evaluate:
 class Checkpoint:
     """When the state is saved, and how much of it is kept."""
 
-    every: int = Field(default=500, ge=0)
-    """Steps between checkpoints; 0: only at the end, and when the run is stopped."""
+    every: Annotated[int, Lasts(0, "%", *SECONDS)] = 500
+    """Steps between checkpoints, or 1 epoch, 10%, 10 minutes; 0: only at the end, and when the run
+    is stopped."""
     keep: int = Field(default=2, ge=1)
     """How many of the newest are kept."""
     best: str = ""
@@ -82,8 +87,8 @@ class Checkpoint:
 class Log:
     """What is said while it trains."""
 
-    every: int = Field(default=50, gt=0)
-    """Steps between log lines."""
+    every: Annotated[int, Lasts(1, "%")] = 50
+    """Steps between log lines, or 1M tokens, 1%."""
     leaves: int = Field(default=0, ge=0)
     """Steps between statistics of each leaf of the parameters, in leaves.jsonl: norms of gradient
     and update; 0: none. Each costs about as much time as a step."""
@@ -100,8 +105,8 @@ class Top:
     """The run's directory, runs/NAME; empty: the config's file name without .yaml."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """All that is random follows from it: the parameters, the order of the rows, dropout."""
-    steps: int = Field(gt=0)
-    """Updates of the optimizer."""
+    steps: Annotated[int, Lasts(1)]
+    """Updates of the optimizer, or 3 epochs, 500k rows, 2M tokens."""
     batch: int = Field(gt=0)
     """Rows a step, over all devices and microbatches."""
     microbatches: int = Field(default=1, gt=0)
@@ -122,8 +127,10 @@ class Top:
 
         An experiment adds its own: `yield from super().misfits()`, then `yield key, words`.
         """
-        if max(self.steps, self.batch) >= 2**31:  # steps and rows are counted in int32
-            key = "steps" if self.steps >= 2**31 else "batch"
+        counted = {"steps": self.steps, "batch": self.batch}
+        for key, count in counted.items():  # steps and rows are counted in int32
+            if isinstance(count, Duration) or count < 2**31:
+                continue
             yield key, f"{getattr(self, key)} is more than can be counted; at most {2**31 - 1}"
         if self.batch % self.microbatches:
             near = _nearest_multiples("batch", self.batch, self.microbatches)
@@ -141,7 +148,7 @@ class Top:
             "checkpoint.every": self.checkpoint.every,
             "log.leaves": self.log.leaves,
         }.items():
-            if steps % self.steps_per_call:
+            if not isinstance(steps, Duration) and steps % self.steps_per_call:
                 near = _nearest_multiples(key, steps, self.steps_per_call)
                 yield (
                     key,

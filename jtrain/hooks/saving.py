@@ -1,5 +1,6 @@
 """Saves the state of a run at a cadence."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,12 +20,23 @@ class Save(Hook):
         every: steps.
         save: takes a step and its state, and returns when the state may be donated. Where it
             writes beside training, it raises at the next call what went wrong in the last.
+        seconds: above 0 it looks at the clock after steps `every`, 2 `every`, ..., and saves when
+            so many have gone by since it last did.
+        clock: gives seconds.
     """
 
     settles = True  # what it keeps, the numbers of all steps up to it have been told
 
-    def __init__(self, *, every: int, save: Callable[[int, Any], None]):
-        self.every = every
+    def __init__(
+        self,
+        *,
+        every: int,
+        save: Callable[[int, Any], None],
+        seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.every, self.settles = every, seconds == 0
+        self._seconds, self._clock, self._last = seconds, clock, clock()
         self.saved: int | None = None
         """The step of the last state that was given to `save`."""
         self._save = save
@@ -33,11 +45,14 @@ class Save(Hook):
         """Saves a state unless it is the one that was saved last: for the end of a run."""
         if step != self.saved:
             self._save(step, state)
-            self.saved = step
+            self.saved, self._last = step, self._clock()
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Saves it."""
-        self.at(step, state)
+        if self.settles:
+            self.at(step, state)
+        if self._seconds:  # by the clock it settles only where it is going to save: at the next
+            self.settles = self._clock() - self._last >= self._seconds
 
 
 class SaveBest(Hook):

@@ -2,9 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
-
-from jtrain.optim.schedules.rate import LearningRate, warmed
+from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
 from jtrain.values import values
 
 
@@ -13,8 +11,8 @@ class Constant:
     """The peak, to the end."""
 
     kind: Literal["constant"] = "constant"
-    warmup: int = Field(default=0, ge=0)
-    """Steps of linear warmup; 0 starts at the peak."""
+    warmup: Warmup = 0
+    """Steps of linear warmup, or 1 epoch, 2M tokens, 5%; 0 starts at the peak."""
 
     def build(self, peak: float, steps: int) -> LearningRate:
         """The rate at each step of a run of `steps`."""

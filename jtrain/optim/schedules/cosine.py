@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from jtrain.optim.schedules.rate import LearningRate, warmed
+from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
 from jtrain.values import values
 
 
@@ -17,8 +17,8 @@ class Cosine:
     """
 
     kind: Literal["cosine"] = "cosine"
-    warmup: int = Field(default=0, ge=0)
-    """Steps of linear warmup; 0 starts at the peak."""
+    warmup: Warmup = 0
+    """Steps of linear warmup, or 1 epoch, 2M tokens, 5%; 0 starts at the peak."""
     final: float = Field(default=0.1, ge=0, le=1)
     """The rate of the last step, as a share of the peak."""
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from jtrain.optim.schedules.rate import LearningRate, check_warmup, rate_of, rise
+from jtrain.optim.schedules.rate import LearningRate, Warmup, check_warmup, rate_of, rise
 from jtrain.values import values
 
 
@@ -18,8 +18,8 @@ class InverseSquareRoot:
     """
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
-    warmup: int = Field(default=0, ge=0)
-    """Steps of linear warmup; 0 starts at the peak."""
+    warmup: Warmup = 0
+    """Steps of linear warmup, or 1 epoch, 2M tokens, 5%; 0 starts at the peak."""
     timescale: int = Field(default=0, ge=0)
     """Steps after the warmup at which the rate is 0.71 of the peak; 0 takes warmup + 1."""
 

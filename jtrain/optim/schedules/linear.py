@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from jtrain.optim.schedules.rate import LearningRate, warmed
+from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
 from jtrain.values import values
 
 
@@ -13,8 +13,8 @@ class Linear:
     """A straight line from the peak to its `final` share."""
 
     kind: Literal["linear"] = "linear"
-    warmup: int = Field(default=0, ge=0)
-    """Steps of linear warmup; 0 starts at the peak."""
+    warmup: Warmup = 0
+    """Steps of linear warmup, or 1 epoch, 2M tokens, 5%; 0 starts at the peak."""
     final: float = Field(default=0.0, ge=0, le=1)
     """The rate of the last step, as a share of the peak."""
 

@@ -1,16 +1,18 @@
 """What a schedule builds: the rate at a step, and the warmup that most begin with."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jtrain.durations import Lasts
 from jtrain.errors import ConfigError
 
 # The rate at a step: for an int a float, by numpy, that a log can read; for an array an array.
 LearningRate: TypeAlias = Callable[[Any], Any]
+Warmup = Annotated[int, Lasts(0, "%")]  # steps, once the data is known
 Curve: TypeAlias = Callable[[Any, Any], Any]  # (what it goes by, numpy or jnp) -> a share
 
 

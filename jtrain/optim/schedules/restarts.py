@@ -8,7 +8,7 @@ from pydantic import Field
 
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules.cosine import half_cosine
-from jtrain.optim.schedules.rate import LearningRate, check_warmup, rate_of, rise
+from jtrain.optim.schedules.rate import LearningRate, Warmup, check_warmup, rate_of, rise
 from jtrain.values import values
 
 
@@ -20,8 +20,8 @@ class Restarts:
     """
 
     kind: Literal["restarts"] = "restarts"
-    warmup: int = Field(default=0, ge=0)
-    """Steps of linear warmup; 0 starts at the peak."""
+    warmup: Warmup = 0
+    """Steps of linear warmup, or 1 epoch, 2M tokens, 5%; 0 starts at the peak."""
     cycles: int = Field(gt=1)
     """How often it goes down."""
     growth: float = Field(default=1.0, gt=0)

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from jtrain.optim.schedules.rate import LearningRate, warmed
+from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
 from jtrain.values import values
 
 
@@ -17,8 +17,8 @@ class WarmupStableDecay:
     """
 
     kind: Literal["wsd"] = "wsd"
-    warmup: int = Field(default=0, ge=0)
-    """Steps of linear warmup; 0 starts at the peak."""
+    warmup: Warmup = 0
+    """Steps of linear warmup, or 1 epoch, 2M tokens, 5%; 0 starts at the peak."""
     decay: float = Field(default=0.2, gt=0, le=1)
     """The share of the steps after the warmup during which the rate falls."""
     final: float = Field(default=0.0, ge=0, le=1)

@@ -1,0 +1,188 @@
+"""How long something lasts, in steps, epochs, rows, tokens, a share of the run, or time.
+
+In a config `steps: 3 epochs` is a `Duration`, a text; `settled` makes it a number of steps, once it
+is known how many rows an epoch has and how many tokens a row. An experiment sees only the numbers.
+"""
+
+import dataclasses
+import difflib
+import math
+import re
+from fractions import Fraction
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic_core import core_schema
+
+from jtrain.errors import ConfigError
+
+T = TypeVar("T")
+DATA = ("steps", "epochs", "rows", "tokens")
+SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
+EXAMPLES = {
+    "steps": "500",
+    "epochs": "3 epochs",
+    "rows": "500k rows",
+    "tokens": "2M tokens",
+    "%": "10%",
+    "minutes": "10 minutes",
+}
+_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
+_FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMB]?)\s*(%|[A-Za-z]+)")
+
+
+class Duration(str):
+    """An amount and its unit, as it was written: `2M tokens`."""
+
+    @property
+    def unit(self) -> str:
+        """One of steps, epochs, rows, tokens, %, seconds, minutes, hours, days."""
+        word = self._parts[2]
+        return word if word.endswith("s") or word == "%" else f"{word}s"
+
+    @property
+    def amount(self) -> Fraction:
+        """Exactly what was written."""
+        return Fraction(self._parts[0]) * _FACTORS[self._parts[1]]
+
+    @property
+    def seconds(self) -> float:
+        """In time; 0 where it is counted in something else."""
+        return float(self.amount) * SECONDS.get(self.unit, 0)
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        found = _FORM.fullmatch(self.strip())
+        return found.groups("") if found else ("0", "", "")
+
+
+class Lasts:
+    """Marks an int of a config that may be written as a duration: `Annotated[int, Lasts(1)]`."""
+
+    def __init__(self, least: int, *units: str):
+        """At least so many steps; `units` beside steps, epochs, rows and tokens."""
+        self.units = (*DATA, *units)
+        self.gt, self.ge = (0, None) if least == 1 else (None, least)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        del source, handler
+        number = core_schema.int_schema(gt=self.gt, ge=self.ge)
+        return core_schema.no_info_wrap_validator_function(self._read, number)
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
+        del core
+        number = handler(core_schema.int_schema(gt=self.gt, ge=self.ge))
+        text = {"type": "string", "pattern": r"^[0-9.]+[kMB]? ?(%|[a-z]+)$"}
+        return {"anyOf": [number, text]}
+
+    def _read(self, value: Any, number: Any) -> Any:
+        if not isinstance(value, str) or not re.match(r"\s*[0-9].*[A-Za-z%]\s*$", value):
+            return number(value)
+        length = Duration(value)
+        if length.unit in self.units and length.amount > 0:
+            return number(int(length.amount)) if length.unit == "steps" else length
+        offered = " or ".join(EXAMPLES[unit] for unit in self.units if unit in EXAMPLES)
+        raise ValueError(f"must be {offered}, found {value!r}{self._hint(length)}")
+
+    def _hint(self, length: Duration) -> str:
+        if length.unit in SECONDS:
+            return "; in time only checkpoints are counted, or results would depend on the machine"
+        if length.unit in (*DATA, "%") and length.amount <= 0:
+            return "; write more than 0"
+        words = re.findall(r"[A-Za-z]+$", str(length))
+        near = difflib.get_close_matches(words[0].lower(), self.units, 1) if words else []
+        return f"; did you mean {near[0]}?" if near else ""
+
+
+class Facts(NamedTuple):
+    """What durations are counted by."""
+
+    batch: int  # rows a step
+    epoch: int = 0  # rows, 0 where it is not known
+    tokens: int = 0  # a row, 0 where it is not known
+    steps_per_call: int = 1
+
+
+def durations(config: Any, key: str = "") -> dict[str, Duration]:
+    """Each duration of a config that is no number of steps yet, by its dotted key."""
+    if isinstance(config, Duration):
+        return {key: config}
+    found = {}
+    for name, child in _children(config):
+        found |= durations(child, f"{key}.{name}" if key else name)
+    return found
+
+
+def settled(config: T, facts: Facts) -> T:
+    """The config with a number of steps for each duration; those in time stay.
+
+    What is asked for in full: half a step more makes a step more. Outside of the optimizer they are
+    multiples of the steps of a call.
+
+    Raises:
+        ConfigError: if what one is counted by is not known.
+    """
+    top: Any = config
+    total = top.steps
+    if isinstance(total, Duration):
+        total = _steps("steps", total, facts, 0)
+    return _settled(config, "", facts, 0 if isinstance(total, Duration) else total)
+
+
+def countable(config: Any) -> list[str]:
+    """What durations come to, where that follows from the config: `500k rows is 7813 steps`."""
+    facts = Facts(config.batch, steps_per_call=config.steps_per_call)
+    total = 0 if isinstance(config.steps, Duration) else config.steps
+    found = []
+    for key, length in durations(config).items():
+        if length.unit == "rows" or (length.unit == "%" and total):
+            found.append(f"{key}: {length} is {_steps(key, length, facts, total)} steps")
+    return found
+
+
+def _settled(value: Any, key: str, facts: Facts, total: int) -> Any:
+    if isinstance(value, Duration):
+        return _steps(key, value, facts, total)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        new = {
+            n: _settled(x, f"{key}.{n}" if key else n, facts, total) for n, x in _children(value)
+        }
+        changed = {name: x for name, x in new.items() if x is not getattr(value, name)}
+        return dataclasses.replace(value, **changed) if changed else value
+    if isinstance(value, dict) and durations(value):
+        return {n: _settled(x, f"{key}.{n}", facts, total) for n, x in value.items()}
+    if isinstance(value, tuple) and durations(value):
+        return tuple(_settled(x, f"{key}.{n}", facts, total) for n, x in enumerate(value))
+    return value
+
+
+def _children(value: Any) -> list[tuple[str, Any]]:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if isinstance(value, dict):
+        return [(str(name), child) for name, child in value.items()]
+    if isinstance(value, tuple | list):
+        return [(str(number), child) for number, child in enumerate(value)]
+    return []
+
+
+def _steps(key: str, length: Duration, facts: Facts, total: int) -> Any:
+    per_step = {
+        "epochs": Fraction(facts.batch, facts.epoch) if facts.epoch else 0,
+        "rows": facts.batch,
+        "tokens": facts.batch * facts.tokens,
+        "%": Fraction(100, total) if total else 0,
+    }
+    if length.unit in SECONDS:
+        return length
+    if not per_step[length.unit]:
+        why = {
+            "epochs": "the experiment's data has no end",
+            "tokens": "the experiment says no tokens a row: jt.Experiment(tokens=...)",
+            "%": "the run has no last step",
+        }[length.unit]
+        raise ConfigError(
+            f"{key}: {length} cannot be counted, as {why}. Write {key}=500, in steps."
+        )
+    steps = math.ceil(length.amount / per_step[length.unit])
+    call = 1 if key.startswith("optimizer") else facts.steps_per_call
+    return -(-steps // call) * call
