@@ -2,7 +2,7 @@
 
 The values of configs lie in files of their own, which import pydantic: `jtrain.data.text.Text`,
 `jtrain.data.shakespeare.Shakespeare`, `jtrain.data.fashion_mnist.FashionMnist`,
-`jtrain.data.digits.Digits`, `jtrain.data.augment.Augment`.
+`jtrain.data.digits.Digits`, `jtrain.data.augment.Augment`, `jtrain.data.token_corpus.Tokens`.
 """
 
 from jtrain.data.ahead import ReadAhead
@@ -17,10 +17,16 @@ from jtrain.data.grain import GrainRows
 from jtrain.data.hugging_face import HuggingFace
 from jtrain.data.idx import read_idx
 from jtrain.data.labelled import Labelled, read_labelled
+from jtrain.data.lines import Lines, line_rows
+from jtrain.data.mixed import Mixed
+from jtrain.data.packed import Packed
 from jtrain.data.parquet import ParquetRows
 from jtrain.data.source import Source
+from jtrain.data.stream import Stream, Streamed
 from jtrain.data.subset import Subset, keep_back
 from jtrain.data.tfrecord import TFRecords
+from jtrain.data.token_files import TokenFiles
+from jtrain.data.tokenizer import Tokenizer
 from jtrain.data.tokens import read_tokens
 from jtrain.data.windows import Windows
 
@@ -31,18 +37,26 @@ __all__ = [
     "HuggingFace",
     "InOrder",
     "Labelled",
+    "Lines",
+    "Mixed",
+    "Packed",
     "ParquetRows",
     "ReadAhead",
     "Shuffled",
     "Source",
+    "Stream",
+    "Streamed",
     "Subset",
     "TFRecords",
+    "TokenFiles",
+    "Tokenizer",
     "Vocabulary",
     "Windows",
     "check_finite",
     "check_labels",
     "find_set",
     "keep_back",
+    "line_rows",
     "read_example",
     "read_idx",
     "read_labelled",

@@ -26,9 +26,13 @@ from jtrain.data import (
 )
 from jtrain.data.digits import read_digits
 from jtrain.data.labelled import read_labelled
+from jtrain.data.packed import Packed
+from jtrain.data.prepare import prepare
 from jtrain.data.shakespeare import Shakespeare
 from jtrain.data.subset import keep_back
 from jtrain.data.tfrecord import TFRecords
+from jtrain.data.token_files import TokenFiles
+from jtrain.data.tokenizing import ByBytes
 
 TOKENS = np.random.default_rng(0).integers(0, 1000, 83).astype(np.uint16)
 VERSE = "Shall I compare thee to a summer's day?\nThou art more lovely and more temperate:\n"
@@ -54,6 +58,25 @@ def text_files(folder: Path) -> Source:
     (folder / "2.txt").write_text(VERSE.upper(), encoding="utf-8")
     text = read_text(str(folder / "*.txt"))
     return Windows(Vocabulary(text).encode(text), context=16, stride=3)
+
+
+def prepared(folder: Path) -> TokenFiles:
+    (folder / "plays.txt").write_text(VERSE, encoding="utf-8")
+    prepare(folder / "plays.txt", folder / "plays", tokenizing=ByBytes(), by="line", shard=23)
+    return TokenFiles(folder / "plays")
+
+
+def token_folder(folder: Path) -> Source:
+    return Windows(prepared(folder), context=16, stride=3)
+
+
+def packed_array(_: Path) -> Source:
+    edges = np.cumsum([0, 3, 1, 9, 2, 30, 5, 4, 4, 8, 17])
+    return Packed(TOKENS, context=8, documents=edges)
+
+
+def packed_folder(folder: Path) -> Source:
+    return Packed(prepared(folder), context=5)
 
 
 def grain_dicts(_: Path) -> Source:
@@ -99,6 +122,9 @@ SOURCES = [
     token_file,
     raw_token_file,
     text_files,
+    token_folder,
+    packed_array,
+    packed_folder,
     grain_dicts,
     grain_tuples,
     idx_files,
