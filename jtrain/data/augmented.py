@@ -40,7 +40,7 @@ class Augmented:
     in 0 .. 1; all else keeps the type.
 
     Args:
-        batches: with `source`, `rows` and `seed`, as `Shuffled`.
+        batches: with `source`, `rows`, `seed` and `end`, as `Shuffled`.
         classes: of the labels; needed where rows are mixed.
 
     Raises:
@@ -58,6 +58,7 @@ class Augmented:
         label: str = "label",
     ):
         self.size, self.ragged = batches.size, batches.ragged
+        self.rows, self.end = batches.rows, batches.end
         self.changes, self._batches, self._classes = changes, batches, classes
         self._image, self._label = image, label
 
@@ -68,8 +69,8 @@ class Augmented:
         image = self._alone(batch[self._image], step, row, 0)
         if not (self.changes.mixup or self.changes.cutmix):
             return batch | {self._image: image}
-        source, rows = self._batches.source, self._batches.rows
-        partner = source[whole(self._batches.seed, step, row, PARTNER, rows)]
+        place = whole(self._batches.seed, step, row, PARTNER, self.rows)
+        partner = self._batches.source[place]
         self._refuse_labels(partner)
         other = self._alone(partner[self._image], step, row, OF_PARTNER)
         image, share = self._mixed(image, other, step, row)
