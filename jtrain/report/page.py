@@ -80,7 +80,9 @@ def in_script(data: Any) -> str:
 
 def facts(story: Story) -> dict[str, Any]:
     """A run in a line, as plain numbers: status, step, losses, seconds, rows or tokens a second."""
-    valid = [(row["valid/loss"], row["step"]) for row in story.metrics if _has(row, "valid/loss")]
+    sets = story.facts.get("sets")
+    judged = f"{sets[0] if isinstance(sets, list) and sets else 'valid'}/loss"
+    valid = [(row[judged], row["step"]) for row in story.metrics if _has(row, judged)]
     losses = [row["loss"] for row in story.metrics if _has(row, "loss")]
     paces = [row for row in story.speed if _has(row, "waiting")]
     rate = next((r for r in RATES if any(_has(row, r) for row in story.speed)), None)
