@@ -28,6 +28,7 @@
     if (size >= 1e6 || size < 1e-3) return x.toExponential(2);
     return size >= 1e4 ? Math.round(x).toLocaleString("en") : String(Number(x.toPrecision(4)));
   };
+  const brief = (x) => (x !== 0 && (Math.abs(x) < 1e-2 || Math.abs(x) >= 1e4) ? x.toExponential(0) : told(x));
   const seconds = (s) => (s < 120 ? `${told(s)} s` : s < 7200 ? `${told(s / 60)} min` : `${told(s / 3600)} h`);
 
   // The seconds that a run had trained when a step was done, between the times that are known.
@@ -100,7 +101,7 @@
     const Y = (y) => top + ((scale(high) - scale(y)) / (scale(high) - scale(low))) * (height - top - bottom);
     for (const y of ticks(low, high, view.log, small ? 2 : 5)) {
       picture.append(svg("line", { class: "gridline", x1: left, x2: width - right, y1: Y(y), y2: Y(y) }));
-      picture.append(svg("text", { x: left - 6, y: Y(y) + 4, "text-anchor": "end" }, told(y)));
+      picture.append(svg("text", { x: left - 6, y: Y(y) + 4, "text-anchor": "end" }, (small ? brief : told)(y)));
     }
     if (!small) for (const x of ticks(from, to, false, width > 420 ? 5 : 3)) {
       const label = view.time ? seconds(x) : Math.round(x).toLocaleString("en");
