@@ -24,7 +24,7 @@ from jtrain.loop import Ended, train
 from jtrain.state import TrainState
 from jtrain.step import StepFn
 from jtrain.trees import elements, named_leaves
-from jtrain.types import Batch, Once
+from jtrain.types import Batch, Batches
 
 CALLS = 4  # of the step; half of them before the state is saved, half after
 BATCHES = 2  # of each evaluation set
@@ -33,19 +33,19 @@ BATCHES = 2  # of each evaluation set
 class Shortened:
     """The first batches of a data set that is gone through once."""
 
-    def __init__(self, rows: Once, most: int):
-        self._rows, self._most = rows, most
+    def __init__(self, rows: Batches, count: int):
+        self._rows, self._count = rows, count
         self.size, self.ragged = rows.size, rows.ragged
 
     def __len__(self) -> int:
-        return min(len(self._rows), self._most)
+        return self._count
 
     def __getitem__(self, step: int, /) -> Batch:
         return self._rows[step]
 
     def shard(self, index: int, count: int) -> "Shortened":
         """The same batches, of which only the rows of one process are read."""
-        return Shortened(self._rows.shard(index, count), self._most)
+        return Shortened(self._rows.shard(index, count), self._count)
 
 
 def fast(config: RunConfig, *, tell: Callable[[str], None]) -> list[Stage]:
@@ -114,11 +114,13 @@ def fast(config: RunConfig, *, tell: Callable[[str], None]) -> list[Stage]:
 
 
 def _shortened(parts: Assembly) -> Assembly:
+    """The same, evaluated on the first batches alone."""
+    short = lambda rows: Shortened(rows, min(len(rows), BATCHES))
     valid: Any = parts.experiment.valid
     if isinstance(valid, Mapping):
-        valid = {name: Shortened(rows, BATCHES) for name, rows in valid.items()}
+        valid = {name: short(rows) for name, rows in valid.items()}
     elif valid is not None:
-        valid = Shortened(valid, BATCHES)
+        valid = short(valid)
     return dataclasses.replace(parts, experiment=dataclasses.replace(parts.experiment, valid=valid))
 
 

@@ -46,8 +46,8 @@ def alone(config: RunConfig) -> Assembly:
     return assemble(on_one_device(config))
 
 
-def slope_of(parts: Assembly) -> Callable[[TrainState, Batch, Any], Slope]:
-    """`(state, batch, weights) -> Slope`, pure and not compiled.
+def slope_of(parts: Assembly) -> Callable[..., Slope]:
+    """`(state, batch, weights=None) -> Slope`, pure and not compiled.
 
     All rows at once, for microbatches change no result. `weights` are what the terms are divided
     by, None for those of the batch itself.
