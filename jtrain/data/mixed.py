@@ -32,7 +32,9 @@ class Mixed:
 
     ragged = False
 
-    def __init__(self, parts: Mapping[str, tuple[Source, float]], *, size: int, seed: int = 0):
+    def __init__(
+        self, parts: Mapping[str, tuple[Source, float | int]], *, size: int, seed: int = 0
+    ):
         self.sources = {name: source for name, (source, _) in parts.items()}
         self.size, self.seed = size, seed
         self._part = Part(size, 0, 1)

@@ -24,7 +24,7 @@ class Proportions:
         DataError: a weight that is not above 0, or weights with no short common measure.
     """
 
-    def __init__(self, weights: Sequence[float], names: Sequence[str] = ()):
+    def __init__(self, weights: Sequence[float | int], names: Sequence[str] = ()):
         names = names or [str(number) for number in range(len(weights))]
         counts = _whole(weights, names)
         self.period = sum(counts)
@@ -56,7 +56,7 @@ def _sequence(counts: Sequence[int]) -> np.ndarray:  # sum of the counts
     return np.array(found)
 
 
-def _whole(weights: Sequence[float], names: Sequence[str]) -> list[int]:
+def _whole(weights: Sequence[float | int], names: Sequence[str]) -> list[int]:
     """The weights as the smallest whole numbers that are to one another as they are."""
     if not len(weights):
         raise DataError("A mixture of no sources was asked for. Give one at least.")
