@@ -51,7 +51,11 @@ if lr == 9:
     sys.exit(70)
 if lr == 7:
     sys.exit("experiments/quick.py: something is wrong with 7")
-time.sleep(0.3)
+if "MEET" in os.environ:  # somebody who runs beside this one
+    Path("met").mkdir(exist_ok=True)
+    Path("met", place.name).touch()
+    while len(os.listdir("met")) < 2 and time.time() < begun + 60:
+        time.sleep(0.02)
 rows = [
     {"step": s, "valid/loss": lr * 1000 + seed / 100 + 6 / s, "valid/rows": 50} for s in (6, 12)
 ]

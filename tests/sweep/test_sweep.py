@@ -111,6 +111,7 @@ def test_a_stop_ends_all_with_75_and_the_same_command_goes_on(capfd):
 
 @several
 def test_two_at_a_time_overlap_on_cores_of_their_own(capfd, monkeypatch):
+    monkeypatch.setenv("MEET", "")
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     assert main(["sweep", CONFIG, "seed=0..3", "--jobs", "2"]) == 0
     found = [stands(f"seed={seed}") for seed in range(4)]
