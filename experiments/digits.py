@@ -16,7 +16,7 @@ class Config(jt.RunConfig):
 
     data: Digits = Digits()
     """The digits."""
-    model: MLP = MLP(widths=(256,), dropout=0.2)
+    model: MLP = MLP(widths=(512, 256), dropout=0.2)
     """The network."""
 
     def build(self, place: Placement) -> jt.Experiment:
