@@ -60,6 +60,7 @@ class Evaluate(Hook):
         judges: Sequence[Judge] = (),
     ):
         self.every, self.name, self.judges = every, name, judges
+        self._asked: Stop | None = None
         self.results: dict[int, Mapping[str, float]] = dict(sorted((earlier or {}).items()))
         """Of each step that was measured the numbers, in order."""
         self._measure, self._tell, self._goal = measure, tell, Goal.parse(best)
@@ -93,12 +94,13 @@ class Evaluate(Hook):
             numbers = self._measure(state)
             self.results[step] = numbers
             self._tell(step, numbers)
+            self._asked = self.verdict()
         return self.results[step]
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> Stop | None:
         """Measures it, and ends the run if a judge says so."""
         self.at(step, state)
-        return self.verdict()
+        return self._asked
 
     def verdict(self) -> Stop | None:
         """What the judges say of the results so far; None before the first."""
