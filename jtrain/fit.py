@@ -199,7 +199,7 @@ def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | No
             state,
             feed,
             start=0,
-            stop=config.steps,
+            stop=parts.config.steps,
             hooks=[signals, *watch.hooks(hooks, state)],
             steps_per_call=config.steps_per_call,
         )

@@ -28,6 +28,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
 
 X = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
 Y = (X @ np.float32([1, 2, 3])).astype(np.float32)
+X_AND_Y = (X, Y)
 
 
 def loss(params, batch, rng):
@@ -118,6 +119,24 @@ def test_goes_on_where_a_named_call_was_stopped():
         assert second.history == whole.history
     with pytest.raises(ConfigError, match=r"steps: 12 there, 24 here\nStart a new run: name=m"):
         jt.fit(loss, zeros(), (X, Y), **(call | {"steps": 24}), name="mine")
+
+
+def test_lasts_as_long_as_is_said():
+    result = jt.fit(
+        loss,
+        zeros(),
+        (X, Y),
+        steps="2 epochs",
+        batch=16,
+        every="32 rows",
+        valid=X_AND_Y,
+        quiet=True,
+    )
+    assert result.step == 7  # 100 rows, 16 a step
+    assert list(result.history["loss"]) == [2, 4, 6]
+    assert list(result.history["valid/loss"]) == [1, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(ConfigError, match=r"Config.steps: .*found '2 epocs'; did you mean epochs"):
+        jt.fit(loss, zeros(), (X, Y), steps="2 epocs", quiet=True)
 
 
 def test_data_comes_in_many_forms_and_is_the_same():
