@@ -10,6 +10,8 @@ from jtrain.data.batches import Part, rows_of
 from jtrain.data.proportions import Proportions
 from jtrain.data.shuffle import shuffled
 from jtrain.data.source import Source
+from jtrain.data.token_files import Stretch
+from jtrain.data.tokenizer import refuse_mismatch
 from jtrain.errors import DataError
 
 
@@ -26,7 +28,8 @@ class Mixed:
         seed: of the orders.
 
     Raises:
-        DataError: an empty source, a weight that is not above 0, or rows that do not go together.
+        DataError: an empty source, a weight that is not above 0, rows that do not go together, or
+            token folders of different tokenizers.
         ConfigError: a size that is not positive or does not divide into the processes.
     """
 
@@ -41,6 +44,7 @@ class Mixed:
         weights = [weight for _, weight in parts.values()]
         self.proportions = Proportions(weights, list(parts))
         self._lengths = [rows_of(source) for source in self.sources.values()]
+        _refuse_two_tokenizers(self.sources)
         _refuse_unlike(self.sources)
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
@@ -75,6 +79,14 @@ class Mixed:
             seed = (self.seed << 16) + number  # two sources as long as one another differ
             order[here] = shuffled(places[here], self._lengths[number], seed=seed, epoch=int(epoch))
         return order
+
+
+def _refuse_two_tokenizers(sources: Mapping[str, Source]) -> None:
+    """Raises if token folders among the sources were written by different tokenizers."""
+    read = [getattr(source, "tokens", None) for source in sources.values()]
+    folders = [tokens.files for tokens in read if isinstance(tokens, Stretch)]
+    if folders:
+        refuse_mismatch({str(folder.path): folder.tokenizer for folder in folders})
 
 
 def _refuse_unlike(sources: Mapping[str, Source]) -> None:

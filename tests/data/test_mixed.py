@@ -1,4 +1,5 @@
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,7 +8,10 @@ from jtrain.data.arrays import Arrays
 from jtrain.data.batches import Shuffled
 from jtrain.data.mixed import Mixed
 from jtrain.data.packed import Packed
+from jtrain.data.prepare import prepare
 from jtrain.data.proportions import Proportions
+from jtrain.data.token_files import TokenFiles
+from jtrain.data.tokenizing import ByBytes, ByCharacters, FromFile
 from jtrain.data.windows import Windows
 from jtrain.errors import DataError
 
@@ -101,6 +105,20 @@ def test_one_source_alone_is_gone_through_as_by_itself():
     mine, alone = Mixed({"x": (source, 2.0)}, size=4), Shuffled(source, size=4)
     rows = lambda batches: [x for step in range(11) for x in batches[step]["x"].tolist()]
     assert sorted(rows(mine)) == sorted(rows(alone)) == sorted(list(range(11)) * 4)
+
+
+def test_folders_of_two_tokenizers_are_refused_with_both_fingerprints(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("to be or not to be", encoding="utf-8")
+    write = lambda name, how: prepare(tmp_path / "a.txt", tmp_path / name, tokenizing=how)
+    headers = [write("a", ByBytes()), write("b", ByCharacters())]
+    part = lambda name: (Windows(TokenFiles(tmp_path / name), context=4), 1.0)
+    with pytest.raises(DataError) as refused:
+        Mixed({name: part(name) for name in "ab"}, size=4)
+    said = str(refused.value)
+    assert all(header["tokenizer"] in said for header in headers)
+    assert f"--tokenizer {tmp_path / 'a'}/tokenizer.json --out {tmp_path / 'b'}-again" in said
+    write("b-again", FromFile(path=str(tmp_path / "a" / "tokenizer.json")))
+    Mixed({name: part(name) for name in ("a", "b-again")}, size=4)[0]
 
 
 TOKENS = np.arange(50)
