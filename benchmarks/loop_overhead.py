@@ -252,9 +252,11 @@ CASES = {"mlp": mlp, "scan": scan, "transformer": char}
 def main() -> None:
     """Prints a table a case."""
     parser = argparse.ArgumentParser(description="What jtrain's loop adds to one by hand.")
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=[])
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--rounds", type=int, default=30)
     given = parser.parse_args()
+    if unknown := [case for case in given.cases if case not in CASES]:
+        parser.error(f"{unknown[0]} is no case; there is {', '.join(CASES)}")
     print(machine())
     for case in given.cases or CASES:
         with contextlib.ExitStack() as stack:
