@@ -62,7 +62,8 @@ def looking(parts: Assembly) -> Callable[[TrainState, Batch], Statistics]:
         unknown = jax.tree.map(lambda _: jnp.float32(jnp.nan), _empty(state.params))
         watched = dataclasses.replace(state, opt_state=(state.opt_state, unknown))
         after, _ = step(watched, batch)
-        return after.opt_state[1]
+        opt_state: Any = after.opt_state
+        return opt_state[1]
 
     return look
 
@@ -85,11 +86,14 @@ def _watched(optimizer: optax.GradientTransformation) -> optax.GradientTransform
     """The optimizer, with the statistics of what it was given and gave beside its state."""
     inner = optax.with_extra_args_support(optimizer)
 
-    def update(grads, state, params=None, **known):
-        updates, after = inner.update(grads, state[0], params, **known)
-        return updates, (after, statistics(grads, updates, params))
+    def init(params: Any) -> Any:
+        return inner.init(params), _empty(params)
 
-    return optax.GradientTransformationExtraArgs(lambda p: (inner.init(p), _empty(p)), update)
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
+        taken, after = inner.update(updates, state[0], params, **extra_args)
+        return taken, (after, statistics(updates, taken, params))
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _empty(params: Params) -> Statistics:

@@ -44,8 +44,10 @@ class Writer(Protocol):
 class Opens(Protocol):
     """A tracker. `open` imports what it needs, and may raise and take long."""
 
-    kind: Any
-    """What it is called in configs and in the log."""
+    @property
+    def kind(self) -> str:
+        """What it is called in configs and in the log."""
+        ...
 
     def open(self, about: About) -> Writer:
         """A new run in the service, or the one that `about.id` names."""
