@@ -42,7 +42,7 @@ class Config(jt.RunConfig):
         return jt.Experiment(
             init=model.init,
             loss=loss,
-            couples=values.couples,
+            couples="batch" if values.couples == "batch" else "nothing",
             train=Shuffled(data.train, size=self.batch, seed=self.seed),
             valid=InOrder(data.validation, size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),

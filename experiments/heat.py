@@ -48,7 +48,8 @@ class Rod:
     def exact(self, x: Float[Array, "*b"], t: Float[Array, "*b"]) -> Float[Array, "*b"]:
         """The solution: half wave n fades by conductivity x (n pi)^2."""
         fades = lambda n: jnp.exp(-self.conductivity * (n * math.pi) ** 2 * t)
-        return sum(fades(n) * jnp.sin(n * math.pi * x) / n for n in self.waves)
+        waves = [fades(n) * jnp.sin(n * math.pi * x) / n for n in self.waves]
+        return jnp.stack(waves).sum(0)
 
 
 @jt.values
@@ -106,7 +107,8 @@ class Config(jt.RunConfig):
             error, size = mean(of_rows(heat, x, t) - exact), mean(exact)
             return terms, {"equation": equation, "squared_error": Mean(error.total, size.total)}
 
-        grid = np.float32(np.meshgrid(*[np.linspace(0, 1, 64)] * 2)).reshape(2, -1)
+        ticks = np.linspace(0, 1, 64, dtype=np.float32)
+        grid = np.stack(np.meshgrid(ticks, ticks)).reshape(2, -1)
         return jt.Experiment(
             init=lambda key: (network.init(key), ()),
             loss=loss,

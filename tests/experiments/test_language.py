@@ -78,6 +78,7 @@ def test_packed_rows_keep_their_documents_apart(tmp_path: Path):
     assert abs(other.value() - found.value()) > 1e-3
 
 
+@pytest.mark.slow
 def test_trains_in_bfloat16_and_writes():
     settings = (*TOY, "steps=30", "optimizer.lr=1e-2", "evaluate.every=0", "checkpoint.every=0")
     outcome = trained(CONFIG, *settings)
