@@ -278,8 +278,8 @@ for name, values in theirs.items():
     assert distance < 1e-6, f"{name}: jtrain comes to another result"
     print(f"{name:12}  jtrain is {distance:.1e} away")
 
-program = jax.jit(jt.make_evaluate(same_loss, ragged=True))
-found = evaluate_all(program, (params, ()), in_order())
+exact = jax.jit(jt.make_evaluate(same_loss, ragged=True))
+found = evaluate_all(exact, (params, ()), in_order())
 assert found["rows"] == 300
 assert np.isclose(found["loss"], evaluate(params), rtol=1e-6)
 print(f"evaluation    {found['loss']:.6f} over {found['rows']} rows, {evaluate(params):.6f} here")
