@@ -84,8 +84,7 @@ class CNN:
         """Logits."""
         h, (*convolutions, head) = x[..., None], params
         for layer in convolutions:
-            kernel, sides = layer["kernel"], [(1, 1)]
-            h = jax.lax.conv_general_dilated(h, kernel, (2,), sides, dimension_numbers=DIMS)
+            h = jax.lax.conv_general_dilated(h, layer["kernel"], (2,), [(1, 1)], None, None, DIMS)
             h = jax.nn.relu(h + layer["bias"][None, None])
         return linear(head, h.reshape(len(h), -1))
 

@@ -1,10 +1,10 @@
-"""What holds in every test: eight devices, quickly compiled, no silent rank promotion, no warnings."""
+"""What holds in every test: eight devices, quick compiles, no silent rank promotion, no warnings."""
 
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# LLVM at -O1 compiles in 0.7 of the time. The passes that reorder sums come before it, and are those
-# that users have; benchmarks/exactness.py measures with everything on.
+# LLVM at -O1 compiles in 0.7 of the time. XLA's own passes, fusion among them, are those that users
+# have; benchmarks/exactness.py measures with everything on.
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=1"
 )
