@@ -1,4 +1,4 @@
-"""What holds in every test: eight devices, quick compiles, no silent rank promotion, no warnings."""
+"""What holds in every test: eight devices, quick compiles, no silent promotion, no warnings."""
 
 import os
 
