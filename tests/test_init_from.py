@@ -17,6 +17,8 @@ from jtrain.errors import CheckpointError
 from jtrain.run import Outcome
 from jtrain.trees import named_leaves
 
+pytestmark = pytest.mark.thorough
+
 CONFIG, FROM = "configs/quick.yaml", "init_from.path"
 SETTINGS = ("steps=4", "checkpoint.every=2", "evaluate.every=2", "checkpoint.best=highest loss")
 

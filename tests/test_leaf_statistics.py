@@ -15,6 +15,8 @@ from jtrain.leaf_statistics import KINDS, LeafStatistics
 from jtrain.step import make_step
 from jtrain.trees import named_leaves
 
+pytestmark = pytest.mark.thorough
+
 SGD = ["optimizer={kind: sgd, lr: 0.1}"]
 
 

@@ -12,6 +12,8 @@ from jtrain.cli import main
 from jtrain.errors import ConfigError
 from jtrain.trackers import TensorBoard
 
+pytestmark = pytest.mark.thorough
+
 SHOWS = (
     CODE.replace(
         "        return jt.Experiment(",

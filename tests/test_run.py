@@ -197,6 +197,7 @@ def test_a_hook_may_finish_a_run():
 # Stopped and gone on with.
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [1, 5, 9, 12])
 def test_cut_off_after_any_step_it_goes_on_to_the_same_bits(step: int, unbroken):
     with pytest.raises(PowerCutError):
@@ -204,6 +205,7 @@ def test_cut_off_after_any_step_it_goes_on_to_the_same_bits(step: int, unbroken)
     assert kept(trained(CONFIG)) == unbroken()
 
 
+@pytest.mark.thorough
 def test_cut_off_twice_with_several_steps_a_call(unbroken):
     for step in (5, 10):
         with pytest.raises(PowerCutError):
@@ -313,6 +315,7 @@ def test_a_run_goes_on_under_another_layout(unbroken):
     np.testing.assert_allclose(losses(outcome), alone, rtol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("setting", "line"),
     [

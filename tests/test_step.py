@@ -154,6 +154,7 @@ def test_the_loss_is_traced_once():
 # Optimizers that evaluate the loss again
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("where", "microbatches"),
     [(Mirrored(devices=4), 1), (Mirrored(devices=2, impl="shard_map"), 2)],

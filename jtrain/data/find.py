@@ -72,7 +72,8 @@ def _places(name: str, package: Package) -> list[Path]:
     chosen = os.environ.get("JTRAIN_DATA")
     own = [Path(root).expanduser() for root in (chosen, cache()) if root]
     unpacked = [*own, package.root] if package.root else own
-    return [*(root / name for root in own), *(root / package.folder for root in unpacked)]
+    places = [*(root / name for root in own), *(root / package.folder for root in unpacked)]
+    return list(dict.fromkeys(places))  # a set of the web has one folder by both names
 
 
 def _plain_or_packed(path: Path) -> Path | None:

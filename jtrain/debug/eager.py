@@ -36,9 +36,9 @@ def eager(config: RunConfig, *, tell: Callable[[str], None]) -> list[float]:
         LossError: if the loss makes a Python number of what depends on parameters.
     """
     parts, losses = alone(config), []
-    state = parts.fresh()
+    state, steps = parts.fresh(), parts.config.steps
     with jax.disable_jit():
-        for step in range(1, config.steps + 1):
+        for step in range(1, steps + 1):
             batch = whole_batch(parts, step)
             loss_of(parts, state, batch, state.step_key())
             with _quietly():
@@ -46,7 +46,7 @@ def eager(config: RunConfig, *, tell: Callable[[str], None]) -> list[float]:
                 state = _after(parts, state, batch, slope)
             losses.append(float(slope.loss))
             norm = number(float(slope.grad_norm))
-            tell(f"step {step}/{config.steps}  loss {number(losses[-1])}  gradient norm {norm}")
+            tell(f"step {step}/{steps}  loss {number(losses[-1])}  gradient norm {norm}")
         for name, rows in parts.sets.items():
             batch = on_device(rows[0])
             found = loss_of(parts, state, batch, None)

@@ -65,8 +65,8 @@ def fast(config: RunConfig, *, tell: Callable[[str], None]) -> list[Stage]:
     stages, each = Stages(tell), config.steps_per_call
     if jax.process_count() > 1:
         raise ConfigError(
-            f"--fast rehearses a run in one process, and here are {jax.process_count()}. Type the "
-            f"same command without `jtrain launch`."
+            f"--fast rehearses a run in one process, and here are {jax.process_count()}. Type it "
+            f"in one."
         )
     with stages.stage("builds") as stage:
         parts = _shortened(assemble(config))

@@ -122,14 +122,14 @@ def overfit(config: RunConfig, batches: int, *, tell: Callable[[str], None]) -> 
         ConfigError: if there is no batch to train on, or fewer steps than batches.
     """
     keep_compiled_programs()
+    parts = assemble(dataclasses.replace(config, steps_per_call=1))
+    config = parts.config  # its durations in steps
     if not 1 <= batches <= config.steps // 2:
         raise ConfigError(
             f"--overfit {batches}: the config has {config.steps} steps, and each batch is seen at "
             f"least twice. Take --overfit 1 .. {max(1, config.steps // 2)}, or set "
             f"steps={max(2, 100 * batches)}."
         )
-    config = dataclasses.replace(config, steps_per_call=1)
-    parts = assemble(config)
     repeated = Repeated(parts.experiment.train, batches)
     parts = dataclasses.replace(
         parts, experiment=dataclasses.replace(parts.experiment, train=repeated)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,12 +83,12 @@ class Search:
 
     def __init__(self, directory: Path, space: Space, goal: Goal, *, seed: int):
         optuna = _optuna()
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
+        journal = importlib.import_module("optuna.storages.journal")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         directory.mkdir(parents=True, exist_ok=True)
-        storage = JournalStorage(JournalFileBackend(str(directory / "optuna.log")))
+        storage = optuna.storages.JournalStorage(
+            journal.JournalFileBackend(str(directory / "optuna.log"))
+        )
         self._states = optuna.trial.TrialState
         self._distributions = {key: _distribution(optuna, what) for key, what in space.items()}
         self._space = space
@@ -172,10 +173,9 @@ def _sampler(optuna: Any, seed: int) -> Any:
 
 def _optuna() -> Any:
     try:
-        import optuna
+        return importlib.import_module("optuna")
     except ImportError:
         raise ConfigError(
             "--search optuna needs the package optuna, which is not installed: "
             "pip install 'jtrain[optuna]'"
         ) from None
-    return optuna

@@ -367,6 +367,7 @@ def told_or_fine(path: Path, words: tuple[str, ...] = ()) -> None:
         resolve(path, words)
 
 
+@pytest.mark.thorough
 @FUZZ
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode) | SIGNS.map(str.encode))
 def test_no_bytes_are_a_fault(path: Path, data: bytes):
@@ -376,6 +377,7 @@ def test_no_bytes_are_a_fault(path: Path, data: bytes):
     told_or_fine(path)
 
 
+@pytest.mark.thorough
 @FUZZ
 @given(
     st.sampled_from(
@@ -389,6 +391,7 @@ def test_no_setting_is_a_fault(path: Path, key: str, text: str):
     told_or_fine(path, (f"{text}=1", text))
 
 
+@pytest.mark.thorough
 @FUZZ
 @given(st.text(max_size=30) | SIGNS)
 def test_any_text_in_quotes_is_kept_as_it_is(path: Path, text: str):

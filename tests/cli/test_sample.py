@@ -11,6 +11,8 @@ from quick_study import CODE, YAML, at_home, trained, write_study
 
 from jtrain.cli import main
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 LINES = "To be, or not to be, that is the question.\nWhether 'tis nobler in the mind to suffer\n"
 TINY = (

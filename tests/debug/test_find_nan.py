@@ -15,6 +15,8 @@ from jtrain.debug.execute import outputs_of
 from jtrain.debug.find_nan import Found, find_nan
 from jtrain.errors import ConfigError
 
+pytestmark = pytest.mark.thorough
+
 RETURN = 'return cross_entropy(x @ params["down"], batch["label"], batch["mask"])'
 LOG = """logits = x @ params["down"]
             likely = jax.nn.relu(logits - jnp.float32(2))

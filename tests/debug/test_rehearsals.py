@@ -15,6 +15,8 @@ from jtrain.debug.overfit import overfit
 from jtrain.errors import CheckpointError, ConfigError, LossError
 from jtrain.hooks.metrics import results
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = "configs/quick.yaml"
 SAMPLE = "optimizer=self.optimizer.build(self.steps),\n"
 LOSS = 'x = jnp.tanh(batch["x"] @ params["up"] + params["bias"][None])\n'
@@ -119,9 +121,10 @@ def test_overfit_says_that_a_batch_is_learned_by_heart(study, capfd):
 
 def test_overfit_says_what_is_wrong_when_nothing_is_learned(study, capfd):
     study('params["bias"][None]', '0 * params["bias"][None]')
-    assert main(["run", CONFIG, "optimizer={kind: sgd, lr: 1e-6}", "--overfit", "1"]) == 70
+    settings = ["steps=1 epochs", "optimizer={kind: sgd, lr: 1e-6}"]
+    assert main(["run", CONFIG, *settings, "--overfit", "1"]) == 70
     out = capfd.readouterr().out
-    assert "1 batch, 12 steps" in out
+    assert "1 batch, 13 steps" in out  # 200 rows, 16 a step
     assert "It does not go down" in out
     assert "no step has changed bias" in out
     assert "optimizer.lr" in out

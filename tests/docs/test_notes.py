@@ -29,6 +29,7 @@ def commands() -> list[tuple[str, list[str]]]:
     return [(line, shlex.split(line.partition("jtrain ")[2])) for line in lines if "jtrain" in line]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "note", [note for note in NOTES if note.name not in MEASURED], ids=lambda note: note.stem
 )

@@ -269,6 +269,7 @@ assert set(MATRIX) >= QUICK
 CASES = [pytest.param(*c, marks=() if c in QUICK else pytest.mark.slow) for c in MATRIX]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "kind", "layout"), CASES)
 def test_takes_the_same_steps_as_one_device(name, kind, layout):
     one, walker = alone(name, kind), Walker(name, kind, layout)

@@ -126,6 +126,7 @@ def test_its_header_says_how_to_run_it(name: str):
     assert f"jtrain run configs/{name}.yaml" in " ".join(header)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CONFIGS)
 def test_trains_a_few_steps_over_all_devices(name: str):
     config = tiny(name, "steps=3", "evaluate.batch=512").config

@@ -156,6 +156,7 @@ def walked(case: Case) -> tuple[np.ndarray, TrainState]:
     return np.array(losses), jax.device_get(state)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_takes_the_steps_of_one_device(case):
     (losses, state), (want, one) = walked(case), walked(Case(case.member, "single", 1))

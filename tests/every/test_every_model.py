@@ -157,6 +157,7 @@ def _row(request) -> Row:
     return row._replace(inputs=jnp.asarray(row.inputs), targets=jnp.asarray(row.targets))
 
 
+@pytest.mark.thorough
 def test_what_makes_rows_meet_says_so(row):
     apply, params, extra = ready(row)
     train = lambda inputs: apply(params, extra, None, True, inputs, keys_of(np.arange(ROWS)))[0]
@@ -196,6 +197,7 @@ def test_gives_logits_of_the_shape_and_dtype_it_says(row):
     assert jnp.isfinite(outputs).all()
 
 
+@pytest.mark.thorough
 def test_computes_in_the_dtype_of_its_parameters(row):
     apply, params, extra = ready(row)
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
@@ -245,6 +247,7 @@ def test_training_with_dropout_and_no_keys_is_refused(row):
         apply(params, extra, None, True, row.inputs)
 
 
+@pytest.mark.thorough
 def test_learns_a_batch_by_heart_in_20_steps(row):
     apply, params, extra = ready(row)
     optimizer = optax.adam(3e-2)
@@ -335,6 +338,7 @@ TRANSFORMED = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("row", "how"), TRANSFORMED, indirect=["row"])
 def test_gradients_go_through_every_transformation(row, how):
     _, params, _ = ready(row)

@@ -230,6 +230,7 @@ def test_takes_the_steps_of_its_formula(row: Row):
         np.testing.assert_allclose(found[n], params[n], rtol=2e-5, err_msg=n)
 
 
+@pytest.mark.thorough
 @by_formula
 def test_is_the_same_compiled_or_not(row: Row):
     compiled, eager = train(row.values, 2), train(row.values, 2, jit=False)
@@ -361,6 +362,7 @@ def walk(name: str, layout: str, microbatches: int) -> tuple[list[float], Any]:
     return losses, jax.device_get(evaluation_params(optimizer, state))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "layout", "microbatches"), MATRIX)
 def test_takes_the_steps_of_one_device_on_any_layout(name: str, layout: str, microbatches: int):
     losses, params = walk(name, layout, microbatches)

@@ -59,6 +59,7 @@ def test_takes_the_step_of_one_device_and_repeats_it_bit_for_bit(case):
 WIDE = {case.strategy: case for case in COVER if case.devices == 8}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "optimizer"), [("mirrored jit", "sgd"), ("fsdp", "sgd"), ("fsdp", "adamw")]
 )

@@ -7,6 +7,8 @@ import pytest
 from image_files import write_digits
 from quick_study import at_home, trained
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = Path(__file__).parents[2] / "configs" / "digits.yaml"
 
 

@@ -10,6 +10,8 @@ from quick_study import at_home, config_of, trained
 from jtrain.trees import named_leaves
 from jtrain.types import Anywhere
 
+pytestmark = pytest.mark.thorough
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL_RESNET = ("model.preset=none", "model.blocks=[1]", "model.width=4")
 

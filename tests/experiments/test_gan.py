@@ -14,6 +14,8 @@ import jtrain as jt
 from jtrain.trees import named_leaves
 from jtrain.types import Anywhere
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = Path(__file__).parents[2] / "configs" / "gan.yaml"
 SINGLE = ("parallel={kind: single}",)
 

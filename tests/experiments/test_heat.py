@@ -11,6 +11,8 @@ from quick_study import at_home, config_of, trained
 
 from jtrain.types import Anywhere, Batches
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = Path(__file__).parents[2] / "configs" / "heat.yaml"
 SINGLE = ("parallel={kind: single}",)
 

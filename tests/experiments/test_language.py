@@ -16,6 +16,8 @@ from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.run import complete
 from jtrain.types import Anywhere
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt2.yaml"
 TOY = (
     "batch=8",

@@ -10,6 +10,8 @@ from quick_study import at_home, config_of, trained
 
 from jtrain.trees import named_leaves
 
+pytestmark = pytest.mark.thorough
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 X = np.random.default_rng(0).normal(size=(3, 40)).astype(np.float32)
 

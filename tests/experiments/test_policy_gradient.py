@@ -12,6 +12,8 @@ import jtrain as jt
 from jtrain.hooks.metrics import results
 from jtrain.types import Anywhere, Model
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = Path(__file__).parents[2] / "configs" / "policy_gradient.yaml"
 SINGLE = ("parallel={kind: single}",)
 

@@ -12,6 +12,8 @@ from jtrain.errors import LossError
 from jtrain.hooks.metrics import results
 from jtrain.types import Anywhere
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = Path(__file__).parents[2] / "configs" / "two_towers.yaml"
 NETWORK = ("model.widths=[16]", "model.outputs=8", "optimizer.lr=1e-2")
 SMALL = (*NETWORK, "batch=40", "evaluate.batch=40", "log.every=1", "steps_per_call=1")

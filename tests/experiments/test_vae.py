@@ -14,6 +14,8 @@ from quick_study import at_home, config_of, trained
 from jtrain.data.digits import Digits
 from jtrain.types import Anywhere
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "vae.yaml"
 

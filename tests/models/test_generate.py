@@ -12,6 +12,8 @@ import jtrain as jt
 from jtrain.models.generate import Uncached, generate
 from jtrain.models.transformer import Transformer
 
+pytestmark = pytest.mark.thorough
+
 
 def count_up(params, window):
     """Says surely that one more comes next."""

@@ -11,6 +11,8 @@ from jtrain.models.segments import places_within
 from jtrain.models.transformer import Transformer
 from jtrain.types import Anywhere
 
+pytestmark = pytest.mark.thorough
+
 SIZES = {"vocab": 17, "context": 16, "layers": 2, "heads": 2, "width": 16}
 KINDS = {
     "learned": {"positions": {"kind": "learned"}},

@@ -13,6 +13,8 @@ from jtrain.models.linear import Linear
 from jtrain.models.transformer import Transformer
 from jtrain.rows import row_keys
 
+pytestmark = pytest.mark.thorough
+
 SMALL = {"vocab": 11, "context": 8, "layers": 2, "heads": 4, "width": 16}
 LIKE_LLAMA = {
     "kv_heads": 2,

@@ -18,6 +18,8 @@ from jtrain.run import Outcome
 from jtrain.state import new_state
 from jtrain.trees import named_leaves
 
+pytestmark = pytest.mark.thorough
+
 SAMPLED = CODE.replace(
     "optimizer=self.optimizer.build(self.steps),",
     "optimizer=self.optimizer.build(self.steps),\n"

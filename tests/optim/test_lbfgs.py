@@ -16,6 +16,8 @@ from jtrain.state import new_state
 from jtrain.step import make_step
 from jtrain.types import Mean
 
+pytestmark = pytest.mark.thorough
+
 ROWS, DIMS, DECAY = 64, 30, 1e-4
 
 

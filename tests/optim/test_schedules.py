@@ -164,6 +164,7 @@ def test_one_cycle_is_torchs_where_both_have_their_turns():
     assert (np.diff(rates[30:]) < 0).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("growth", "starts"), [(1, [10, 40, 70]), (2, [10, 40, 100])])
 def test_each_restart_is_a_cosine_of_its_own(growth: float, starts: list[int]):
     cycles, steps = len(starts), {1: 100, 2: 220}[growth]
@@ -185,6 +186,7 @@ def test_joined_pieces_are_what_each_is_alone():
         np.testing.assert_allclose(rates[first : first + length], alone, rtol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", [2, 5, 6, 9])
 def test_a_run_is_refused_or_has_both_ways_and_every_cycle(steps: int):
     """What is refused says how many steps are enough, and that many are."""

@@ -98,6 +98,7 @@ def test_a_bad_batch_changes_no_bit_on_any_device(where):
     assert metrics["skipped"].value() == 1
 
 
+@pytest.mark.thorough
 def test_many_steps_in_one_call_are_the_same_steps(where):
     each = [points(16, seed=n) for n in range(3)]
     stacked = where.place(
@@ -116,6 +117,7 @@ def test_many_steps_in_one_call_are_the_same_steps(where):
     assert distance(got.params, want.params) < 1e-6
 
 
+@pytest.mark.thorough
 def test_a_plain_scalar_is_the_mean_over_the_rows(where):
     scalar = lambda params, batch, rng: jnp.square(height(params, batch) - batch["y"]).mean()
     step, state, batch = compiled(where, scalar, microbatches=2)
@@ -127,6 +129,7 @@ def test_a_plain_scalar_is_the_mean_over_the_rows(where):
     assert distance(state.params, other.params) < 1e-6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_carried_state_is_exact(where, microbatches):
     """A running mean that is returned as a Mean, and a teacher that is left alone."""

@@ -70,6 +70,7 @@ def test_the_loss_is_that_of_float32_to_the_bits_of_the_type(precision, bits):
     assert {leaf.dtype for leaf in params.values()} == {np.dtype("float32")}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "devices", "microbatches", "precision"),
     [

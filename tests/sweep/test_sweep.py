@@ -17,6 +17,8 @@ from jtrain.cli import main
 from jtrain.sweep import processes
 from jtrain.sweep.machine import shares
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = "configs/quick.yaml"
 PRETENDED = Path(__file__).parent / "pretended.py"
 CORES = sorted(os.sched_getaffinity(0))
