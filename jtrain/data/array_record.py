@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, SupportsIndex
-
-import numpy as np
+from typing import Any
 
 from jtrain.data.files import found
+from jtrain.data.records import Records
 from jtrain.errors import DataError
 
 
-class ArrayRecords:
+class ArrayRecords(Records):
     """The records (bytes) of ArrayRecord files, one file after the other: `len`, and by index.
 
     ```python
@@ -29,19 +28,9 @@ class ArrayRecords:
     def __init__(self, paths: str | Path | Sequence[str | Path]):
         self.paths = found(paths)
         self._files = [_opened(path) for path in self.paths]
-        self._first = np.cumsum([0, *map(len, self._files)])
-        if not len(self):
-            raise DataError(f"{paths} holds no record. Give at least one file with records in it.")
+        super().__init__(paths, map(len, self._files))
 
-    def __len__(self) -> int:
-        return int(self._first[-1])
-
-    def __getitem__(self, index: SupportsIndex, /) -> bytes:
-        index = index.__index__()
-        if not 0 <= index < len(self):
-            raise IndexError(f"Record {index} was asked for of {len(self)}, counted from 0.")
-        file = int(np.searchsorted(self._first, index, "right")) - 1
-        within = index - int(self._first[file])
+    def _read(self, file: int, within: int) -> bytes:
         try:
             return self._files[file][within]
         except RuntimeError as error:

@@ -4,18 +4,18 @@ import mmap
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import SupportsIndex
 
 import numpy as np
 
 from jtrain.data.files import found
+from jtrain.data.records import Records
 from jtrain.errors import DataError
 
 HEAD, TAIL = 12, 4  # a length and its checksum; the checksum of the data
 _POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8  # CRC-32C, bits reversed; what TFRecord adds to it
 
 
-class TFRecords:
+class TFRecords(Records):
     """The records (bytes) of TFRecord files, one file after the other: `len`, and by index.
 
     Grain can only stream these files. Here their lengths are walked through once when they are
@@ -39,21 +39,12 @@ class TFRecords:
     def __init__(self, paths: str | Path | Sequence[str | Path]):
         self.paths = found(paths)
         self._files = [_mapped(path) for path in self.paths]
-        walked = [_walked(*file) for file in zip(self.paths, self._files, strict=True)]
-        self._first = np.cumsum([0, *map(len, walked)])
-        self._places = np.concatenate(walked)  # n 2: where the data begins, and its length
-        if not len(self):
-            raise DataError(f"{paths} holds no record. Give at least one file with records in it.")
+        # Of each file, n 2: where the data begins, and its length.
+        self._places = [_walked(*file) for file in zip(self.paths, self._files, strict=True)]
+        super().__init__(paths, map(len, self._places))
 
-    def __len__(self) -> int:
-        return int(self._first[-1])
-
-    def __getitem__(self, index: SupportsIndex, /) -> bytes:
-        index = index.__index__()
-        if not 0 <= index < len(self):
-            raise IndexError(f"Record {index} was asked for of {len(self)}, counted from 0.")
-        begin, length = self._places[index].tolist()
-        file = int(np.searchsorted(self._first, index, "right")) - 1
+    def _read(self, file: int, within: int) -> bytes:
+        begin, length = self._places[file][within].tolist()
         return self._files[file][begin : begin + length]
 
 
