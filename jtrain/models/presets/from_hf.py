@@ -126,7 +126,8 @@ def _filled(values: Transformer, sources: list[Source], weights: Weights) -> Par
     like = jax.eval_shape(unstack_layers, like) if values.scan else like
     shapes = {name: leaf.shape for name, leaf in named_leaves(like).items()}
     found: dict[str, np.ndarray] = {}
-    wrong = [f"{name}: left over" for name in weights if name not in _asked(values, sources)]
+    asked = _asked(values, sources)
+    wrong = [f"{name}: left over" for name in weights if name not in asked]
     for ours, theirs, change in sources:
         missing = [f"{name}: missing" for name in theirs if name not in weights]
         wrong += missing

@@ -116,9 +116,10 @@ def _filled(values: Any, sources: list[Source], weights: Weights) -> tuple[Param
             found[ours] = np.ascontiguousarray(change(np.asarray(weights[theirs])))
             if found[ours].shape != shapes[ours]:
                 wrong.append(f"{theirs}: is {found[ours].shape} as {ours}, which is {shapes[ours]}")
-    asked = {theirs for _, theirs, _ in sources}
-    wrong += [f"{name}: left over" for name in weights if name not in asked | _counters(weights)]
-    wrong += [f"{ours}: nothing to fill it" for ours in shapes if ours not in dict(_pairs(sources))]
+    asked = {theirs for _, theirs, _ in sources} | _counters(weights)
+    filled = {ours for ours, _, _ in sources}
+    wrong += [f"{name}: left over" for name in weights if name not in asked]
+    wrong += [f"{ours}: nothing to fill it" for ours in shapes if ours not in filled]
     if wrong:
         raise CheckpointError(
             f"these weights are not those of this {values.kind}:\n  " + "\n  ".join(wrong) + "\n"
@@ -126,10 +127,6 @@ def _filled(values: Any, sources: list[Source], weights: Weights) -> tuple[Param
         )
     leaves = (found[name] for name in shapes)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def _pairs(sources: list[Source]) -> Iterator[tuple[str, str]]:
-    return ((ours, theirs) for ours, theirs, _ in sources)
 
 
 def _counters(weights: Weights) -> set[str]:
