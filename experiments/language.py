@@ -1,10 +1,6 @@
 """Next-token prediction over token files, for models whose logits are too many to hold at once."""
 
-import functools
 from collections.abc import Iterator
-
-import jax
-import jax.numpy as jnp
 
 import jtrain as jt
 from jtrain.data import InOrder, Shuffled
@@ -12,7 +8,8 @@ from jtrain.data.token_corpus import Tokens
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, segments_of
 from jtrain.models.transformer import Transformer
-from jtrain.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
+from jtrain.types import Batch, Key, Mean, Metrics, Params, Placement
+from jtrain.writing import writes
 
 
 @jt.values
@@ -40,7 +37,6 @@ class Config(jt.RunConfig):
         corpus = self.data.build()
         network = self.model.for_tokens(len(corpus.vocabulary))
         model = network.build(place)
-        plain = functools.cache(network.build)  # one row of text is laid out nowhere
 
         def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
             inputs, targets, real = inputs_and_targets(batch)
@@ -50,21 +46,6 @@ class Config(jt.RunConfig):
             known = hidden, model.head(params), targets, real
             return chunked_next_token(*known, soft_cap=network.logit_cap)
 
-        def complete(params: Params, extra: Extra, key: Key, prompt: jt.Prompt) -> str:
-            begun = jnp.asarray(corpus.vocabulary.encode(prompt.text or "\n"), jnp.int32)[None]
-            tokens = jt.generate(
-                plain(),
-                params,
-                begun,
-                key,
-                steps=prompt.tokens,
-                temperature=prompt.temperature,
-                top_k=prompt.top_k,
-                top_p=prompt.top_p,
-            )
-            known = jax.device_get(tokens)[0]
-            return corpus.vocabulary.decode(known[known < len(corpus.vocabulary)])
-
         return jt.Experiment(
             init=model.init,
             loss=loss,
@@ -72,5 +53,5 @@ class Config(jt.RunConfig):
             valid=InOrder(corpus.validation, size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
             tokens=self.data.context,
-            complete=complete,
+            complete=writes(network.build, corpus.vocabulary),
         )

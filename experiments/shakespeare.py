@@ -1,11 +1,8 @@
 """Next-character prediction: the plays of Shakespeare, or files of your own."""
 
-import functools
 from collections.abc import Iterator
 from typing import Annotated, TypeAlias
 
-import jax
-import jax.numpy as jnp
 from pydantic import Field
 
 import jtrain as jt
@@ -16,6 +13,7 @@ from jtrain.data.tiny_shakespeare import TinyShakespeare
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.transformer import Transformer
 from jtrain.types import Batch, Key, LossFn, Mean, Metrics, Model, Params, Placement
+from jtrain.writing import writes
 
 Corpora: TypeAlias = Shakespeare | TinyShakespeare | Text
 
@@ -59,23 +57,10 @@ class Config(jt.RunConfig):
         corpus = self.data.build()
         network = self.model.for_tokens(len(corpus.vocabulary))
         model = network.build(place)
-        plain = functools.cache(network.build)  # one row of text is laid out nowhere
+        write = writes(network.build, corpus.vocabulary)
 
         def complete(params: Params, extra: object, key: Key, prompt: jt.Prompt) -> str:
-            begun = jnp.asarray(corpus.vocabulary.encode(prompt.text or "\n"), jnp.int32)[None]
-            tokens = jt.generate(
-                plain(),
-                params,
-                begun,
-                key,
-                steps=prompt.tokens,
-                temperature=prompt.temperature,
-                top_k=prompt.top_k,
-                top_p=prompt.top_p,
-            )
-            known = jax.device_get(tokens)[0]
-            known = known[known < len(corpus.vocabulary)]  # a given vocabulary may be larger
-            return corpus.vocabulary.decode(known).strip("\n")
+            return write(params, extra, key, prompt).strip("\n")
 
         return jt.Experiment(
             init=model.init,

@@ -14,7 +14,7 @@ ORDER = [
     # The shelves: one thing a file.
     {"config", "data", "models", "losses", "optim", "parallel", "precision", "trackers"},
     {"experiment", "terms", "given"},
-    {"state", "loss_checks"},
+    {"state", "loss_checks", "writing"},
     {"accumulate", "guard"},
     {"step"},
     {"evaluate"},
