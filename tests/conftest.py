@@ -1,6 +1,7 @@
 """What holds in every test: eight devices, quick compiles, no silent promotion, no warnings."""
 
 import os
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # LLVM at -O1 compiles in 0.7 of the time. XLA's own passes, fusion among them, are those that users
@@ -20,3 +21,9 @@ def strict_dtypes():
     """No silent dtype promotion: for tests of models and losses."""
     with jax.numpy_dtype_promotion("strict"):
         yield
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs of a file keep what they compiled, for one another."""
+    return tmp_path_factory.mktemp("compiled")

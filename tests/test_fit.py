@@ -15,11 +15,6 @@ from jtrain.data.whole import Whole
 from jtrain.errors import ConfigError, DataError, LossError
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(compiled))

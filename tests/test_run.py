@@ -25,11 +25,6 @@ CONFIG = "configs/quick.yaml"
 CALLS = ("steps=15", "steps_per_call=5", "evaluate.every=10")
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
     write_study(tmp_path)

@@ -21,11 +21,6 @@ WORSE = ("optimizer.lr=2.0", "steps=30", "evaluate.every=2", "evaluate.patience=
 BEST = (*WORSE, "checkpoint.best=loss")
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
     assert ONE in CODE

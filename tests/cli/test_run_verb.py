@@ -13,11 +13,6 @@ from jtrain.cli import main
 CONFIG = "configs/quick.yaml"
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
     write_study(tmp_path)

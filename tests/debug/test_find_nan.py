@@ -30,11 +30,6 @@ OVERFLOW = """big = jnp.where(batch["x"][:, :1] > 1.5, 60000, 1).astype(x.dtype)
             return cross_entropy((x * big) @ params["down"], batch["label"], batch["mask"])"""
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
     """Writes the study with some of its code replaced, and gives its config."""

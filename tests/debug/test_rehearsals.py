@@ -23,11 +23,6 @@ LOSS = 'x = jnp.tanh(batch["x"] @ params["up"] + params["bias"][None])\n'
 INDENT = " " * 12
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
     """Writes the study, with some of its code replaced."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from image_files import write_digits
-from quick_study import at_home, trained
+from quick_study import trained
 
 pytestmark = pytest.mark.thorough
 
@@ -13,9 +13,8 @@ CONFIG = Path(__file__).parents[2] / "configs" / "digits.yaml"
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
-    monkeypatch.setenv("JTRAIN_DATA", str(write_digits(tmp_path / "digits", rows=200).parent))
+def _data(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JTRAIN_DATA", str(write_digits(home / "digits", rows=200).parent))
 
 
 def test_learns_most_digits_in_forty_steps():

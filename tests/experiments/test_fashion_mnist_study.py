@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import pytest
 from image_files import write_fashion_mnist
-from quick_study import at_home, config_of, trained
+from quick_study import config_of, trained
 
 from jtrain.trees import named_leaves
 from jtrain.types import Anywhere
@@ -17,9 +17,8 @@ SMALL_RESNET = ("model.preset=none", "model.blocks=[1]", "model.width=4")
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
-    folder = write_fashion_mnist(tmp_path / "fashion-mnist", train=80, test=20)
+def _data(home: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = write_fashion_mnist(home / "fashion-mnist", train=80, test=20)
     monkeypatch.setenv("JTRAIN_DATA", str(folder.parent))
 
 

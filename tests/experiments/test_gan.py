@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from quick_study import at_home, config_of, trained
+from quick_study import config_of, trained
 
 import jtrain as jt
 from jtrain.trees import named_leaves
@@ -18,11 +18,6 @@ pytestmark = pytest.mark.thorough
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gan.yaml"
 SINGLE = ("parallel={kind: single}",)
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
 
 
 def study():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quick_study import at_home, config_of, trained
+from quick_study import config_of, trained
 
 import jtrain as jt
 from jtrain.data.prepare import prepare
@@ -35,10 +35,9 @@ TOY = (
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
-    (tmp_path / "text.txt").write_text("the cat sat on the mat and the rat sat on the cat. " * 40)
-    prepare(tmp_path / "text.txt", tmp_path / "tokens", tokenizing=ByBytes())
+def _data(home: Path):
+    (home / "text.txt").write_text("the cat sat on the mat and the rat sat on the cat. " * 40)
+    prepare(home / "text.txt", home / "tokens", tokenizing=ByBytes())
 
 
 def test_gpt2_has_the_size_that_it_is_called_by():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quick_study import at_home, config_of, trained
+from quick_study import config_of, trained
 
 from jtrain.trees import named_leaves
 
@@ -14,11 +14,6 @@ pytestmark = pytest.mark.thorough
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 X = np.random.default_rng(0).normal(size=(3, 40)).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
 
 
 def model(kind: str):

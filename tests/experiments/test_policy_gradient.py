@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quick_study import at_home, config_of, trained
+from quick_study import config_of, trained
 
 import jtrain as jt
 from jtrain.hooks.metrics import results
@@ -16,11 +16,6 @@ pytestmark = pytest.mark.thorough
 
 CONFIG = Path(__file__).parents[2] / "configs" / "policy_gradient.yaml"
 SINGLE = ("parallel={kind: single}",)
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
 
 
 def study():

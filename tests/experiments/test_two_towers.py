@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from image_files import write_digits
-from quick_study import at_home, config_of, trained
+from quick_study import config_of, trained
 
 import jtrain as jt
 from jtrain.errors import LossError
@@ -20,9 +20,8 @@ SMALL = (*NETWORK, "batch=40", "evaluate.batch=40", "log.every=1", "steps_per_ca
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
-    monkeypatch.setenv("JTRAIN_DATA", str(write_digits(tmp_path / "digits", rows=200).parent))
+def _data(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JTRAIN_DATA", str(write_digits(home / "digits", rows=200).parent))
 
 
 def test_the_loss_over_eight_devices_is_that_of_one():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from image_files import write_digits
-from quick_study import at_home, config_of, trained
+from quick_study import config_of, trained
 
 from jtrain.data.digits import Digits
 from jtrain.types import Anywhere
@@ -21,9 +21,8 @@ CONFIG = ROOT / "configs" / "vae.yaml"
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
-    monkeypatch.setenv("JTRAIN_DATA", str(write_digits(tmp_path / "digits", rows=500).parent))
+def _data(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JTRAIN_DATA", str(write_digits(home / "digits", rows=500).parent))
 
 
 def study():
