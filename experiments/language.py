@@ -48,6 +48,7 @@ class Config(jt.RunConfig):
 
         return jt.Experiment(
             init=model.init,
+            dims=model.dims,
             loss=loss,
             train=Shuffled(corpus.train, size=self.batch, seed=self.seed),
             valid=InOrder(corpus.validation, size=self.evaluate.batch or self.batch),

@@ -14,7 +14,18 @@ from jtrain.optim import Optimizer
 from jtrain.parallel import Mirrored, Parallel
 from jtrain.precision import F32, Precision
 from jtrain.trackers import Tracker
-from jtrain.types import Batches, Couples, Extra, Key, LossFn, Once, Params, Placement, Stateful
+from jtrain.types import (
+    Batches,
+    Couples,
+    Dims,
+    Extra,
+    Key,
+    LossFn,
+    Once,
+    Params,
+    Placement,
+    Stateful,
+)
 from jtrain.values import values
 
 Pictures: TypeAlias = Shaped[Array, "b h w c"]
@@ -50,6 +61,9 @@ class Experiment:
     valid: Once | Mapping[str, Once] | None = None
     """What it is judged by, the whole of it at each evaluation, without dropout; several sets by
     name, of which the first is what it is mostly judged by."""
+    dims: Mapping[str, Dims] = dataclasses.field(default_factory=dict)
+    """The names of the dims of parameters, by the parameters' own (`Model.dims`): rules map them
+    to the axes of a mesh. A parameter that is not there is split by its largest dim."""
     couples: Couples = "nothing"
     """Whether the loss makes rows meet; see `make_step`."""
     tokens: int = 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
@@ -116,11 +117,28 @@ def stateful(loss: Callable[..., tuple[LossValue, Metrics, Extra]]) -> Stateful:
     return Stateful(loss)
 
 
+Dims: TypeAlias = tuple[str | None, ...]  # the names of an array's dims; None where one has none
+
+
 class Model(NamedTuple):
     """A model of any framework as two pure functions over plain arrays."""
 
     init: Callable[[Key], tuple[Params, Extra]]
     apply: Callable[..., tuple[Any, Extra]]  # (params, extra, rng, train, *inputs)
+    dims: Mapping[str, Dims] = MappingProxyType(
+        {}
+    )  # by parameter, `blocks/0/up/kernel`, if it says
+
+
+class Lay(NamedTuple):
+    """Where a step puts trees of the structure of the parameters, each function giving its own."""
+
+    params: Callable[[Params], Params]  # a copy of them: where they are
+    each: Callable[[Params], Params]  # the gradient of a microbatch
+    summed: Callable[[Params], Params]  # that of the batch
+
+
+UNLAID = Lay(*[lambda tree: tree] * 3)
 
 
 @runtime_checkable

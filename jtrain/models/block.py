@@ -30,20 +30,21 @@ class Block(nnx.Module):
         self.values, self.place = values, place
         width, heads, size = values.width, values.heads, values.size_of_head
         onto = STD / math.sqrt(2 * values.layers)  # the sum over 2 x layers keeps its size
-        linear = lambda inputs, outputs, std=STD: Linear(
-            inputs, outputs, bias=values.bias, std=std, rngs=rngs
+        linear = lambda inputs, outputs, *dims, std=STD: Linear(
+            inputs, outputs, bias=values.bias, std=std, dims=dims, rngs=rngs
         )
         norm = lambda width: Norm(width, kind=values.norm, epsilon=values.epsilon, bias=values.bias)
         self.norm_attention = norm(width)
-        self.qkv = linear(width, (heads + 2 * values.groups) * size)
+        self.qkv = linear(width, (heads + 2 * values.groups) * size, "width", "kv_heads")
         self.norm_q = norm(size) if values.qk_norm else None
         self.norm_k = norm(size) if values.qk_norm else None
-        self.out = linear(heads * size, width, onto)
+        self.out = linear(heads * size, width, "heads", "width", std=onto)
         self.norm_mlp = norm(width)
         gated = values.activation == "swiglu"
-        self.gate = linear(width, values.size_of_hidden) if gated else None
-        self.up = linear(width, values.size_of_hidden)
-        self.down = linear(values.size_of_hidden, width, onto)
+        up = lambda: linear(width, values.size_of_hidden, "width", "hidden")
+        self.gate = up() if gated else None
+        self.up = up()
+        self.down = linear(values.size_of_hidden, width, "hidden", "width", std=onto)
 
     def __call__(
         self,
@@ -70,6 +71,7 @@ class Block(nnx.Module):
         # Columns are groups, then queries, key and value: a slice of the columns is whole groups.
         together = checkpoint_name(self.qkv(x), "qkv")
         together = together.reshape(*x.shape[:2], groups, each + 2, -1)  # b t g each+2 k
+        together = self.place.constrain(together, "batch", "time", "kv_heads", None, None)
         # A split, whose transpose is one concatenation; indexing's would be sums of padded parts.
         q, k, v = jnp.split(together, (each, each + 1), axis=3)
         q = self._ready(q.reshape(*q.shape[:2], heads, -1), self.norm_q, turn)
@@ -84,7 +86,8 @@ class Block(nnx.Module):
     ) -> Float[Array, "b t h k"]:
         x = x if norm is None else norm(x)
         x = x if turn is None else rotate(x, turn)
-        return self.place.constrain(x, "batch", "time", "heads", "head_size")
+        heads = "heads" if x.shape[2] == self.values.heads else "kv_heads"
+        return self.place.constrain(x, "batch", "time", heads, "head_size")
 
     def mlp(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """A wide layer with a bend, and back."""

@@ -31,17 +31,21 @@ class Decoder(nnx.Module):
         self.values, self.place = values, place
         self.deterministic = True
         draws = Draws(rngs.params.key[...])
-        normal = lambda *shape: nnx.Param(STD * jax.random.normal(draws.params(), shape))
+        normal = lambda *shape, dims: nnx.Param(
+            STD * jax.random.normal(draws.params(), shape), dims=dims
+        )
         learned = values.positions.kind == "learned"
-        self.tokens = normal(values.vocab, values.width)
-        self.positions = normal(values.context, values.width) if learned else None
+        self.tokens = normal(values.vocab, values.width, dims=("vocab", "width"))
+        places = lambda: normal(values.context, values.width, dims=("context", "width"))
+        self.positions = places() if learned else None
         block = functools.partial(Block, values, place)
         if values.scan:
             self.blocks = stacked(block, values.layers, draws)
         else:
             self.blocks = nnx.List(block(draws) for _ in range(values.layers))
         self.norm = Norm(values.width, kind=values.norm, epsilon=values.epsilon, bias=values.bias)
-        self.head = None if values.tied else normal(values.vocab, values.width)
+        head = lambda: normal(values.vocab, values.width, dims=("vocab", "width"))
+        self.head = None if values.tied else head()
 
     def __call__(
         self,

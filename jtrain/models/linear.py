@@ -22,12 +22,15 @@ class Linear(nnx.Module):
         *,
         bias: bool = True,
         std: float = 0.02,
+        dims: tuple[str | None, str | None] = (None, None),
         rngs: nnx.Rngs | Draws,
     ):
+        """`dims` are the names of the inputs and of the outputs."""
         self.widens = outputs >= inputs
         shape = (inputs, outputs) if self.widens else (outputs, inputs)
-        self.kernel = nnx.Param(std * jax.random.normal(rngs.params(), shape))
-        self.bias = nnx.Param(jnp.zeros(outputs)) if bias else None
+        named = dims if self.widens else dims[::-1]
+        self.kernel = nnx.Param(std * jax.random.normal(rngs.params(), shape), dims=named)
+        self.bias = nnx.Param(jnp.zeros(outputs), dims=dims[1:]) if bias else None
 
     def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
         """The outputs at each position."""

@@ -9,7 +9,7 @@ from flax import nnx
 
 from jtrain.errors import LossError
 from jtrain.rows import first_key
-from jtrain.types import Extra, Key, Keys, Model, Params
+from jtrain.types import Dims, Extra, Key, Keys, Model, Params
 
 State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns of
 PARTS = (nnx.Param, nnx.RngState, ...)  # differentiated, drawn from, and all the rest
@@ -29,6 +29,9 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     takes the first: a layer of flax draws one mask for all the rows it sees, so what a row drops
     depends on how the batch was split; models of this package draw by row instead
     (`jtrain.models.dropout`) and leave `rng` alone.
+
+    The dims of a parameter that the module makes with names, `nnx.Param(value, dims=("width",
+    "hidden"))`, are `Model.dims`.
 
     `method` names what is called of the module where it is not `__call__`.
 
@@ -58,7 +61,20 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Model:
         outputs = getattr(module, method)(*inputs)
         return outputs, _plain(nnx.state(module, *PARTS)[2])
 
-    return Model(init, apply)
+    return Model(init, apply, _dims(parts[0]))
+
+
+def _dims(state: State) -> dict[str, Dims]:
+    """The names of the dims of each variable that was made with `dims=`, by its name.
+
+    One stacked over layers has a dim before those that it was made with.
+    """
+    found = {}
+    for path, variable in _variables(state):
+        if (named := variable.get_metadata().get("dims")) is not None:
+            before = variable.get_value().ndim - len(named)
+            found["/".join(map(str, path))] = ("layers",) * before + tuple(named)
+    return found
 
 
 def _plain(state: State) -> dict[str, Any]:

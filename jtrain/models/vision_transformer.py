@@ -1,5 +1,6 @@
 """The network of a vision transformer."""
 
+import functools
 import math
 
 import jax
@@ -29,12 +30,14 @@ class VisionTransformer(nnx.Module):
         self.deterministic = True
         width = values.width
         normal = lambda *shape: nnx.Param(STD * jax.random.normal(rngs.params(), shape))
-        self.patches = Linear(values.patch**2 * values.image[2], width, std=STD, rngs=rngs)
+        self.patches = Linear(
+            values.patch**2 * values.image[2], width, std=STD, dims=(None, "width"), rngs=rngs
+        )
         self.token = normal(width) if values.pool == "class" else None
         self.positions = normal(values.positions, width)
         self.blocks = nnx.List(Block(values, place, i, rngs) for i in range(values.layers))
         self.norm = norm_of(width)
-        self.head = Linear(width, values.classes, std=STD, rngs=rngs)
+        self.head = Linear(width, values.classes, std=STD, dims=("width", "classes"), rngs=rngs)
 
     def __call__(
         self,
@@ -72,11 +75,12 @@ class Block(nnx.Module):
         self.values, self.place, self.index = values, place, index
         width = values.width
         self.norm_attention = norm_of(width)
-        self.qkv = Linear(width, 3 * width, std=STD, rngs=rngs)
-        self.out = Linear(width, width, std=STD, rngs=rngs)
+        linear = functools.partial(Linear, std=STD, rngs=rngs)
+        self.qkv = linear(width, 3 * width, dims=("width", "heads"))
+        self.out = linear(width, width, dims=("heads", "width"))
         self.norm_mlp = norm_of(width)
-        self.up = Linear(width, 4 * width, std=STD, rngs=rngs)
-        self.down = Linear(4 * width, width, std=STD, rngs=rngs)
+        self.up = linear(width, 4 * width, dims=("width", "hidden"))
+        self.down = linear(4 * width, width, dims=("hidden", "width"))
 
     def __call__(
         self, x: Float[Array, "b t d"], keys: Shaped[Array, "b"] | None
@@ -92,6 +96,7 @@ class Block(nnx.Module):
         """What each position takes from all."""
         # Columns are heads, then query, key and value: a slice of the columns is whole heads.
         together = self.qkv(x).reshape(*x.shape[:2], self.values.heads, 3, -1)  # b t h 3 k
+        together = self.place.constrain(together, "batch", "time", "heads", None, None)
         # A split, whose transpose is one concatenation; indexing's would be sums of padded parts.
         q, k, v = (
             self.place.constrain(part.squeeze(3), "batch", "time", "heads", "head_size")

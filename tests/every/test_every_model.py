@@ -57,6 +57,7 @@ DIMS = {
     ("batch", "time", "hidden"),
     ("batch", "time", "vocab"),
 }
+TOGETHER = ("batch", "time", "kv_heads", None, None)  # queries, keys and values
 KERNELS = ["down/kernel", "norm_attention/scale", "norm_mlp/scale", "out/kernel", "qkv/kernel"]
 BIASES = ["down/bias", "norm_attention/bias", "norm_mlp/bias", "out/bias", "qkv/bias", "up/bias"]
 
@@ -87,7 +88,7 @@ MEMBERS = {
     "transformer": Row(
         values=Transformer(**SMALL),
         outputs=(ROWS, 6, 11),
-        dims=DIMS,
+        dims={*DIMS, TOGETHER},
         names=_names(
             [*KERNELS, "up/kernel", *BIASES], "norm/bias", "norm/scale", "positions", "tokens"
         ),
@@ -96,7 +97,7 @@ MEMBERS = {
     "transformer, free head, no bias": Row(
         values=Transformer(**SMALL, tied=False, bias=False),
         outputs=(ROWS, 6, 11),
-        dims=DIMS,
+        dims={*DIMS, TOGETHER},
         names=_names([*KERNELS, "up/kernel"], "head", "norm/scale", "positions", "tokens"),
         **TEXT,
     ),
@@ -134,7 +135,12 @@ MEMBERS = {
     ),
     "vit": Row(
         values=ViT(**IMAGE, patch=3, layers=1, heads=2, width=16),
-        dims={*DIMS - {("batch", "time", "vocab")}, ("batch", "width"), ("batch", "classes")},
+        dims={
+            *DIMS - {("batch", "time", "vocab")},
+            ("batch", "time", "heads", None, None),
+            ("batch", "width"),
+            ("batch", "classes"),
+        },
         names=_names(
             [*KERNELS, "up/kernel", *BIASES],
             *(f"{part}/{name}" for part in ("patches", "head") for name in ("kernel", "bias")),
