@@ -12,19 +12,24 @@ from jtrain.types import Batch, Params, Tree
 
 
 def accumulate(
-    fn: Callable[[Batch], Tree], microbatches: int, *, unroll: bool = False
+    fn: Callable[[Batch], Tree],
+    microbatches: int,
+    *,
+    unroll: bool = False,
+    lay: Callable[[Tree], Tree] = lambda sums: sums,
 ) -> Callable[[Batch], Tree]:
     """`batch -> fn(batch)` for an `fn` that returns sums over rows, one slice of rows at a time.
 
     Slice i takes rows i, i + n, i + 2n ...: a batch split over devices stays split, with no
     communication. The sums are kept in at least float32. `unroll` writes the slices out one after
-    the other, for what XLA runs slowly in a loop (convolutions on CPU).
+    the other, for what XLA runs slowly in a loop (convolutions on CPU). `lay` puts the sums so far
+    where they shall be.
 
     Raises:
         ConfigError: if the rows do not divide into the microbatches.
     """
     if microbatches == 1:
-        return fn
+        return lambda batch: lay(fn(batch))
 
     def split(x: jax.Array) -> jax.Array:
         return x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1)  # n b/n ...
@@ -35,8 +40,8 @@ def accumulate(
         widened = lambda part: at_least_f32(fn(part))
         shapes = jax.eval_shape(widened, jax.tree.map(lambda x: x[0], slices))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        add = lambda total, part: (jax.tree.map(jnp.add, total, widened(part)), None)
-        return jax.lax.scan(add, zeros, slices, unroll=microbatches if unroll else 1)[0]
+        add = lambda total, part: (lay(jax.tree.map(jnp.add, total, widened(part))), None)
+        return jax.lax.scan(add, lay(zeros), slices, unroll=microbatches if unroll else 1)[0]
 
     return summed
 

@@ -94,13 +94,15 @@ class Assembly:
             terms, self.like.params
         )
         step = make_step(
-            self.loss,
+            x.loss,
             x.optimizer,
             microbatches=config.microbatches,
             couples=x.couples,
             psum=strategy.psum,
             ragged=x.train.ragged,
             unroll=unroll,
+            compute=config.precision.compute,
+            lay=strategy.lay(self.like.params, x.dims),
         )
         stacked = config.steps_per_call > 1
         step = many(step, unroll=unroll) if stacked else step
@@ -226,7 +228,7 @@ def assemble(config: RunConfig) -> Assembly:
     like = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
-        strategy.shardings(shapes),
+        strategy.shardings(shapes, experiment.dims),
     )
     parts = Assembly(
         config=config, strategy=strategy, experiment=experiment, like=like, lengths=lengths

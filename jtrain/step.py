@@ -10,11 +10,12 @@ import optax
 from jtrain.accumulate import accumulate, value_of
 from jtrain.guard import take_if
 from jtrain.loss_checks import refuse_split_rows, refuse_weights_of_params
+from jtrain.precision import narrowed
 from jtrain.rows import with_rows
 from jtrain.state import TrainState
 from jtrain.terms import combine, in_terms
-from jtrain.trees import norm
-from jtrain.types import Batch, Couples, LossFn, Mean, Metrics, Stateful
+from jtrain.trees import at_least_f32, norm
+from jtrain.types import UNLAID, Batch, Couples, Lay, LossFn, Mean, Metrics, Stateful
 
 StepFn: TypeAlias = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 Carry = TypeVar("Carry")
@@ -29,6 +30,8 @@ def make_step(
     psum: Callable[[Any], Any] | None = None,
     ragged: bool = False,
     unroll: bool = False,
+    compute: Any = None,
+    lay: Lay = UNLAID,
 ) -> StepFn:
     """`(state, batch) -> (state, metrics)`; compiles nothing and knows no device.
 
@@ -45,6 +48,11 @@ def make_step(
             sums.
         ragged: whether masks may hide rows; then a loss that is a plain scalar is refused.
         unroll: write the microbatches out instead of looping.
+        compute: the type of the copy of the parameters that the loss gets and that is
+            differentiated; None: they themselves. Gradients are in it until they are summed over
+            microbatches or copies or get to the optimizer, the very values that a cast inside the
+            loss would give, in half the memory.
+        lay: where gradients and that copy are put; see `Strategy.lay`.
 
     Raises:
         LossError: if the loss couples the rows of a batch that would be split.
@@ -56,12 +64,12 @@ def make_step(
         batch = with_rows(batch, copies=psum is not None)
         rng = state.step_key()
 
-        def total(fn):  # over the whole batch, on all devices
-            sums = accumulate(fn, microbatches, unroll=unroll)(batch)
-            return sums if psum is None else psum(sums)
+        def total(fn, **options):  # over the whole batch, on all devices
+            sums = accumulate(fn, microbatches, unroll=unroll, **options)(batch)
+            return sums if psum is None else psum(at_least_f32(sums))
 
         def weights_of(rows):
-            of_params = lambda params: terms(params, state.extra, rows, rng)
+            of_params = lambda params: terms(narrowed(params, compute), state.extra, rows, rng)
             refuse_weights_of_params(of_params, state.params)
             return [mean.weight for mean in of_params(state.params).terms.means]
 
@@ -72,8 +80,11 @@ def make_step(
             return state.scale.up(combine(got.terms, weights)), (got.metrics, got.extra)
 
         def gradient(params):  # of the loss over the whole batch
-            of_rows = jax.value_and_grad(share, has_aux=True)
-            (value, rest), grads = total(lambda rows: of_rows(params, rows))
+            of_rows, copy = jax.value_and_grad(share, has_aux=True), narrowed(params, compute)
+            copy = lay.params(copy) if compute is not None else copy
+            put = lambda sums: (sums[0], lay.each(sums[1]))
+            (value, rest), grads = total(lambda rows: of_rows(copy, rows), lay=put)
+            grads = optax.tree.cast_like(lay.summed(grads), params)
             return (state.scale.down(value), rest), state.scale.down(grads)
 
         (value, (metrics, changes)), grads = gradient(state.params)

@@ -4,10 +4,11 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
+from jtrain.parallel.axes import Axes as Axes
 from jtrain.parallel.fsdp import FSDP as FSDP
 from jtrain.parallel.mirrored import Mirrored as Mirrored
 from jtrain.parallel.single import Single as Single
 from jtrain.parallel.strategy import Strategy as Strategy
 from jtrain.parallel.strategy import check_divides as check_divides
 
-Parallel: TypeAlias = Annotated[Single | Mirrored | FSDP, Field(discriminator="kind")]
+Parallel: TypeAlias = Annotated[Single | Mirrored | FSDP | Axes, Field(discriminator="kind")]

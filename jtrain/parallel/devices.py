@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 from jtrain.errors import ConfigError
 
 Device: TypeAlias = Any  # a jax.Device
-DATA = "data"  # the mesh axis that the rows of a batch are split over
+DATA = "data"  # the mesh axis of copies of the state, each with its part of the rows
 
 
 def devices(count: int) -> list[Device]:

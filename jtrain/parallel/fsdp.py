@@ -4,7 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from jtrain.parallel.devices import data_mesh
+from jtrain.parallel.devices import devices
+from jtrain.parallel.layout import mesh_of
+from jtrain.parallel.rules import SPLIT
 from jtrain.parallel.sharded import Sharded
 from jtrain.parallel.strategy import Strategy
 from jtrain.values import values
@@ -12,7 +14,7 @@ from jtrain.values import values
 
 @values
 class FSDP:
-    """Every large leaf split by its largest dim, gathered where it is used.
+    """Every large leaf split over the devices, gathered where it is used.
 
     Source: ZeRO stage 3, Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054.
     """
@@ -25,4 +27,5 @@ class FSDP:
 
     def build(self) -> Strategy:
         """The strategy over these devices."""
-        return Sharded(data_mesh(self.devices), split=True, min_size=self.min_size)
+        there = devices(self.devices)
+        return Sharded(mesh_of({SPLIT: len(there)}, there), min_size=self.min_size)

@@ -2,10 +2,14 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from jtrain.parallel.devices import data_mesh
+from jtrain.errors import ConfigError
+from jtrain.parallel.devices import data_mesh, devices
+from jtrain.parallel.layout import mesh_of
+from jtrain.parallel.leaves import Zero
 from jtrain.parallel.pmap import Pmap
+from jtrain.parallel.rules import SPLIT
 from jtrain.parallel.sharded import Sharded
 from jtrain.parallel.shmap import ShardMap
 from jtrain.parallel.strategy import Strategy
@@ -21,10 +25,25 @@ class Mirrored:
     """Who sums the gradients: the compiler (jit), or explicit sums over copies of the step."""
     devices: int = Field(default=0, ge=0)
     """Devices of each process; 0 takes all. A CPU is cut into as many."""
+    zero: Zero = 0
+    """Of what the devices hold a part each: 1 the optimizer's state, 2 also gradients that are
+    summed over microbatches, 3 also the parameters; 0 nothing."""
+
+    @model_validator(mode="after")
+    def _copies_are_whole(self) -> "Mirrored":
+        if self.zero and self.impl != "jit":
+            raise ConfigError(
+                f"parallel.zero={self.zero} splits the state, and parallel.impl={self.impl} keeps "
+                f"a whole copy on each device. Take parallel.impl=jit, or parallel.zero=0."
+            )
+        return self
 
     def build(self) -> Strategy:
         """The strategy over these devices."""
+        if self.zero:
+            there = devices(self.devices)
+            return Sharded(mesh_of({SPLIT: len(there)}, there), zero=self.zero)
         mesh = data_mesh(self.devices)
         if self.impl == "jit":
-            return Sharded(mesh, split=False)
+            return Sharded(mesh, zero=0)
         return ShardMap(mesh) if self.impl == "shard_map" else Pmap(mesh)

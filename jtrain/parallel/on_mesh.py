@@ -2,28 +2,30 @@
 
 import abc
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jtrain.parallel.devices import DATA
+from jtrain.parallel.rules import ROWS, spec
 from jtrain.parallel.strategy import Remembered, compile_once, same_for_all
-from jtrain.types import Anywhere, Batch, Placement
+from jtrain.types import UNLAID, Anywhere, Batch, Dims, Lay, Params, Placement
 
 
 class OnMesh(abc.ABC):
-    """Rows are split over the axis `data` of a mesh; the state is whole everywhere."""
+    """Rows are split over the axes of a mesh that are for rows; the state is whole everywhere."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
+        self._rows = tuple(axis for axis in ROWS if axis in mesh.shape)
 
     @property
     def shares(self) -> int:
-        """One for each device."""
-        return self.mesh.shape[DATA]
+        """The product of the sizes of those axes."""
+        return math.prod(self.mesh.shape[axis] for axis in self._rows)
 
     @property
     def placement(self) -> Placement:
@@ -35,9 +37,15 @@ class OnMesh(abc.ABC):
         """The compiler sums."""
         return None
 
-    def shardings(self, tree: Any, /) -> Any:
+    def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """Whole on every device."""
+        del dims
         return same_for_all(tree, NamedSharding(self.mesh, P()))
+
+    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
+        """Gradients are whole where the parameters are."""
+        del params, dims
+        return UNLAID
 
     @abc.abstractmethod
     def whole(self, fn: Callable, stacked: bool) -> Callable:
@@ -50,7 +58,7 @@ class OnMesh(abc.ABC):
 
         Said and not left to the compiler, which lays out otherwise what `fn` does not use.
         """
-        states, everywhere = self.shardings(state), NamedSharding(self.mesh, P())
+        states, everywhere = self._where(state), NamedSharding(self.mesh, P())
         jitted = jax.jit(
             self.whole(fn, stacked),
             in_shardings=(states, NamedSharding(self.mesh, self.rows(stacked))),
@@ -61,11 +69,18 @@ class OnMesh(abc.ABC):
 
     def rows(self, stacked: bool) -> P:
         """How the arrays of a batch are split: b ..., or k b ... where steps are stacked."""
-        return P(None, DATA) if stacked else P(DATA)
+        return spec([(), self._rows]) if stacked else spec([self._rows])
 
     def place(self, batch: Batch, /, *, stacked: bool = False) -> Batch:
         """This process's rows as its part of the global arrays."""
         return self._places[stacked](batch)
+
+    def _where(self, state: Any) -> Any:
+        """Where the leaves are said to lie; what does not say goes by the rules."""
+        said = lambda leaf: isinstance(getattr(leaf, "sharding", None), NamedSharding)
+        if all(said(leaf) for leaf in jax.tree.leaves(state)):
+            return jax.tree.map(lambda leaf: leaf.sharding, state)
+        return self.shardings(state)
 
     @functools.cached_property
     def _places(self) -> tuple[Remembered, Remembered]:

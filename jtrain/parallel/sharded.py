@@ -1,71 +1,64 @@
-"""Named sharding: leaves are split over the mesh by rule; the compiler writes the communication."""
+"""Named sharding: arrays are split over the mesh by rule; the compiler writes the communication."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Shaped
 
-from jtrain.parallel.devices import DATA
+from jtrain.parallel.by_name import ByName
+from jtrain.parallel.leaves import Decision, Leaves, Zero
 from jtrain.parallel.on_mesh import OnMesh
-from jtrain.types import Placement
-
-
-class ByName:
-    """Dims by name -> mesh axes, for activations."""
-
-    def __init__(self, mesh: Mesh):
-        self._mesh = mesh
-        self._axes = {"batch": DATA}
-
-    def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
-        """`x`, its named dims split over their axes, the others whole."""
-        spec = P(*[self._axes.get(dim) if dim else None for dim in dims])
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, spec))
-
-    def attend(self, attention: Callable[..., Array], *qkv: Array) -> Array:
-        """`attention(q, k, v)`: no dim that it mixes is split."""
-        return attention(*qkv)
+from jtrain.parallel.rules import ACTIVATIONS, SEQUENCE
+from jtrain.types import UNLAID, Dims, Lay, Params, Placement
 
 
 class Sharded(OnMesh):
-    """One program for all devices. With `split` the state is split too, by the largest dim.
+    """One program for all devices, over the axes of `mesh`: those of `jtrain.parallel.rules`.
 
-    Leaves of fewer than `min_size` elements stay whole: gathering them costs more than they hold.
+    Args:
+        zero: what is split over the axis `fsdp`; see `Leaves`.
+        min_size: leaves of fewer elements are not split over it: gathering them costs more than
+            they hold.
+        sequence: whether activations between blocks are split in time over the axis `tensor`.
     """
 
-    def __init__(self, mesh: Mesh, *, split: bool, min_size: int = 0):
+    def __init__(self, mesh: Mesh, *, zero: Zero = 3, min_size: int = 0, sequence: bool = False):
         super().__init__(mesh)
-        self._split, self._min_size = split, min_size
+        self.leaves = Leaves(dict(mesh.shape), zero, min_size)
+        self._activations = SEQUENCE if sequence else ACTIVATIONS
 
     @property
     def placement(self) -> Placement:
-        """Activations follow the rows."""
-        return ByName(self.mesh)
+        """Activations by the names of their dims."""
+        return ByName(self.mesh, self._activations)
 
-    def shardings(self, tree: Any, /) -> Any:
-        """Each leaf by its largest dim that the devices divide, or whole."""
+    def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
+        """Each leaf by the names of its dims, and by its largest."""
+        return self._named(self.leaves.specs(tree, dims))
 
-        def of(leaf: Any) -> NamedSharding:
-            whole = not self._split or math.prod(leaf.shape) < self._min_size
-            return NamedSharding(
-                self.mesh, P() if whole else largest_divisible(leaf.shape, self.shares)
-            )
+    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}) -> list[Decision]:
+        """Where each leaf goes, and why."""
+        return self.leaves.decisions(tree, dims)
 
-        return jax.tree.map(of, tree)
+    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
+        """Gradients are split as soon as `zero` reaches them: 1 once summed, 2 and 3 at once."""
+        zero = self.leaves.zero
+
+        def to(split: bool) -> Callable[[Params], Params]:
+            where = self._named(self.leaves.specs(params, dims, split=split))
+            return lambda tree: jax.lax.with_sharding_constraint(tree, where)
+
+        return Lay(
+            params=to(zero == 3),
+            each=to(True) if zero > 1 else UNLAID.each,
+            summed=to(True) if zero else UNLAID.summed,
+        )
 
     def whole(self, fn: Callable, stacked: bool) -> Callable:
         """`fn` itself: there is one copy, and the compiler splits it."""
         del stacked
         return fn
 
-
-def largest_divisible(shape: tuple[int, ...], shares: int) -> P:
-    """The spec that splits the largest dim that `shares` divides; `P()` if there is none."""
-    fits = [dim for dim, size in enumerate(shape) if size and size % shares == 0]
-    if not fits:
-        return P()
-    return P(*[None] * max(fits, key=lambda dim: shape[dim]), DATA)
+    def _named(self, specs: Any) -> Any:
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)

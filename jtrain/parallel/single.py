@@ -1,7 +1,7 @@
 """One device, the same code path: TensorFlow's OneDeviceStrategy."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -10,7 +10,7 @@ from jax.sharding import SingleDeviceSharding
 from jtrain.errors import ShardingError
 from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.strategy import Remembered, compile_once, same_for_all
-from jtrain.types import Anywhere, Batch, Placement
+from jtrain.types import UNLAID, Anywhere, Batch, Dims, Lay, Params, Placement
 from jtrain.values import values
 
 
@@ -28,9 +28,15 @@ class OneDevice:
         """Nothing to say."""
         return Anywhere()
 
-    def shardings(self, tree: Any, /) -> Any:
+    def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """All on the device."""
+        del dims
         return same_for_all(tree, self._device)
+
+    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
+        """Nothing is split."""
+        del params, dims
+        return UNLAID
 
     def place(self, batch: Batch, /, *, stacked: bool = False) -> Batch:
         """The batch on the device."""

@@ -1,7 +1,7 @@
 """What a strategy is: where arrays live, and who sums the gradients."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -10,7 +10,7 @@ from jax.sharding import Sharding
 
 from jtrain.errors import ConfigError, RetraceError
 from jtrain.trees import named_leaves
-from jtrain.types import Batch, Placement
+from jtrain.types import Batch, Dims, Lay, Params, Placement
 
 
 @runtime_checkable
@@ -32,8 +32,15 @@ class Strategy(Protocol):
         """Sums a pytree over the copies of the step; None where the compiler sums."""
         ...
 
-    def shardings(self, tree: Any, /) -> Any:
-        """Where each leaf of a state lives, in a tree of its structure."""
+    def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
+        """Where each leaf of a state lives, in a tree of its structure.
+
+        `dims` names the dims of parameters, by the parameters' names (`Experiment.dims`).
+        """
+        ...
+
+    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
+        """Where the step puts gradients and copies of these parameters."""
         ...
 
     def place(self, batch: Batch, /, *, stacked: bool = False) -> Batch:

@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from jtrain.precision.cast import computed_in as computed_in
+from jtrain.precision.cast import narrowed as narrowed
 from jtrain.precision.kinds import BF16 as BF16
 from jtrain.precision.kinds import F16 as F16
 from jtrain.precision.kinds import F32 as F32

@@ -19,11 +19,15 @@ def computed_in(loss: LossFn | Stateful, dtype: Any) -> LossFn | Stateful:
         return loss
     if isinstance(loss, Stateful):
         inner = loss.loss
-        return Stateful(lambda params, *rest: inner(_narrowed(params, dtype), *rest))
-    return lambda params, *rest: loss(_narrowed(params, dtype), *rest)
+        return Stateful(lambda params, *rest: inner(narrowed(params, dtype), *rest))
+    return lambda params, *rest: loss(narrowed(params, dtype), *rest)
 
 
-def _narrowed(params: Params, dtype: Any) -> Params:
+def narrowed(params: Params, dtype: Any) -> Params:
+    """The parameters, real numbers among them cast to `dtype`; themselves where that is None."""
+    if dtype is None:
+        return params
+
     def leaf(x: Leaf) -> Leaf:
         return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 from tiny_language import batches, init_params, loss_of
 
 from jtrain.parallel import FSDP
-from jtrain.parallel.sharded import largest_divisible
+from jtrain.parallel.leaves import Leaves
 from jtrain.state import new_state
 from jtrain.step import make_step
 from jtrain.trees import named_leaves
@@ -53,17 +53,17 @@ def test_small_leaves_stay_whole():
 @pytest.mark.parametrize(
     ("shape", "spec"),
     [
-        ((16, 32), (None, "data")),  # the largest
-        ((32, 16), ("data",)),
-        ((16, 30), ("data",)),  # the largest that divides
-        ((16, 16), ("data",)),  # the first of equals
+        ((16, 32), (None, "fsdp")),  # the largest
+        ((32, 16), ("fsdp",)),
+        ((16, 30), ("fsdp",)),  # the largest that divides
+        ((16, 16), ("fsdp",)),  # the first of equals
         ((3, 5), ()),
-        ((0, 8), (None, "data")),
+        ((0, 8), (None, "fsdp")),
         ((), ()),
     ],
 )
 def test_splits_the_largest_dim_that_divides(shape, spec):
-    assert largest_divisible(shape, 8) == PartitionSpec(*spec)
+    assert Leaves({"fsdp": 8}).choose("w", shape, {}).spec == PartitionSpec(*spec)
 
 
 def test_never_sums_whole_gradients_on_a_device_for_nothing():

@@ -23,7 +23,7 @@ def test_a_device_gets_its_rows_and_no_others():
 def test_stacked_steps_are_split_by_rows():
     stacked = {name: np.stack([x, x, x]) for name, x in points(8).items()}
     placed = strategy("fsdp", 4).place(stacked, stacked=True)
-    assert placed["row"].sharding.spec == PartitionSpec(None, "data")
+    assert placed["row"].sharding.spec == PartitionSpec(None, "fsdp")
     assert placed["x"].addressable_shards[0].data.shape == (3, 2, 3)
 
 

@@ -1,0 +1,58 @@
+"""A size for each axis: every way to split a model that one program of named shardings has."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from jtrain.parallel.devices import devices
+from jtrain.parallel.layout import filled, mesh_of
+from jtrain.parallel.leaves import Zero
+from jtrain.parallel.rules import AXES
+from jtrain.parallel.sharded import Sharded
+from jtrain.values import values
+
+
+@values
+class Axes:
+    """A mesh by the sizes of its axes; they multiply to the number of devices.
+
+    One of them may be 0: it is what the others leave. Which dims an axis splits says
+    `jtrain.parallel.rules`; `jtrain show CONFIG --sharding` prints what became of each leaf.
+    """
+
+    kind: Literal["sharded"] = "sharded"
+    devices: int = Field(default=0, ge=0)
+    """Devices of each process; 0 takes all. A CPU is cut into as many."""
+    slice: int = Field(default=1, ge=0)
+    """Slices of a TPU, or hosts: groups of devices with slow links between them."""
+    stage: int = Field(default=1, ge=0)
+    """Stages of a pipeline: each has some of the layers."""
+    data: int = Field(default=1, ge=0)
+    """Copies of the state, each with its part of the rows."""
+    fsdp: int = Field(default=0, ge=0)
+    """Parts of the rows whose devices split the state, as `zero` says."""
+    expert: int = Field(default=1, ge=0)
+    """Parts of the rows whose devices have different experts."""
+    context: int = Field(default=1, ge=0)
+    """Parts of each sequence."""
+    tensor: int = Field(default=1, ge=0)
+    """Parts of heads, of MLPs and of the vocabulary."""
+    zero: Zero = 3
+    """Of what is split over `fsdp`: 1 the optimizer's state, 2 also gradients that are summed over
+    microbatches, 3 also the parameters; 0 nothing."""
+    sequence: bool = False
+    """Whether activations between blocks are split in time over `tensor`."""
+    min_size: int = Field(default=4096, ge=0)
+    """Leaves of fewer elements are not split over `fsdp`."""
+
+    def build(self) -> Sharded:
+        """The strategy over these devices.
+
+        Raises:
+            ConfigError: if the axes do not multiply to the number of devices.
+        """
+        there = devices(self.devices)
+        sizes = filled({axis: getattr(self, axis) for axis in AXES}, len(there))
+        return Sharded(
+            mesh_of(sizes, there), zero=self.zero, min_size=self.min_size, sequence=self.sequence
+        )

@@ -1,0 +1,65 @@
+"""Axes and their sizes for the devices at hand, and the mesh of them."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from jtrain.errors import ConfigError
+from jtrain.parallel.devices import Device
+from jtrain.parallel.rules import AXES
+
+
+def filled(asked: Mapping[str, int], devices: int) -> dict[str, int]:
+    """The sizes of all axes, one that is 0 being what the others leave of the devices.
+
+    Raises:
+        ConfigError: if they do not multiply to the number of devices, with the nearest that do.
+    """
+    open_axes = [axis for axis in AXES if asked.get(axis, 1) == 0]
+    sizes = {axis: asked.get(axis, 1) for axis in AXES}
+    if len(open_axes) > 1:
+        raise ConfigError(
+            f"parallel.{open_axes[0]}=0 and parallel.{open_axes[1]}=0: only one axis can be what "
+            f"the others leave. Give all but one a size."
+        )
+    given = math.prod(size for size in sizes.values() if size)
+    if open_axes and devices % given == 0:
+        return {**sizes, open_axes[0]: devices // given}
+    if not open_axes and given == devices:
+        return sizes
+    said = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "no axis"
+    raise ConfigError(
+        f"parallel: {said} = {given} parts, and there are {devices} devices. Nearest: "
+        f"{_nearest(sizes, devices)}; or parallel.devices={given} of them."
+    )
+
+
+def _nearest(sizes: Mapping[str, int], devices: int) -> str:
+    """The one axis whose change mends it, changed the least, as it is typed."""
+    found = []
+    for axis in AXES:
+        others = math.prod(size for a, size in sizes.items() if size and a != axis)
+        if devices % others == 0:
+            found.append(
+                (abs(devices // others - sizes[axis]), sizes[axis] == 1, axis, devices // others)
+            )
+    if not found:
+        return "parallel.fsdp=0 and no other axis"
+    _, _, axis, size = min(found)
+    return f"parallel.{axis}={size}"
+
+
+def mesh_of(sizes: Mapping[str, int], devices: Sequence[Device]) -> Mesh:
+    """The mesh of the axes that are larger than 1, `data` if none is.
+
+    Devices of one slice, then of one process, stay together, so that the last axes have the fastest
+    links.
+    """
+    axes = [axis for axis in AXES if sizes.get(axis, 1) > 1] or ["data"]
+    there = sorted(
+        devices, key=lambda d: (getattr(d, "slice_index", 0) or 0, d.process_index, d.id)
+    )
+    shape = [sizes.get(axis, 1) for axis in axes]
+    return Mesh(np.array(there).reshape(shape), axes, axis_types=(AxisType.Auto,) * len(axes))

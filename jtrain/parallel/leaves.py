@@ -1,0 +1,98 @@
+"""Where each leaf of a state goes, by its name, its dims and the rules; and why."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from jtrain.parallel.rules import SPLIT, STATE, Choice, Sizes, axes_of, split_largest, split_named
+from jtrain.trees import name, named_leaves
+from jtrain.types import Dims
+
+Zero: TypeAlias = Literal[0, 1, 2, 3]
+
+
+class Decision(NamedTuple):
+    """One leaf."""
+
+    leaf: str
+    shape: tuple[int, ...]
+    choice: Choice
+    bytes: int  # on each device
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaves:
+    """How the leaves of a state are split over a mesh.
+
+    A leaf whose dims have names goes by the rules; then, what is still the same on all devices of
+    the axis `fsdp` is split over it by its largest dim, if `zero` reaches it and it has at least
+    `min_size` elements.
+
+    `zero`: of what is split over `fsdp`. 1: the optimizer's state; 2: also the gradients that
+    microbatches add up; 3: also the parameters and all else. Source: Rajbhandari et al. 2020,
+    https://arxiv.org/abs/1910.02054.
+    """
+
+    sizes: Sizes
+    zero: Zero = 3
+    min_size: int = 0
+
+    def specs(self, tree: Any, dims: Mapping[str, Dims], *, split: bool | None = None) -> Any:
+        """The spec of each leaf, in a tree of its structure; `split` overrules `zero`."""
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: self.choose(name(path), leaf.shape, dims, split).spec, tree
+        )
+
+    def decisions(self, tree: Any, dims: Mapping[str, Dims]) -> list[Decision]:
+        """What was decided of each leaf, in order."""
+        found = []
+        for leaf, array in named_leaves(tree).items():
+            choice = self.choose(leaf, array.shape, dims)
+            parts = math.prod(
+                self.sizes[a] for d in range(array.ndim) for a in axes_of(choice.spec, d)
+            )
+            size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
+            found.append(Decision(leaf, tuple(array.shape), choice, size // parts))
+        return found
+
+    def choose(
+        self, leaf: str, shape: tuple[int, ...], dims: Mapping[str, Dims], split: bool | None = None
+    ) -> Choice:
+        """How a leaf is split."""
+        moments = leaf.split("/")[0] == "opt_state"
+        reached = (self.zero >= (1 if moments else 3)) if split is None else split
+        parts, small = self.sizes.get(SPLIT, 1), math.prod(shape) < self.min_size
+        over = reached and parts > 1 and not small
+        rules = (
+            STATE
+            if over
+            else {n: tuple(a for a in axes if a != SPLIT) for n, axes in STATE.items()}
+        )
+        choice = Choice(P(), "", "")
+        named = dims_of(leaf, len(shape), dims)
+        if named is not None:
+            choice = split_named(shape, named, rules, self.sizes)
+        if over and not any(SPLIT in axes_of(choice.spec, dim) for dim in range(len(shape))):
+            return split_largest(shape, choice, SPLIT, self.sizes)
+        if reached and parts > 1 and small and shape:
+            why = f"fewer than {self.min_size} elements"
+            return choice._replace(whole=", ".join(filter(None, [choice.whole, why])))
+        return choice
+
+
+def dims_of(leaf: str, ndim: int, dims: Mapping[str, Dims]) -> Dims | None:
+    """The names of a leaf's dims: those of the parameter whose name its own ends with, if any.
+
+    So Adam's moments, `opt_state/0/mu/blocks/0/up/kernel`, have the dims of `blocks/0/up/kernel`.
+    """
+    parts = leaf.split("/")
+    for first in range(len(parts)):
+        named = dims.get("/".join(parts[first:]))
+        if named is not None:
+            return named if len(named) == ndim else None
+    return None

@@ -1,0 +1,116 @@
+"""Which mesh axes the named dims of arrays are split over: the one table of it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from jax.sharding import PartitionSpec as P
+
+from jtrain.errors import ShardingError
+from jtrain.types import Dims
+
+Sizes: TypeAlias = Mapping[str, int]  # of the axes of a mesh; an axis it lacks has size 1
+
+# Outermost first: devices that are next to each other in the last axes have the fastest links.
+AXES = ("slice", "stage", "data", "fsdp", "expert", "context", "tensor")
+ROWS = ("slice", "data", "fsdp", "expert")  # the axes that the rows of a batch are split over
+SPLIT = "fsdp"  # the axis over which state is split that would else be the same on all its devices
+
+# Earlier names choose first; an axis is taken once.
+STATE: Mapping[str, tuple[str, ...]] = {
+    "layers": ("stage",),
+    "experts": ("expert",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "hidden": ("tensor",),
+    "vocab": ("tensor",),
+    "width": (SPLIT,),
+}
+ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
+    "stages": ("stage",),
+    "experts": ("expert",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "hidden": ("tensor",),
+    "vocab": ("tensor",),
+    "batch": ROWS,
+    "time": ("context",),
+}
+SEQUENCE = {**ACTIVATIONS, "time": ("context", "tensor")}  # with sequence parallelism
+UNEVEN = {"heads", "kv_heads", "experts", "stages"}  # whole things: a part of one is of no use
+
+
+class Choice(NamedTuple):
+    """How an array is split, and why so."""
+
+    spec: P
+    rule: str  # what split it, such as `width -> fsdp`
+    whole: str  # why dims that have a rule were left whole; empty if none was
+
+
+def split_named(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) -> Choice:
+    """An array whose dims have names, each split over the axes that its rule names and fit."""
+    taken: list[list[str]] = [[] for _ in shape]
+    said, left, used = [], [], set()
+    for name, axes in rules.items():
+        for dim in (i for i, d in enumerate(dims) if d == name):
+            for axis in axes:
+                if sizes.get(axis, 1) == 1 or axis in used:
+                    continue
+                parts = math.prod(sizes[a] for a in taken[dim]) * sizes[axis]
+                if shape[dim] % parts:
+                    left.append(f"{name} {shape[dim]} is no multiple of {axis} {parts}")
+                    continue
+                taken[dim].append(axis)
+                used.add(axis)
+            if taken[dim]:
+                said.append(f"{name} -> {' x '.join(taken[dim])}")
+    return Choice(spec(taken), ", ".join(said), ", ".join(left))
+
+
+def split_largest(shape: Sequence[int], choice: Choice, axis: str, sizes: Sizes) -> Choice:
+    """The same array with its largest dim split over one more axis, if it divides one."""
+    taken = [list(axes_of(choice.spec, dim)) for dim in range(len(shape))]
+    here = lambda dim: shape[dim] // math.prod(sizes[a] for a in taken[dim])
+    fits = [dim for dim in range(len(shape)) if here(dim) and here(dim) % sizes[axis] == 0]
+    if not fits:
+        why = f"no dim of {list(shape)} is a multiple of {axis} {sizes[axis]}"
+        return choice._replace(whole=", ".join(filter(None, [choice.whole, why])))
+    dim = max(fits, key=here)
+    taken[dim].append(axis)
+    rule = f"largest dim, {shape[dim]} -> {axis}"
+    return Choice(spec(taken), ", ".join(filter(None, [choice.rule, rule])), choice.whole)
+
+
+def refuse_uneven(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) -> None:
+    """Checks that heads, experts and stages are split into whole ones.
+
+    Raises:
+        ShardingError: with the axis that does not divide them, and the sizes that do.
+    """
+    for size, name in zip(shape, dims, strict=True):
+        if name not in UNEVEN:
+            continue
+        for axis in rules[name]:
+            parts = sizes.get(axis, 1)
+            if size % parts:
+                fits = ", ".join(str(n) for n in range(1, parts + 1) if size % n == 0)
+                raise ShardingError(
+                    f"{size} {name} do not divide into parallel.{axis}={parts}. Take "
+                    f"parallel.{axis} of {fits}, or a model with {-(-size // parts) * parts} "
+                    f"{name}."
+                )
+
+
+def axes_of(of: P, dim: int) -> tuple[str, ...]:
+    """The axes that a dim is split over."""
+    entry = of[dim] if dim < len(of) else None
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def spec(taken: Sequence[Sequence[str]]) -> P:
+    """The spec that splits each dim over its axes, as short as can be."""
+    entries = [tuple(axes) if len(axes) > 1 else axes[0] if axes else None for axes in taken]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return P(*entries)
