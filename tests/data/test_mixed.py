@@ -1,3 +1,4 @@
+import zlib
 from fractions import Fraction
 from pathlib import Path
 
@@ -90,6 +91,14 @@ def test_a_batch_is_a_function_of_the_seed_and_the_step():
     assert mixed(seed=1)[0]["x"].tolist() != expected[0]
     whole = np.concatenate([mixed(size=4)[step]["x"] for step in range(60)])
     assert whole.tolist() == np.concatenate(expected).tolist(), "and not of the size of a batch"
+
+
+def test_the_order_of_a_mixture_is_pinned():
+    a, b = Arrays(x=np.arange(97)), Arrays(x=np.arange(1000, 1310))
+    batches, found = Mixed({"a": (a, 0.7), "b": (b, 0.3)}, size=64, seed=2), 0
+    for step in [*range(600), 10**6]:
+        found = zlib.crc32(batches[step]["x"].astype("<i8").tobytes(), found)
+    assert found == 0x7B2BDAF2
 
 
 def test_processes_share_a_batch_out():
