@@ -58,3 +58,21 @@ def test_batch_norm_carries_its_statistics_and_says_that_rows_meet():
     _, _, same = jax.jit(x.loss.loss)(params, extra, x.train[0], None)
     for name, leaf in named_leaves(same).items():
         assert (leaf == named_leaves(extra)[name]).all()
+
+
+def test_augments_what_is_trained_on_and_nothing_else():
+    changes = ("data.augment.flip=1", "data.augment.mixup=0.2", "batch=8", "model.channels=[4]")
+    plain, x = (
+        config_of(CONFIGS / "fashion_mnist.yaml", settings).build(Anywhere())
+        for settings in (["data.augment.flip=0", "data.augment.crop=0", *changes[2:]], changes)
+    )
+    flipped = config_of(
+        CONFIGS / "fashion_mnist.yaml", [changes[0], "data.augment.crop=0", changes[2]]
+    )
+    image = flipped.build(Anywhere()).train[0]["image"]
+    assert (image == plain.train[0]["image"][:, :, ::-1]).all()
+    assert (x.valid[0]["image"] == plain.valid[0]["image"]).all()
+    params, extra = x.init(jax.random.key(0))
+    nats = [jax.jit(x.loss.loss)(params, extra, rows[0], None)[0] for rows in (x.train, x.valid)]
+    assert "chances" in x.train[0] and "chances" not in x.valid[0]
+    assert all(each.weight > 0 and each.total > 0 for each in nats)
