@@ -14,6 +14,7 @@ from jtrain.assemble import assemble
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint.keeping import Goal
 from jtrain.config.top import Checkpoint, Evaluate, Log
+from jtrain.drive import compiled, drive
 from jtrain.errors import ConfigError, LossError
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.hooks.evaluating import Result
@@ -21,16 +22,17 @@ from jtrain.hooks.history import History
 from jtrain.hooks.metrics import read
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
-from jtrain.loop import Stop, train
+from jtrain.loop import Stop
 from jtrain.optim.recipe import Recipe
 from jtrain.optim.schedules import Schedule
 from jtrain.parallel import Parallel
 from jtrain.precision import Precision
-from jtrain.run import compiled, reader, run, trained
+from jtrain.run import run
 from jtrain.state import TrainState
+from jtrain.trained import trained
 from jtrain.types import Couples, Extra, LossFn, Params, Placement, Stateful
 from jtrain.values import values
-from jtrain.watch import Watch, opening
+from jtrain.watch import Watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,23 +191,11 @@ def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | No
     with (
         Signals(every=config.steps_per_call) as signals,
         Watch(parts, screen=screen) as watch,
-        reader(parts, 0) as feed,
     ):
-        watch.waited = lambda: feed.waited
-        for line in opening(parts, None):
-            watch.lines.say(line)
-        ended = train(
-            step,
-            state,
-            feed,
-            start=0,
-            stop=parts.config.steps,
-            hooks=[signals, *watch.hooks(hooks, state)],
-            steps_per_call=config.steps_per_call,
-        )
+        ended = drive(parts, step, state, watch, signals, hooks=hooks)
         stop = ended.stop or Stop("", "finished")
         if stop.kind == "failed":
-            raise LossError(f"{stop.why} {parts.not_finite(ended.step)}")
+            raise LossError(stop.why)
         if stop.kind == "finished":
             for evaluation in watch.evaluations.values():
                 evaluation.at(ended.step, ended.state)

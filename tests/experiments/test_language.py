@@ -13,7 +13,7 @@ from jtrain.data.prepare import prepare
 from jtrain.data.tokenizing import ByBytes
 from jtrain.errors import ConfigError
 from jtrain.losses.next_token import inputs_and_targets, next_token
-from jtrain.run import complete
+from jtrain.trained import complete
 from jtrain.types import Anywhere
 
 pytestmark = pytest.mark.thorough
