@@ -20,9 +20,13 @@ def shuffled(places: np.ndarray, rows: int, *, seed: int, epoch: int | np.ndarra
     ("cycle walking", fewer than 2 passes on average). Source: Black and Rogaway 2002, Ciphers with
     arbitrary finite domains; https://nullprogram.com/blog/2018/07/31/ for the hash.
     """
-    epochs, of = np.unique(epoch, return_inverse=True)
+    epochs, which = np.ravel(epoch), None
+    if (epochs == epochs[:1]).all():
+        epochs = epochs[:1]
+    else:
+        epochs, of = np.unique(epochs, return_inverse=True)
+        which = of.reshape(places.shape)
     keys = _keys(seed, epochs)
-    which = of.reshape(places.shape) if len(epochs) > 1 else None
     bits = (rows - 1).bit_length()
     result = _network(places, bits, keys, which)
     while (beyond := result >= rows).any():

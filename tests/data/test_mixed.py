@@ -109,6 +109,12 @@ def test_processes_share_a_batch_out():
             np.testing.assert_array_equal(together, whole[step][name])
 
 
+def test_a_source_that_comes_once_in_many_batches_is_in_its_place():
+    often, seldom = Arrays(x=np.zeros(5)), Arrays(x=np.ones(5))
+    batches = Mixed({"often": (often, 49_999), "seldom": (seldom, 1)}, size=1000)
+    assert sum(batches[step]["x"].sum() for step in range(100)) == 2
+
+
 def test_one_source_alone_is_gone_through_as_by_itself():
     source = Arrays(x=np.arange(11))
     mine, alone = Mixed({"x": (source, 2.0)}, size=4), Shuffled(source, size=4)
