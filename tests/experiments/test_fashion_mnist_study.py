@@ -61,18 +61,23 @@ def test_batch_norm_carries_its_statistics_and_says_that_rows_meet():
 
 
 def test_augments_what_is_trained_on_and_nothing_else():
-    changes = ("data.augment.flip=1", "data.augment.mixup=0.2", "batch=8", "model.channels=[4]")
-    plain, x = (
-        config_of(CONFIGS / "fashion_mnist.yaml", settings).build(Anywhere())
-        for settings in (["data.augment.flip=0", "data.augment.crop=0", *changes[2:]], changes)
+    built = lambda *changes: config_of(
+        CONFIGS / "fashion_mnist.yaml",
+        ["batch=8", "model.channels=[4]", "data.augment.crop=0", *changes],
+    ).build(Anywhere())
+    plain, flipped = built("data.augment.flip=0"), built("data.augment.flip=1")
+    assert (flipped.train[0]["image"] == plain.train[0]["image"][:, :, ::-1]).all()
+    assert (flipped.valid[0]["image"] == plain.valid[0]["image"]).all()
+
+
+def test_images_that_are_mixed_have_the_chances_of_both_as_labels():
+    path = CONFIGS / "fashion_mnist.yaml"
+    x = config_of(path, ["batch=8", "model.channels=[4]", "data.augment.mixup=0.2"]).build(
+        Anywhere()
     )
-    flipped = config_of(
-        CONFIGS / "fashion_mnist.yaml", [changes[0], "data.augment.crop=0", changes[2]]
-    )
-    image = flipped.build(Anywhere()).train[0]["image"]
-    assert (image == plain.train[0]["image"][:, :, ::-1]).all()
-    assert (x.valid[0]["image"] == plain.valid[0]["image"]).all()
     params, extra = x.init(jax.random.key(0))
-    nats = [jax.jit(x.loss.loss)(params, extra, rows[0], None)[0] for rows in (x.train, x.valid)]
-    assert "chances" in x.train[0] and "chances" not in x.valid[0]
-    assert all(each.weight > 0 and each.total > 0 for each in nats)
+    loss = jax.jit(lambda batch: x.loss.loss(params, extra, batch, None)[0])
+    batch = x.train[0]
+    assert loss(batch).total != loss(batch | {"chances": batch["chances"][::-1]}).total
+    assert "chances" not in x.valid[0]
+    assert loss(x.valid[0]).weight > 0
