@@ -79,6 +79,16 @@ def test_packed_rows_keep_their_documents_apart(tmp_path: Path):
     assert abs(other.value() - found.value()) > 1e-3
 
 
+def test_a_mixture_trains_and_is_judged_by_each_text(home: Path):
+    (home / "more.txt").write_text("a dog lay by the door of the house. " * 40)
+    prepare(home / "more.txt", home / "more", tokenizing=ByBytes())
+    parts = "{cats: {path: tokens, weight: 3}, dogs: {path: more, weight: 1}}"
+    mixed = ("data.kind=mixture", f"data.parts={parts}", "steps=4", "evaluate.every=0")
+    outcome = trained(CONFIG, *TOY, *mixed, "evaluate.batch=8", "checkpoint.every=0")
+    assert list(outcome.sets) == ["cats", "dogs"]
+    assert all(np.isfinite(found[4]["loss"]) for found in outcome.sets.values())
+
+
 @pytest.mark.slow
 def test_trains_in_bfloat16_and_writes():
     settings = (*TOY, "steps=30", "optimizer.lr=1e-2", "evaluate.every=0", "checkpoint.every=0")
