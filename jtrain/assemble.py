@@ -15,7 +15,7 @@ from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.jaxprs import operations
 from jtrain.judged import check_best, check_names
-from jtrain.lengths import in_steps
+from jtrain.lengths import Lengths, in_steps
 from jtrain.loss_checks import refuse_unused_params, refuse_wide_products
 from jtrain.optim import Evaluated, evaluation_params
 from jtrain.parallel import Strategy, check_divides
@@ -36,7 +36,7 @@ class Assembly:
     strategy: Strategy
     experiment: Experiment
     like: TrainState  # shapes, dtypes and shardings
-    lengths: Mapping[str, str]  # of each key that is said as a duration, how it was said
+    lengths: Lengths  # the config's durations, before they were counted in steps
 
     def fresh(self) -> TrainState:
         """The state before the first step, made straight into its shardings.
@@ -172,8 +172,12 @@ class Assembly:
         return lambda params: terms(params, self.like.extra, batch, key)
 
 
-def assemble(config: RunConfig) -> Assembly:
+def assemble(config: RunConfig, seconds: float = 0.0) -> Assembly:
     """The parts that a config stands for.
+
+    Args:
+        seconds: that a step takes, where the config says durations in time. While it is 0 their
+            steps are provisional; `jtrain.pace.paced` measures it.
 
     Raises:
         ConfigError: if batches do not divide into the devices and microbatches, or `build` gives
@@ -182,7 +186,7 @@ def assemble(config: RunConfig) -> Assembly:
     """
     strategy = config.parallel.build()
     check_divides(config.batch, strategy.shares, config.microbatches)
-    config, lengths = in_steps(config, strategy.placement)
+    config, lengths = in_steps(config, strategy.placement, seconds)
     experiment = config.build(strategy.placement)
     if not isinstance(experiment, Experiment):
         raise ConfigError(

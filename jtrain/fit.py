@@ -10,7 +10,6 @@ import optax
 from pydantic import ValidationError
 
 from jtrain import given
-from jtrain.assemble import assemble
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint.keeping import Goal
 from jtrain.config.top import Checkpoint, Evaluate, Log
@@ -25,6 +24,7 @@ from jtrain.hooks.signals import Signals
 from jtrain.loop import Stop
 from jtrain.optim.recipe import Recipe
 from jtrain.optim.schedules import Schedule
+from jtrain.pace import paced
 from jtrain.parallel import Parallel
 from jtrain.precision import Precision
 from jtrain.run import run
@@ -98,7 +98,7 @@ def fit(
         params: a pytree of arrays, which is left as it is, or `key -> (params, extra)`.
         data: arrays by name, `(x, y)`, a source of rows, or batches.
         optimizer: a name, a value of `jtrain.optim`, or an optax transformation.
-        steps: updates; as other durations below also "3 epochs", "500k rows", "2M tokens", "10%".
+        steps: updates; as other durations below also "3 epochs", "2M tokens", "10%", "5 minutes".
         batch: rows a step, over all devices; 32 unless the data has a size of its own.
         lr: peak learning rate of an optimizer that is named; 1e-3 for adam, adamw and nadamw.
         schedule: how it goes over the run, a name or a value; the same rate all through by default.
@@ -186,7 +186,7 @@ def fit(
 def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None) -> Fitted:
     """Trains, and writes nothing."""
     keep_compiled_programs()
-    parts = assemble(config)
+    parts = paced(config)
     step, state = compiled(parts, parts.fresh)
     with (
         Signals(every=config.steps_per_call) as signals,

@@ -6,6 +6,7 @@ import jax
 
 from jtrain.assemble import Assembly
 from jtrain.config.dump import flat
+from jtrain.hooks.readable import brief
 from jtrain.summary import short, summary
 from jtrain.trees import elements
 
@@ -25,11 +26,12 @@ def opening(parts: Assembly, start: int | None) -> list[str]:
         short(summary(parts.like)),
     ]
     now = flat(parts.config)
-    lines += [
-        f"{key}: {said} is {now[key]} steps"
-        for key, said in parts.lengths.items()
-        if isinstance(now.get(key), int)
-    ]
+    for key, said in parts.lengths.said.items():
+        if isinstance(now.get(key), int):
+            unit = "evaluations" if key == "evaluate.patience" else "steps"
+            if said.seconds and unit == "steps":
+                unit += f" of {brief(parts.lengths.seconds)}"
+            lines.append(f"{key}: {said} is {now[key]} {unit}")
     if start:
         lines.append(f"goes on from step {start} of {config.steps}")
     return lines

@@ -8,7 +8,7 @@ from typing import Literal, TextIO, TypeAlias
 
 import jax
 
-from jtrain.assemble import Assembly, assemble
+from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints
 from jtrain.directory import Directory, environment
@@ -20,6 +20,7 @@ from jtrain.hooks.pictures import write_pictures
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
 from jtrain.loop import Ended, Stop
+from jtrain.pace import paced
 from jtrain.state import TrainState
 from jtrain.trackers import check_installed
 from jtrain.watch import Watch
@@ -87,7 +88,7 @@ def run(
         Checkpoints(there.checkpoints, keep=kept.keep, best=kept.best) as checkpoints,
     ):
         checkpoints.prepare()  # beside the compiler
-        parts = assemble(config)
+        parts = paced(config, there.pace)
         checkpoints.check_room(parts.like)
         start = checkpoints.newest()
         # A run that goes on has all in its checkpoint, wherever its first parameters came from.
@@ -96,6 +97,8 @@ def run(
         step, state = compiled(parts, parts.fresh if start is None else restored)
         there.begin(config)
         facts = {"sets": list(parts.sets), **environment(jax.devices())}
+        if parts.lengths.seconds:
+            facts["seconds_per_step"] = parts.lengths.seconds
         with Watch(parts, there, checkpoints, start=start, screen=screen) as watch:
             there.say("running", step=start or 0, **facts)
             ended = drive(

@@ -88,7 +88,7 @@ def _again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
     keep_compiled_programs()
     there = Directory(directory)
     there.refuse_another(config, f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ.")
-    return assemble(config), there
+    return assemble(config, there.pace), there
 
 
 def _restored(

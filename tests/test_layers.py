@@ -26,6 +26,7 @@ ORDER = [
     {"summary", "leaf_statistics", "tracked"},
     {"opening", "watch"},
     {"drive"},
+    {"pace"},
     {"trained", "run"},
     {"fit", "predict"},
     {"debug"},
