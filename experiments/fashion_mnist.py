@@ -7,8 +7,10 @@ from pydantic import Field
 
 import jtrain as jt
 from jtrain.data import InOrder, Shuffled
+from jtrain.data.augment import Augment
 from jtrain.data.fashion_mnist import FashionMnist
 from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.losses.soft_cross_entropy import soft_cross_entropy
 from jtrain.models.cnn import CNN
 from jtrain.models.resnet import ResNet
 from jtrain.models.vit import ViT
@@ -16,10 +18,18 @@ from jtrain.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
 
 
 @jt.values
+class Clothes(FashionMnist):
+    """Fashion-MNIST, changed at random where it is trained on."""
+
+    augment: Augment = Augment()
+    """How; by default not at all."""
+
+
+@jt.values
 class Config(jt.RunConfig):
     """A classifier of clothes."""
 
-    data: FashionMnist = FashionMnist()
+    data: Clothes = Clothes()
     """The images."""
     model: Annotated[CNN | ResNet | ViT, Field(discriminator="kind")] = CNN()
     """The network; image and classes are those of the data."""
@@ -37,13 +47,16 @@ class Config(jt.RunConfig):
             keys = None if rng is None else jt.row_keys(rng, batch)
             given = batch["image"], keys, batch["mask"]
             logits, extra = model.apply(params, extra, None, rng is not None, *given)
+            if "chances" in batch:  # of images that are mixed
+                return *soft_cross_entropy(logits, batch["chances"], batch["mask"]), extra
             return *cross_entropy(logits, batch["label"], batch["mask"]), extra
 
+        train = Shuffled(data.train, size=self.batch, seed=self.seed)
         return jt.Experiment(
             init=model.init,
             loss=loss,
             couples="batch" if values.couples == "batch" else "nothing",
-            train=Shuffled(data.train, size=self.batch, seed=self.seed),
+            train=self.data.augment.build(train, classes=data.classes),
             valid=InOrder(data.validation, size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
         )

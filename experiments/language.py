@@ -1,9 +1,12 @@
 """Next-token prediction over token files, for models whose logits are too many to hold at once."""
 
 from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
 
 import jtrain as jt
-from jtrain.data import InOrder, Shuffled
+from jtrain.data.mixture import Mixture
 from jtrain.data.token_corpus import Tokens
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, segments_of
@@ -16,7 +19,7 @@ from jtrain.writing import writes
 class Config(jt.RunConfig):
     """A transformer and its tokens."""
 
-    data: Tokens
+    data: Annotated[Tokens | Mixture, Field(discriminator="kind")]
     """The tokens."""
     model: Transformer = Transformer(preset="gpt2")
     """The network; with vocab=0 it has the tokens of the data."""
@@ -50,8 +53,8 @@ class Config(jt.RunConfig):
             init=model.init,
             dims=model.dims,
             loss=loss,
-            train=Shuffled(corpus.train, size=self.batch, seed=self.seed),
-            valid=InOrder(corpus.validation, size=self.evaluate.batch or self.batch),
+            train=corpus.shuffled(size=self.batch, seed=self.seed),
+            valid=corpus.in_order(size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
             tokens=self.data.context,
             complete=writes(network.build, corpus.vocabulary),

@@ -1,21 +1,20 @@
 """Next-character prediction: the plays of Shakespeare, or files of your own."""
 
 from collections.abc import Iterator
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.data import InOrder, Shuffled
+from jtrain.data.mixture import Mixture
 from jtrain.data.shakespeare import Shakespeare
 from jtrain.data.text import Text
 from jtrain.data.tiny_shakespeare import TinyShakespeare
-from jtrain.losses.next_token import inputs_and_targets, next_token
+from jtrain.data.token_corpus import Tokens
+from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.models.transformer import Transformer
 from jtrain.types import Batch, Key, LossFn, Mean, Metrics, Model, Params, Placement
 from jtrain.writing import writes
-
-Corpora: TypeAlias = Shakespeare | TinyShakespeare | Text
 
 
 def next_char(model: Model) -> LossFn:
@@ -24,7 +23,8 @@ def next_char(model: Model) -> LossFn:
     def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
         inputs, targets, real = inputs_and_targets(batch)
         keys = None if rng is None else jt.row_keys(rng, batch)
-        logits, _ = model.apply(params, {}, None, rng is not None, inputs, keys)
+        given = inputs, keys, segments_of(batch)
+        logits, _ = model.apply(params, {}, None, rng is not None, *given)
         return next_token(logits, targets, real)
 
     return loss
@@ -34,9 +34,9 @@ def next_char(model: Model) -> LossFn:
 class Config(jt.RunConfig):
     """A character transformer and its text."""
 
-    data: Annotated[Shakespeare | TinyShakespeare | Text, Field(discriminator="kind")] = (
-        Shakespeare()
-    )
+    data: Annotated[
+        Shakespeare | TinyShakespeare | Text | Tokens | Mixture, Field(discriminator="kind")
+    ] = Shakespeare()
     """The text."""
     model: Transformer = Transformer()
     """The network; its vocabulary is the characters of the text."""
@@ -66,8 +66,8 @@ class Config(jt.RunConfig):
             init=model.init,
             dims=model.dims,
             loss=next_char(model),
-            train=Shuffled(corpus.train, size=self.batch, seed=self.seed),
-            valid=InOrder(corpus.validation, size=self.evaluate.batch or self.batch),
+            train=corpus.shuffled(size=self.batch, seed=self.seed),
+            valid=corpus.in_order(size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
             tokens=self.data.context,
             sample=lambda params, extra, key: complete(params, extra, key, jt.Prompt()),

@@ -2,31 +2,28 @@
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jtrain.checkpoint import Start, starting
-from jtrain.checkpoint.keeping import Goal
-from jtrain.config.nearest import did_you_mean
 from jtrain.data.calls import Calls
-from jtrain.durations import Duration, Facts, durations, settled
 from jtrain.errors import ConfigError
 from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.jaxprs import operations
+from jtrain.judged import check_best, check_names
+from jtrain.lengths import Lengths, in_steps
 from jtrain.loss_checks import refuse_unused_params, refuse_wide_products
-from jtrain.optim import SGD, Evaluated, evaluation_params
+from jtrain.optim import Evaluated, evaluation_params
 from jtrain.parallel import Strategy, check_divides
 from jtrain.precision import computed_in
 from jtrain.state import TrainState, new_state
 from jtrain.step import StepFn, make_step, many
 from jtrain.terms import Returned, in_terms
-from jtrain.types import Batch, Batches, Extra, LossFn, Once, Params, Placement, Stateful
+from jtrain.types import Batch, Extra, LossFn, Once, Params, Stateful
 
 Weights: TypeAlias = tuple[Params, Extra]
 
@@ -39,7 +36,7 @@ class Assembly:
     strategy: Strategy
     experiment: Experiment
     like: TrainState  # shapes, dtypes and shardings
-    lengths: Mapping[str, str]  # of each key that is said as a duration, how it was said
+    lengths: Lengths  # the config's durations, before they were counted in steps
 
     def fresh(self) -> TrainState:
         """The state before the first step, made straight into its shardings.
@@ -124,40 +121,12 @@ class Assembly:
             LossError: if the loss does not take the rows of `valid`.
             ConfigError: if `checkpoint.best` is none of its metrics.
         """
-        best, names = self.config.checkpoint.best, []
-        for number, (name, rows) in enumerate(self.sets.items()):
+        metrics: dict[str, list[str]] = {}
+        for name, rows in self.sets.items():
             program = make_evaluate(self.loss, ragged=rows.ragged)
             weights = self.like.params, self.like.extra
-            metrics = ["loss", *jax.eval_shape(program, weights, _shapes(rows))[1]]
-            names += metrics if number == 0 else []
-            names += [f"{name}/{metric}" for metric in metrics]
-        goal = Goal.parse(best)
-        if goal and goal.name not in names:
-            short = [name for name in names if len(self.sets) > 1 or "/" not in name]
-            found = f"gives {', '.join(short)}" if names else "there is none: it has no `valid`"
-            near = did_you_mean(goal.name, names)
-            raise ConfigError(
-                f"checkpoint.best={best}: {goal.name} is no metric of the "
-                f"evaluation, which {found}{near or '; write checkpoint.best=loss'}"
-            )
-
-    def not_finite(self, last: int) -> str:
-        """The first value in the batches up to this step that is not finite; or that all are."""
-        seen = self.config.log.every + 10 * self.config.steps_per_call  # some were in flight
-        first = max(1, last - seen)
-        mine = _mine(self.experiment.train)
-        for step in range(first, last + 1):
-            batch = mine[step - 1]
-            for name, array in batch.items():
-                if not np.issubdtype(array.dtype, np.floating) or np.isfinite(array).all():
-                    continue
-                row, *place = np.argwhere(~np.isfinite(array))[0].tolist()
-                where = f" at {place}" if place else ""
-                return (
-                    f"In the batch of step {step}, row {batch['row'][row]} of `{name}` has "
-                    f"{array[(row, *place)]}{where}."
-                )
-        return f"In the batches of steps {first} to {last} every value is finite."
+            metrics[name] = ["loss", *jax.eval_shape(program, weights, _shapes(rows))[1]]
+        check_best(self.config.checkpoint.best, metrics)
 
     def measure(self, state: TrainState, name: str = "valid") -> dict[str, float]:
         """The metrics of a state over all of a set."""
@@ -205,8 +174,12 @@ class Assembly:
         return lambda params: terms(params, self.like.extra, batch, key)
 
 
-def assemble(config: RunConfig) -> Assembly:
+def assemble(config: RunConfig, seconds: float = 0.0) -> Assembly:
     """The parts that a config stands for.
+
+    Args:
+        seconds: that a step takes, where the config says durations in time. While it is 0 their
+            steps are provisional; `jtrain.pace.paced` measures it.
 
     Raises:
         ConfigError: if batches do not divide into the devices and microbatches, or `build` gives
@@ -215,7 +188,7 @@ def assemble(config: RunConfig) -> Assembly:
     """
     strategy = config.parallel.build()
     check_divides(config.batch, strategy.shares, config.microbatches)
-    config, lengths = _in_steps(config, strategy.placement)
+    config, lengths = in_steps(config, strategy.placement, seconds)
     experiment = config.build(strategy.placement)
     if not isinstance(experiment, Experiment):
         raise ConfigError(
@@ -235,57 +208,8 @@ def assemble(config: RunConfig) -> Assembly:
     )
     for rows in parts.sets.values():
         check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")
-    _check_names(parts)
+    check_names(config, parts.sets)
     return parts
-
-
-def _in_steps(config: RunConfig, place: Placement) -> tuple[RunConfig, Mapping[str, str]]:
-    """The config with steps for durations, and these by key.
-
-    What an epoch is, and how many tokens a row has, the experiment knows: it is built once to ask.
-    """
-    found = durations(config)
-    units = {length.unit for length in found.values()}
-    facts = Facts(batch=config.batch, steps_per_call=config.steps_per_call)
-    if units & {"epochs", "tokens"}:
-        probe = dataclasses.replace(config, optimizer=SGD(lr=1.0))
-        probe = settled(probe, facts._replace(epoch=1, tokens=1))  # any steps will do
-        asked = probe.build(place)
-        facts = facts._replace(epoch=_epoch(asked.train), tokens=asked.tokens)
-    config = settled(config, facts)
-    if isinstance(config.checkpoint.every, Duration) and jax.process_count() > 1:
-        raise ConfigError(
-            f"checkpoint.every: {config.checkpoint.every} is by the clock, and "
-            f"{jax.process_count()} processes, which save together, have as many. Write "
-            f"checkpoint.every=500, in steps."
-        )
-    for key, words in config.misfits() if found else ():
-        raise ConfigError(f"{key}: {words}")
-    return config, found
-
-
-def _epoch(batches: Batches) -> int:
-    """Places an epoch: its rows, with what is dropped or filled up at its end."""
-    rows, size = getattr(batches, "rows", 0), batches.size
-    whole = {"drop": rows // size * size, "pad": -(-rows // size) * size}
-    return whole.get(getattr(batches, "end", "cross"), rows)
-
-
-def _check_names(parts: Assembly) -> None:
-    """Makes sure that the sets which the config names are there, and that all can be told apart."""
-    for name in parts.sets:
-        if not name.isidentifier():
-            raise ConfigError(
-                f"The evaluation set {name!r} has no plain name, and metrics are written as "
-                f"NAME/loss: call it {re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_') or 'valid'}."
-            )
-    for name in parts.config.evaluate.sets:
-        if name not in parts.sets:
-            there = ", ".join(parts.sets) or "none"
-            raise ConfigError(
-                f"evaluate.sets.{name} is no set of experiment {parts.config.experiment}, which "
-                f"gives {there}{did_you_mean(name, parts.sets) or '; leave it out'}"
-            )
 
 
 def _makers(

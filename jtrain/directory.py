@@ -82,6 +82,11 @@ class Directory:
         except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
             return {}
 
+    @property
+    def pace(self) -> float:
+        """Seconds that a step takes, as the run counted its durations in time; 0 if it has none."""
+        return self.stands().get("seconds_per_step", 0.0)
+
     def say(self, status: str, **facts: Any) -> None:
         """Writes how the run stands: running, done, stopped or failed, and what is known of it."""
         said = {**self.stands(), "status": status, **facts}

@@ -1,7 +1,8 @@
 """How long something lasts, in steps, epochs, rows, tokens, a share of the run, or time.
 
 In a config `steps: 3 epochs` is a `Duration`, a text; `settled` makes it a number of steps, once it
-is known how many rows an epoch has and how many tokens a row. An experiment sees only the numbers.
+is known how many rows an epoch has, how many tokens a row and how long a step takes. An experiment
+sees only the numbers.
 """
 
 import dataclasses
@@ -16,10 +17,11 @@ from pydantic_core import core_schema
 from jtrain.errors import ConfigError
 
 T = TypeVar("T")
-DATA = ("steps", "epochs", "rows", "tokens")
 SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
+ANY = ("steps", "epochs", "rows", "tokens", *SECONDS)
 EXAMPLES = {
-    "steps": "500",
+    "evaluations": "5 evaluations",
+    "steps": "500 steps",
     "epochs": "3 epochs",
     "rows": "500k rows",
     "tokens": "2M tokens",
@@ -58,9 +60,12 @@ class Duration(str):
 class Lasts:
     """Marks an int of a config that may be written as a duration: `Annotated[int, Lasts(1)]`."""
 
-    def __init__(self, least: int, *units: str):
-        """At least so many steps; `units` beside steps, epochs, rows and tokens."""
-        self.units = (*DATA, *units)
+    def __init__(self, least: int, *units: str, plain: str = "steps"):
+        """At least so many; `units` beside steps, epochs, rows, tokens and time.
+
+        `plain` is what a number without a unit counts.
+        """
+        self.units, self.plain = tuple(dict.fromkeys((plain, *ANY, *units))), plain
         self.gt, self.ge = (0, None) if least == 1 else (None, least)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
@@ -79,14 +84,13 @@ class Lasts:
             return number(value)
         length = Duration(value)
         if length.unit in self.units and length.amount > 0:
-            return number(int(length.amount)) if length.unit == "steps" else length
-        offered = " or ".join(EXAMPLES[unit] for unit in self.units if unit in EXAMPLES)
+            return number(int(length.amount)) if length.unit == self.plain else length
+        examples = {**EXAMPLES, self.plain: EXAMPLES[self.plain].split()[0]}
+        offered = " or ".join(examples[unit] for unit in self.units if unit in examples)
         raise ValueError(f"must be {offered}, found {value!r}{self._hint(length)}")
 
     def _hint(self, length: Duration) -> str:
-        if length.unit in SECONDS:
-            return "; in time only checkpoints are counted, or results would depend on the machine"
-        if length.unit in (*DATA, "%") and length.amount <= 0:
+        if length.unit in (*self.units, "%") and length.amount <= 0:
             return "; write more than 0"
         words = re.findall(r"[A-Za-z]+$", str(length))
         near = difflib.get_close_matches(words[0].lower(), self.units, 1) if words else []
@@ -100,6 +104,8 @@ class Facts(NamedTuple):
     epoch: int = 0  # rows, 0 where it is not known
     tokens: int = 0  # a row, 0 where it is not known
     steps_per_call: int = 1
+    seconds: float = 0.0  # a step, 0 where it is not known
+    clock: bool = True  # whether checkpoints may go by it
 
 
 def durations(config: Any, key: str = "") -> dict[str, Duration]:
@@ -113,7 +119,7 @@ def durations(config: Any, key: str = "") -> dict[str, Duration]:
 
 
 def settled(config: T, facts: Facts) -> T:
-    """The config with a number of steps for each duration; those in time stay.
+    """The config with a number of steps for each duration; `checkpoint.every` in time stays.
 
     What is asked for in full: half a step more makes a step more. Outside of the optimizer they are
     multiples of the steps of a call.
@@ -126,6 +132,11 @@ def settled(config: T, facts: Facts) -> T:
     if isinstance(total, Duration):
         total = _steps("steps", total, facts, 0)
     return _settled(config, "", facts, 0 if isinstance(total, Duration) else total)
+
+
+def by_the_clock(key: str, length: Duration, facts: Facts) -> bool:
+    """Whether it stays in time, as it changes no number that a run computes."""
+    return length.unit in SECONDS and key == "checkpoint.every" and facts.clock
 
 
 def countable(config: Any) -> list[str]:
@@ -167,22 +178,24 @@ def _children(value: Any) -> list[tuple[str, Any]]:
 
 def _steps(key: str, length: Duration, facts: Facts, total: int) -> Any:
     per_step = {
+        "steps": 1,
         "epochs": Fraction(facts.batch, facts.epoch) if facts.epoch else 0,
         "rows": facts.batch,
         "tokens": facts.batch * facts.tokens,
         "%": Fraction(100, total) if total else 0,
-    }
-    if length.unit in SECONDS:
+    } | dict.fromkeys(SECONDS, Fraction(facts.seconds))
+    if by_the_clock(key, length, facts):
         return length
     if not per_step[length.unit]:
         why = {
             "epochs": "the experiment's data has no end",
             "tokens": "the experiment says no tokens a row: jt.Experiment(tokens=...)",
             "%": "the run has no last step",
-        }[length.unit]
+        }.get(length.unit, "nobody measured how long a step takes")
         raise ConfigError(
             f"{key}: {length} cannot be counted, as {why}. Write {key}=500, in steps."
         )
-    steps = math.ceil(length.amount / per_step[length.unit])
+    amount = length.amount * SECONDS.get(length.unit, 1)
+    steps = math.ceil(amount / per_step[length.unit])
     call = 1 if key.startswith("optimizer") else facts.steps_per_call
     return -(-steps // call) * call

@@ -10,10 +10,10 @@ import optax
 from pydantic import ValidationError
 
 from jtrain import given
-from jtrain.assemble import assemble
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint.keeping import Goal
 from jtrain.config.top import Checkpoint, Evaluate, Log
+from jtrain.drive import compiled, drive
 from jtrain.errors import ConfigError, LossError
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.hooks.evaluating import Result
@@ -21,16 +21,18 @@ from jtrain.hooks.history import History
 from jtrain.hooks.metrics import read
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
-from jtrain.loop import Stop, train
+from jtrain.loop import Stop
 from jtrain.optim.recipe import Recipe
 from jtrain.optim.schedules import Schedule
+from jtrain.pace import paced
 from jtrain.parallel import Parallel
 from jtrain.precision import Precision
-from jtrain.run import compiled, reader, run, trained
+from jtrain.run import run
 from jtrain.state import TrainState
+from jtrain.trained import trained
 from jtrain.types import Couples, Extra, LossFn, Params, Placement, Stateful
 from jtrain.values import values
-from jtrain.watch import Watch, opening
+from jtrain.watch import Watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,7 @@ def fit(
         params: a pytree of arrays, which is left as it is, or `key -> (params, extra)`.
         data: arrays by name, `(x, y)`, a source of rows, or batches.
         optimizer: a name, a value of `jtrain.optim`, or an optax transformation.
-        steps: updates; as other durations below also "3 epochs", "500k rows", "2M tokens", "10%".
+        steps: updates; as other durations below also "3 epochs", "2M tokens", "10%", "5 minutes".
         batch: rows a step, over all devices; 32 unless the data has a size of its own.
         lr: peak learning rate of an optimizer that is named; 1e-3 for adam, adamw and nadamw.
         schedule: how it goes over the run, a name or a value; the same rate all through by default.
@@ -184,28 +186,16 @@ def fit(
 def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None) -> Fitted:
     """Trains, and writes nothing."""
     keep_compiled_programs()
-    parts = assemble(config)
+    parts = paced(config)
     step, state = compiled(parts, parts.fresh)
     with (
         Signals(every=config.steps_per_call) as signals,
         Watch(parts, screen=screen) as watch,
-        reader(parts, 0) as feed,
     ):
-        watch.waited = lambda: feed.waited
-        for line in opening(parts, None):
-            watch.lines.say(line)
-        ended = train(
-            step,
-            state,
-            feed,
-            start=0,
-            stop=parts.config.steps,
-            hooks=[signals, *watch.hooks(hooks, state)],
-            steps_per_call=config.steps_per_call,
-        )
+        ended = drive(parts, step, state, watch, signals, hooks=hooks)
         stop = ended.stop or Stop("", "finished")
         if stop.kind == "failed":
-            raise LossError(f"{stop.why} {parts.not_finite(ended.step)}")
+            raise LossError(stop.why)
         if stop.kind == "finished":
             for evaluation in watch.evaluations.values():
                 evaluation.at(ended.step, ended.state)

@@ -2,6 +2,8 @@
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from jtrain.assemble import Assembly
+from jtrain.hooks.leaves import Leaves
 from jtrain.state import TrainState
 from jtrain.step import make_step
 from jtrain.trees import at_least_f32, named_leaves, norm
@@ -44,6 +47,29 @@ class LeafStatistics:
             self._program = parts.strategy.compile(looks, parts.like, batch)
         found = jax.device_get(self._program(state, batch))
         return {kind: {leaf: float(x) for leaf, x in found[kind].items()} for kind in KINDS}
+
+
+def leaves(
+    parts: Assembly,
+    path: Path,
+    pause: Callable[[str], AbstractContextManager[None]],
+    start: int | None,
+) -> Leaves:
+    """The hook that writes them for a run; close it at the end.
+
+    Args:
+        path: of the file.
+        pause: what is done beside training is done within.
+        start: the step that the run goes on from, if it does.
+    """
+    of = LeafStatistics(parts)
+
+    def look(step: int, state: TrainState) -> dict[str, dict[str, float]]:
+        with pause("looking at leaves"):
+            return of(step, state)
+
+    config = parts.config
+    return Leaves(path, every=config.log.leaves, stop=config.steps, look=look, resumed_at=start)
 
 
 def looking(parts: Assembly) -> Callable[[TrainState, Batch], Statistics]:

@@ -2,30 +2,28 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TextIO, TypeAlias
 
 import jax
 
-from jtrain.assemble import Assembly, assemble
+from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints
-from jtrain.data import ReadAhead
-from jtrain.directory import MAY_DIFFER, Directory, environment
-from jtrain.errors import CheckpointError, ConfigError
-from jtrain.experiment import Prompt, RunConfig
+from jtrain.directory import Directory, environment
+from jtrain.drive import compiled, drive
+from jtrain.experiment import RunConfig
 from jtrain.hooks.evaluating import Results
 from jtrain.hooks.metrics import results
 from jtrain.hooks.pictures import write_pictures
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
-from jtrain.loop import Ended, Stop, train
+from jtrain.loop import Ended, Stop
+from jtrain.pace import paced
 from jtrain.state import TrainState
-from jtrain.step import StepFn
 from jtrain.trackers import check_installed
-from jtrain.watch import Watch, opening
+from jtrain.watch import Watch
 
 Status: TypeAlias = Literal["done", "stopped", "failed"]
 ENDS: Mapping[str, Status] = {"finished": "done", "interrupted": "stopped", "failed": "failed"}
@@ -90,7 +88,7 @@ def run(
         Checkpoints(there.checkpoints, keep=kept.keep, best=kept.best) as checkpoints,
     ):
         checkpoints.prepare()  # beside the compiler
-        parts = assemble(config)
+        parts = paced(config, there.pace)
         checkpoints.check_room(parts.like)
         start = checkpoints.newest()
         # A run that goes on has all in its checkpoint, wherever its first parameters came from.
@@ -98,139 +96,22 @@ def run(
         restored = functools.partial(checkpoints.restore, start or 0, parts.like)
         step, state = compiled(parts, parts.fresh if start is None else restored)
         there.begin(config)
-        with (
-            Watch(parts, there, checkpoints, start=start, screen=screen) as watch,
-            reader(parts, start or 0) as feed,
-        ):
-            watch.waited = lambda: feed.waited
-            for line in [*opening(parts, start), *begins, *changed]:
-                watch.lines.say(line)
-            facts = {"sets": list(parts.sets), **environment(jax.devices())}
+        facts = {"sets": list(parts.sets), **environment(jax.devices())}
+        if parts.lengths.seconds:
+            facts["seconds_per_step"] = parts.lengths.seconds
+        with Watch(parts, there, checkpoints, start=start, screen=screen) as watch:
             there.say("running", step=start or 0, **facts)
-            observers, over = [signals, *watch.hooks(hooks, state)], watch.over()
-            ended = train(
+            ended = drive(
+                parts,
                 step,
                 state,
-                feed,
-                start=start or 0,
-                stop=start if start and over else parts.config.steps,
-                hooks=observers,
-                steps_per_call=config.steps_per_call,
+                watch,
+                signals,
+                hooks=hooks,
+                start=start,
+                news=[*begins, *changed],
             )
-            ended = dataclasses.replace(ended, stop=ended.stop or over) if start else ended
             return _finish(parts, there, checkpoints, watch, ended)
-
-
-def measure(
-    config: RunConfig, directory: Path, step: int | Literal["newest", "best"] = "newest"
-) -> tuple[int, Mapping[str, Mapping[str, float]]]:
-    """A step of the run in a directory, and by set its metrics over the whole of it.
-
-    Raises:
-        CheckpointError: if there is no such checkpoint.
-        ConfigError: if the values are not those of the run, or it has no validation set.
-    """
-    parts, there = _again(config, directory)
-    if not parts.sets:
-        raise ConfigError(f"experiment {config.experiment} gives no `valid` to measure a run by.")
-    found, state = _restored(parts, there, step)
-    return found, {name: parts.measure(state, name) for name in parts.sets}
-
-
-def complete(
-    config: RunConfig,
-    directory: Path,
-    prompt: Prompt,
-    *,
-    seed: int = 0,
-    step: int | Literal["newest", "best"] = "newest",
-) -> tuple[int, str]:
-    """A step of the run in a directory, and a text in its hand.
-
-    The prompt goes to the experiment's `complete`; one that has only `sample` takes none.
-
-    Raises:
-        CheckpointError: if there is no such checkpoint.
-        ConfigError: if the values are not those of the run, or the experiment writes no text.
-        DataError: if the experiment's data does not know what the prompt says.
-    """
-    parts, there = _again(config, directory)
-    x = parts.experiment
-    if x.complete is None and x.sample is None:
-        raise ConfigError(
-            f"experiment {config.experiment} writes nothing: it gives no `complete` and no "
-            f"`sample`. Give it one: jt.Experiment(..., complete=lambda params, extra, key, "
-            f"prompt: text)."
-        )
-    if x.complete is None and prompt.text:
-        raise ConfigError(
-            f"experiment {config.experiment} takes no prompt: it gives a `sample` and no "
-            f"`complete`. Leave the prompt out."
-        )
-    found, state = _restored(parts, there, step)
-    known = parts.evaluation_params(state), state.extra, jax.random.key(seed)
-    if x.complete is not None:
-        return found, x.complete(*known, prompt)
-    assert x.sample is not None, "one of the two is there"
-    return found, x.sample(*known)
-
-
-def trained(
-    config: RunConfig, directory: Path, step: int | Literal["newest", "best"] = "newest"
-) -> tuple[int, Assembly, TrainState]:
-    """A step of the run in a directory, the parts of the run, and the state after that step.
-
-    Raises:
-        CheckpointError: if there is no such checkpoint.
-        ConfigError: if the values are not those of the run.
-    """
-    parts, there = _again(config, directory)
-    found, state = _restored(parts, there, step)
-    return found, parts, state
-
-
-def _again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
-    """The parts of a run that was trained before, and where it lies."""
-    keep_compiled_programs()
-    there = Directory(directory)
-    there.refuse_another(config, f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ.")
-    return assemble(config), there
-
-
-def _restored(
-    parts: Assembly, there: Directory, step: int | Literal["newest", "best"]
-) -> tuple[int, TrainState]:
-    with Checkpoints(there.checkpoints, best=parts.config.checkpoint.best) as checkpoints:
-        named = {"newest": checkpoints.newest, "best": checkpoints.best}
-        found = named[step]() if isinstance(step, str) else step
-        if found is None and not checkpoints.steps():
-            raise CheckpointError(
-                f"{there.checkpoints} has no checkpoint: no state of this run was saved. Train it: "
-                f"jtrain run {there.config}"
-            )
-        if found is None:
-            raise CheckpointError(
-                f"{there.checkpoints} has no {step} checkpoint; it has steps "
-                f"{checkpoints.steps() or 'none'}. The best is kept where checkpoint.best names a "
-                f"metric."
-            )
-        return found, checkpoints.restore(found, parts.like)
-
-
-def compiled(parts: Assembly, make: Callable[[], TrainState]) -> tuple[StepFn, TrainState]:
-    """The compiled step, and the state that `make` gives beside its compilation."""
-    with ThreadPoolExecutor(1) as beside:
-        state, checked = beside.submit(make), beside.submit(parts.check_evaluation)
-        step = parts.compile_step()
-        checked.result()
-        return step, state.result()
-
-
-def reader(parts: Assembly, start: int) -> ReadAhead:
-    """What each call of the step takes, from step `start` on."""
-    calls, each = parts.calls, parts.config.steps_per_call
-    read = lambda call: parts.place(calls[call])
-    return ReadAhead(read, start=start // each, stop=parts.config.steps // each)
 
 
 def _finish(
@@ -258,8 +139,6 @@ def _finish(
             write_pictures(directory.pictures, ended.step, pictures)
     checkpoints.wait()  # what is announced is on the disk
     status, why = ENDS[stop.kind], stop.why
-    if status == "failed":
-        why = f"{why} {parts.not_finite(ended.step)}"
     watch.ended(status)
     directory.say(status, step=ended.step, why=why)
     found = {name: evaluation.results for name, evaluation in watch.evaluations.items()}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jtrain.assemble import Assembly
 from jtrain.checkpoint import Checkpoints
 from jtrain.checkpoint.keeping import Goal
-from jtrain.config.dump import flat, plain_values
+from jtrain.config.dump import plain_values
 from jtrain.directory import Directory
 from jtrain.durations import Duration
 from jtrain.hooks.early_stop import EarlyStop
@@ -25,12 +25,11 @@ from jtrain.hooks.progress import Progress
 from jtrain.hooks.saving import Save, SaveBest
 from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
-from jtrain.leaf_statistics import LeafStatistics
+from jtrain.leaf_statistics import leaves
 from jtrain.loop import Hook, Stop
 from jtrain.state import TrainState
-from jtrain.summary import short, summary
-from jtrain.trackers import About, End
-from jtrain.trees import elements
+from jtrain.tracked import tracking
+from jtrain.trackers import End
 from jtrain.types import Extra, Params
 from jtrain.version import __version__
 
@@ -107,9 +106,13 @@ class Watch:
         self._looks: list[Leaves] = []
         self._tracking: Tracking | None = None
         if directory and config.log.leaves:
-            self._looks.append(self._leaves(directory, start))
+            self._looks.append(leaves(parts, directory.leaves, self.pause, start))
+            self._stack.callback(self._looks[0].close)
         if directory and config.trackers and jax.process_index() == 0:
-            self._tracking = self._trackers(directory, every, start)
+            self._tracking = tracking(
+                config, directory.path, self.speed, tell=self.lines.say, resumed_at=start
+            )
+            self._stack.callback(self._tracking.close, "failed")  # unless the end was told
 
     def hooks(self, own: Sequence[Observer], state: TrainState) -> list[Hook]:
         """All of them in the order they act, `own` before what is kept.
@@ -177,38 +180,6 @@ class Watch:
         if self._tracking:
             self._tracking.row(step, name, numbers)
 
-    def _leaves(self, directory: Directory, start: int | None) -> Leaves:
-        statistics = LeafStatistics(self._parts)
-
-        def look(step: int, state: TrainState) -> dict[str, dict[str, float]]:
-            with self.pause("looking at leaves"):
-                return statistics(step, state)
-
-        every, stop = self.config.log.leaves, self.config.steps
-        leaves = Leaves(directory.leaves, every=every, stop=stop, look=look, resumed_at=start)
-        self._stack.callback(leaves.close)
-        return leaves
-
-    def _trackers(self, directory: Directory, every: int, start: int | None) -> Tracking:
-        learning_rate = self.config.optimizer.learning_rate(self.config.steps)
-
-        def more(step: int) -> dict[str, float]:
-            pace, rate = self.speed.pace, f"{self.speed.unit}_per_second"
-            known = {"learning_rate": float(learning_rate(step))}
-            return known | ({rate: getattr(pace, rate), "waiting": pace.waiting} if pace else {})
-
-        about = About(self.config.name, directory.path, flat(self.config))
-        tracking = Tracking(
-            self.config.trackers,
-            about,
-            every=every,
-            tell=self.lines.say,
-            resumed_at=start,
-            more=more,
-        )
-        self._stack.callback(tracking.close, "failed")  # unless it was told how the run ended
-        return tracking
-
     def ended(self, status: End) -> None:
         """Tells the trackers how the run ended, and waits a little for them."""
         if self._tracking:
@@ -253,28 +224,3 @@ class _Keep:
 def _numbers(results: Mapping[str, Any]) -> dict[str, float]:
     """What of an evaluation is a number; arrays, a confusion matrix say, are in metrics.jsonl."""
     return {name: x for name, x in results.items() if isinstance(x, int | float)}
-
-
-def opening(parts: Assembly, start: int | None) -> list[str]:
-    """What a reader wants to know before the first step."""
-    config, strategy = parts.config, parts.strategy
-    count = elements(parts.like.params)
-    batch: Any = f"{config.batch} rows"
-    if parts.experiment.tokens:
-        batch = f"{batch} of {parts.experiment.tokens} tokens"
-    lines = [
-        f"{config.name}: {count:,} parameters, {config.parallel.kind} over {strategy.shares} "
-        f"{jax.devices()[0].device_kind} device{'s' if strategy.shares > 1 else ''}, "
-        f"{batch} a step, {config.microbatches} microbatch"
-        + ("es" if config.microbatches > 1 else ""),
-        short(summary(parts.like)),
-    ]
-    now = flat(parts.config)
-    lines += [
-        f"{key}: {said} is {now[key]} steps"
-        for key, said in parts.lengths.items()
-        if isinstance(now.get(key), int)
-    ]
-    if start:
-        lines.append(f"goes on from step {start} of {config.steps}")
-    return lines

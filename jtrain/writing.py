@@ -1,13 +1,15 @@
 """What an experiment writes: a prompt as tokens, and the text of what follows."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jtrain.data.tokenizer import Tokenizer
+from jtrain.errors import DataError
 from jtrain.experiment import Prompt
 from jtrain.models.generate import Extends, generate
 from jtrain.types import Extra, Key, Params
@@ -16,7 +18,10 @@ Complete: TypeAlias = Callable[[Params, Extra, Key, Prompt], str]
 
 
 def writes(build: Callable[[], Extends], tokenizer: Tokenizer) -> Complete:
-    """An experiment's `complete`: the prompt, a new line if it is empty, and what follows.
+    """An experiment's `complete`: the prompt and what follows.
+
+    An empty prompt is the end of another document; where the tokenizer has none a new line, and
+    where it does not know that either its first token.
 
     Args:
         build: the model for one row of text, which is laid out nowhere; called when it is needed.
@@ -26,11 +31,11 @@ def writes(build: Callable[[], Extends], tokenizer: Tokenizer) -> Complete:
 
     def complete(params: Params, extra: Extra, key: Key, prompt: Prompt) -> str:
         del extra
-        begun = jnp.asarray(tokenizer.encode(prompt.text or "\n"), jnp.int32)[None]
+        begun = tokenizer.encode(prompt.text) if prompt.text else _nothing(tokenizer)
         tokens = generate(
             model(),
             params,
-            begun,
+            jnp.asarray(begun, jnp.int32)[None],
             key,
             steps=prompt.tokens,
             temperature=prompt.temperature,
@@ -41,3 +46,13 @@ def writes(build: Callable[[], Extends], tokenizer: Tokenizer) -> Complete:
         return tokenizer.decode(known[known < len(tokenizer)])
 
     return complete
+
+
+def _nothing(tokenizer: Tokenizer) -> Sequence[int] | np.ndarray:
+    """What stands for an empty prompt."""
+    if tokenizer.end is not None:
+        return [tokenizer.end]
+    try:
+        return tokenizer.encode("\n")
+    except DataError:
+        return [0]

@@ -96,13 +96,20 @@ def test_numbers_stay_numbers_and_nothing_else_changes():
     ("setting", "words"),
     [
         ("steps=3 epocs", "must be 500 or 3 epochs .* found '3 epocs'; did you mean epochs"),
-        ("steps=10 minutes", "found '10 minutes'; in time only checkpoints are counted"),
-        ("evaluate.every=1 hour", "in time only checkpoints are counted"),
+        ("steps=0 minutes", "found '0 minutes'; write more than 0"),
+        ("evaluate.every=-5 minutes", 'found the text "-5 minutes"'),
+        ("evaluate.every=1 hours or so", "must be 500 or 3 epochs"),
+        ("steps=10 minute5", "must be a whole number above 0"),
+        ("log.every=0 seconds", "write more than 0"),
+        (
+            "evaluate.patience=2 moons",
+            "must be 5 or 500 steps or 3 epochs .* or 10%, found '2 moons",
+        ),
         ("steps=0 epochs", "write more than 0"),
-        ("steps=3 moons", "must be 500 or 3 epochs or 500k rows or 2M tokens, found '3 moons'"),
+        ("steps=3 moons", "must be 500 or 3 epochs or 500k rows or 2M tokens or 10 minutes, found"),
         ("steps=soon", 'must be a whole number above 0, found the text "soon"'),
         ("steps=10%", "must be 500 or 3 epochs"),
-        ("optimizer.schedule.warmup=5 minutes", "must be 500 or 3 epochs .* or 10%"),
+        ("optimizer.schedule.warmup=5 moons", "must be 500 or 3 epochs .* or 10%"),
     ],
 )
 def test_says_what_it_cannot_be_and_where(setting, words):

@@ -14,7 +14,7 @@ def main(argv: Sequence[str]) -> int:
     path = config_of(typed.run, "eval")
     resolved = resolve(path, typed.settings)
 
-    from jtrain.run import measure
+    from jtrain.trained import measure
 
     step, numbers = measure(resolved.config, path.parent, asked_step(typed.step, "eval"))
     if typed.json:

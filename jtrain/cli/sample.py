@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     resolved = resolve(path, typed.settings)
     prompt, seed = _asked({name: getattr(typed, name) for name in OPTIONS}, typed.prompt)
 
-    from jtrain.run import complete
+    from jtrain.trained import complete
 
     step = asked_step(typed.step, "sample")
     step, text = complete(resolved.config, path.parent, prompt, seed=seed, step=step)

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from jtrain.config.init_from import InitFrom
-from jtrain.durations import SECONDS, Duration, Lasts
+from jtrain.durations import Duration, Lasts
 from jtrain.values import values
 
 
@@ -41,8 +41,7 @@ def _directory_name(name: str) -> str:
 
 PlainName = Annotated[str, AfterValidator(_plain_name)]
 DirectoryName = Annotated[str, AfterValidator(_directory_name)]
-# Steps, once the data is known; until then perhaps a Duration. Evaluations and numbers are not
-# counted in time: then they would depend on how fast a machine is, and results on them.
+# Steps, once the data and what a step takes are known; until then perhaps a Duration.
 Cadence = Annotated[int, Lasts(0, "%")]
 
 
@@ -51,7 +50,7 @@ class EvaluationSet:
     """When the experiment is evaluated on one of its sets."""
 
     every: Cadence = 0
-    """Steps between evaluations, or 1 epoch, 500k rows, 2M tokens, 10%; 0: only at the end."""
+    """Steps between evaluations, or 1 epoch, 2M tokens, 10%, 5 minutes; 0: only at the end."""
 
 
 @values
@@ -59,21 +58,21 @@ class Evaluate:
     """When the experiment is evaluated."""
 
     every: Cadence = 0
-    """Steps between evaluations, or 1 epoch, 500k rows, 2M tokens, 10%; 0: only at the end."""
+    """Steps between evaluations, or 1 epoch, 2M tokens, 10%, 5 minutes; 0: only at the end."""
     batch: int = Field(default=0, ge=0)
     """Rows a batch, over all devices; 0: as many as in training."""
     sets: dict[str, EvaluationSet] = Field(default_factory=dict)
     """Sets of the experiment, by name, that have a cadence of their own."""
-    patience: int = Field(default=0, ge=0)
+    patience: Annotated[int, Lasts(0, "%", plain="evaluations")] = 0
     """Evaluations in a row, no better than the best by checkpoint.best, after which the run is
-    done; 0: never."""
+    done, or as many as take 2 epochs, 10%, 10 minutes; 0: never."""
 
 
 @values
 class Checkpoint:
     """When the state is saved, and how much of it is kept."""
 
-    every: Annotated[int, Lasts(0, "%", *SECONDS)] = 500
+    every: Annotated[int, Lasts(0, "%")] = 500
     """Steps between checkpoints, or 1 epoch, 10%, 10 minutes; 0: only at the end, and when the run
     is stopped."""
     keep: int = Field(default=2, ge=1)
@@ -88,8 +87,8 @@ class Log:
     """What is said while it trains."""
 
     every: Annotated[int, Lasts(1, "%")] = 50
-    """Steps between log lines, or 1M tokens, 1%."""
-    leaves: int = Field(default=0, ge=0)
+    """Steps between log lines, or 1M tokens, 1%, 10 seconds."""
+    leaves: Cadence = 0
     """Steps between statistics of each leaf of the parameters, in leaves.jsonl: norms of gradient
     and update; 0: none. Each costs about as much time as a step."""
 
@@ -106,7 +105,7 @@ class Top:
     seed: int = Field(default=0, ge=0, lt=2**32)
     """All that is random follows from it: the parameters, the order of the rows, dropout."""
     steps: Annotated[int, Lasts(1)]
-    """Updates of the optimizer, or 3 epochs, 500k rows, 2M tokens."""
+    """Updates of the optimizer, or 3 epochs, 500k rows, 2M tokens, 10 minutes."""
     batch: int = Field(gt=0)
     """Rows a step, over all devices and microbatches."""
     microbatches: int = Field(default=1, gt=0)

@@ -2,7 +2,8 @@
 
 The values of configs lie in files of their own, which import pydantic: `jtrain.data.text.Text`,
 `jtrain.data.shakespeare.Shakespeare`, `jtrain.data.fashion_mnist.FashionMnist`,
-`jtrain.data.digits.Digits`, `jtrain.data.augment.Augment`, `jtrain.data.token_corpus.Tokens`.
+`jtrain.data.digits.Digits`, `jtrain.data.augment.Augment`, `jtrain.data.token_corpus.Tokens`,
+`jtrain.data.mixture.Mixture`.
 """
 
 from jtrain.data.ahead import ReadAhead

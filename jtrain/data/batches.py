@@ -10,11 +10,10 @@ import operator
 
 import numpy as np
 
+from jtrain.data.blocks import Blocks
 from jtrain.data.shuffle import shuffled
 from jtrain.data.source import Source
 from jtrain.errors import ConfigError, DataError
-
-BLOCK = 16384  # places shuffled at once: 128 rows cost 10 us so, and 500 us a batch at a time
 
 
 class Shuffled:
@@ -51,20 +50,20 @@ class Shuffled:
         self.ragged = end == "pad" and self.rows % size > 0
         steps = self.rows // size if end == "drop" else -(-self.rows // size)
         self._epoch = self.rows if end == "cross" else steps * size  # places
-        self._block: tuple[int, np.ndarray] = -1, np.empty(0)
+        self._indices = Blocks(self._part.row, size, self._order)
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         step = operator.index(step)
         if step < 0:
             raise IndexError(f"Steps count from 0; batch {step} was asked for.")
         mask = self._part.mask(self._real(step))
-        return self.source[self._indices(step)] | {"row": self._part.row, "mask": mask}
+        return self.source[self._indices[step]] | {"row": self._part.row, "mask": mask}
 
     def shard(self, index: int, count: int) -> "Shuffled":
         """The same batches, of which only the rows of process `index` of `count` are read."""
         mine = copy.copy(self)
         mine._part = Part(self.size, index, count)
-        mine._block = -1, np.empty(0)
+        mine._indices = Blocks(mine._part.row, self.size, self._order)
         return mine
 
     def epoch_of(self, step: int) -> int:
@@ -77,27 +76,11 @@ class Shuffled:
             self.size, self.rows - step * self.size % self._epoch if self.ragged else self.size
         )
 
-    def _indices(self, step: int) -> np.ndarray:
-        """The rows of the source that this process reads for a step. Kept for a block of steps."""
-        row = self._part.row
-        steps = max(1, min(BLOCK // len(row), self.rows // self.size))
-        block, here = divmod(step, steps)
-        number, indices = self._block
-        if number != block:
-            first = np.arange(block * steps, (block + 1) * steps, dtype=np.int64) * self.size
-            indices = self._order(first[:, None] + row)
-            self._block = block, indices  # one assignment: a reading thread sees old or new
-        return indices[here]
-
-    def _order(self, places: np.ndarray) -> np.ndarray:  # ascending
+    def _order(self, places: np.ndarray) -> np.ndarray:
         """The row of the source at each place of the endless sequence of epochs."""
         epochs, places = np.divmod(places, self._epoch)
         places = np.minimum(places, self.rows - 1)  # padding repeats an epoch's last row
-        order = np.empty_like(places)
-        for epoch in range(int(epochs.flat[0]), int(epochs.flat[-1]) + 1):
-            here = epochs == epoch
-            order[here] = shuffled(places[here], self.rows, seed=self.seed, epoch=epoch)
-        return order
+        return shuffled(places, self.rows, seed=self.seed, epoch=epochs)
 
 
 class InOrder:

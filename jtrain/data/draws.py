@@ -5,19 +5,19 @@ A lane is what is drawn: two lanes of a row have nothing to do with one another.
 
 import numpy as np
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 ATTEMPTS = 64  # an attempt of `beta` fails at most every other time
 
 
 def bits(seed: int, step: int, row: np.ndarray, lane: int) -> np.ndarray:  # uint64, b
     """64 random bits for each row.
 
-    splitmix64's finalizer over one word after the other (Steele, Lea and Flood 2014).
+    splitmix64's finalizer over one word after the other.
     """
     state = np.zeros(1, np.uint64)
     for word in (seed, step, lane):
-        state = _mixed(state ^ np.array([word % 2**64], np.uint64))
-    return _mixed(_mixed(state ^ row.astype(np.uint64)))
+        state = splitmix(state ^ np.array([word % 2**64], np.uint64))
+    return splitmix(splitmix(state ^ row.astype(np.uint64)))
 
 
 def uniform(seed: int, step: int, row: np.ndarray, lane: int) -> np.ndarray:  # float64, b
@@ -55,8 +55,9 @@ def beta(seed: int, step: int, row: np.ndarray, lane: int, alpha: float) -> np.n
     return share
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:  # products of arrays wrap by definition
-    x = x + _GOLDEN
+def splitmix(x: np.ndarray) -> np.ndarray:  # uint64; products of arrays wrap by definition
+    """The finalizer of splitmix64 of each number (Steele, Lea and Flood 2014)."""
+    x = x + GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

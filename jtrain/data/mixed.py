@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jtrain.data.batches import Part, rows_of
+from jtrain.data.blocks import Blocks
 from jtrain.data.proportions import Proportions
 from jtrain.data.shuffle import shuffled
 from jtrain.data.source import Source
@@ -46,39 +47,41 @@ class Mixed:
         self._lengths = [rows_of(source) for source in self.sources.values()]
         _refuse_two_tokenizers(self.sources)
         _refuse_unlike(self.sources)
+        self._drawn = Blocks(self._part.row, size, self._draw)
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         step = operator.index(step)
         if step < 0:
             raise IndexError(f"Steps count from 0; batch {step} was asked for.")
-        places = step * self.size + self._part.row.astype(np.int64)
-        of, counts = self.proportions.at(places)
+        of, rows = self._drawn[step]
         batch: dict[str, np.ndarray] = {}
         for number, source in enumerate(self.sources.values()):
             here = np.flatnonzero(of == number)
             if not len(here):
                 continue
-            for name, rows in source[self._order(number, counts[here])].items():
+            for name, array in source[rows[here]].items():
                 if name not in batch:
-                    batch[name] = np.empty((len(places), *rows.shape[1:]), rows.dtype)
-                batch[name][here] = rows
+                    batch[name] = np.empty((len(of), *array.shape[1:]), array.dtype)
+                batch[name][here] = array
         return batch | {"row": self._part.row, "mask": self._part.mask(self.size)}
 
     def shard(self, index: int, count: int) -> "Mixed":
         """The same batches, of which only the rows of process `index` of `count` are read."""
         mine = copy.copy(self)
         mine._part = Part(self.size, index, count)
+        mine._drawn = Blocks(mine._part.row, self.size, self._draw)
         return mine
 
-    def _order(self, number: int, counts: np.ndarray) -> np.ndarray:
-        """The rows of a source at these places of its own endless sequence of epochs."""
-        epochs, places = np.divmod(counts, self._lengths[number])
-        order = np.empty_like(places)
-        for epoch in set(epochs.tolist()):
-            here = epochs == epoch
+    def _draw(self, places: np.ndarray) -> np.ndarray:  # s b -> s 2 b
+        """Of each place of the endless sequence its source, and the row of that."""
+        of, counts = self.proportions.at(places)
+        rows = np.empty_like(places)
+        for number, length in enumerate(self._lengths):
+            here = of == number
+            epochs, within = np.divmod(counts[here], length)
             seed = (self.seed << 16) + number  # two sources as long as one another differ
-            order[here] = shuffled(places[here], self._lengths[number], seed=seed, epoch=int(epoch))
-        return order
+            rows[here] = shuffled(within, length, seed=seed, epoch=epochs)
+        return np.stack([of, rows], 1)
 
 
 def _refuse_two_tokenizers(sources: Mapping[str, Source]) -> None:

@@ -2,47 +2,59 @@
 
 import numpy as np
 
+from jtrain.data.draws import GOLDEN, splitmix
+
 ROUNDS = 12  # 8 are enough for 60 rows, and 12 for 4: tests/data/test_shuffle.py counts the orders
-_LOW32, _LOW64 = 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
 
 
-def shuffled(places: np.ndarray, rows: int, *, seed: int, epoch: int) -> np.ndarray:
+def shuffled(places: np.ndarray, rows: int, *, seed: int, epoch: int | np.ndarray) -> np.ndarray:
     """The row (int64) at each of `places` (int64, any shape, in 0 .. rows-1) in an epoch's order.
 
-    For a given seed and epoch, a permutation of `range(rows)`. Only whole numbers of a fixed width
-    are computed, so the order is the same on any machine and with any numpy: it is pinned by
-    tests/data/test_shuffle.py and will not change.
+    For a given seed and epoch, a permutation of `range(rows)`. The epoch is one of all places, or
+    an array of one for each. Only whole numbers of a fixed width are computed, so the order is the
+    same on any machine and with any numpy: it is pinned by tests/data/test_shuffle.py and will not
+    change.
 
     A Feistel network over the bits of the place, halves as equal as can be, its round function the
     integer hash `lowbias32`; a result beyond the rows is put through again until it lies among them
     ("cycle walking", fewer than 2 passes on average). Source: Black and Rogaway 2002, Ciphers with
     arbitrary finite domains; https://nullprogram.com/blog/2018/07/31/ for the hash.
     """
-    keys = _keys(seed, epoch)
+    epochs, which = np.ravel(epoch), None
+    if (epochs == epochs[:1]).all():
+        epochs = epochs[:1]
+    else:
+        epochs, of = np.unique(epochs, return_inverse=True)
+        which = of.reshape(places.shape)
+    keys = _keys(seed, epochs)
     bits = (rows - 1).bit_length()
-    result = _network(places, bits, keys)
+    result = _network(places, bits, keys, which)
     while (beyond := result >= rows).any():
-        result[beyond] = _network(result[beyond], bits, keys)
+        again = None if which is None else which[beyond]
+        result[beyond] = _network(result[beyond], bits, keys, again)
     return result
 
 
-def _network(places: np.ndarray, bits: int, keys: list[int]) -> np.ndarray:
-    """A permutation of the numbers of so many bits."""
+def _network(
+    places: np.ndarray, bits: int, keys: np.ndarray, which: np.ndarray | None
+) -> np.ndarray:
+    """A permutation of the numbers of so many bits, by the keys (ROUNDS n) `which` has for each."""
     low_bits = bits // 2
-    low_mask, high_mask = (1 << low_bits) - 1, (1 << (bits - low_bits)) - 1
-    low = (places & low_mask).astype(np.uint32)
+    low_mask, high_mask = np.uint32((1 << low_bits) - 1), np.uint32((1 << (bits - low_bits)) - 1)
+    low = (places & int(low_mask)).astype(np.uint32)
     high = (places >> low_bits).astype(np.uint32)
     for turn, key in enumerate(keys):
+        key = key if which is None else key[which]  # of one epoch, or one for each place
         if turn % 2:
-            low ^= _hash(high, key) & np.uint32(low_mask)
+            low ^= _hash(high, key) & low_mask
         else:
-            high ^= _hash(low, key) & np.uint32(high_mask)
+            high ^= _hash(low, key) & high_mask
     return (high.astype(np.int64) << low_bits) | low
 
 
-def _hash(x: np.ndarray, key: int) -> np.ndarray:
+def _hash(x: np.ndarray, key: np.ndarray) -> np.ndarray:
     """lowbias32 of `x ^ key`; unsigned products wrap by definition."""
-    x = x ^ np.uint32(key)
+    x = x ^ key
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x7FEB352D)
     x ^= x >> np.uint32(15)
@@ -51,18 +63,9 @@ def _hash(x: np.ndarray, key: int) -> np.ndarray:
     return x
 
 
-def _keys(seed: int, epoch: int) -> list[int]:
-    """A 32-bit key for each round: splitmix64, started from the seed and the epoch."""
-    state = _mixed(_mixed(seed & _LOW64) ^ (epoch & _LOW64))
-    return [
-        _mixed((state + turn * 0x9E3779B97F4A7C15) & _LOW64) & _LOW32
-        for turn in range(1, ROUNDS + 1)
-    ]
-
-
-def _mixed(x: int) -> int:
-    """The finalizer of splitmix64 (Steele, Lea and Flood 2014)."""
-    x = (x + 0x9E3779B97F4A7C15) & _LOW64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _LOW64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _LOW64
-    return x ^ (x >> 31)
+def _keys(seed: int, epochs: np.ndarray) -> np.ndarray:  # uint32, ROUNDS n
+    """A 32-bit key for each round and epoch: splitmix64, started from the seed and the epoch."""
+    begun = splitmix(np.array([seed % 2**64], np.uint64))
+    states = splitmix(begun ^ epochs.astype(np.uint64))
+    turns = np.arange(1, ROUNDS + 1, dtype=np.uint64)[:, None]
+    return splitmix(states + turns * GOLDEN).astype(np.uint32)

@@ -4,6 +4,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
+from jtrain.data.batches import InOrder, Shuffled
 from jtrain.data.characters import Vocabulary, read_text
 from jtrain.data.source import Source
 from jtrain.data.tokenizer import Tokenizer
@@ -18,6 +19,14 @@ class Corpus(NamedTuple):
     train: Source
     validation: Source  # every target is in it once
     vocabulary: Tokenizer
+
+    def shuffled(self, *, size: int, seed: int) -> Shuffled:
+        """What to train on, as batches."""
+        return Shuffled(self.train, size=size, seed=seed)
+
+    def in_order(self, *, size: int) -> InOrder:
+        """What to judge by, as batches."""
+        return InOrder(self.validation, size=size)
 
 
 def corpus(train: str, validation: str, *, context: int) -> Corpus:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.assemble import Assembly, assemble
+from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints
 from jtrain.debug.blame import Birth, Blame, Given
@@ -18,6 +18,7 @@ from jtrain.debug.source import Line, written
 from jtrain.directory import Directory
 from jtrain.experiment import RunConfig
 from jtrain.hooks.metrics import read
+from jtrain.pace import paced
 from jtrain.state import TrainState
 from jtrain.trees import name, named_leaves
 from jtrain.types import Batch
@@ -110,7 +111,7 @@ def find_nan(
     directory = Directory(Path("runs") / (config.name or config.experiment))
     advice = f"Look into that one: jtrain run {directory.config} --find-nan"
     directory.refuse_another(config, f"{advice}\nor into a new one: name={config.name}-2")
-    parts = assemble(config)
+    parts = paced(config, directory.pace)
     state = _before(parts, directory, tell)
     spoiled = _first_bad(parts, state, tell)
     if spoiled is None:

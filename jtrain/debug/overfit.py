@@ -12,13 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrain.assemble import Assembly, assemble
+from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
 from jtrain.data import ReadAhead
 from jtrain.errors import ConfigError
 from jtrain.experiment import RunConfig
 from jtrain.hooks.readable import number
 from jtrain.loop import Hook, Stop, train
+from jtrain.pace import paced
 from jtrain.trees import named_leaves
 from jtrain.types import Batch, Batches
 
@@ -122,7 +123,7 @@ def overfit(config: RunConfig, batches: int, *, tell: Callable[[str], None]) -> 
         ConfigError: if there is no batch to train on, or fewer steps than batches.
     """
     keep_compiled_programs()
-    parts = assemble(dataclasses.replace(config, steps_per_call=1))
+    parts = paced(dataclasses.replace(config, steps_per_call=1))
     config = parts.config  # its durations in steps
     if not 1 <= batches <= config.steps // 2:
         raise ConfigError(

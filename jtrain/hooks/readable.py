@@ -28,3 +28,11 @@ def duration(seconds: float | int) -> str:
     if days:
         return f"{days}d {hour:02}:{minute:02}"
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def brief(seconds: float) -> str:
+    """A short time in three digits: `812 us`, `14.2 ms`, `1.85 s`."""
+    for unit, factor in (("us", 1e6), ("ms", 1e3)):
+        if seconds * factor < 999.5:
+            return f"{count(seconds * factor)} {unit}"
+    return f"{count(seconds)} s"

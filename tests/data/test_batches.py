@@ -1,3 +1,5 @@
+import zlib
+
 import numpy as np
 import pytest
 
@@ -72,6 +74,17 @@ def test_a_batch_depends_on_the_seed_and_the_step_alone():
 
 def test_the_order_of_epochs_is_pinned():
     assert seen(Shuffled(numbered(6), size=4, seed=3), range(3)) == GOLDEN
+
+
+# Of batches 0 .. 299 and the millionth: computed an epoch at a time, as it was at first.
+@pytest.mark.parametrize(
+    ("end", "checksum"), [("cross", 0x24B1D276), ("drop", 0xA73EE41C), ("pad", 0x1D98BCF0)]
+)
+def test_the_order_is_that_of_one_epoch_after_another(end: str, checksum: int):
+    batches, found = Shuffled(numbered(1438), size=128, seed=5, end=end), 0
+    for step in [*range(300), 10**6]:
+        found = zlib.crc32(batches[step]["x"].astype("<i8").tobytes(), found)
+    assert found == checksum
 
 
 @pytest.mark.parametrize("batches", [Shuffled(numbered(10), size=4), InOrder(numbered(10), size=4)])

@@ -1,3 +1,4 @@
+import zlib
 from fractions import Fraction
 from pathlib import Path
 
@@ -92,12 +93,26 @@ def test_a_batch_is_a_function_of_the_seed_and_the_step():
     assert whole.tolist() == np.concatenate(expected).tolist(), "and not of the size of a batch"
 
 
+def test_the_order_of_a_mixture_is_pinned():
+    a, b = Arrays(x=np.arange(97)), Arrays(x=np.arange(1000, 1310))
+    batches, found = Mixed({"a": (a, 0.7), "b": (b, 0.3)}, size=64, seed=2), 0
+    for step in [*range(600), 10**6]:
+        found = zlib.crc32(batches[step]["x"].astype("<i8").tobytes(), found)
+    assert found == 0x7B2BDAF2
+
+
 def test_processes_share_a_batch_out():
     whole, parts = mixed(), [mixed().shard(index, 4) for index in range(4)]
     for step in (0, 11):
         for name in ("of", "x", "row", "mask"):
             together = np.concatenate([part[step][name] for part in parts])
             np.testing.assert_array_equal(together, whole[step][name])
+
+
+def test_a_source_that_comes_once_in_many_batches_is_in_its_place():
+    often, seldom = Arrays(x=np.zeros(5)), Arrays(x=np.ones(5))
+    batches = Mixed({"often": (often, 49_999), "seldom": (seldom, 1)}, size=1000)
+    assert sum(batches[step]["x"].sum() for step in range(100)) == 2
 
 
 def test_one_source_alone_is_gone_through_as_by_itself():

@@ -37,6 +37,15 @@ def test_one_place_alone_has_the_row_it_has_among_all():
     assert alone == whole[::37].tolist()
 
 
+def test_places_of_many_epochs_have_the_rows_that_each_epoch_gives_them():
+    rng = np.random.default_rng(0)
+    for rows in (1, 6, 97, 1438):
+        places, epochs = rng.integers(0, rows, (2, 40)), rng.integers(0, 10**9, (2, 40))
+        found = shuffled(places, rows, seed=3, epoch=epochs)
+        for index, place in np.ndenumerate(places):
+            assert found[index] == order(rows, seed=3, epoch=int(epochs[index]))[place]
+
+
 def test_seeds_and_epochs_give_other_orders():
     orders = {
         tuple(order(100, seed=seed, epoch=epoch)) for seed in range(20) for epoch in range(20)

@@ -58,3 +58,26 @@ def test_batch_norm_carries_its_statistics_and_says_that_rows_meet():
     _, _, same = jax.jit(x.loss.loss)(params, extra, x.train[0], None)
     for name, leaf in named_leaves(same).items():
         assert (leaf == named_leaves(extra)[name]).all()
+
+
+def test_augments_what_is_trained_on_and_nothing_else():
+    built = lambda *changes: config_of(
+        CONFIGS / "fashion_mnist.yaml",
+        ["batch=8", "model.channels=[4]", "data.augment.crop=0", *changes],
+    ).build(Anywhere())
+    plain, flipped = built("data.augment.flip=0"), built("data.augment.flip=1")
+    assert (flipped.train[0]["image"] == plain.train[0]["image"][:, :, ::-1]).all()
+    assert (flipped.valid[0]["image"] == plain.valid[0]["image"]).all()
+
+
+def test_images_that_are_mixed_have_the_chances_of_both_as_labels():
+    path = CONFIGS / "fashion_mnist.yaml"
+    x = config_of(path, ["batch=8", "model.channels=[4]", "data.augment.mixup=0.2"]).build(
+        Anywhere()
+    )
+    params, extra = x.init(jax.random.key(0))
+    loss = jax.jit(lambda batch: x.loss.loss(params, extra, batch, None)[0])
+    batch = x.train[0]
+    assert loss(batch).total != loss(batch | {"chances": batch["chances"][::-1]}).total
+    assert "chances" not in x.valid[0]
+    assert loss(x.valid[0]).weight > 0

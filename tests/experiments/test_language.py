@@ -13,7 +13,7 @@ from jtrain.data.prepare import prepare
 from jtrain.data.tokenizing import ByBytes
 from jtrain.errors import ConfigError
 from jtrain.losses.next_token import inputs_and_targets, next_token
-from jtrain.run import complete
+from jtrain.trained import complete
 from jtrain.types import Anywhere
 
 pytestmark = pytest.mark.thorough
@@ -77,6 +77,16 @@ def test_packed_rows_keep_their_documents_apart(tmp_path: Path):
     across = (jnp.diff(batch["segments"]) > 0).sum()
     assert other.weight - found.weight == across > 8, "no target is across two documents"
     assert abs(other.value() - found.value()) > 1e-3
+
+
+def test_a_mixture_trains_and_is_judged_by_each_text(home: Path):
+    (home / "more.txt").write_text("a dog lay by the door of the house. " * 40)
+    prepare(home / "more.txt", home / "more", tokenizing=ByBytes())
+    parts = "{cats: {path: tokens, weight: 3}, dogs: {path: more, weight: 1}}"
+    mixed = ("data.kind=mixture", f"data.parts={parts}", "steps=4", "evaluate.every=0")
+    outcome = trained(CONFIG, *TOY, *mixed, "evaluate.batch=8", "checkpoint.every=0")
+    assert list(outcome.sets) == ["cats", "dogs"]
+    assert all(np.isfinite(found[4]["loss"]) for found in outcome.sets.values())
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import jax.numpy as jnp
 from pydantic import Field
 
+from jtrain.durations import Lasts
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules.constant import Constant
 from jtrain.optim.schedules.cosine import Cosine
@@ -27,8 +28,9 @@ Plain: TypeAlias = Annotated[
 class Piece:
     """A schedule for a part of a run."""
 
-    steps: int = Field(default=0, ge=0)
-    """How long it lasts; 0, in one piece at most, takes the steps that the others leave."""
+    steps: Annotated[int, Lasts(0, "%")] = 0
+    """How long it lasts, or 1 epoch, 20%, 5 minutes; 0, in one piece at most, takes the steps that
+    the others leave."""
     peak: float = Field(default=1.0, gt=0)
     """Its peak, as a share of the optimizer's learning rate."""
     schedule: Plain = Field(default_factory=Constant)

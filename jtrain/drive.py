@@ -1,0 +1,83 @@
+"""The steps of a run, compiled, fed and watched."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+
+from jtrain.assemble import Assembly
+from jtrain.data import ReadAhead
+from jtrain.data.not_finite import not_finite
+from jtrain.hooks.plain import Observer
+from jtrain.hooks.signals import Signals
+from jtrain.loop import Ended, train
+from jtrain.opening import opening
+from jtrain.state import TrainState
+from jtrain.step import StepFn
+from jtrain.watch import Watch
+
+
+def drive(
+    parts: Assembly,
+    step: StepFn,
+    state: TrainState,
+    watch: Watch,
+    signals: Signals,
+    *,
+    hooks: Sequence[Observer] = (),
+    start: int | None = None,
+    news: Sequence[str] = (),
+) -> Ended[TrainState]:
+    """Where training ended, from the state at `start` on, and why if before the last step.
+
+    Args:
+        hooks: observers of the caller's, beside those of `watch`.
+        start: the step that it goes on from; None for a run that begins.
+        news: lines that are said beside the opening ones.
+
+    Raises:
+        ConfigError: if one of `hooks` is no hook, or waits for what there is not.
+    """
+    config = parts.config
+    with reader(parts, start or 0) as feed:
+        watch.waited = lambda: feed.waited
+        for line in [*opening(parts, start), *news]:
+            watch.lines.say(line)
+        observers, over = [signals, *watch.hooks(hooks, state)], watch.over()
+        ended = train(
+            step,
+            state,
+            feed,
+            start=start or 0,
+            stop=start if start and over else config.steps,
+            hooks=observers,
+            steps_per_call=config.steps_per_call,
+        )
+    stop = ended.stop or (over if start else None)
+    if stop is not None and stop.kind == "failed":
+        stop = dataclasses.replace(stop, why=f"{stop.why} {_blame(parts, ended.step)}")
+    return dataclasses.replace(ended, stop=stop)
+
+
+def compiled(parts: Assembly, make: Callable[[], TrainState]) -> tuple[StepFn, TrainState]:
+    """The compiled step, and the state that `make` gives beside its compilation."""
+    with ThreadPoolExecutor(1) as beside:
+        state, checked = beside.submit(make), beside.submit(parts.check_evaluation)
+        step = parts.compile_step()
+        checked.result()
+        return step, state.result()
+
+
+def reader(parts: Assembly, start: int) -> ReadAhead:
+    """What each call of the step takes, from step `start` on."""
+    calls, each = parts.calls, parts.config.steps_per_call
+    read = lambda call: parts.place(calls[call])
+    return ReadAhead(read, start=start // each, stop=parts.config.steps // each)
+
+
+def _blame(parts: Assembly, last: int) -> str:
+    """What in the data may be why the loss is not finite any more."""
+    seen = parts.config.log.every + 10 * parts.config.steps_per_call  # some were in flight
+    train = parts.experiment.train.shard(jax.process_index(), jax.process_count())
+    return not_finite(train, range(max(1, last - seen), last + 1))

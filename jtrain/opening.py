@@ -1,0 +1,37 @@
+"""What a run says before its first step."""
+
+from typing import Any
+
+import jax
+
+from jtrain.assemble import Assembly
+from jtrain.config.dump import flat
+from jtrain.hooks.readable import brief
+from jtrain.summary import short, summary
+from jtrain.trees import elements
+
+
+def opening(parts: Assembly, start: int | None) -> list[str]:
+    """What a reader wants to know before the first step."""
+    config, strategy = parts.config, parts.strategy
+    count = elements(parts.like.params)
+    batch: Any = f"{config.batch} rows"
+    if parts.experiment.tokens:
+        batch = f"{batch} of {parts.experiment.tokens} tokens"
+    lines = [
+        f"{config.name}: {count:,} parameters, {config.parallel.kind} over {strategy.shares} "
+        f"{jax.devices()[0].device_kind} device{'s' if strategy.shares > 1 else ''}, "
+        f"{batch} a step, {config.microbatches} microbatch"
+        + ("es" if config.microbatches > 1 else ""),
+        short(summary(parts.like)),
+    ]
+    now = flat(parts.config)
+    for key, said in parts.lengths.said.items():
+        if isinstance(now.get(key), int):
+            unit = "evaluations" if key == "evaluate.patience" else "steps"
+            if said.seconds and unit == "steps":
+                unit += f" of {brief(parts.lengths.seconds)}"
+            lines.append(f"{key}: {said} is {now[key]} {unit}")
+    if start:
+        lines.append(f"goes on from step {start} of {config.steps}")
+    return lines

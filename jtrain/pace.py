@@ -1,0 +1,64 @@
+"""How long a step takes, measured once, and a run whose durations in time are counted by it."""
+
+import math
+import time
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jtrain.assemble import Assembly, assemble
+from jtrain.data import ReadAhead
+from jtrain.drive import compiled
+from jtrain.experiment import RunConfig
+from jtrain.loop import train
+
+WARMUP, LEAST, MOST = 3, 20, 2000  # calls of the step; between the last two, as fit in SECONDS
+SECONDS, LIMIT = 1.5, 15.0  # to measure in; even fewer calls than LEAST, not to take longer
+
+
+def paced(config: RunConfig, seconds: float = 0.0) -> Assembly:
+    """The parts of a run, in which durations in time are the steps that take so long here.
+
+    Args:
+        seconds: that a step takes, as it was measured before; 0: it is measured, if asked for.
+
+    Raises:
+        UserError: as `assemble` and the compilation of a step.
+    """
+    parts = assemble(config, seconds)
+    return assemble(config, seconds_per_step(parts)) if parts.lengths.provisional else parts
+
+
+def seconds_per_step(parts: Assembly) -> float:
+    """Seconds that a step takes, data and all, the same in all processes.
+
+    The run's own program trains a state of its own, which is thrown away.
+    """
+    step, state = compiled(parts, parts.fresh)
+    each = parts.config.steps_per_call
+    last = parts.config.steps // each
+    read = lambda call: parts.place(parts.calls[call % last])
+    feed = ReadAhead(read, start=0, stop=None)
+
+    def timed(calls: int) -> float:
+        nonlocal state
+        began = time.perf_counter()
+        stop = calls * each
+        state = train(step, state, feed, start=0, stop=stop, steps_per_call=each).state
+        return _agreed((time.perf_counter() - began) / calls)
+
+    try:
+        timed(WARMUP)
+        roughly = timed(WARMUP)
+        calls = min(max(math.ceil(SECONDS / roughly), LEAST), MOST)
+        return timed(max(min(calls, int(LIMIT / roughly)), WARMUP)) / each
+    finally:
+        feed.close()
+
+
+def _agreed(seconds: float) -> float:
+    """What the first process measured."""
+    if jax.process_count() == 1:
+        return seconds
+    return float(multihost_utils.broadcast_one_to_all(np.float32(seconds)))

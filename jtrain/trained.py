@@ -1,0 +1,111 @@
+"""A run that was trained before, used: measured, asked to write, given back."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import jax
+
+from jtrain.assemble import Assembly, assemble
+from jtrain.cache import keep_compiled_programs
+from jtrain.checkpoint import Checkpoints
+from jtrain.directory import MAY_DIFFER, Directory
+from jtrain.errors import CheckpointError, ConfigError
+from jtrain.experiment import Prompt, RunConfig
+from jtrain.state import TrainState
+
+
+def measure(
+    config: RunConfig, directory: Path, step: int | Literal["newest", "best"] = "newest"
+) -> tuple[int, Mapping[str, Mapping[str, float]]]:
+    """A step of the run in a directory, and by set its metrics over the whole of it.
+
+    Raises:
+        CheckpointError: if there is no such checkpoint.
+        ConfigError: if the values are not those of the run, or it has no validation set.
+    """
+    parts, there = _again(config, directory)
+    if not parts.sets:
+        raise ConfigError(f"experiment {config.experiment} gives no `valid` to measure a run by.")
+    found, state = _restored(parts, there, step)
+    return found, {name: parts.measure(state, name) for name in parts.sets}
+
+
+def complete(
+    config: RunConfig,
+    directory: Path,
+    prompt: Prompt,
+    *,
+    seed: int = 0,
+    step: int | Literal["newest", "best"] = "newest",
+) -> tuple[int, str]:
+    """A step of the run in a directory, and a text in its hand.
+
+    The prompt goes to the experiment's `complete`; one that has only `sample` takes none.
+
+    Raises:
+        CheckpointError: if there is no such checkpoint.
+        ConfigError: if the values are not those of the run, or the experiment writes no text.
+        DataError: if the experiment's data does not know what the prompt says.
+    """
+    parts, there = _again(config, directory)
+    x = parts.experiment
+    if x.complete is None and x.sample is None:
+        raise ConfigError(
+            f"experiment {config.experiment} writes nothing: it gives no `complete` and no "
+            f"`sample`. Give it one: jt.Experiment(..., complete=lambda params, extra, key, "
+            f"prompt: text)."
+        )
+    if x.complete is None and prompt.text:
+        raise ConfigError(
+            f"experiment {config.experiment} takes no prompt: it gives a `sample` and no "
+            f"`complete`. Leave the prompt out."
+        )
+    found, state = _restored(parts, there, step)
+    known = parts.evaluation_params(state), state.extra, jax.random.key(seed)
+    if x.complete is not None:
+        return found, x.complete(*known, prompt)
+    assert x.sample is not None, "one of the two is there"
+    return found, x.sample(*known)
+
+
+def trained(
+    config: RunConfig, directory: Path, step: int | Literal["newest", "best"] = "newest"
+) -> tuple[int, Assembly, TrainState]:
+    """A step of the run in a directory, the parts of the run, and the state after that step.
+
+    Raises:
+        CheckpointError: if there is no such checkpoint.
+        ConfigError: if the values are not those of the run.
+    """
+    parts, there = _again(config, directory)
+    found, state = _restored(parts, there, step)
+    return found, parts, state
+
+
+def _again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
+    """The parts of a run that was trained before, and where it lies."""
+    keep_compiled_programs()
+    there = Directory(directory)
+    there.refuse_another(config, f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ.")
+    return assemble(config, there.pace), there
+
+
+def _restored(
+    parts: Assembly, there: Directory, step: int | Literal["newest", "best"]
+) -> tuple[int, TrainState]:
+    with Checkpoints(there.checkpoints, best=parts.config.checkpoint.best) as checkpoints:
+        named = {"newest": checkpoints.newest, "best": checkpoints.best}
+        found = named[step]() if isinstance(step, str) else step
+        if found is None and not checkpoints.steps():
+            raise CheckpointError(
+                f"{there.checkpoints} has no checkpoint: no state of this run was saved. Train it: "
+                f"jtrain run {there.config}"
+            )
+        if found is None:
+            raise CheckpointError(
+                f"{there.checkpoints} has no {step} checkpoint; it has steps "
+                f"{checkpoints.steps() or 'none'}. The best is kept where checkpoint.best names a "
+                f"metric."
+            )
+        return found, checkpoints.restore(found, parts.like)

@@ -1,0 +1,162 @@
+"""What was asked for in time is so many steps of a time that was measured once."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from quick_study import at_home, config_of, kept, trained, write_study
+
+import jtrain as jt
+from jtrain.assemble import assemble
+from jtrain.config.dump import flat
+from jtrain.errors import ConfigError
+from jtrain.hooks.metrics import results
+from jtrain.loop import Hook
+from jtrain.pace import paced
+from jtrain.trained import measure
+
+CONFIG = "configs/quick.yaml"
+IN_TIME = [
+    "steps=1.2 seconds",
+    "evaluate.every=0.4 seconds",
+    "log.every=0.2 seconds",
+    "checkpoint.every=0.3 seconds",
+    "evaluate.patience=2 seconds",
+    "checkpoint.best=loss",
+    "optimizer.schedule={kind: cosine, warmup: 0.3 seconds}",
+]
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
+    write_study(tmp_path)
+    at_home(tmp_path, monkeypatch, compiled)
+
+
+@pytest.fixture
+def a_tenth(monkeypatch: pytest.MonkeyPatch):
+    """A step takes a tenth of a second, as far as anybody measures."""
+    monkeypatch.setattr("jtrain.pace.seconds_per_step", lambda parts: 0.1)
+
+
+@pytest.mark.usefixtures("a_tenth")
+@pytest.mark.parametrize(
+    ("setting", "key", "steps"),
+    [
+        ("steps=1.2 seconds", "steps", 12),
+        ("steps=1 minute", "steps", 600),
+        ("evaluate.every=0.31 seconds", "evaluate.every", 4),
+        ("log.every=0.01 seconds", "log.every", 1),
+        ("log.leaves=1 hour", "log.leaves", 36_000),
+        ("optimizer.schedule={kind: cosine, warmup: 0.5 seconds}", "optimizer.schedule.warmup", 5),
+    ],
+)
+def test_a_time_is_the_steps_that_take_it(setting, key, steps):
+    assert flat(paced(config_of(CONFIG, [setting])).config)[key] == steps
+    calls = paced(config_of(CONFIG, [setting, "steps_per_call=6", "checkpoint.every=6"])).config
+    whole = steps if key.startswith(("optimizer", "log.every")) else -(-steps // 6) * 6
+    assert flat(calls)[key] in (whole, -(-steps // 6) * 6)
+
+
+@pytest.mark.usefixtures("a_tenth")
+def test_patience_in_any_unit_is_so_many_evaluations():
+    for said, evaluations in {
+        "5": 5,
+        "5 evaluations": 5,
+        "9 steps": 3,
+        "1 second": 4,
+        "1 epoch": 5,
+        "50%": 2,
+    }.items():
+        asked = [f"evaluate.patience={said}", "evaluate.every=3", "checkpoint.best=loss"]
+        assert paced(config_of(CONFIG, asked)).config.evaluate.patience == evaluations, said
+
+
+class KilledError(Exception):
+    """What ends a process."""
+
+
+class Kill(Hook):
+    """Ends it at a step."""
+
+    def __init__(self, at: int):
+        self.at = at
+
+    def on_numbers(self, step, numbers):
+        """Raises, so that nothing is finished."""
+        if step == self.at:
+            raise KilledError
+
+
+def test_a_run_that_was_killed_goes_on_by_the_same_numbers(monkeypatch):
+    monkeypatch.setattr("jtrain.pace.seconds_per_step", lambda parts: 0.1)
+    with pytest.raises(KilledError):
+        trained(CONFIG, *IN_TIME, "checkpoint.every=2", hooks=[Kill(9)])
+    monkeypatch.setattr("jtrain.pace.seconds_per_step", lambda parts: pytest.fail("measured again"))
+    ended = trained(CONFIG, *IN_TIME, "checkpoint.every=2")
+    assert (ended.status, ended.step) == ("done", 12)
+    assert "goes on from step" in ended.directory.log.read_text()
+    assert list(results(ended.directory.metrics, "valid")) == [4, 8, 12]
+    typed = ["steps=12", "evaluate.every=4", "log.every=2", "checkpoint.best=loss"]
+    typed += ["optimizer.schedule={kind: cosine, warmup: 3}", "checkpoint.every=2"]
+    assert kept(trained(CONFIG, *typed, "name=typed")) == kept(ended)
+    assert measure(config_of(ended.directory.config), ended.directory.path)[0] == 12
+
+
+def test_what_a_step_takes_is_measured_once_and_kept(tmp_path):
+    x = np.float32([[0], [1], [2], [3]])
+
+    def squared(params, batch, rng):
+        error = batch["x"][:, 0] * params["slope"] - batch["y"][:, 0]
+        return jt.Mean.of(error**2, batch["mask"])
+
+    result = jt.fit(
+        squared,
+        {"slope": np.float32(0)},
+        {"x": x, "y": 2 * x},
+        steps="0.02 seconds",
+        batch=4,
+        parallel="single",
+        directory=tmp_path / "fitted",
+        quiet=True,
+    )
+    seconds = json.loads((tmp_path / "fitted" / "run.json").read_text())["seconds_per_step"]
+    assert 1e-6 < seconds < 1
+    assert result.step == max(1, math.ceil(0.02 / seconds))
+    said = (tmp_path / "fitted" / "log.txt").read_text()
+    assert re.search(rf"steps: 0.02 seconds is {result.step} steps of [0-9.]+ (u|m)s", said)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            ["steps=1 minute", "optimizer.schedule={kind: cosine, warmup: 90 seconds}"],
+            r"optimizer.schedule.warmup: 90 seconds is no shorter than the run, which lasts "
+            r"1 minute. Lower it \(optimizer.schedule.warmup=10%\)",
+        ),
+        (
+            ["evaluate.patience=1 minute", "evaluate.every=0", "checkpoint.best=loss"],
+            r"evaluate.patience: 1 minute is counted by evaluations.*Set evaluate.every",
+        ),
+        (
+            ["steps=90000 days"],
+            r"steps: 77760000000 is more than can be counted; at most 2147483647",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("a_tenth")
+def test_what_does_not_fit_is_told(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        paced(config_of(CONFIG, settings))
+
+
+def test_what_only_looks_at_a_run_measures_nothing():
+    parts = assemble(config_of(CONFIG, IN_TIME))
+    assert parts.lengths.provisional
+    assert parts.config.steps == pytest.approx(10**6, abs=1)
+    warmup = parts.config.optimizer.schedule.warmup
+    assert warmup == pytest.approx(10**6 / 4, abs=1), "a quarter of the time, so of the steps"
