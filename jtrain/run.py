@@ -91,6 +91,8 @@ def run(
         parts = paced(config, there.pace)
         checkpoints.check_room(parts.like)
         start = checkpoints.newest()
+        if start is not None:
+            parts.calls.restore(checkpoints.about(start).get("batches", {}))
         # A run that goes on has all in its checkpoint, wherever its first parameters came from.
         begins = parts.begins.lines() if start is None and parts.begins else []
         restored = functools.partial(checkpoints.restore, start or 0, parts.like)

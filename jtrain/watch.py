@@ -50,7 +50,6 @@ class Watch:
         screen: TextIO | None = None,
     ):
         config, x = parts.config, parts.experiment
-        self.config = config
         every = min(config.log.every, config.steps)  # a short run says something too
         self.waited = lambda: 0.0
         """Gives the seconds that the loop has waited for data; set where the data is read."""
@@ -86,7 +85,9 @@ class Watch:
         )
         log, progress = directory and directory.log, self.progress
         self.lines = Lines(log, screen=progress.print, live=progress.live)
-        keep = _Keep(self, directory, checkpoints) if directory and checkpoints else self._hold
+        keep = (
+            _Keep(parts, self, directory, checkpoints) if directory and checkpoints else self._hold
+        )
         often, call = config.checkpoint.every, config.steps_per_call
         if isinstance(often, Duration):  # in time
             self.save = Save(every=call, save=keep, seconds=often.seconds)
@@ -202,16 +203,20 @@ class Watch:
 class _Keep:
     """Saves a state in a run's directory."""
 
-    def __init__(self, watch: Watch, directory: Directory, checkpoints: Checkpoints):
-        self._watch, self._directory, self._checkpoints = watch, directory, checkpoints
+    def __init__(
+        self, parts: Assembly, watch: Watch, directory: Directory, checkpoints: Checkpoints
+    ):
+        self._parts, self._watch = parts, watch
+        self._directory, self._checkpoints = directory, checkpoints
 
     def __call__(self, step: int, state: TrainState) -> None:
         found = {name: x.results.get(step, {}) for name, x in self._watch.evaluations.items()}
         about = {
-            "config": plain_values(self._watch.config),
+            "config": plain_values(self._parts.config),
             "jtrain": __version__,
             "jax": jax.__version__,
             "valid": {},
+            "batches": self._parts.calls.state(step),
             **{name: _numbers(results) for name, results in found.items()},
         }
         self._watch.metrics.sync()

@@ -13,6 +13,19 @@ class Steps(Protocol):
     def __getitem__(self, step: int, /) -> Mapping[str, Any]: ...
 
 
+@runtime_checkable
+class Keeps(Protocol):
+    """Batches that go on with what a run kept of them; the same in each process."""
+
+    def state(self, step: int) -> Mapping[str, Any]:
+        """JSON by which `restore` goes on at a step, whatever was read beyond it; on any thread."""
+        ...
+
+    def restore(self, state: Mapping[str, Any], /) -> None:
+        """Makes ready to go on from there."""
+        ...
+
+
 class Calls:
     """`calls[i]`: the batch of step i, or those of `steps` steps from `i * steps` on: k b ...
 
@@ -32,6 +45,19 @@ class Calls:
             return several(first, self._steps)
         batches = [self._batches[first + i] for i in range(self._steps)]
         return {name: self._stack(name, [b[name] for b in batches]) for name in batches[0]}
+
+    def state(self, step: int) -> Mapping[str, Any]:
+        """What a checkpoint of a step keeps of the batches; nothing where the step says it all."""
+        return self._batches.state(step) if isinstance(self._batches, Keeps) else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what a checkpoint kept.
+
+        Raises:
+            DataError: if the batches are others.
+        """
+        if state and isinstance(self._batches, Keeps):
+            self._batches.restore(state)
 
     def _stack(self, name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
         one = arrays[0]

@@ -1,11 +1,9 @@
 """Data that can only be streamed, as batches by step: a kept place stands for what was read."""
 
 import copy
-import json
 import operator
 from collections import OrderedDict
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,6 +11,7 @@ import numpy as np
 from jtrain.data.batches import Part
 
 RECENT = 4  # batches that are still known when they are asked for again
+PLACES = 16  # that are known of what was read last: more than is ever read ahead of a checkpoint
 
 
 @runtime_checkable
@@ -36,16 +35,15 @@ class Streamed:
     """`batches[step]`: `size` rows of a stream; a function of the step, as all batches are.
 
     Asked for one step after another it reads on. Asked for another it goes to the nearest place
-    before it that it knows, and reads from there: of a run that was killed, one of those in `keep`;
-    without any, the beginning. So a run goes on bit for bit, with nothing in its checkpoints.
+    before it that it knows, and reads from there: without any, from the beginning. A run keeps a
+    place in each of its checkpoints (`state`) and goes on from there (`restore`), bit for bit.
     Each process reads all of the stream, and makes rows of its own part alone.
 
     Args:
-        open: begins the stream; called once a process, and always gives the same one.
+        open: begins the stream; called by whoever reads, and always gives the same one.
         row: what comes out of it, as arrays by name; all of one shape.
         size: rows a batch.
-        keep: a file, `runs/NAME/stream.jsonl` say, for a place every so many steps.
-        every: the steps.
+        every: steps between two places that are remembered. Going on reads so many at most again.
     """
 
     ragged = False
@@ -56,12 +54,10 @@ class Streamed:
         row: Callable[[Any], dict[str, np.ndarray]],
         *,
         size: int,
-        keep: Path | None = None,
         every: int = 100,
     ):
-        self.size, self._open, self._row = size, open, row
-        self._keep, self._every = keep, every
-        self._begin(Part(size, 0, 1), writes=True)
+        self.size, self._open, self._row, self._every = size, open, row, every
+        self._begin(Part(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         step = operator.index(step)
@@ -81,14 +77,30 @@ class Streamed:
     def shard(self, index: int, count: int) -> "Streamed":
         """The same batches, of which only the rows of process `index` of `count` are made."""
         mine = copy.copy(self)
-        mine._begin(Part(self.size, index, count), writes=index == 0)
+        mine._begin(Part(self.size, index, count))
         return mine
 
-    def _begin(self, part: Part, *, writes: bool) -> None:
-        self._part, self._writes = part, writes
+    def state(self, step: int) -> dict[str, Any]:
+        """A place at or before a step, as JSON, however far beyond it was read; on any thread."""
+        places = self._places.copy()
+        near = max(known for known in places if known <= step)
+        return {"step": near, "stream": places[near]}
+
+    def restore(self, state: Mapping[str, Any], /) -> None:
+        """Makes a place known that batches like these gave by `state`.
+
+        Raises:
+            DataError: if the stream is another.
+        """
+        self._stream.restore(state["stream"])
+        self._next = state["step"]
+        self._places[self._next] = state["stream"]
+
+    def _begin(self, part: Part) -> None:
+        self._part = part
         self._stream, self._next = self._open(), 0
         self._recent: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
-        self._places = {0: self._stream.state()} | (_read(self._keep) if self._keep else {})
+        self._places = {0: self._stream.state()}
 
     def _go_to(self, step: int) -> None:
         """Reads up to a step's batch, from the nearest place before it."""
@@ -103,22 +115,7 @@ class Streamed:
         """What the next batch is made of."""
         if self._next % self._every == 0 and self._next not in self._places:
             self._places[self._next] = self._stream.state()
-            if self._keep and self._writes:
-                self._keep.parent.mkdir(parents=True, exist_ok=True)
-                with self._keep.open("a", encoding="utf-8") as file:
-                    said = {"step": self._next, "state": self._places[self._next]}
-                    file.write(json.dumps(said) + "\n")
+            for old in sorted(self._places)[1:-PLACES]:  # the beginning stays
+                del self._places[old]
         self._next += 1
         return [self._stream.next() for _ in range(self.size)]
-
-
-def _read(path: Path) -> dict[int, Any]:
-    """The places that a file has; a line that was cut by a kill is none."""
-    places: dict[int, Any] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            said = json.loads(line)
-        except ValueError:
-            continue
-        places[said["step"]] = said["state"]
-    return places

@@ -2,9 +2,12 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from jtrain.data import Arrays, Shuffled
 from jtrain.data.byte_tokenizer import ByteTokenizer
+from jtrain.data.calls import Calls
 from jtrain.data.lines import Lines, line_rows
 from jtrain.data.stream import Stream, Streamed
 from jtrain.errors import DataError
@@ -54,9 +57,9 @@ def test_a_restored_stream_goes_on_as_if_nothing_had_been(
     assert some(again, 150) == expected
 
 
-def batches(files: list[Path], keep: Path | None = None) -> Streamed:
+def batches(files: list[Path]) -> Streamed:
     rows = line_rows(ByteTokenizer(), 6)
-    return Streamed(lambda: Lines(files, buffer=10), rows, size=4, keep=keep, every=5)
+    return Streamed(lambda: Lines(files, buffer=10), rows, size=4, every=5)
 
 
 def test_a_batch_is_a_function_of_the_step(files: list[Path]):
@@ -72,12 +75,11 @@ def test_a_batch_is_a_function_of_the_step(files: list[Path]):
     assert jumping[2]["tokens"].tolist() == expected[2], "what is done to a batch stays there"
 
 
-def test_a_run_that_was_killed_goes_on_from_the_places_it_kept(files: list[Path], tmp_path: Path):
-    keep = tmp_path / "runs" / "stream.jsonl"
-    first = batches(files, keep).shard(0, 1)
+def test_what_is_kept_of_a_step_goes_on_from_there(files: list[Path]):
+    first = batches(files).shard(0, 1)
     expected = [first[step]["tokens"].tolist() for step in range(40)]
-    with keep.open("a") as file:
-        file.write('{"step": 45, "sta')  # cut by the kill
+    kept = json.loads(json.dumps(first.state(33)))
+    assert kept["step"] == 30, "however far it has read"
     read: list[int] = []
 
     class Counting(Lines):
@@ -86,9 +88,34 @@ def test_a_run_that_was_killed_goes_on_from_the_places_it_kept(files: list[Path]
             return super().next()
 
     rows = line_rows(ByteTokenizer(), 6)
-    again = Streamed(lambda: Counting(files, buffer=10), rows, size=4, keep=keep, every=5)
+    again = Streamed(lambda: Counting(files, buffer=10), rows, size=4, every=5).shard(0, 1)
+    assert again[0]["tokens"].tolist() == expected[0], "as a run does, for the shapes"
+    again.restore(kept)
+    read.clear()
     assert [again[step]["tokens"].tolist() for step in (33, 34, 35)] == expected[33:36]
     assert len(read) == 6 * 4, "from step 30 on, and not from the beginning"
+    assert again[3]["tokens"].tolist() == expected[3]
+
+
+def test_only_the_places_that_are_needed_are_remembered(files: list[Path]):
+    long = Streamed(
+        lambda: Lines(files, buffer=10), lambda line: {"x": np.int32(len(line))}, size=2, every=1
+    )
+    for step in range(100):
+        long[step]
+    assert [long.state(step)["step"] for step in (99, 84, 83, 5)] == [99, 84, 0, 0]
+
+
+def test_calls_keep_what_their_batches_do(files: list[Path]):
+    calls, again = Calls(batches(files), 4), Calls(batches(files), 4)
+    expected = [calls[call]["tokens"].tolist() for call in range(5)]
+    kept = calls.state(12)
+    assert kept["step"] == 10
+    again.restore(kept)
+    assert again[3]["tokens"].tolist() == expected[3]
+    plain = Calls(Shuffled(Arrays(x=np.arange(9)), size=4))
+    assert plain.state(7) == {}
+    plain.restore({})
 
 
 def test_rows_of_lines_have_their_end_and_are_cut():
