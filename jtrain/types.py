@@ -1,14 +1,14 @@
 """The vocabulary: names for the few things that flow through a run, each with its shape."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 Leaf: TypeAlias = Any  # an array, or what stands for one: its shape, its sharding
 Tree = TypeVar("Tree")  # any pytree, given back with the same structure
@@ -153,6 +153,22 @@ class Placement(Protocol):
         """`attention(q, k, v)`, each b t h k, wherever the parts of t and h are."""
         ...
 
+    def experts(
+        self,
+        mix: Callable[..., Array],
+        x: Float[Array, "b t d"],
+        chosen: Int[Array, "b t n"],
+        weights: Float[Array, "b t n"],
+        kernels: Sequence[Array],
+        dims: Sequence[Dims],
+    ) -> Float[Array, "b t d"]:
+        """`mix(x, chosen, weights, *kernels)`, wherever the rows and the experts are.
+
+        `kernels` begin with the dim of the experts, and `dims` are the names of theirs. Of choices
+        that are no index into the kernels that it gets, `mix` makes zeros.
+        """
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Anywhere:
@@ -166,6 +182,19 @@ class Anywhere:
     def attend(self, attention: Callable[..., Array], *qkv: Array) -> Array:
         """`attention(q, k, v)` itself."""
         return attention(*qkv)
+
+    def experts(
+        self,
+        mix: Callable[..., Array],
+        x: Float[Array, "b t d"],
+        chosen: Int[Array, "b t n"],
+        weights: Float[Array, "b t n"],
+        kernels: Sequence[Array],
+        dims: Sequence[Dims],
+    ) -> Float[Array, "b t d"]:
+        """`mix` of them all itself."""
+        del dims
+        return mix(x, chosen, weights, *kernels)
 
 
 @runtime_checkable

@@ -1,12 +1,14 @@
 """Where activations go, by the names of their dims."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
+from jtrain.parallel.experts import over_experts
 from jtrain.parallel.rules import refuse_uneven, split_named
+from jtrain.types import Dims
 
 
 class ByName:
@@ -28,3 +30,15 @@ class ByName:
     def attend(self, attention: Callable[..., Array], *qkv: Array) -> Array:
         """`attention(q, k, v)`: no dim that it mixes is split."""
         return attention(*qkv)
+
+    def experts(
+        self,
+        mix: Callable[..., Array],
+        x: Float[Array, "b t d"],
+        chosen: Int[Array, "b t n"],
+        weights: Float[Array, "b t n"],
+        kernels: Sequence[Array],
+        dims: Sequence[Dims],
+    ) -> Float[Array, "b t d"]:
+        """`mix` on each device, of the tokens of its `expert` axis and its own experts."""
+        return over_experts(self._mesh, mix, x, chosen, weights, kernels, dims)
