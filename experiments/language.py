@@ -7,6 +7,7 @@ from pydantic import Field
 
 import jtrain as jt
 from jtrain.data.mixture import Mixture
+from jtrain.data.random_tokens import Random
 from jtrain.data.token_corpus import Tokens
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, segments_of
@@ -19,7 +20,7 @@ from jtrain.writing import writes
 class Config(jt.RunConfig):
     """A transformer and its tokens."""
 
-    data: Annotated[Tokens | Mixture, Field(discriminator="kind")]
+    data: Annotated[Tokens | Mixture | Random, Field(discriminator="kind")]
     """The tokens."""
     model: Transformer = Transformer(preset="gpt2")
     """The network; with vocab=0 it has the tokens of the data."""
