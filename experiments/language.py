@@ -8,6 +8,7 @@ from pydantic import Field
 import jtrain as jt
 from jtrain.data.mixture import Mixture
 from jtrain.data.token_corpus import Tokens
+from jtrain.data.tokenizer import fingerprint
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, segments_of
 from jtrain.models.transformer import Transformer
@@ -57,5 +58,6 @@ class Config(jt.RunConfig):
             valid=corpus.in_order(size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
             tokens=self.data.context,
+            tokenizer=fingerprint(corpus.vocabulary),
             complete=writes(network.build, corpus.vocabulary),
         )

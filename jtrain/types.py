@@ -125,9 +125,11 @@ class Model(NamedTuple):
 
     init: Callable[[Key], tuple[Params, Extra]]
     apply: Callable[..., tuple[Any, Extra]]  # (params, extra, rng, train, *inputs)
-    dims: Mapping[str, Dims] = MappingProxyType(
-        {}
-    )  # by parameter, `blocks/0/up/kernel`, if it says
+    # By parameter, `blocks/0/up/kernel`, if it says.
+    dims: Mapping[str, Dims] = MappingProxyType({})
+
+    def __hash__(self) -> int:  # a program is compiled for a model
+        return hash((self.init, self.apply))
 
 
 class Lay(NamedTuple):
