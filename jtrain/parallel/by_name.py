@@ -1,12 +1,14 @@
 """Where activations go, by the names of their dims."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
+from jtrain.parallel.attending import attend_over
 from jtrain.parallel.rules import refuse_uneven, split_named
+from jtrain.types import Attention
 
 
 class ByName:
@@ -25,6 +27,13 @@ class ByName:
         spec = split_named(x.shape, dims, self._rules, self._sizes).spec
         return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, spec))
 
-    def attend(self, attention: Callable[..., Array], *qkv: Array) -> Array:
-        """`attention(q, k, v)`: no dim that it mixes is split."""
-        return attention(*qkv)
+    def attend(
+        self,
+        attention: Attention,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s g k"],
+        v: Float[Array, "b s g k"],
+        segments: Int[Array, "b s"] | None = None,
+    ) -> Float[Array, "b t h k"]:
+        """`attention(q, k, v, segments)`, as `jtrain.parallel.attending` says."""
+        return attend_over(self._mesh, self._rules, attention, q, k, v, segments)

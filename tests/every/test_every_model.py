@@ -296,9 +296,9 @@ class Recording:
         self.heard.add(dims)
         return x
 
-    def attend(self, attention, *qkv):
-        self.attended += [x.shape for x in qkv]
-        return attention(*qkv)
+    def attend(self, attention, q, k, v, segments=None):
+        self.attended += [x.shape for x in (q, k, v)]
+        return attention(q, k, v, segments)
 
 
 def test_tells_the_placement_its_dims_by_name(row):
