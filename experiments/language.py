@@ -49,7 +49,7 @@ class Config(jt.RunConfig):
             given = inputs, keys, segments_of(batch)
             hidden, _ = model.hidden(params, {}, None, rng is not None, *given)
             known = hidden, model.head(params), targets, real
-            return chunked_next_token(*known, soft_cap=network.logit_cap)
+            return chunked_next_token(*known, soft_cap=network.logit_cap, place=place)
 
         return jt.Experiment(
             init=model.init,

@@ -169,6 +169,11 @@ class Attention(Protocol):
 class Placement(Protocol):
     """How a model says what its arrays are, without knowing where they go."""
 
+    @property
+    def rows(self) -> int:
+        """How many parts the rows of a batch are in."""
+        ...
+
     def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
         """`x`, laid out by the names of its dims."""
         ...
@@ -183,6 +188,11 @@ class Placement(Protocol):
 @dataclasses.dataclass(frozen=True)
 class Anywhere:
     """The placement that places nothing."""
+
+    @property
+    def rows(self) -> int:
+        """One."""
+        return 1
 
     def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
         """`x` itself."""

@@ -1,5 +1,6 @@
 """Where activations go, by the names of their dims."""
 
+import math
 from collections.abc import Mapping
 
 import jax
@@ -7,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.parallel.attending import attend_over
-from jtrain.parallel.rules import refuse_uneven, split_named
+from jtrain.parallel.rules import ROWS, refuse_uneven, split_named
 from jtrain.types import Attention
 
 
@@ -16,6 +17,11 @@ class ByName:
 
     def __init__(self, mesh: Mesh, rules: Mapping[str, tuple[str, ...]]):
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
+
+    @property
+    def rows(self) -> int:
+        """The product of the sizes of the axes that rows are split over."""
+        return math.prod(self._sizes.get(axis, 1) for axis in ROWS)
 
     def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
         """`x`, its named dims split over their axes, the others whole.
