@@ -11,6 +11,7 @@ from jtrain.data.shakespeare import Shakespeare
 from jtrain.data.text import Text
 from jtrain.data.tiny_shakespeare import TinyShakespeare
 from jtrain.data.token_corpus import Tokens
+from jtrain.data.tokenizer import fingerprint
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.models.transformer import Transformer
 from jtrain.types import Batch, Key, LossFn, Mean, Metrics, Model, Params, Placement
@@ -70,6 +71,7 @@ class Config(jt.RunConfig):
             valid=corpus.in_order(size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
             tokens=self.data.context,
+            tokenizer=fingerprint(corpus.vocabulary),
             sample=lambda params, extra, key: complete(params, extra, key, jt.Prompt()),
             complete=complete,
         )

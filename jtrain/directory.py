@@ -15,7 +15,7 @@ from jtrain.config.dump import differences, dump
 from jtrain.config.resolve import resolve
 from jtrain.config.top import Top
 from jtrain.config.words import spell
-from jtrain.errors import ConfigError
+from jtrain.errors import ConfigError, DataError
 from jtrain.hooks.rewrite import rewrite
 from jtrain.version import __version__
 
@@ -74,6 +74,24 @@ class Directory:
             )
             raise ConfigError(f"{self.path} holds a run of other values:\n{table}\n{advice}")
         return [f"{d.key}: {spell(d.before)} -> {spell(d.after)}" for d in changed]
+
+    def refuse_another_tokenizer(self, found: str) -> None:
+        """Makes sure that tokens mean what they meant when the run was trained.
+
+        Args:
+            found: the fingerprint of the data's tokenizer; empty: it has none.
+
+        Raises:
+            DataError: if it is another, with both.
+        """
+        known = self.stands().get("tokenizer", "")
+        if known and found != known:
+            raise DataError(
+                f"{self.path} was trained on tokens by {known}, and its data now has tokens by "
+                f"{found or 'none'}: the same number is another text. Prepare the data again with "
+                f"that tokenizer, or start a new run: jtrain run {self.config} "
+                f"name={self.path.name}-2"
+            )
 
     def stands(self) -> dict[str, Any]:
         """What run.json says; empty before the first run."""

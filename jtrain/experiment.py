@@ -68,6 +68,8 @@ class Experiment:
     """Whether the loss makes rows meet; see `make_step`."""
     tokens: int = 0
     """Tokens a row, for the speed that is shown; 0 counts rows."""
+    tokenizer: str = ""
+    """The fingerprint of what its tokens are by; a run goes on, and is used, with no other."""
     sample: Callable[[Params, Extra, Key], str] | None = None
     """A text that shows what the model has learned."""
     complete: Callable[[Params, Extra, Key, Prompt], str] | None = None

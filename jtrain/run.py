@@ -89,6 +89,7 @@ def run(
     ):
         checkpoints.prepare()  # beside the compiler
         parts = paced(config, there.pace)
+        there.refuse_another_tokenizer(parts.experiment.tokenizer)
         checkpoints.check_room(parts.like)
         start = checkpoints.newest()
         if start is not None:
@@ -99,6 +100,8 @@ def run(
         step, state = compiled(parts, parts.fresh if start is None else restored)
         there.begin(config)
         facts = {"sets": list(parts.sets), **environment(jax.devices())}
+        if parts.experiment.tokenizer:
+            facts["tokenizer"] = parts.experiment.tokenizer
         if parts.lengths.seconds:
             facts["seconds_per_step"] = parts.lengths.seconds
         with Watch(parts, there, checkpoints, start=start, screen=screen) as watch:

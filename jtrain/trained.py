@@ -88,7 +88,9 @@ def _again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
     keep_compiled_programs()
     there = Directory(directory)
     there.refuse_another(config, f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ.")
-    return assemble(config, there.pace), there
+    parts = assemble(config, there.pace)
+    there.refuse_another_tokenizer(parts.experiment.tokenizer)
+    return parts, there
 
 
 def _restored(

@@ -125,9 +125,11 @@ class Model(NamedTuple):
 
     init: Callable[[Key], tuple[Params, Extra]]
     apply: Callable[..., tuple[Any, Extra]]  # (params, extra, rng, train, *inputs)
-    dims: Mapping[str, Dims] = MappingProxyType(
-        {}
-    )  # by parameter, `blocks/0/up/kernel`, if it says
+    # By parameter, `blocks/0/up/kernel`, if it says.
+    dims: Mapping[str, Dims] = MappingProxyType({})
+
+    def __hash__(self) -> int:  # a program is compiled for a model
+        return hash((self.init, self.apply))
 
 
 class Lay(NamedTuple):
@@ -142,15 +144,44 @@ UNLAID = Lay(*[lambda tree: tree] * 3)
 
 
 @runtime_checkable
+class Attention(Protocol):
+    """What a model hands to its placement: who sees whom, and who computes it."""
+
+    @property
+    def kernel(self) -> bool:
+        """Whether it is one that the compiler cannot split over devices."""
+        ...
+
+    def __call__(
+        self,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s g k"],
+        v: Float[Array, "b s g k"],
+        segments: Int[Array, "b s"] | None = None,
+        *,
+        platform: str | None = None,
+    ) -> Float[Array, "b t h k"]:
+        """What each query takes from the values it sees; `platform` is what it is compiled for."""
+        ...
+
+
+@runtime_checkable
 class Placement(Protocol):
     """How a model says what its arrays are, without knowing where they go."""
+
+    @property
+    def rows(self) -> int:
+        """How many parts the rows of a batch are in."""
+        ...
 
     def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
         """`x`, laid out by the names of its dims."""
         ...
 
-    def attend(self, attention: Callable[..., Array], *qkv: Array) -> Array:
-        """`attention(q, k, v)`, each b t h k, wherever the parts of t and h are."""
+    def attend(
+        self, attention: Attention, q: Array, k: Array, v: Array, segments: Array | None = None
+    ) -> Array:
+        """`attention(q, k, v, segments)`, b t h k, wherever the parts of t and h are."""
         ...
 
     def experts(
@@ -174,14 +205,21 @@ class Placement(Protocol):
 class Anywhere:
     """The placement that places nothing."""
 
+    @property
+    def rows(self) -> int:
+        """One."""
+        return 1
+
     def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
         """`x` itself."""
         del dims
         return x
 
-    def attend(self, attention: Callable[..., Array], *qkv: Array) -> Array:
-        """`attention(q, k, v)` itself."""
-        return attention(*qkv)
+    def attend(
+        self, attention: Attention, q: Array, k: Array, v: Array, segments: Array | None = None
+    ) -> Array:
+        """`attention(q, k, v, segments)` itself."""
+        return attention(q, k, v, segments)
 
     def experts(
         self,

@@ -175,7 +175,7 @@ def test_a_finished_run_is_not_run_again(monkeypatch):
     outcome = trained(CONFIG)
     files = {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()}
     computes = lambda _: pytest.fail("it computes")
-    monkeypatch.setattr(sys.modules["jtrain.run"], "assemble", computes)
+    monkeypatch.setattr(sys.modules["jtrain.run"], "paced", computes)
     again = trained(CONFIG)
     assert (again.status, again.step, again.why) == ("done", 12, "it was finished before")
     assert again.results == outcome.results

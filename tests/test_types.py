@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.types import Mean, Terms
+from jtrain.types import Mean, Model, Terms
 
 
 def drawn(shape, seed=0):
@@ -68,3 +68,9 @@ def test_terms_keep_each_mean_and_its_coefficient():
     assert isinstance(got, Terms)
     assert got.means == (one, two, two)
     assert got.coefficients == (2.0, 1.0, 1.0)
+
+
+def test_a_program_can_be_compiled_for_a_model_that_names_its_dims():
+    model = Model(lambda key: ({}, ()), lambda *_: (0, ()), {"weight": ("width",)})
+    assert hash(model) == hash(Model(*model))
+    assert jax.jit(lambda model: len(model.dims), static_argnums=0)(model) == 1

@@ -1,26 +1,23 @@
-"""A live line on a terminal: how far a run is, and how it goes."""
+"""A live line, on a terminal or in a notebook: how far a run is, and how it goes."""
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
+from jtrain.hooks.drawing import Drawing, drawing_on
 from jtrain.hooks.readable import count, duration, number
 from jtrain.hooks.speed import Speed
 from jtrain.loop import Hook
 
-_PERIOD = 0.2  # seconds between two drawings
-
 
 class Progress(Hook):
-    """Draws within `with Progress(...) as progress:`; where `stream` is no terminal, nothing.
+    """Draws within `with Progress(...) as progress:`; where `stream` cannot show it, nothing.
 
-    It looks about five times a second and not at every step: each drawing sets `every` to the
-    steps that were taken in so long, so that a step between two looks costs the loop one division.
-    However the block ends, the terminal is as before; the cursor stays shown, so that not even
-    SIGKILL can leave it hidden.
+    It looks a few times a second and not at every step: each drawing sets `every` to the steps that
+    were taken in so long, so that a step between two looks costs the loop one division. However the
+    block ends, the stream is as before.
 
     Args:
         start: the step that the run goes on from.
@@ -28,7 +25,7 @@ class Progress(Hook):
         speed: read for the pace and the time left.
         valid: gives the newest validation loss, None while there is none.
         steps_per_call: steps that the loop takes at once.
-        stream: of the terminal; stdout by default.
+        stream: of the terminal or the cell; stdout by default.
         clock: gives seconds.
     """
 
@@ -44,35 +41,33 @@ class Progress(Hook):
         clock: Callable[[], float] = time.monotonic,
     ):
         self.stream = stream or sys.stdout
-        self.live = _is_terminal(self.stream)
-        """Whether there is a terminal to draw on."""
+        self._draws = drawing_on(self.stream)
+        self.live = self._draws is not None
+        """Whether there is what to draw on."""
         self.every = steps_per_call if self.live else max(stop, 1)
         self._stop, self._step, self._least = stop, start, steps_per_call
         self._speed, self._valid, self._clock = speed, valid, clock
         self._numbers: Mapping[str, float] = {}
         self._drawn, self._drawn_step = clock(), start
         self._doing = "starting"
-        self._display: Any = None  # rich.live.Live, while it draws
+        self._period = self._draws.period if self._draws else 0.0
+        self._display: Drawing | None = None  # while it draws
 
     def __enter__(self) -> "Progress":
-        if self.live:
-            from rich.console import Console
-            from rich.live import Live
-
-            console = Console(file=self.stream)
-            self._display = Live(self._line(), console=console, auto_refresh=False)
-            self._display.start(refresh=True)
-            console.show_cursor(True)
+        if self._draws is not None:
+            self._display = self._draws(self.stream)
+            self._draw()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._display is not None:
             self._doing = ""
-            display, self._display = self._display, None
+            display = self._display
             try:
-                display.update(self._line())
+                self._draw()
             finally:
-                display.stop()
+                self._display = None
+                display.close()
 
     @contextlib.contextmanager
     def during(self, what: str) -> Iterator[None]:
@@ -87,7 +82,7 @@ class Progress(Hook):
     def print(self, line: str) -> None:
         """Writes a line above the live one, or plainly where there is none."""
         if self._display is not None:
-            self._display.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._display.print(line)
         else:
             self.stream.write(line + "\n")
             self.stream.flush()
@@ -97,7 +92,7 @@ class Progress(Hook):
         if not self.live:
             return
         now, self._step, self._numbers, self._doing = self._clock(), step, numbers, ""
-        if now - self._drawn >= _PERIOD or step >= self._stop:
+        if now - self._drawn >= self._period or step >= self._stop:
             self.every = self._steps_in_a_period(step - self._drawn_step, now - self._drawn)
             self._drawn, self._drawn_step = now, step
             self._draw()
@@ -106,24 +101,12 @@ class Progress(Hook):
 
     def _steps_in_a_period(self, steps: int, seconds: float) -> int:
         """The most steps that take no longer than a period, of those that halve to the least."""
-        calls = int(steps * min(1.0, _PERIOD / seconds) / self._least) if seconds > 0 else 1
+        calls = int(steps * min(1.0, self._period / seconds) / self._least) if seconds > 0 else 1
         return self._least << max(0, calls.bit_length() - 1)
 
     def _draw(self) -> None:
         if self._display is not None:
-            self._display.update(self._line(), refresh=True)
-
-    def _line(self) -> Any:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        line = Table.grid(expand=True, padding=(0, 1))
-        line.add_column(ratio=1, min_width=4)
-        line.add_column(no_wrap=True, overflow="crop")
-        text = Text(self._text(), no_wrap=True, overflow="crop")
-        line.add_row(ProgressBar(total=max(self._stop, 1), completed=self._step), text)
-        return line
+            self._display.draw(self._step, self._stop, self._text())
 
     def _text(self) -> str:
         cells = [f"{self._step}/{self._stop}"]
@@ -139,7 +122,3 @@ class Progress(Hook):
             if self._step < self._stop:
                 cells.append(f"{duration(pace.left)} left")
         return "  ".join([*cells, self._doing] if self._doing else cells)
-
-
-def _is_terminal(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")

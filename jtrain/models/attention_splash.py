@@ -1,7 +1,7 @@
 """Attention by the splash kernel, on a TPU: the scores are never written out.
 
 The kernel is a public part of `jax.experimental`. The compiler cannot split it over devices: under
-a mesh it belongs inside a `shard_map` over the rows and heads, which is the Placement's to write.
+a mesh the placement runs it on each device's rows and heads (`jtrain.parallel.attending`).
 """
 
 from typing import Any

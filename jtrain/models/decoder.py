@@ -9,8 +9,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.errors import DataError
-from jtrain.models.attention import attention
 from jtrain.models.block import STD, Block
+from jtrain.models.causal import Causal
 from jtrain.models.draws import Draws
 from jtrain.models.dropout import drawn_from, drop
 from jtrain.models.layers import stacked, through
@@ -138,14 +138,12 @@ class Decoder(nnx.Module):
 
     def _attend(self, index, segments, q, k, v):
         """Attention where the placement has its parts; nothing is kept."""
-        how = functools.partial(
-            attention,
+        how = Causal(
             window=self._window(index),
             soft_cap=self.values.attention_cap,
-            segments=segments,
             implementation=self.values.attention,
         )
-        return self.place.attend(how, q, k, v), None
+        return self.place.attend(how, q, k, v, segments), None
 
     def _window(self, index) -> int | None:
         # Under a scan the index is not known, and all layers have the same window.

@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Num, Shaped
+from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from jtrain.models.attention import attention_where
 from jtrain.models.dropout import drawn_from, drop
@@ -102,7 +102,7 @@ class Block(nnx.Module):
             self.place.constrain(part.squeeze(3), "batch", "time", "heads", "head_size")
             for part in jnp.split(together, 3, axis=3)
         )
-        return self.out(self.place.attend(to_all, q, k, v).reshape(x.shape))
+        return self.out(self.place.attend(ToAll(), q, k, v).reshape(x.shape))
 
     def mlp(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """A wide layer with an exact GELU, and back."""
@@ -110,12 +110,25 @@ class Block(nnx.Module):
         return self.down(bend("gelu_exact", wide, None))
 
 
-def to_all(
-    q: Float[Array, "b t h k"], k: Float[Array, "b s h k"], v: Float[Array, "b s h k"]
-) -> Float[Array, "b t h k"]:
-    """softmax(q k / sqrt(head size)) v over all positions."""
-    seen = jnp.ones((q.shape[1], k.shape[1]), bool)
-    return attention_where(q, k, v, seen, scale=1 / math.sqrt(q.shape[-1]))
+class ToAll:
+    """Attention of each position to all."""
+
+    kernel = False
+
+    def __call__(
+        self,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s h k"],
+        v: Float[Array, "b s h k"],
+        segments: Int[Array, "b s"] | None = None,
+        *,
+        platform: str | None = None,
+    ) -> Float[Array, "b t h k"]:
+        """softmax(q k / sqrt(head size)) v over all positions; there are no segments."""
+        assert segments is None, "an image is one sequence"
+        del platform
+        seen = jnp.ones((q.shape[1], k.shape[1]), bool)
+        return attention_where(q, k, v, seen, scale=1 / math.sqrt(q.shape[-1]))
 
 
 def cut(x: Float[Array, "b h w c"], patch: int) -> Float[Array, "b t p"]:

@@ -1,14 +1,16 @@
 """Where activations go, by the names of their dims."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, Shaped
 
+from jtrain.parallel.attending import attend_over
 from jtrain.parallel.experts import over_experts
-from jtrain.parallel.rules import refuse_uneven, split_named
-from jtrain.types import Dims
+from jtrain.parallel.rules import ROWS, refuse_uneven, split_named
+from jtrain.types import Attention, Dims
 
 
 class ByName:
@@ -16,6 +18,11 @@ class ByName:
 
     def __init__(self, mesh: Mesh, rules: Mapping[str, tuple[str, ...]]):
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
+
+    @property
+    def rows(self) -> int:
+        """The product of the sizes of the axes that rows are split over."""
+        return math.prod(self._sizes.get(axis, 1) for axis in ROWS)
 
     def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
         """`x`, its named dims split over their axes, the others whole.
@@ -27,9 +34,16 @@ class ByName:
         spec = split_named(x.shape, dims, self._rules, self._sizes).spec
         return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, spec))
 
-    def attend(self, attention: Callable[..., Array], *qkv: Array) -> Array:
-        """`attention(q, k, v)`: no dim that it mixes is split."""
-        return attention(*qkv)
+    def attend(
+        self,
+        attention: Attention,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s g k"],
+        v: Float[Array, "b s g k"],
+        segments: Int[Array, "b s"] | None = None,
+    ) -> Float[Array, "b t h k"]:
+        """`attention(q, k, v, segments)`, as `jtrain.parallel.attending` says."""
+        return attend_over(self._mesh, self._rules, attention, q, k, v, segments)
 
     def experts(
         self,

@@ -35,6 +35,7 @@ ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "vocab": ("tensor",),
     "batch": ROWS,
     "time": ("context",),
+    "split": (SPLIT,),  # as state is: the sums of a gradient
 }
 SEQUENCE = {**ACTIVATIONS, "time": ("context", "tensor")}  # with sequence parallelism
 UNEVEN = {"heads", "kv_heads", "experts", "stages"}  # whole things: a part of one is of no use

@@ -317,9 +317,9 @@ class Recording:
         self.heard.add(dims)
         return x
 
-    def attend(self, attention, *qkv):
-        self.attended += [x.shape for x in qkv]
-        return attention(*qkv)
+    def attend(self, attention, q, k, v, segments=None):
+        self.attended += [x.shape for x in (q, k, v)]
+        return attention(q, k, v, segments)
 
     def experts(self, mix, x, chosen, weights, kernels, dims):
         for kernel, names in zip(kernels, dims, strict=True):

@@ -1,4 +1,5 @@
 import contextlib
+import io
 import os
 import pty
 import re
@@ -190,3 +191,61 @@ def test_where_nothing_is_drawn_it_looks_once(tmp_path):
         assert look_at(progress, clock, 1000, seconds=1e-3) == [1000]
         progress.print("a line")
     assert path.read_text() == "a line\n"
+
+
+class OutStream(io.TextIOWrapper):
+    """The stdout of a notebook's kernel, as far as a program can see."""
+
+    __module__ = "ipykernel.iostream"
+    mode = "w"
+
+    def __init__(self, path):
+        super().__init__(path.open("wb"), encoding="utf-8", newline="\n")
+        self._path = path
+
+    def written(self):
+        """All of it."""
+        self.flush()
+        return self._path.read_bytes().decode()
+
+    def shown(self):
+        """The lines of the cell: a carriage return goes to the line's beginning."""
+        lines = []
+        for line in self.written().split("\n"):
+            cells = ""
+            for piece in line.split("\r"):
+                cells = piece + cells[len(piece) :]
+            lines.append(cells.rstrip())
+        return lines
+
+
+@pytest.fixture
+def cell(tmp_path):
+    """A stream to a notebook's cell."""
+    with OutStream(tmp_path / "cell") as stream:
+        yield stream
+
+
+def test_a_notebook_has_one_line_drawn_in_place(cell):
+    stream, clock = cell, [0.0]
+    assert not stream.isatty()
+    with Progress(stop=1000, stream=stream, clock=lambda: clock[0]) as progress:
+        assert progress.live
+        progress.print("a warning [not markup], which is longer than the line below it is")
+        look_at(progress, clock, 600, seconds=0.01)
+        before = stream.shown()
+        progress.print("another")
+        look_at(progress, clock, 400, seconds=0.01, first=601)
+    warning, at_600, *nothing = before
+    assert (warning.startswith("a warning [not"), nothing) == (True, [])
+    assert re.fullmatch(r"━{11,12}─{8,9}  (5[5-9]\d|600)/1000  loss 1.0000", at_600)
+    after = stream.shown()
+    assert after == [warning, "another", "━" * 20 + "  1000/1000  loss 1.0000", ""]
+    assert 10 < stream.written().count("/1000") < 35  # twice a second of ten
+    assert "\x1b" not in stream.written()
+
+
+def test_an_error_in_a_notebook_leaves_the_line(cell):
+    with pytest.raises(RuntimeError), Progress(stop=9, stream=cell):
+        fail()
+    assert cell.shown() == ["─" * 20 + "  0/9", ""]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jtrain.errors import DataError
-from jtrain.models.vision_transformer import cut, to_all
+from jtrain.models.vision_transformer import ToAll, cut
 from jtrain.models.vit import ViT
 from jtrain.trees import elements
 
@@ -37,7 +37,7 @@ def test_every_position_is_attended_to():
     scores = np.einsum("bthk,bshk->bhts", q, k, dtype=np.float64) / 2
     chances = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     want = np.einsum("bhts,bshk->bthk", chances, v)
-    np.testing.assert_allclose(to_all(*map(jnp.asarray, (q, k, v))), want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ToAll()(*map(jnp.asarray, (q, k, v))), want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("pool", "positions"), [("class", 7), ("mean", 6)])

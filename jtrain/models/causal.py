@@ -1,0 +1,34 @@
+"""Causal attention with its values: what a decoder hands to its placement."""
+
+import dataclasses
+
+from jaxtyping import Array, Float, Int
+
+from jtrain.models.attention import attention
+
+
+@dataclasses.dataclass(frozen=True)
+class Causal:
+    """Attention of each position to itself and what came before: `jtrain.models.attention`."""
+
+    window: int | None = None
+    soft_cap: float | None = None
+    scale: float | None = None
+    implementation: str | None = "xla"
+
+    @property
+    def kernel(self) -> bool:
+        """Whether it is one that the compiler cannot split over devices."""
+        return self.implementation not in (None, "xla")
+
+    def __call__(
+        self,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s g k"],
+        v: Float[Array, "b s g k"],
+        segments: Int[Array, "b s"] | None = None,
+        *,
+        platform: str | None = None,
+    ) -> Float[Array, "b t h k"]:
+        """`attention(q, k, v)` with these values; it raises what that raises."""
+        return attention(q, k, v, segments=segments, platform=platform, **dataclasses.asdict(self))

@@ -1,0 +1,48 @@
+"""What a run's directory knows of the data that the run was trained on."""
+
+import json
+from pathlib import Path
+
+import pytest
+from quick_study import CODE, at_home, config_of, trained, write_study
+
+import jtrain as jt
+from jtrain.directory import Directory
+from jtrain.errors import DataError
+from jtrain.trained import measure
+
+CONFIG = "configs/quick.yaml"
+TOLD = "valid=InOrder(", "tokenizer=Path('tokenizer').read_text(), valid=InOrder("
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
+    assert CODE.count(TOLD[0]) == 1
+    write_study(tmp_path, "from pathlib import Path\n" + CODE.replace(*TOLD))
+    at_home(tmp_path, monkeypatch, compiled)
+
+
+def test_a_run_is_gone_on_with_and_used_by_its_own_tokenizer_alone():
+    tokenizer = Path("tokenizer")
+    tokenizer.write_text("abc")
+    outcome = trained(CONFIG, hooks=[lambda step, state: jt.Stop("a pause")])
+    there = outcome.directory
+    assert json.loads(there.status.read_text())["tokenizer"] == "abc"
+    tokenizer.write_text("def")
+    advice = r"by abc, .* by def.*jtrain run runs/quick/config.yaml name=quick-2"
+    with pytest.raises(DataError, match=advice):
+        trained(CONFIG)
+    with pytest.raises(DataError, match=advice):
+        measure(config_of(there.config), there.path)
+    assert trained(CONFIG, "name=quick-2").status == "done", "as the advice says"
+    tokenizer.write_text("abc")
+    assert trained(CONFIG).status == "done"
+    assert measure(config_of(there.config), there.path)[0] == 12
+
+
+def test_data_without_a_tokenizer_is_refused_where_there_was_one(tmp_path: Path):
+    there = Directory(tmp_path)
+    there.refuse_another_tokenizer("abc")
+    there.say("running", tokenizer="abc")
+    with pytest.raises(DataError, match="tokens by none"):
+        there.refuse_another_tokenizer("")
