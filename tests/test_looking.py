@@ -50,7 +50,7 @@ def test_a_report_has_the_pictures_and_tables_that_a_run_made(home: Path, capsys
         assert (outcome.directory.pictures / name).read_bytes().startswith(b"\x89PNG")
     assert main(["report", str(outcome.directory.path)]) == 0
     text = (outcome.directory.path / "report.html").read_text()
-    assert text.count("data:image/png;base64,") == 1
+    assert text.count("data:image/png;base64,") == 2
     assert text.count('class="heat"') == 2  # of training and of validation
     assert "valid/confusion, step 12" in text
     assert capsys.readouterr().err == ""
