@@ -102,9 +102,9 @@ def _groups(attributes: str) -> np.ndarray | list[list[int]] | None:
         return _lists(text[1])
     if text[1].startswith("mesh"):
         return _named(text[1])
-    shape, over, _, order = re.match(
-        r"\[([\d,]+)\]<=\[([\d,]+)\](T\(([\d,]+)\))?", text[1]
-    ).groups()
+    iota = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text[1])
+    assert iota, text[1]
+    shape, over, order = iota.groups()
     ids = np.arange(math.prod(_ints(over))).reshape(_ints(over))
     ids = ids.transpose(_ints(order)) if order else ids
     return ids.reshape(_ints(shape))
@@ -124,7 +124,7 @@ def _named(text: str) -> np.ndarray:
 
 def _cycle(pairs: list[list[int]]) -> list[int]:
     """The devices that a permutation moves something of the first one's to, one after the other."""
-    to = dict(pairs)
+    to = {source: target for source, target in pairs}
     here, found = pairs[0][0], []
     while here in to and here not in found:
         found.append(here)
