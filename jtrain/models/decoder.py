@@ -85,7 +85,7 @@ class Decoder(nnx.Module):
             )
         keys = drawn_from(keys, self.values.dropout, train=not self.deterministic)
         at = jnp.arange(time) if segments is None else places_within(segments)
-        x = self.tokens[...][tokens]
+        x = self._embedded(tokens)
         if self.positions is not None:
             learned = self.positions[...]
             x = x + (learned[None, :time] if segments is None else learned[at])
@@ -111,7 +111,7 @@ class Decoder(nnx.Module):
             at: the first position that is new; at + t must not exceed the context.
         """
         time = tokens.shape[1]
-        x = self.tokens[...][tokens]
+        x = self._embedded(tokens)
         if self.positions is not None:
             x = x + jax.lax.dynamic_slice_in_dim(self.positions[...], at, time)[None]
         turn = self._turn(at + jnp.arange(time, dtype=at.dtype))
@@ -129,6 +129,14 @@ class Decoder(nnx.Module):
         if self.values.experts.kind == "none":
             return None
         return jnp.moveaxis(routed, 0, 1) if self.values.scan else jnp.stack(routed, 1)
+
+    def _embedded(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+        """Their rows of the table; where its width is split, each device looks up its part.
+
+        The parts are exchanged then: less than the whole table would be.
+        """
+        x = self.place.constrain(self.tokens[...][tokens], "group", "time", "split")
+        return self.place.constrain(x, "batch", "time", "width")
 
     def _turn(self, positions: Int[Array, "*b t"]) -> Turn | None:
         how = self.values.positions

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from jtrain.parallel.by_name import ByName
 from jtrain.parallel.leaves import Decision, Leaves, Zero
 from jtrain.parallel.on_mesh import OnMesh
-from jtrain.parallel.rules import ACTIVATIONS, SEQUENCE
+from jtrain.parallel.rules import activations
 from jtrain.types import UNLAID, Dims, Lay, Params, Placement
 
 
@@ -26,7 +26,7 @@ class Sharded(OnMesh):
     def __init__(self, mesh: Mesh, *, zero: Zero = 3, min_size: int = 0, sequence: bool = False):
         super().__init__(mesh)
         self.leaves = Leaves(dict(mesh.shape), zero, min_size)
-        self._activations = SEQUENCE if sequence else ACTIVATIONS
+        self._activations = activations(split=zero > 0, sequence=sequence)
 
     @property
     def placement(self) -> Placement:
