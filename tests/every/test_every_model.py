@@ -58,6 +58,7 @@ DIMS = {
     ("batch", "time", "vocab"),
 }
 TOGETHER = ("batch", "time", "kv_heads", None, None)  # queries, keys and values
+LOOKED_UP = ("group", "time", "split")  # the tokens
 PLACES = [  # at experts with a capacity
     ("batch", None, "width"),
     ("batch", None, None, "width"),
@@ -94,7 +95,7 @@ MEMBERS = {
     "transformer": Row(
         values=Transformer(**SMALL),
         outputs=(ROWS, 6, 11),
-        dims={*DIMS, TOGETHER},
+        dims={*DIMS, TOGETHER, LOOKED_UP},
         names=_names(
             [*KERNELS, "up/kernel", *BIASES], "norm/bias", "norm/scale", "positions", "tokens"
         ),
@@ -103,7 +104,7 @@ MEMBERS = {
     "transformer, free head, no bias": Row(
         values=Transformer(**SMALL, tied=False, bias=False),
         outputs=(ROWS, 6, 11),
-        dims={*DIMS, TOGETHER},
+        dims={*DIMS, TOGETHER, LOOKED_UP},
         names=_names([*KERNELS, "up/kernel"], "head", "norm/scale", "positions", "tokens"),
         **TEXT,
     ),
@@ -111,7 +112,7 @@ MEMBERS = {
         f"transformer, {kind} experts": Row(
             values=Transformer(**SMALL, bias=False, experts={"kind": kind, "count": 3}),
             outputs=(ROWS, 6, 11),
-            dims={*DIMS - {("batch", "time", "hidden")}, TOGETHER, *dims},
+            dims={*DIMS - {("batch", "time", "hidden")}, TOGETHER, LOOKED_UP, *dims},
             names=_names(
                 [name for name in KERNELS if not name.startswith("down")]
                 + [f"mixture/{name}" for name in ("router", "up", "down")],
