@@ -47,12 +47,11 @@ def balance(
     seen = real[:, None, :, None]
     logits = jnp.where(seen, at_least_f32(logits), 0)  # what is not real may be NaN
     _, chosen = jax.lax.top_k(logits, top_k)
-    numbers = jnp.arange(experts, dtype=chosen.dtype)
-    took = (chosen[..., None] == numbers).any(-2) & seen  # b l t e
+    took = jnp.where(seen, jax.nn.one_hot(chosen, experts).sum(-2), 0)  # b l t e
     chances = jnp.where(seen, jax.nn.softmax(logits, -1), 0)
     over = (2,) if group == "row" else (0, 2)
     tokens = real.sum(1 if group == "row" else None, dtype=jnp.float32)  # b, or one for all
-    uses, chance = took.sum(over, dtype=jnp.float32), chances.sum(over)  # (b) l e
+    uses, chance = took.sum(over), chances.sum(over)  # (b) l e
     # Both over the tokens of the group, and the product times them.
     per_layer = experts / top_k * (uses * chance).sum(-1) / jnp.maximum(tokens, 1)[..., None]
     return Mean(per_layer.mean(-1).sum(), tokens.sum())
