@@ -57,7 +57,10 @@ DIMS = {
     ("batch", "time", "hidden"),
     ("batch", "time", "vocab"),
 }
-TOGETHER = ("batch", "time", "kv_heads", None, None)  # queries, keys and values
+TOKENS = {
+    ("group", "time", "split"),  # looked up in the table
+    ("batch", "time", "kv_heads", None, None),  # queries, keys and values
+}
 KERNELS = ["down/kernel", "norm_attention/scale", "norm_mlp/scale", "out/kernel", "qkv/kernel"]
 BIASES = ["down/bias", "norm_attention/bias", "norm_mlp/bias", "out/bias", "qkv/bias", "up/bias"]
 
@@ -88,7 +91,7 @@ MEMBERS = {
     "transformer": Row(
         values=Transformer(**SMALL),
         outputs=(ROWS, 6, 11),
-        dims={*DIMS, TOGETHER},
+        dims=DIMS | TOKENS,
         names=_names(
             [*KERNELS, "up/kernel", *BIASES], "norm/bias", "norm/scale", "positions", "tokens"
         ),
@@ -97,7 +100,7 @@ MEMBERS = {
     "transformer, free head, no bias": Row(
         values=Transformer(**SMALL, tied=False, bias=False),
         outputs=(ROWS, 6, 11),
-        dims={*DIMS, TOGETHER},
+        dims=DIMS | TOKENS,
         names=_names([*KERNELS, "up/kernel"], "head", "norm/scale", "positions", "tokens"),
         **TEXT,
     ),
@@ -286,6 +289,8 @@ def test_every_parameter_gets_a_gradient(row):
 
 class Recording:
     """A placement that places nothing and remembers the names it heard."""
+
+    rows = 1
 
     def __init__(self):
         self.heard: set[tuple[str | None, ...]] = set()
