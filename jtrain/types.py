@@ -1,7 +1,7 @@
 """The vocabulary: names for the few things that flow through a run, each with its shape."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -184,6 +184,22 @@ class Placement(Protocol):
         """`attention(q, k, v, segments)`, b t h k, wherever the parts of t and h are."""
         ...
 
+    def experts(
+        self,
+        mix: Callable[..., Array],
+        x: Float[Array, "b t d"],
+        chosen: Int[Array, "b t n"],
+        weights: Float[Array, "b t n"],
+        kernels: Sequence[Array],
+        dims: Sequence[Dims],
+    ) -> Float[Array, "b t d"]:
+        """`mix(x, chosen, weights, *kernels)`, wherever the rows and the experts are.
+
+        `kernels` begin with the dim of the experts, and `dims` are the names of theirs. Of choices
+        that are no index into the kernels that it gets, `mix` makes zeros.
+        """
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Anywhere:
@@ -204,6 +220,19 @@ class Anywhere:
     ) -> Array:
         """`attention(q, k, v, segments)` itself."""
         return attention(q, k, v, segments)
+
+    def experts(
+        self,
+        mix: Callable[..., Array],
+        x: Float[Array, "b t d"],
+        chosen: Int[Array, "b t n"],
+        weights: Float[Array, "b t n"],
+        kernels: Sequence[Array],
+        dims: Sequence[Dims],
+    ) -> Float[Array, "b t d"]:
+        """`mix` of them all itself."""
+        del dims
+        return mix(x, chosen, weights, *kernels)
 
 
 @runtime_checkable

@@ -68,6 +68,15 @@ class Decoder(nnx.Module):
         segments: Int[Array, "b t"] | None = None,
     ) -> Float[Array, "b t d"]:
         """What the head multiplies at every position; raises what the whole raises."""
+        return self.routed(tokens, keys, segments)[0]
+
+    def routed(
+        self,
+        tokens: Int[Array, "b t"],
+        keys: Shaped[Array, "b"] | None = None,
+        segments: Int[Array, "b t"] | None = None,
+    ) -> tuple[Float[Array, "b t d"], Float[Array, "b l t e"] | None]:
+        """`hidden`, and the logits of every block's router; None where there are no experts."""
         time, context = tokens.shape[1], self.values.context
         if time > context:
             raise DataError(
@@ -84,10 +93,12 @@ class Decoder(nnx.Module):
         turn = self._turn(at)
 
         def each(block, x, index, _):
-            return block(x, keys, index, turn, functools.partial(self._attend, index, segments))
+            attend = functools.partial(self._attend, index, segments)
+            passed = block(x, keys, index, turn, attend)
+            return passed.x, passed.routed
 
-        x, _ = through(self.blocks, x, each, remat=self.values.remat, saved=self.values.saved)
-        return self.norm(x)
+        x, routed = through(self.blocks, x, each, remat=self.values.remat, saved=self.values.saved)
+        return self.norm(x), self._by_row(routed)
 
     def extend(
         self, tokens: Int[Array, "b t"], cache: Any, at: Int[Array, ""]
@@ -108,10 +119,16 @@ class Decoder(nnx.Module):
         def each(block, x, index, kept):
             window = self._window(index)
             attend = remembering(kept, at, window=window, soft_cap=self.values.attention_cap)
-            return block(x, None, index, turn, attend)
+            passed = block(x, None, index, turn, attend, whole=False)
+            return passed.x, passed.kept
 
         x, cache = through(self.blocks, x, each, kept=cache)
         return self._logits(self.norm(x[:, -1:]))[:, 0], cache
+
+    def _by_row(self, routed: Any) -> Float[Array, "b l t e"] | None:
+        if self.values.experts.kind == "none":
+            return None
+        return jnp.moveaxis(routed, 0, 1) if self.values.scan else jnp.stack(routed, 1)
 
     def _embedded(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
         """Their rows of the table; where its width is split, each device looks up its part.

@@ -1,15 +1,16 @@
 """Where activations go, by the names of their dims."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.parallel.attending import attend_over
+from jtrain.parallel.experts import over_experts
 from jtrain.parallel.rules import ROWS, refuse_uneven, split_named
-from jtrain.types import Attention
+from jtrain.types import Attention, Dims
 
 
 class ByName:
@@ -43,3 +44,15 @@ class ByName:
     ) -> Float[Array, "b t h k"]:
         """`attention(q, k, v, segments)`, as `jtrain.parallel.attending` says."""
         return attend_over(self._mesh, self._rules, attention, q, k, v, segments)
+
+    def experts(
+        self,
+        mix: Callable[..., Array],
+        x: Float[Array, "b t d"],
+        chosen: Int[Array, "b t n"],
+        weights: Float[Array, "b t n"],
+        kernels: Sequence[Array],
+        dims: Sequence[Dims],
+    ) -> Float[Array, "b t d"]:
+        """`mix` on each device, of the tokens of its `expert` axis and its own experts."""
+        return over_experts(self._mesh, mix, x, chosen, weights, kernels, dims)
