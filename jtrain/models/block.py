@@ -1,10 +1,12 @@
 """One block of a transformer."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Shaped
@@ -53,13 +55,15 @@ class Block(nnx.Module):
         index: int | Int[Array, ""],
         turn: Turn | None,
         attend: Attend,
+        order: np.ndarray | None = None,
     ) -> tuple[Float[Array, "b t d"], Any]:
         """`x` with both parts added, and what `attend` keeps; a row drops by its own key."""
-        rate, site = self.values.dropout, 2 * index + 1
+        drops = functools.partial(drop, rate=self.values.dropout, keys=keys, order=order)
+        site = 2 * index + 1
         mixed, kept = self.attention(self.norm_attention(x), turn, attend)
-        x = x + drop(mixed, rate, keys, site=site)
+        x = x + drops(mixed, site=site)
         x = self.place.constrain(x, "batch", "time", "width")
-        x = x + drop(self.mlp(self.norm_mlp(x)), rate, keys, site=site + 1)
+        x = x + drops(self.mlp(self.norm_mlp(x)), site=site + 1)
         return self.place.constrain(x, "batch", "time", "width"), kept
 
     def attention(

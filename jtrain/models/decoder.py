@@ -76,18 +76,25 @@ class Decoder(nnx.Module):
             )
         keys = drawn_from(keys, self.values.dropout, train=not self.deterministic)
         at = jnp.arange(time) if segments is None else places_within(segments)
-        x = self.tokens[...][tokens]
+        order = self.place.order(time)
+        if order is not None:
+            tokens, at = tokens[:, order], at[..., order]
+            segments = None if segments is None else segments[:, order]
+        x = self.place.look_up(self.tokens[...], tokens)
         if self.positions is not None:
-            learned = self.positions[...]
-            x = x + (learned[None, :time] if segments is None else learned[at])
-        x = self.place.constrain(drop(x, self.values.dropout, keys), "batch", "time", "width")
+            plain = segments is None and order is None
+            learned = self.positions[:time] if plain else self.positions[...][at]
+            x = x + (learned[None] if segments is None else learned)
+        x = drop(x, self.values.dropout, keys, order=order)
+        x = self.place.constrain(x, "batch", "time", "width")
         turn = self._turn(at)
 
         def each(block, x, index, _):
-            return block(x, keys, index, turn, functools.partial(self._attend, index, segments))
+            attend = functools.partial(self._attend, index, segments)
+            return block(x, keys, index, turn, attend, order)
 
         x, _ = through(self.blocks, x, each, remat=self.values.remat, saved=self.values.saved)
-        return self.norm(x)
+        return self.place.put_back(self.norm(x))
 
     def extend(
         self, tokens: Int[Array, "b t"], cache: Any, at: Int[Array, ""]

@@ -300,6 +300,15 @@ class Recording:
         self.attended += [x.shape for x in (q, k, v)]
         return attention(q, k, v, segments)
 
+    def look_up(self, table, tokens):
+        return table[tokens]
+
+    def order(self, time):
+        del time
+
+    def put_back(self, x):
+        return x
+
 
 def test_tells_the_placement_its_dims_by_name(row):
     place = Recording()
