@@ -7,6 +7,7 @@ from pydantic import Field
 
 import jtrain as jt
 from jtrain.data.mixture import Mixture
+from jtrain.data.random_tokens import Random
 from jtrain.data.token_corpus import Tokens
 from jtrain.data.tokenizer import fingerprint
 from jtrain.losses.chunked_next_token import chunked_next_token
@@ -20,7 +21,7 @@ from jtrain.writing import writes
 class Config(jt.RunConfig):
     """A transformer and its tokens."""
 
-    data: Annotated[Tokens | Mixture, Field(discriminator="kind")]
+    data: Annotated[Tokens | Mixture | Random, Field(discriminator="kind")]
     """The tokens."""
     model: Transformer = Transformer(preset="gpt2")
     """The network; with vocab=0 it has the tokens of the data."""
@@ -48,7 +49,7 @@ class Config(jt.RunConfig):
             given = inputs, keys, segments_of(batch)
             hidden, _ = model.hidden(params, {}, None, rng is not None, *given)
             known = hidden, model.head(params), targets, real
-            return chunked_next_token(*known, soft_cap=network.logit_cap)
+            return chunked_next_token(*known, soft_cap=network.logit_cap, place=place)
 
         return jt.Experiment(
             init=model.init,

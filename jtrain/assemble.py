@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.stages import Lowered
 
 from jtrain.checkpoint import Start, starting
 from jtrain.data.calls import Calls
@@ -18,7 +19,7 @@ from jtrain.judged import check_best, check_names
 from jtrain.lengths import Lengths, in_steps
 from jtrain.loss_checks import refuse_unused_params, refuse_wide_products
 from jtrain.optim import Evaluated, evaluation_params
-from jtrain.parallel import Strategy, check_divides
+from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.precision import computed_in
 from jtrain.state import TrainState, new_state
 from jtrain.step import StepFn, make_step, many
@@ -76,18 +77,30 @@ class Assembly:
         return self.strategy.place(batch, stacked=self.config.steps_per_call > 1)
 
     def compile_step(self) -> StepFn:
-        """The step, or `steps_per_call` of them in one program.
+        """The step, or `steps_per_call` of them in one program; raises what `lower_step` does."""
+        return self.strategy.compile(*self._step(), **self._how)
+
+    def lower_step(self) -> Lowered:
+        """The same, traced; on devices that are not here it can be compiled, too.
 
         Raises:
             LossError: if the loss or the model keeps no contract.
         """
+        return self.strategy.lower(*self._step(), **self._how)
+
+    @property
+    def _how(self) -> dict[str, bool]:
+        return {"stacked": self.config.steps_per_call > 1, "keeps": True}
+
+    def _step(self) -> tuple[StepFn, TrainState, Batch]:
+        """What is compiled, and what for."""
         config, x, strategy = self.config, self.experiment, self.strategy
         terms = self._terms(_mine(x.train)[0])
         refuse_unused_params(terms, self.like.params)
         if config.precision.compute is not None:
             refuse_wide_products(terms, self.like.params, config.precision.compute)
         # XLA:CPU runs a convolution many times slower in a loop than written out.
-        unroll = jax.default_backend() == "cpu" and "conv_general_dilated" in operations(
+        unroll = self._platform == "cpu" and "conv_general_dilated" in operations(
             terms, self.like.params
         )
         step = make_step(
@@ -101,10 +114,14 @@ class Assembly:
             compute=config.precision.compute,
             lay=strategy.lay(self.like.params, x.dims),
         )
-        stacked = config.steps_per_call > 1
-        step = many(step, unroll=unroll) if stacked else step
-        example = self.place(self.calls[0])
-        return strategy.compile(step, self.like, example, stacked=stacked, keeps=True)
+        step = many(step, unroll=unroll) if config.steps_per_call > 1 else step
+        return step, self.like, _shapes(x.train, *self._stack)
+
+    @property
+    def _stack(self) -> tuple[int, ...]:
+        """The dims of what a call takes that stand before the rows."""
+        each = self.config.steps_per_call
+        return (each,) if each > 1 else ()
 
     @functools.cached_property
     def sets(self) -> Mapping[str, Once]:
@@ -153,6 +170,10 @@ class Assembly:
             out_shardings=_shardings(self.like.params),
         )
 
+    @property
+    def _platform(self) -> str:
+        return next(iter(jax.tree.leaves(self.like)[0].sharding.device_set)).platform
+
     def _evaluation(self, name: str) -> EvaluateFn:
         """Compiled at its first use; sets whose batches are alike share one."""
         rows, strategy = self.sets[name], self.strategy
@@ -174,10 +195,13 @@ class Assembly:
         return lambda params: terms(params, self.like.extra, batch, key)
 
 
-def assemble(config: RunConfig, seconds: float = 0.0) -> Assembly:
+def assemble(
+    config: RunConfig, seconds: float = 0.0, *, among: Sequence[Device] | None = None
+) -> Assembly:
     """The parts that a config stands for.
 
     Args:
+        among: devices that it is laid out over in the place of those of this machine.
         seconds: that a step takes, where the config says durations in time. While it is 0 their
             steps are provisional; `jtrain.pace.paced` measures it.
 
@@ -186,7 +210,7 @@ def assemble(config: RunConfig, seconds: float = 0.0) -> Assembly:
             no Experiment.
         DataError: if the data is not what the config says it is.
     """
-    strategy = config.parallel.build()
+    strategy = config.parallel.build(among)
     check_divides(config.batch, strategy.shares, config.microbatches)
     config, lengths = in_steps(config, strategy.placement, seconds)
     experiment = config.build(strategy.placement)
@@ -230,10 +254,10 @@ def _shardings(like: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.sharding, like)
 
 
-def _shapes(batches: Any) -> Batch:
-    """A whole batch, as shapes and dtypes alone."""
+def _shapes(batches: Any, *stack: int) -> Batch:
+    """A whole batch, as shapes and dtypes alone; or a stack of them."""
     of = lambda array: jax.ShapeDtypeStruct(
-        (batches.size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype)
+        (*stack, batches.size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype)
     )
     return {name: of(array) for name, array in _mine(batches)[0].items()}
 

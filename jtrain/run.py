@@ -16,7 +16,6 @@ from jtrain.drive import compiled, drive
 from jtrain.experiment import RunConfig
 from jtrain.hooks.evaluating import Results
 from jtrain.hooks.metrics import results
-from jtrain.hooks.pictures import write_pictures
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
 from jtrain.loop import Ended, Stop
@@ -137,11 +136,8 @@ def _finish(
             params = parts.evaluation_params(ended.state)
             sample = x.sample(params, ended.state.extra, ended.state.step_key())
         directory.samples.write_text(sample + "\n")
-    if done and x.pictures is not None:
-        with watch.pause("drawing"):
-            known = parts.evaluation_params(ended.state), ended.state.extra
-            pictures = x.pictures(*known, ended.state.step_key())
-            write_pictures(directory.pictures, ended.step, pictures)
+    if done and watch.pictures is not None:
+        watch.pictures.at(ended.step, ended.state)
     checkpoints.wait()  # what is announced is on the disk
     status, why = ENDS[stop.kind], stop.why
     watch.ended(status)

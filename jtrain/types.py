@@ -1,7 +1,7 @@
 """The vocabulary: names for the few things that flow through a run, each with its shape."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -217,6 +217,11 @@ class Parts(Attention, Protocol):
 class Placement(Protocol):
     """How a model says what its arrays are, without knowing where they go."""
 
+    @property
+    def rows(self) -> int:
+        """How many parts the rows of a batch are in."""
+        ...
+
     def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
         """`x`, laid out by the names of its dims."""
         ...
@@ -230,12 +235,6 @@ class Placement(Protocol):
         """
         ...
 
-    def look_up(
-        self, table: Float[Array, "v d"], tokens: Int[Array, "b t"]
-    ) -> Float[Array, "b t d"]:
-        """`table[tokens]`, wherever the parts of v, b and t are."""
-        ...
-
     def order(self, time: int) -> np.ndarray | None:
         """The order of positions, int32 t, in which each device has the same work in attention.
 
@@ -247,10 +246,31 @@ class Placement(Protocol):
         """`x`, whose positions are in the order of `order`, in their own."""
         ...
 
+    def experts(
+        self,
+        mix: Callable[..., Array],
+        x: Float[Array, "b t d"],
+        chosen: Int[Array, "b t n"],
+        weights: Float[Array, "b t n"],
+        kernels: Sequence[Array],
+        dims: Sequence[Dims],
+    ) -> Float[Array, "b t d"]:
+        """`mix(x, chosen, weights, *kernels)`, wherever the rows and the experts are.
+
+        `kernels` begin with the dim of the experts, and `dims` are the names of theirs. Of choices
+        that are no index into the kernels that it gets, `mix` makes zeros.
+        """
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Anywhere:
     """The placement that places nothing."""
+
+    @property
+    def rows(self) -> int:
+        """One."""
+        return 1
 
     def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
         """`x` itself."""
@@ -263,12 +283,6 @@ class Anywhere:
         """`attention(q, k, v, segments)` itself."""
         return attention(q, k, v, segments)
 
-    def look_up(
-        self, table: Float[Array, "v d"], tokens: Int[Array, "b t"]
-    ) -> Float[Array, "b t d"]:
-        """`table[tokens]` itself."""
-        return table[tokens]
-
     def order(self, time: int) -> np.ndarray | None:
         """None: one device has all the work."""
         del time
@@ -277,6 +291,19 @@ class Anywhere:
     def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """`x` itself."""
         return x
+
+    def experts(
+        self,
+        mix: Callable[..., Array],
+        x: Float[Array, "b t d"],
+        chosen: Int[Array, "b t n"],
+        weights: Float[Array, "b t n"],
+        kernels: Sequence[Array],
+        dims: Sequence[Dims],
+    ) -> Float[Array, "b t d"]:
+        """`mix` of them all itself."""
+        del dims
+        return mix(x, chosen, weights, *kernels)
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 """The hooks of a run, put together: what it says, writes, measures and keeps."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import jax
@@ -20,6 +20,7 @@ from jtrain.hooks.history import History
 from jtrain.hooks.leaves import Leaves
 from jtrain.hooks.log import Lines, Log
 from jtrain.hooks.metrics import Metrics, results
+from jtrain.hooks.pictures import Pictures
 from jtrain.hooks.plain import Observer, hook_of
 from jtrain.hooks.progress import Progress
 from jtrain.hooks.saving import Save, SaveBest
@@ -109,6 +110,10 @@ class Watch:
         if directory and config.log.leaves:
             self._looks.append(leaves(parts, directory.leaves, self.pause, start))
             self._stack.callback(self._looks[0].close)
+        self.pictures: Pictures | None = None
+        """Draws a state, where the experiment makes pictures and there is a directory."""
+        if directory and x.pictures is not None:
+            self.pictures = self._pictures(directory, x.pictures)
         if directory and config.trackers and jax.process_index() == 0:
             self._tracking = tracking(
                 config, directory.path, self.speed, tell=self.lines.say, resumed_at=start
@@ -138,6 +143,7 @@ class Watch:
             *(self.speed, self._log, self.progress, self.metrics),
             *([self._tracking] if self._tracking else []),
             *(finite, *self._looks, *evaluations, *mine),
+            *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._saves else []),
         ]
@@ -180,6 +186,15 @@ class Watch:
         self.metrics.row(step, name, numbers)
         if self._tracking:
             self._tracking.row(step, name, numbers)
+
+    def _pictures(self, directory: Directory, make: Callable[..., Mapping[str, Any]]) -> Pictures:
+        def draw(state: TrainState) -> Mapping[str, Any]:
+            with self.pause("drawing"):
+                params = self._parts.evaluation_params(state)
+                return make(params, state.extra, state.step_key())
+
+        every = self._parts.config.log.pictures or self._parts.config.steps
+        return Pictures(directory.pictures, every=every, draw=draw)
 
     def ended(self, status: End) -> None:
         """Tells the trackers how the run ended, and waits a little for them."""

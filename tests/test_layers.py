@@ -28,7 +28,7 @@ ORDER = [
     {"drive"},
     {"pace"},
     {"trained", "run"},
-    {"fit", "predict"},
+    {"fit", "predict", "plan"},
     {"debug"},
     {"sweep"},
     {"cli"},

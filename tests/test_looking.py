@@ -45,11 +45,12 @@ def home(tmp_path: Path, tmp_path_factory, monkeypatch) -> Path:
 
 def test_a_report_has_the_pictures_and_tables_that_a_run_made(home: Path, capsys):
     path = write_study(home, code=SHOWS)
-    outcome = trained(path)
-    assert (outcome.directory.pictures / "weights-12.png").read_bytes().startswith(b"\x89PNG")
+    outcome = trained(path, "log.pictures=6")
+    for name in ("weights-6.png", "weights-12.png"):
+        assert (outcome.directory.pictures / name).read_bytes().startswith(b"\x89PNG")
     assert main(["report", str(outcome.directory.path)]) == 0
     text = (outcome.directory.path / "report.html").read_text()
-    assert text.count("data:image/png;base64,") == 1
+    assert text.count("data:image/png;base64,") == 2
     assert text.count('class="heat"') == 2  # of training and of validation
     assert "valid/confusion, step 12" in text
     assert capsys.readouterr().err == ""

@@ -1,26 +1,27 @@
 """Over a whole data set each row counts once, in its order, however it is split."""
 
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from predicting_process import W, X, apply
 
 import jtrain as jt
 from jtrain.data import Arrays, InOrder
 from jtrain.errors import ConfigError, LossError
 from jtrain.parallel import Mirrored
 
-X = np.random.default_rng(0).normal(size=(45, 3)).astype(np.float32)
-W = {"w": np.float32([1, -2, 3]), "offset": 0.5}
+SCRIPT = Path(__file__).with_name("predicting_process.py")
+PATIENCE = 240  # seconds; alone on two cores it takes about 10
 
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp()))
-
-
-def apply(params, batch):
-    height = batch["x"] @ params["w"] + params["offset"]
-    return {"height": height, "square": batch["x"] ** 2}
 
 
 @pytest.mark.parametrize("parallel", ["mirrored", "fsdp", "single"])
@@ -29,6 +30,45 @@ def test_rows_come_in_the_order_of_the_data(parallel):
     np.testing.assert_allclose(found["height"], X @ W["w"] + 0.5, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found["square"], X**2, rtol=1e-6)
     assert isinstance(found["height"], np.ndarray)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
+    """What each of two processes found."""
+    folder = tmp_path_factory.mktemp("predicting")
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        port = str(listener.getsockname()[1])
+    files = [folder / f"{index}.npz" for index in range(2)]
+    command = [sys.executable, "-W", "error", str(SCRIPT), port]
+    processes = [
+        subprocess.Popen([*command, str(index), str(file)], stderr=subprocess.PIPE, text=True)
+        for index, file in enumerate(files)
+    ]
+    try:
+        for process in processes:
+            _, complaints = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 0, complaints
+    finally:
+        for process in processes:
+            process.kill()  # a process of jax.distributed does not end at SIGTERM
+    return [dict(np.load(file)) for file in files]
+
+
+@pytest.mark.parametrize("parallel", ["mirrored", "fsdp"])
+def test_each_of_two_processes_gets_all_rows_in_order(two, parallel):
+    for found in two:
+        np.testing.assert_allclose(found[f"{parallel}/height"], X @ W["w"] + 0.5, rtol=1e-5)
+        np.testing.assert_allclose(found[f"{parallel}/square"], X**2, rtol=1e-6)
+        rows = [*range(16), *range(16), *range(13)]
+        assert found[f"{parallel}/row"].tolist() == rows, "the row is that of the global batch"
+        loss = np.mean((X @ W["w"] + 0.5).astype(np.float64) ** 2)
+        assert found["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_two_processes_count_a_time_by_the_first_ones_clock(two):
+    first, second = (int(found["steps"]) for found in two)
+    assert first == second >= 1
 
 
 def test_takes_more_batches_than_are_in_flight_and_batches_of_the_caller():

@@ -1,6 +1,7 @@
 """`jtrain data show CONFIG`: what the batches of a run hold, as a person can read it."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.pictures import as_bytes, in_blocks
+from jtrain.cli.pictures import as_bytes, in_blocks, in_shades
 from jtrain.config.resolve import resolve
 from jtrain.data.tokenizer import fingerprint
 from jtrain.errors import ConfigError, UserError
@@ -50,7 +51,8 @@ def show(argv: Sequence[str]) -> int:
     if typed.out:
         print(f"\n{typed.out}: {len(rows['row'])} pictures")
     elif "image" in rows:
-        print("\n" + in_blocks(grid(as_bytes(rows["image"]))))
+        drawn = in_blocks if sys.stdout.isatty() else in_shades
+        print("\n" + drawn(grid(as_bytes(rows["image"]))))
     print("\n" + "\n".join(_lines(rows, tokenizer)))
     return 0
 

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 
+SHADES = " .:-=+*#%@"  # from black to white, as on a dark screen
+
 
 def as_bytes(images: np.ndarray) -> np.ndarray:  # b h w [c], or b n
     """The images b h w c, uint8, with 1 or 3 channels.
@@ -35,6 +37,13 @@ def in_blocks(picture: np.ndarray) -> str:  # h w c, uint8, c 1 or 3
         letters = (f"\x1b[38;2;{_colour(a)};48;2;{_colour(b)}m\u2580" for a, b in points)
         lines.append("".join(letters) + "\x1b[0m")
     return "\n".join(lines)
+
+
+def in_shades(picture: np.ndarray) -> str:  # h w c, uint8, c 1 or 3
+    """The picture for a file: a point is two characters beside each other."""
+    grey = picture.astype(int).mean(-1)
+    text = lambda line: "".join(2 * SHADES[int(point) * len(SHADES) // 256] for point in line)
+    return "\n".join(text(line).rstrip() for line in grey)
 
 
 def _colour(point: list[int]) -> str:

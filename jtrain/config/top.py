@@ -91,6 +91,8 @@ class Log:
     leaves: Cadence = 0
     """Steps between statistics of each leaf of the parameters, in leaves.jsonl: norms of gradient
     and update; 0: none. Each costs about as much time as a step."""
+    pictures: Cadence = 0
+    """Steps between the pictures of an experiment that makes some; 0: only at the end."""
 
 
 @values
@@ -146,6 +148,7 @@ class Top:
             **sets,
             "checkpoint.every": self.checkpoint.every,
             "log.leaves": self.log.leaves,
+            "log.pictures": self.log.pictures,
         }.items():
             if not isinstance(steps, Duration) and steps % self.steps_per_call:
                 near = _nearest_multiples(key, steps, self.steps_per_call)

@@ -19,6 +19,7 @@ from jtrain.data.hugging_face import HuggingFace
 from jtrain.data.idx import read_idx
 from jtrain.data.labelled import Labelled, read_labelled
 from jtrain.data.lines import Lines, line_rows
+from jtrain.data.loaded import Loaded
 from jtrain.data.mixed import Mixed
 from jtrain.data.packed import Packed
 from jtrain.data.parquet import ParquetRows
@@ -39,6 +40,7 @@ __all__ = [
     "InOrder",
     "Labelled",
     "Lines",
+    "Loaded",
     "Mixed",
     "Packed",
     "ParquetRows",

@@ -59,6 +59,17 @@ class Shuffled:
         mask = self._part.mask(self._real(step))
         return self.source[self._indices[step]] | {"row": self._part.row, "mask": mask}
 
+    def several(self, step: int, count: int) -> dict[str, np.ndarray]:
+        """The batches of `count` steps from `step` on, stacked, k b ...: read at once."""
+        steps = range(step, step + count)
+        indices = np.stack([self._indices[each] for each in steps])  # k b
+        rows = self.source[indices.ravel()].items()
+        stacked = {name: array.reshape(*indices.shape, *array.shape[1:]) for name, array in rows}
+        masks = [self._part.mask(self._real(each)) for each in steps]
+        same = all(mask is masks[0] for mask in masks)
+        mask = self._part.stacked(masks[0], count) if same else np.stack(masks)
+        return stacked | {"row": self._part.stacked(self._part.row, count), "mask": mask}
+
     def shard(self, index: int, count: int) -> "Shuffled":
         """The same batches, of which only the rows of process `index` of `count` are read."""
         mine = copy.copy(self)

@@ -20,13 +20,16 @@ def shuffled(places: np.ndarray, rows: int, *, seed: int, epoch: int | np.ndarra
     ("cycle walking", fewer than 2 passes on average). Source: Black and Rogaway 2002, Ciphers with
     arbitrary finite domains; https://nullprogram.com/blog/2018/07/31/ for the hash.
     """
-    epochs, which = np.ravel(epoch), None
-    if (epochs == epochs[:1]).all():
-        epochs = epochs[:1]
-    else:
+    if not places.size:
+        return places.astype(np.int64)
+    epochs = np.asarray(epoch)
+    first, last = int(epochs.min()), int(epochs.max())
+    which = None if first == last else epochs - first
+    if last - first <= places.size:
+        keys = _keys(seed, np.arange(first, last + 1))
+    else:  # far from one another
         epochs, of = np.unique(epochs, return_inverse=True)
-        which = of.reshape(places.shape)
-    keys = _keys(seed, epochs)
+        keys, which = _keys(seed, epochs), of.reshape(places.shape)
     bits = (rows - 1).bit_length()
     result = _network(places, bits, keys, which)
     while (beyond := result >= rows).any():
@@ -44,7 +47,7 @@ def _network(
     low = (places & int(low_mask)).astype(np.uint32)
     high = (places >> low_bits).astype(np.uint32)
     for turn, key in enumerate(keys):
-        key = key if which is None else key[which]  # of one epoch, or one for each place
+        key = key if which is None else key.take(which)  # of one epoch, or one for each place
         if turn % 2:
             low ^= _hash(high, key) & low_mask
         else:

@@ -69,6 +69,7 @@ class TokenFiles(Stretch):
         self.ends = self._mapped(self.header["ends"][0], np.dtype("<i8"))
         """Where each document ends, in tokens."""
         super().__init__(self, 0, self.header["tokens"])
+        self._refuse_ends()
 
     def split(self, validation: float) -> tuple[Stretch, Stretch]:
         """The first tokens, to train on, and the last, a share of about `validation`, to judge by.
@@ -170,6 +171,19 @@ class TokenFiles(Stretch):
             if first < len(self._shards[number]) and last > 0:
                 parts.append(self._shards[number][first:last])
         return np.concatenate(parts)
+
+    def _refuse_ends(self) -> None:
+        """Raises unless documents end one after another, the last with the tokens."""
+        wrong = np.diff(self.ends, prepend=0) < 0
+        if len(wrong):
+            wrong[-1] |= self.ends[-1] != len(self)
+        if wrong.any():
+            document = int(wrong.argmax())
+            raise DataError(
+                f"{self.path / self.header['ends'][0]['name']} was to hold where documents end, "
+                f"up to {len(self)}, and has {self.ends[document]} at byte {8 * document}: it is "
+                f"of something else. {self._again}"
+            )
 
     def _refuse_token(self, place: int, token: int) -> None:
         number = int(np.searchsorted(self._begins, place, "right")) - 1

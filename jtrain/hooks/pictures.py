@@ -1,6 +1,6 @@
-"""Writes the pictures that an experiment makes into the run's directory."""
+"""Writes the pictures that an experiment makes of a state into the run's directory."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,32 @@ import numpy as np
 from jtrain.errors import DataError
 from jtrain.hooks.png import grid, png
 from jtrain.hooks.rewrite import rewrite
+from jtrain.loop import Hook
+from jtrain.types import Metrics
+
+
+class Pictures(Hook):
+    """Draws the state after steps `every`, 2 `every`, ... and where it is told to.
+
+    Args:
+        folder: of the files.
+        every: steps.
+        draw: a state -> its pictures, of each name images b h w c; it does not keep the state.
+    """
+
+    def __init__(self, folder: Path, *, every: int, draw: Callable[[Any], Mapping[str, Any]]):
+        self.every, self._folder, self._draw = every, folder, draw
+        self._drawn = 0
+
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+        """Draws it."""
+        self.at(step, state)
+
+    def at(self, step: int, state: Any) -> None:
+        """Draws the state after a step, unless it just did."""
+        if step != self._drawn:
+            write_pictures(self._folder, step, self._draw(state))
+        self._drawn = step
 
 
 def write_pictures(folder: Path, step: int, pictures: Mapping[str, Any]) -> list[Path]:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.errors import LossError
-from jtrain.types import Mean, Metrics
+from jtrain.types import Anywhere, Mean, Metrics, Placement
 
 
 def chunked_next_token(
@@ -21,14 +21,18 @@ def chunked_next_token(
     chunk: int = 128,
     soft_cap: float | None = None,
     z_loss: float = 0.0,
-    shares: int = 1,
+    place: Placement = Anywhere(),
 ) -> tuple[Mean, Metrics]:
     """`next_token(hidden @ head.T, targets, real)`, its value and gradient, `chunk` by `chunk`.
 
     Logits are there for `chunk` positions of each row at a time, in float32 whatever the inputs'
     type, and so are the sums. The gradient is computed where the logits are, in the forward pass,
-    so that nothing is computed twice; it is kept until the backward pass scales it. Rows stay
-    whole: a batch that is split over devices by rows is not gathered.
+    so that nothing is computed twice; it is kept until the backward pass scales it.
+
+    Over devices: the head is gathered once and its gradient exchanged once, each part of the rows
+    summing up its own until then; a vocabulary that is split stays so, and of each token its
+    logits' greatest, sum and target cross. A chunk takes every n-th position, so that sequences
+    that are split stay so.
 
     Args:
         hidden: the last hidden states.
@@ -39,14 +43,14 @@ def chunked_next_token(
         soft_cap: logits become `soft_cap * tanh(logits / soft_cap)`.
         z_loss: this times the square of the log of the softmax's denominator is added to the value;
             the metrics then have both parts, `cross_entropy` and `z_loss`.
-        shares: devices that share the rows. With 1 the head's gradient is exchanged after each
-            chunk; with their number once, at the end.
+        place: where the rows and the vocabulary are.
 
     Raises:
-        LossError: if the chunk or the cap is not positive, or the shares do not divide the rows.
+        LossError: if the chunk or the cap is not positive, or the rows do not divide into the parts
+            that `place` has.
     """
-    _check(len(hidden), chunk, soft_cap, shares)
-    how = _How(chunk, soft_cap, z_loss, shares, jnp.dtype(hidden.dtype))
+    _check(len(hidden), chunk, soft_cap, place.rows)
+    how = _How(chunk, soft_cap, z_loss, place, jnp.dtype(hidden.dtype))
     given = hidden, head.astype(hidden.dtype), targets, real
     value, parts = cast(tuple[Array, _Parts], _loss(how, *given))
     parts = jax.lax.stop_gradient(parts)
@@ -64,8 +68,15 @@ class _How(NamedTuple):
     chunk: int
     soft_cap: float | None
     z_loss: float
-    shares: int
+    place: Placement
     dtype: np.dtype  # of the products
+
+    def gathered(self, head: Array) -> Array:
+        """The head, whole but for the vocabulary's parts: once and not for each chunk.
+
+        Inside of what has a derivative of its own, so that its gradient need not be whole.
+        """
+        return self.place.constrain(head, "vocab", None)
 
     @property
     def unit(self) -> float:
@@ -83,6 +94,8 @@ class _Parts(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _loss(how, hidden, head, targets, real):
+    head = how.gathered(head)
+
     def add(parts, slices):
         here, *_ = _chunk(how, head, *slices)
         return jax.tree.map(jnp.add, parts, here), None
@@ -92,20 +105,25 @@ def _loss(how, hidden, head, targets, real):
 
 
 def _forward(how, hidden, head, targets, real):
-    b, t, d = hidden.shape
-    apart = lambda x: x.reshape(how.shares, b // how.shares, *x.shape[1:])  # s b/s ...
+    (b, t, d), head = hidden.shape, how.gathered(head)
+    shares = how.place.rows
+    apart = lambda x: x.reshape(shares, b // shares, *x.shape[1:])  # s b/s ...
+    placed = lambda x: how.place.constrain(x, "batch", "vocab", None)
 
     def add(carry, slices):
         parts, grad_head = carry
         here, x, slopes = _chunk(how, head, *slices)
         grad_x = _product("btv,vd->btd", slopes, head)
-        grad_head += _product("sbtv,sbtd->svd", apart(slopes), apart(x))
+        grad_head = placed(grad_head + _product("sbtv,sbtd->svd", apart(slopes), apart(x)))
         return (jax.tree.map(jnp.add, parts, here), grad_head), grad_x
 
-    start = _no_parts(hidden), jnp.zeros((how.shares, *head.shape), _wide(how.dtype))
+    start = _no_parts(hidden), placed(jnp.zeros((shares, *head.shape), _wide(how.dtype)))
     (parts, grad_head), grad_x = jax.lax.scan(add, start, _slices(how, hidden, targets, real))
-    grad_x = jnp.moveaxis(grad_x, 0, 1).reshape(b, -1, d)[:, :t]
-    return (_value(how, parts), parts), (grad_x, grad_head.sum(0))
+    grad_x = jnp.moveaxis(grad_x, 0, 2).reshape(b, -1, d)[:, :t]
+    # Nobody waits for the sum: without a barrier it stays whole through the layers' backward pass.
+    grad_head = how.place.constrain(grad_head.sum(0), "vocab", "split")
+    grad_x, grad_head = jax.lax.optimization_barrier((grad_x, grad_head))
+    return (_value(how, parts), parts), (grad_x, grad_head)
 
 
 def _backward(how, gradients, upstream):
@@ -121,7 +139,7 @@ _loss.defvjp(_forward, _backward)
 def _chunk(how, head, x, targets, real):
     """The parts of some tokens, their hidden states, and the slope of the value in each logit."""
     x = jnp.where(real[..., None], x, 0)  # what is not real may be NaN
-    logits = _product("btd,vd->btv", x, head)
+    logits = how.place.constrain(_product("btd,vd->btv", x, head), "batch", "time", "vocab")
     bent = None
     if how.soft_cap is not None:
         bent = jnp.tanh(logits / how.soft_cap)
@@ -133,7 +151,7 @@ def _chunk(how, head, x, targets, real):
     targets = targets[..., None]
     tokens = jnp.arange(len(head), dtype=targets.dtype)[None, None]
     own = targets.clip(0, len(head) - 1)
-    at_target = jnp.take_along_axis(logits, own, -1)
+    at_target = jnp.where(tokens == own, logits, 0).sum(-1, keepdims=True)
     # The first of the greatest, as argmax gives, which XLA:CPU does one number at a time.
     likeliest = jnp.where(logits == top, tokens, len(head)).min(-1, keepdims=True)
     by_row = lambda x: jnp.where(real, x[..., 0], 0).sum(1)
@@ -159,14 +177,14 @@ def _no_parts(hidden):
 
 
 def _slices(how, *by_token):
-    """Each array b t ... as chunks of positions, n b c ...; rounded up by tokens not real."""
+    """Each array b t ... as chunks of every n-th position, n b c ...; rounded up by no tokens."""
     t = by_token[0].shape[1]
     chunks = -(-t // how.chunk)
     size = -(-t // chunks)
 
     def cut(x):
         x = jnp.pad(x, [(0, 0), (0, chunks * size - t), *[(0, 0)] * (x.ndim - 2)])
-        return jnp.moveaxis(x.reshape(len(x), chunks, size, *x.shape[2:]), 1, 0)
+        return jnp.moveaxis(x.reshape(len(x), size, chunks, *x.shape[2:]), 2, 0)
 
     return tuple(cut(x) for x in by_token)
 
@@ -179,7 +197,7 @@ def _wide(dtype):
     return jnp.float32 if jnp.dtype(dtype).itemsize < 4 else jnp.dtype(dtype)
 
 
-def _check(rows, chunk, soft_cap, shares):
+def _check(rows, chunk, soft_cap, parts):
     if chunk < 1:
         raise LossError(f"a chunk of {chunk} positions is none. Give at least chunk=1; or 128.")
     if soft_cap is not None and not soft_cap > 0:
@@ -187,8 +205,8 @@ def _check(rows, chunk, soft_cap, shares):
             f"a soft cap of {soft_cap} bounds the logits to nothing. Give a positive number "
             f"(Gemma 2 has 30), or soft_cap=None for no bound."
         )
-    if shares < 1 or rows % shares:
+    if rows % parts:
         raise LossError(
-            f"{shares} shares do not divide the {rows} rows. Give the number of devices that "
-            f"share them, or shares=1, which is always right."
+            f"the {rows} rows do not divide into the {parts} parts that rows are placed in. "
+            f"Nearest: {-(-rows // parts) * parts} rows, or leave `place` out."
         )

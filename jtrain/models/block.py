@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +15,7 @@ from jtrain.models.draws import Draws
 from jtrain.models.dropout import drop
 from jtrain.models.feed_forward import bend
 from jtrain.models.linear import Linear
+from jtrain.models.mixture import Mixture
 from jtrain.models.norms import Norm
 from jtrain.models.rotary import Turn, rotate
 from jtrain.models.transformer import Transformer
@@ -25,8 +26,16 @@ STD = 0.02  # of every kernel and embedding, as in GPT-2
 Attend: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Any]]
 
 
+class Passed(NamedTuple):
+    """What a block gives."""
+
+    x: Array  # b t d
+    kept: Any  # what `attend` keeps
+    routed: Array | None  # b t e, the logits of its router; None where it has no experts
+
+
 class Block(nnx.Module):
-    """Attention, then an MLP, each added to what came in."""
+    """Attention, then an MLP or a mixture of them, each added to what came in."""
 
     def __init__(self, values: Transformer, place: Placement, rngs: Draws):
         self.values, self.place = values, place
@@ -42,6 +51,10 @@ class Block(nnx.Module):
         self.norm_k = norm(size) if values.qk_norm else None
         self.out = linear(heads * size, width, "heads", "width", std=onto)
         self.norm_mlp = norm(width)
+        mixture = values.experts.kind != "none"
+        self.mixture = Mixture(values, place, rngs, std=STD, onto=onto) if mixture else None
+        if mixture:
+            return
         gated = values.activation == "swiglu"
         up = lambda: linear(width, values.size_of_hidden, "width", "hidden")
         self.gate = up() if gated else None
@@ -55,16 +68,27 @@ class Block(nnx.Module):
         index: int | Int[Array, ""],
         turn: Turn | None,
         attend: Attend,
+        *,
+        whole: bool = True,
         order: np.ndarray | None = None,
-    ) -> tuple[Float[Array, "b t d"], Any]:
-        """`x` with both parts added, and what `attend` keeps; a row drops by its own key."""
+    ) -> Passed:
+        """`x` with both parts added; a row drops by its own key.
+
+        `whole`: whether these are whole rows, or what comes after tokens that are remembered.
+        `order`: which positions they are, where they are not in their own order.
+        """
         drops = functools.partial(drop, rate=self.values.dropout, keys=keys, order=order)
         site = 2 * index + 1
         mixed, kept = self.attention(self.norm_attention(x), turn, attend)
         x = x + drops(mixed, site=site)
         x = self.place.constrain(x, "batch", "time", "width")
-        x = x + drops(self.mlp(self.norm_mlp(x)), site=site + 1)
-        return self.place.constrain(x, "batch", "time", "width"), kept
+        x_mlp, routed = self.norm_mlp(x), None
+        if self.mixture is None:
+            fed = self.mlp(x_mlp)
+        else:
+            fed, routed = self.mixture(x_mlp, whole=whole, order=order)
+        x = x + drops(fed, site=site + 1)
+        return Passed(self.place.constrain(x, "batch", "time", "width"), kept, routed)
 
     def attention(
         self, x: Float[Array, "b t d"], turn: Turn | None, attend: Attend

@@ -68,6 +68,15 @@ class Decoder(nnx.Module):
         segments: Int[Array, "b t"] | None = None,
     ) -> Float[Array, "b t d"]:
         """What the head multiplies at every position; raises what the whole raises."""
+        return self.routed(tokens, keys, segments)[0]
+
+    def routed(
+        self,
+        tokens: Int[Array, "b t"],
+        keys: Shaped[Array, "b"] | None = None,
+        segments: Int[Array, "b t"] | None = None,
+    ) -> tuple[Float[Array, "b t d"], Float[Array, "b l t e"] | None]:
+        """`hidden`, and the logits of every block's router; None where there are no experts."""
         time, context = tokens.shape[1], self.values.context
         if time > context:
             raise DataError(
@@ -80,7 +89,7 @@ class Decoder(nnx.Module):
         if order is not None:
             tokens, at = tokens[:, order], at[..., order]
             segments = None if segments is None else segments[:, order]
-        x = self.place.look_up(self.tokens[...], tokens)
+        x = self._embedded(tokens)
         if self.positions is not None:
             plain = segments is None and order is None
             learned = self.positions[:time] if plain else self.positions[...][at]
@@ -91,10 +100,11 @@ class Decoder(nnx.Module):
 
         def each(block, x, index, _):
             attend = functools.partial(self._attend, index, segments)
-            return block(x, keys, index, turn, attend, order)
+            passed = block(x, keys, index, turn, attend, order=order)
+            return passed.x, passed.routed
 
-        x, _ = through(self.blocks, x, each, remat=self.values.remat, saved=self.values.saved)
-        return self.place.put_back(self.norm(x))
+        x, routed = through(self.blocks, x, each, remat=self.values.remat, saved=self.values.saved)
+        return self.place.put_back(self.norm(x)), self._by_row(routed)
 
     def extend(
         self, tokens: Int[Array, "b t"], cache: Any, at: Int[Array, ""]
@@ -107,7 +117,7 @@ class Decoder(nnx.Module):
             at: the first position that is new; at + t must not exceed the context.
         """
         time = tokens.shape[1]
-        x = self.tokens[...][tokens]
+        x = self._embedded(tokens)
         if self.positions is not None:
             x = x + jax.lax.dynamic_slice_in_dim(self.positions[...], at, time)[None]
         turn = self._turn(at + jnp.arange(time, dtype=at.dtype))
@@ -115,10 +125,27 @@ class Decoder(nnx.Module):
         def each(block, x, index, kept):
             window = self._window(index)
             attend = remembering(kept, at, window=window, soft_cap=self.values.attention_cap)
-            return block(x, None, index, turn, attend)
+            passed = block(x, None, index, turn, attend, whole=False)
+            return passed.x, passed.kept
 
         x, cache = through(self.blocks, x, each, kept=cache)
         return self._logits(self.norm(x[:, -1:]))[:, 0], cache
+
+    def _by_row(self, routed: Any) -> Float[Array, "b l t e"] | None:
+        if self.values.experts.kind == "none":
+            return None
+        routed = routed if self.values.scan else jnp.stack(routed)
+        layers, b, t, _ = routed.shape
+        flat = jnp.moveaxis(routed, 0, 2).reshape(b, t, -1)  # b t (l e)
+        return jnp.moveaxis(self.place.put_back(flat).reshape(b, t, layers, -1), 2, 1)
+
+    def _embedded(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+        """Their rows of the table; where its width is split, each device looks up its part.
+
+        The parts are exchanged then: less than the whole table would be.
+        """
+        x = self.place.constrain(self.tokens[...][tokens], "group", "time", "split")
+        return self.place.constrain(x, "batch", "time", "width")
 
     def _turn(self, positions: Int[Array, "*b t"]) -> Turn | None:
         how = self.values.positions

@@ -16,6 +16,7 @@ class LanguageModel(Model):
 
     - `hidden(params, extra, rng, train, tokens, keys, segments)` and `head(params)`, whose product
       is the logits (before `logit_cap`): for a loss that never holds the logits of a whole batch,
+    - `routed(...)`: `hidden`, and the logits of the routers where there are experts,
     - `empty(params, rows)` and `extend(params, cache, tokens, at)`: for text drawn token by token.
     """
 
@@ -38,6 +39,22 @@ class LanguageModel(Model):
     ) -> tuple[Float[Array, "b t d"], Extra]:
         """What the head multiplies, and `extra`; it takes and raises what `apply` does."""
         return self.apply(params, extra, rng, train, tokens, keys, segments, method="hidden")
+
+    def routed(
+        self,
+        params: Params,
+        extra: Extra,
+        rng: Key | None,
+        train: bool,
+        tokens: Int[Array, "b t"],
+        keys: Shaped[Array, "b"] | None = None,
+        segments: Int[Array, "b t"] | None = None,
+    ) -> tuple[tuple[Float[Array, "b t d"], Float[Array, "b l t e"] | None], Extra]:
+        """`hidden` and the logits of each layer's router, None without experts; and `extra`.
+
+        What `jtrain.losses.balance` reads.
+        """
+        return self.apply(params, extra, rng, train, tokens, keys, segments, method="routed")
 
     def head(self, params: Params) -> Float[Array, "v d"]:
         """The matrix that gives the logits: hidden @ head.T; the token embedding where tied."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from jtrain.errors import ConfigError
+from jtrain.models.experts import Experts, NoExperts
 from jtrain.models.positions import Learned, Positions
 from jtrain.models.presets.choose import with_preset
 from jtrain.models.presets.language import LANGUAGE_PRESETS, LanguagePreset
@@ -56,6 +57,8 @@ class Transformer:
     """Added to the variance or the mean square in a norm."""
     activation: Literal["gelu", "gelu_exact", "swiglu"] = "gelu"
     """The bend of the MLPs: GELU by tanh as in GPT-2, GELU, or SwiGLU, which has a third kernel."""
+    experts: Experts = NoExperts()
+    """A mixture of experts in the place of each MLP: dropless, with a capacity, or none."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Chance that a number is dropped after the embedding, each attention and each MLP."""
     bias: bool = True

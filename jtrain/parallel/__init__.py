@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from jtrain.parallel.axes import Axes as Axes
+from jtrain.parallel.devices import Device as Device
 from jtrain.parallel.fsdp import FSDP as FSDP
 from jtrain.parallel.mirrored import Mirrored as Mirrored
 from jtrain.parallel.single import Single as Single

@@ -1,11 +1,12 @@
 """A size for each axis: every way to split a model that one program of named shardings has."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from jtrain.parallel.attending import ContextBy
-from jtrain.parallel.devices import devices
+from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.layout import filled, mesh_of
 from jtrain.parallel.leaves import Zero
 from jtrain.parallel.rules import AXES
@@ -49,13 +50,13 @@ class Axes:
     min_size: int = Field(default=4096, ge=0)
     """Leaves of fewer elements are not split over `fsdp`."""
 
-    def build(self) -> Sharded:
-        """The strategy over these devices.
+    def build(self, among: Sequence[Device] | None = None) -> Sharded:
+        """The strategy over these devices, or as many `among` others.
 
         Raises:
             ConfigError: if the axes do not multiply to the number of devices.
         """
-        there = devices(self.devices)
+        there = devices(self.devices, among)
         sizes = filled({axis: getattr(self, axis) for axis in AXES}, len(there))
         return Sharded(
             mesh_of(sizes, there),

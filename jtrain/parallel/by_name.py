@@ -1,15 +1,17 @@
 """Where activations go, by the names of their dims."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, Shaped
 
-from jtrain.parallel.attending import CONTEXT, Attending, ContextBy
-from jtrain.parallel.rules import refuse_uneven, split_named
-from jtrain.types import Attention
+from jtrain.parallel.attending import Attending, ContextBy
+from jtrain.parallel.experts import over_experts
+from jtrain.parallel.rules import ROWS, refuse_uneven, split_named
+from jtrain.types import Attention, Dims
 
 
 class ByName:
@@ -20,6 +22,11 @@ class ByName:
     ):
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
         self._attending = Attending(mesh, rules, context_by)
+
+    @property
+    def rows(self) -> int:
+        """The product of the sizes of the axes that rows are split over."""
+        return math.prod(self._sizes.get(axis, 1) for axis in ROWS)
 
     def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
         """`x`, its named dims split over their axes, the others whole.
@@ -42,19 +49,6 @@ class ByName:
         """`attention(q, k, v, segments)`; how, and what it raises: `jtrain.parallel.attending`."""
         return self._attending.attend(attention, q, k, v, segments)
 
-    def look_up(
-        self, table: Float[Array, "v d"], tokens: Int[Array, "b t"]
-    ) -> Float[Array, "b t d"]:
-        """`table[tokens]`.
-
-        Where both rows and time are split, the width of the table is gathered first: from a part
-        of the width of all positions to all of the width of some of them, the compiler of jax 0.12
-        finds no way but to replicate both.
-        """
-        if self._sizes.get(CONTEXT, 1) > 1:
-            table = self.constrain(table, "vocab", None)
-        return table[tokens]
-
     def order(self, time: int) -> np.ndarray | None:
         """The order of positions in which the devices of `context` have the same work."""
         return self._attending.order(time)
@@ -62,3 +56,15 @@ class ByName:
     def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """`x`, whose positions are in that order, in their own."""
         return self._attending.put_back(x)
+
+    def experts(
+        self,
+        mix: Callable[..., Array],
+        x: Float[Array, "b t d"],
+        chosen: Int[Array, "b t n"],
+        weights: Float[Array, "b t n"],
+        kernels: Sequence[Array],
+        dims: Sequence[Dims],
+    ) -> Float[Array, "b t d"]:
+        """`mix` on each device, of the tokens of its `expert` axis and its own experts."""
+        return over_experts(self._mesh, mix, x, chosen, weights, kernels, dims)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -14,12 +15,16 @@ Device: TypeAlias = Any  # a jax.Device
 DATA = "data"  # the mesh axis of copies of the state, each with its part of the rows
 
 
-def devices(count: int) -> list[Device]:
+def devices(count: int, among: Sequence[Device] | None = None) -> list[Device]:
     """`count` devices of each process, all of them if 0; a CPU is cut into as many as are asked.
+
+    `among`: devices that stand in for those of this machine, to compile for them.
 
     Raises:
         ConfigError: if there are fewer.
     """
+    if among is not None:
+        return _first(list(among), count)
     forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if count and not forced and "JAX_NUM_CPU_DEVICES" not in os.environ:
         # Too late once a backend runs; then there are as many as there are.
@@ -35,13 +40,15 @@ def devices(count: int) -> list[Device]:
             f"parallel.devices={here}, or 0 for all; on a CPU set it before JAX starts, or by "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={count}."
         )
-    return [d for p in range(jax.process_count()) for d in _of(found, p)[:count]]
+    return _first(found, count)
 
 
-def data_mesh(count: int) -> Mesh:
-    """The mesh of those devices with the one axis `data`."""
-    return Mesh(np.array(devices(count)), (DATA,), axis_types=(AxisType.Auto,))
+def data_mesh(there: Sequence[Device]) -> Mesh:
+    """The mesh of these devices with the one axis `data`."""
+    return Mesh(np.array(there), (DATA,), axis_types=(AxisType.Auto,))
 
 
-def _of(found: list[Device], process: int) -> list[Device]:
-    return [device for device in found if device.process_index == process]
+def _first(found: list[Device], count: int) -> list[Device]:
+    processes = sorted({device.process_index for device in found})
+    of = lambda process: [device for device in found if device.process_index == process]
+    return [d for p in processes for d in of(p)[: count or None]]

@@ -1,10 +1,11 @@
 """The state and the rows of a batch split over the same devices: fully sharded data parallel."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
-from jtrain.parallel.devices import devices
+from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.layout import mesh_of
 from jtrain.parallel.rules import SPLIT
 from jtrain.parallel.sharded import Sharded
@@ -25,7 +26,7 @@ class FSDP:
     min_size: int = Field(default=4096, ge=0)
     """Leaves of fewer elements stay whole on every device."""
 
-    def build(self) -> Strategy:
-        """The strategy over these devices."""
-        there = devices(self.devices)
+    def build(self, among: Sequence[Device] | None = None) -> Strategy:
+        """The strategy over these devices, or as many `among` others."""
+        there = devices(self.devices, among)
         return Sharded(mesh_of({SPLIT: len(there)}, there), min_size=self.min_size)

@@ -1,11 +1,12 @@
 """Every device holds the whole state and takes its part of the rows: MirroredStrategy."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from jtrain.errors import ConfigError
-from jtrain.parallel.devices import data_mesh, devices
+from jtrain.parallel.devices import Device, data_mesh, devices
 from jtrain.parallel.layout import mesh_of
 from jtrain.parallel.leaves import Zero
 from jtrain.parallel.pmap import Pmap
@@ -38,12 +39,12 @@ class Mirrored:
             )
         return self
 
-    def build(self) -> Strategy:
-        """The strategy over these devices."""
+    def build(self, among: Sequence[Device] | None = None) -> Strategy:
+        """The strategy over these devices, or as many `among` others."""
+        there = devices(self.devices, among)
         if self.zero:
-            there = devices(self.devices)
             return Sharded(mesh_of({SPLIT: len(there)}, there), zero=self.zero)
-        mesh = data_mesh(self.devices)
+        mesh = data_mesh(there)
         if self.impl == "jit":
             return Sharded(mesh, zero=0)
         return ShardMap(mesh) if self.impl == "shard_map" else Pmap(mesh)

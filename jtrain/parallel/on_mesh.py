@@ -9,13 +9,14 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.stages import Lowered
 
 from jtrain.parallel.rules import ROWS, spec
-from jtrain.parallel.strategy import Remembered, compile_once, same_for_all
+from jtrain.parallel.strategy import Compiling, Remembered, plain, same_for_all
 from jtrain.types import UNLAID, Anywhere, Batch, Dims, Lay, Params, Placement
 
 
-class OnMesh(abc.ABC):
+class OnMesh(Compiling, abc.ABC):
     """Rows are split over the axes of a mesh that are for rows; the state is whole everywhere."""
 
     def __init__(self, mesh: Mesh):
@@ -51,9 +52,9 @@ class OnMesh(abc.ABC):
     def whole(self, fn: Callable, stacked: bool) -> Callable:
         """`fn`, written for what one copy of the step sees, over the whole state and batch."""
 
-    def compile(
+    def lower(
         self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
-    ) -> Callable:
+    ) -> Lowered:
         """`fn` over the mesh, all that it takes and gives back where this strategy puts it.
 
         Said and not left to the compiler, which lays out otherwise what `fn` does not use.
@@ -65,7 +66,7 @@ class OnMesh(abc.ABC):
             out_shardings=(states, everywhere) if keeps else everywhere,
             donate_argnums=0 if keeps else (),
         )
-        return compile_once(jitted, state, batch)
+        return jitted.lower(*plain(state, batch))
 
     def rows(self, stacked: bool) -> P:
         """How the arrays of a batch are split: b ..., or k b ... where steps are stacked."""

@@ -26,18 +26,30 @@ STATE: Mapping[str, tuple[str, ...]] = {
     "vocab": ("tensor",),
     "width": (SPLIT,),
 }
-ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
-    "stages": ("stage",),
-    "experts": ("expert",),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "hidden": ("tensor",),
-    "vocab": ("tensor",),
-    "batch": ROWS,
-    "time": ("context",),
-}
-SEQUENCE = {**ACTIVATIONS, "time": ("context", "tensor")}  # with sequence parallelism
 UNEVEN = {"heads", "kv_heads", "experts", "stages"}  # whole things: a part of one is of no use
+
+
+def activations(*, split: bool = True, sequence: bool = False) -> Mapping[str, tuple[str, ...]]:
+    """Those of activations.
+
+    Args:
+        split: whether gradients are split over `fsdp`. Then `split` is a dim of something that
+            is split like them (what was looked up in them, the sum of their gradient), and `group`
+            the rows of all devices that have a part of it.
+        sequence: whether `time` is split over `tensor`, too, where no other dim is.
+    """
+    return {
+        "stages": ("stage",),
+        "experts": ("expert",),
+        "heads": ("tensor",),
+        "kv_heads": ("tensor",),
+        "hidden": ("tensor",),
+        "vocab": ("tensor",),
+        "batch": ROWS,
+        "group": tuple(axis for axis in ROWS if axis != SPLIT or not split),
+        "time": ("context", "tensor") if sequence else ("context",),
+        "split": (SPLIT,) if split else (),
+    }
 
 
 class Choice(NamedTuple):

@@ -10,7 +10,7 @@ from jtrain.parallel.attending import ContextBy
 from jtrain.parallel.by_name import ByName
 from jtrain.parallel.leaves import Decision, Leaves, Zero
 from jtrain.parallel.on_mesh import OnMesh
-from jtrain.parallel.rules import ACTIVATIONS, SEQUENCE
+from jtrain.parallel.rules import activations
 from jtrain.types import UNLAID, Dims, Lay, Params, Placement
 
 
@@ -37,7 +37,7 @@ class Sharded(OnMesh):
         super().__init__(mesh)
         self._context_by: ContextBy = context_by
         self.leaves = Leaves(dict(mesh.shape), zero, min_size)
-        self._activations = SEQUENCE if sequence else ACTIVATIONS
+        self._activations = activations(split=zero > 0, sequence=sequence)
 
     @property
     def placement(self) -> Placement:

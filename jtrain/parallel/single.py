@@ -1,20 +1,21 @@
 """One device, the same code path: TensorFlow's OneDeviceStrategy."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 from jax.sharding import SingleDeviceSharding
+from jax.stages import Lowered
 
 from jtrain.errors import ShardingError
 from jtrain.parallel.devices import Device, devices
-from jtrain.parallel.strategy import Remembered, compile_once, same_for_all
+from jtrain.parallel.strategy import Compiling, Remembered, plain, same_for_all
 from jtrain.types import UNLAID, Anywhere, Batch, Dims, Lay, Params, Placement
 from jtrain.values import values
 
 
-class OneDevice:
+class OneDevice(Compiling):
     """Everything on one device."""
 
     shares = 1
@@ -49,9 +50,9 @@ class OneDevice:
             jax.jit(lambda tree: tree, in_shardings=self._device, out_shardings=self._device)
         )
 
-    def compile(
+    def lower(
         self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
-    ) -> Callable:
+    ) -> Lowered:
         """`fn` under `jax.jit`."""
         del stacked
         jitted = jax.jit(
@@ -60,7 +61,7 @@ class OneDevice:
             out_shardings=self._device,
             donate_argnums=0 if keeps else (),
         )
-        return compile_once(jitted, state, batch)
+        return jitted.lower(*plain(state, batch))
 
 
 @values
@@ -69,8 +70,8 @@ class Single:
 
     kind: Literal["single"] = "single"
 
-    def build(self) -> OneDevice:
-        """The strategy over the first device.
+    def build(self, among: Sequence[Device] | None = None) -> OneDevice:
+        """The strategy over the first device, or the first `among` others.
 
         Raises:
             ShardingError: in several processes, which would each train alone.
@@ -81,4 +82,4 @@ class Single:
                 f"{jax.process_count()}. Take parallel.kind=mirrored: the same steps over all of "
                 f"them."
             )
-        return OneDevice(devices(0)[0])
+        return OneDevice(devices(0, among)[0])

@@ -1,5 +1,6 @@
 """What a strategy is: where arrays live, and who sums the gradients."""
 
+import abc
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -7,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 from jax.sharding import Sharding
+from jax.stages import Lowered
 
 from jtrain.errors import ConfigError, RetraceError
 from jtrain.trees import named_leaves
@@ -47,15 +49,38 @@ class Strategy(Protocol):
         """This process's rows, on its devices as a part of the global batch."""
         ...
 
+    def lower(
+        self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
+    ) -> Lowered:
+        """`fn(state, batch)`, traced for arrays like these, placed; `.compile()` makes a program.
+
+        `stacked`: arrays of the batch are k b ... instead of b .... `keeps`: `fn` gives back a new
+        state first of two; the old one is donated.
+        """
+        ...
+
     def compile(
         self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
     ) -> Callable:
-        """`fn(state, batch)`, compiled now for arrays like these, placed; it never compiles again.
-
-        `stacked`: arrays of the batch are k b ... instead of b .... `keeps`: `fn` gives back a new
-        state first of two; the old one is donated. A call with other shapes raises RetraceError.
-        """
+        """What `lower` traced, compiled now; a call with other shapes raises RetraceError."""
         ...
+
+
+class Compiling(abc.ABC):
+    """Compiles what it lowers, once."""
+
+    @abc.abstractmethod
+    def lower(
+        self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
+    ) -> Lowered:
+        """As `Strategy.lower`."""
+
+    def compile(
+        self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
+    ) -> Callable:
+        """As `Strategy.compile`."""
+        lowered = self.lower(fn, state, batch, stacked=stacked, keeps=keeps)
+        return _compiled_once(lowered, *plain(state, batch))
 
 
 def plain(state: Any, batch: Any) -> tuple[Any, Any]:
@@ -63,10 +88,9 @@ def plain(state: Any, batch: Any) -> tuple[Any, Any]:
     return jax.eval_shape(lambda s, b: (s, b), state, batch)
 
 
-def compile_once(jitted: Any, state: Any, batch: Any) -> Callable:
-    """The program of `jitted` for arrays like these; anything else given to it is an error."""
-    abstract = plain(state, batch)
-    program = jitted.lower(*abstract).compile()
+def _compiled_once(lowered: Lowered, *abstract: Any) -> Callable:
+    """The program for such arrays; anything else given to it is an error."""
+    program: Any = lowered.compile()
 
     def call(state: Any, batch: Any) -> Any:
         try:

@@ -73,7 +73,7 @@ def sweep(
             keep_record(name, config, tried, argv=[*settings])
             plan = _going_over(tried)
         tell(f"{name}: {plan.count} runs, {plan.before} of them before; {jobs} at a time")
-        ends, stopped = _go(Side(config, parts, lock), plan, tell)
+        ends, stopped = _go(Side(config, parts, lock), plan, jobs, tell)
     scores = _scores(plan.every(), ends, goal)
     return Swept(name, goal, scores, stopped, _draw(name, scores, goal))
 
@@ -116,7 +116,7 @@ def curves_of(scores: Sequence[Score], goal: Goal) -> dict[str, list]:
     return {name: curve for name, curve in found.items() if len(curve) > 1}
 
 
-def _go(side: Side, plan: _Plan, tell: Callable[[str], None]) -> tuple[list[End], str]:
+def _go(side: Side, plan: _Plan, jobs: int, tell: Callable[[str], None]) -> tuple[list[End], str]:
     """How each member ended, and what stopped the sweep."""
     ends: list[End] = []
     began = lambda one: tell(f"  begins   {one.label}")
@@ -125,7 +125,7 @@ def _go(side: Side, plan: _Plan, tell: Callable[[str], None]) -> tuple[list[End]
             ends.append(end)
             if end.code != STOPPED:
                 plan.note(end)
-            tell(_said(end))
+            tell(_said(end) + _left(ends, plan.count - plan.before - len(ends), jobs))
         return ends, signals.why or ""
 
 
@@ -133,6 +133,15 @@ def _said(end: End) -> str:
     how = {DONE: "done", STOPPED: "stopped"}.get(end.code, "failed")
     message = f"  {end.message.splitlines()[0]}" if end.message else ""
     return f"  {how:8} {end.member.label}  {duration(end.seconds)}{message}"
+
+
+def _left(ends: Sequence[End], count: int, jobs: int) -> str:
+    """How many runs have not ended yet, and how long they take if they are like those that did."""
+    whole = [end.seconds for end in ends if end.code == DONE]
+    if not count or not whole:
+        return ""
+    seconds = sum(whole) / len(whole) * count / min(jobs, count)
+    return f"  ({count} to go, about {duration(seconds)})"
 
 
 def _goal(metric: str, best: str) -> Goal:

@@ -59,6 +59,15 @@ def changed(folder: Path) -> Path:
     return out
 
 
+def other_ends(folder: Path, *ends: int) -> TokenFiles:
+    (folder / "lines.txt").write_text("one\ntwo\nthree\n", encoding="utf-8")
+    out = folder / "out"
+    prepare(folder / "lines.txt", out, tokenizing=ByBytes(), by="line")
+    assert (out / "documents.bin").stat().st_size == 8 * len(ends)
+    np.array(ends, "<i8").tofile(out / "documents.bin")
+    return TokenFiles(out)
+
+
 def again(folder: Path) -> TokenFiles:
     shutil.rmtree(folder / "out", ignore_errors=True)
     return TokenFiles(written(folder))
@@ -130,6 +139,18 @@ CASES = [
         lambda f: Windows(TokenFiles(foreign(f)), context=8)[np.arange(70)],
         ("tokens-00001.bin", "below 257", "40000 at byte 14", "jtrain data prepare"),
         lambda f: Windows(again(f), context=8)[np.arange(70)],
+    ),
+    Case(
+        "ends of documents that are none",
+        lambda f: other_ends(f, 4, 3, 14),
+        ("documents.bin", "up to 14", "has 3 at byte 8", "jtrain data prepare"),
+        again,
+    ),
+    Case(
+        "documents that end before their tokens do",
+        lambda f: other_ends(f, 4, 8, 13),
+        ("documents.bin", "up to 14", "has 13 at byte 16", "jtrain data prepare"),
+        again,
     ),
     Case(
         "a bit that fell over",

@@ -14,7 +14,7 @@ import pytest
 
 from jtrain.cli import main
 from jtrain.cli.data_show import texts
-from jtrain.cli.pictures import as_bytes, in_blocks
+from jtrain.cli.pictures import as_bytes, in_blocks, in_shades
 from jtrain.data.byte_tokenizer import ByteTokenizer
 from jtrain.data.packed import Packed
 from jtrain.data.token_files import TokenFiles
@@ -155,12 +155,18 @@ def test_documents_are_parted_and_padding_is_no_text():
     assert texts(rows | {"mask": np.zeros(1, bool)}, ByteTokenizer()) == ["·" * 12]
 
 
-def test_pictures_are_shown_and_written(folder: Path, capsys):
+def test_pictures_are_shown_and_written(folder: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     assert main(["data", "show", "c.yaml", "--rows", "2"]) == 0
     said = capsys.readouterr().out
     assert "image     float32 [4, 4, 1]" in said
-    assert said.count("▀") == 2 * 9  # 4 x 9 points
+    assert "▀" not in said, "a file gets plain characters"
+    picture = said.split("\n\n")[1].splitlines()
+    assert len(picture) == 4
+    assert max(map(len, picture)) <= 2 * 9  # 4 x 9 points
     assert "label " in said
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["data", "show", "c.yaml", "--rows", "2"]) == 0
+    assert capsys.readouterr().out.count("▀") == 2 * 9
     assert main(["data", "show", "c.yaml", "--out", "rows.png"]) == 0
     data = (folder / "rows.png").read_bytes()
     assert struct.unpack(">II", data[16:24]) == (9, 4)
@@ -182,6 +188,12 @@ def test_a_letter_has_two_points():
     upper, lower = in_blocks(picture).splitlines()
     assert upper.startswith("\x1b[38;2;255;255;255;48;2;10;10;10m▀\x1b[38;2;0;0;0;48;2;20;20;20m▀")
     assert lower.startswith("\x1b[38;2;1;1;1;48;2;0;0;0m▀")
+
+
+def test_a_point_is_a_shade_in_a_file():
+    picture = np.array([[[0], [255]], [[140], [0]]], np.uint8)
+    assert in_shades(picture).splitlines() == ["  @@", "++"]
+    assert in_shades(np.repeat(picture, 3, -1)) == in_shades(picture)
 
 
 def test_what_cannot_be_shown_is_refused(folder: Path, capsys):

@@ -1,6 +1,5 @@
-"""The adapter of docs/images.md around loaders of other libraries, and their files and rows."""
+"""Loaders of other libraries, and their files and rows."""
 
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,22 +12,24 @@ import optax
 import pytest
 
 import jtrain as jt
-from jtrain.data import GrainRows, Shuffled
+from jtrain.data import GrainRows, Loaded, Shuffled
 from jtrain.data.example import read_example
 from jtrain.data.tfrecord import TFRecords
+from jtrain.errors import DataError
 from jtrain.types import Batches
 
-NOTE = Path(__file__).parents[2] / "docs" / "images.md"
 IMAGE = np.random.default_rng(0).random((12, 3, 3), np.float32)
 LABEL = np.arange(12, dtype=np.int32)
 
 
-def loader(open_: Callable[[], Iterable[Any]], size: int) -> Batches:
-    """The class as the note prints it."""
-    (code,) = re.findall(r"^class Loader:\n(?:(?:    .*)?\n)+", NOTE.read_text(), re.MULTILINE)
-    namespace: dict[str, Any] = {"np": np}
-    exec(code, namespace)
-    return namespace["Loader"](open_, size)
+def loaded(open_: Callable[[], Iterable[Any]], size: int) -> Loaded:
+    """As the note adapts one."""
+
+    def opened():
+        for image, label in open_():
+            yield {"image": np.asarray(image), "label": np.asarray(label)}
+
+    return Loaded(opened, size=size)
 
 
 def in_memory() -> Iterable[Any]:
@@ -55,7 +56,7 @@ OPENS = [
 
 @pytest.mark.parametrize("open_", OPENS)
 def test_a_batch_of_a_loader_is_a_function_of_the_step(open_: Callable[[], Iterable[Any]]):
-    batches = loader(open_, 4)
+    batches = loaded(open_, 4)
     assert isinstance(batches, Batches)
     for step in (0, 1, 2, 3, 7, 2):  # in turn, over the end, ahead, and back
         rows = np.arange(4) + 4 * (step % 3)
@@ -63,11 +64,40 @@ def test_a_batch_of_a_loader_is_a_function_of_the_step(open_: Callable[[], Itera
         np.testing.assert_array_equal(batches[step]["label"], LABEL[rows], strict=True)
 
 
+def test_processes_share_out_what_a_loader_gives():
+    whole, parts = loaded(in_memory, 4), [loaded(in_memory, 4).shard(i, 2) for i in range(2)]
+    for step in (4, 0):
+        for name, array in whole[step].items():
+            np.testing.assert_array_equal(np.concatenate([p[step][name] for p in parts]), array)
+
+
+def test_a_batch_is_read_once_where_it_is_asked_for_again():
+    opens = []
+    batches = Loaded(lambda: opens.append(1) or [{"x": np.arange(2)}] * 3, size=2)
+    for step in (0, 0, 1, 1, 2):
+        batches[step]
+    assert len(opens) == 1
+
+
+@pytest.mark.parametrize(
+    ("batches", "says"),
+    [
+        ([], r"gave no batch. Open it anew"),
+        ([{"x": np.arange(4)}, {"x": np.arange(3)}], r"`x` of its batch 1 has 3 rows.*drop_last"),
+        ([{"x": np.float32(3)}], "no rows"),
+    ],
+)
+def test_what_is_no_batch_of_that_size_is_refused(batches: list[Any], says: str):
+    with pytest.raises(DataError, match=says):
+        Loaded(lambda: batches, size=4)[2]
+
+
 def test_a_step_trains_on_what_a_loader_gives():
     step = jt.make_step(lambda p, batch, rng: jnp.mean((batch["image"] * p) ** 2), optax.sgd(0.1))
     state = jt.new_state(jnp.ones(()), optax.sgd(0.1), jax.random.key(0))
+    batches = loaded(in_memory, 4)
     for number in range(3):
-        state, _ = step(state, loader(in_memory, 4)[number])
+        state, _ = step(state, batches[number])
     expected = 1.0
     for number in range(3):
         expected -= 0.2 * expected * (IMAGE[4 * number : 4 * number + 4] ** 2).mean()

@@ -58,6 +58,13 @@ DIMS = {
     ("batch", "time", "vocab"),
 }
 TOGETHER = ("batch", "time", "kv_heads", None, None)  # queries, keys and values
+LOOKED_UP = ("group", "time", "split")  # the tokens
+PLACES = [  # at experts with a capacity
+    ("batch", None, "width"),
+    ("batch", None, None, "width"),
+    ("batch", "experts", None, "width"),
+    ("batch", "experts", None, "hidden"),
+]
 KERNELS = ["down/kernel", "norm_attention/scale", "norm_mlp/scale", "out/kernel", "qkv/kernel"]
 BIASES = ["down/bias", "norm_attention/bias", "norm_mlp/bias", "out/bias", "qkv/bias", "up/bias"]
 
@@ -88,7 +95,7 @@ MEMBERS = {
     "transformer": Row(
         values=Transformer(**SMALL),
         outputs=(ROWS, 6, 11),
-        dims={*DIMS, TOGETHER},
+        dims={*DIMS, TOGETHER, LOOKED_UP},
         names=_names(
             [*KERNELS, "up/kernel", *BIASES], "norm/bias", "norm/scale", "positions", "tokens"
         ),
@@ -97,10 +104,24 @@ MEMBERS = {
     "transformer, free head, no bias": Row(
         values=Transformer(**SMALL, tied=False, bias=False),
         outputs=(ROWS, 6, 11),
-        dims={*DIMS, TOGETHER},
+        dims={*DIMS, TOGETHER, LOOKED_UP},
         names=_names([*KERNELS, "up/kernel"], "head", "norm/scale", "positions", "tokens"),
         **TEXT,
     ),
+    **{
+        f"transformer, {kind} experts": Row(
+            values=Transformer(**SMALL, bias=False, experts={"kind": kind, "count": 3}),
+            outputs=(ROWS, 6, 11),
+            dims={*DIMS - {("batch", "time", "hidden")}, TOGETHER, LOOKED_UP, *dims},
+            names=_names(
+                [name for name in KERNELS if not name.startswith("down")]
+                + [f"mixture/{name}" for name in ("router", "up", "down")],
+                *("norm/scale", "positions", "tokens"),
+            ),
+            **TEXT,
+        )
+        for kind, dims in {"dropless": (), "capacity": PLACES}.items()
+    },
     "mlp": Row(
         values=MLP(inputs=12, widths=(32, 16), classes=5, dropout=0.2),
         inputs=DRAW.standard_normal((ROWS, 3, 4)).astype(np.float32),
@@ -287,9 +308,12 @@ def test_every_parameter_gets_a_gradient(row):
 class Recording:
     """A placement that places nothing and remembers the names it heard."""
 
+    rows = 1
+
     def __init__(self):
         self.heard: set[tuple[str | None, ...]] = set()
         self.attended: list[tuple[int, ...]] = []
+        self.mixed: list[tuple[int, ...]] = []
 
     def constrain(self, x, *dims):
         assert len(dims) == x.ndim, (dims, x.shape)
@@ -300,14 +324,17 @@ class Recording:
         self.attended += [x.shape for x in (q, k, v)]
         return attention(q, k, v, segments)
 
-    def look_up(self, table, tokens):
-        return table[tokens]
-
     def order(self, time):
         del time
 
     def put_back(self, x):
         return x
+
+    def experts(self, mix, x, chosen, weights, kernels, dims):
+        for kernel, names in zip(kernels, dims, strict=True):
+            assert len(names) == kernel.ndim, (names, kernel.shape)
+        self.mixed.append(chosen.shape)
+        return mix(x, chosen, weights, *kernels)
 
 
 def test_tells_the_placement_its_dims_by_name(row):
@@ -318,6 +345,8 @@ def test_tells_the_placement_its_dims_by_name(row):
     assert place.heard == row.dims
     if isinstance(row.values, Transformer):
         assert place.attended == [(ROWS, 6, 2, 8)] * 3 * row.values.layers
+        mixed = row.values.layers if row.values.experts.kind == "dropless" else 0
+        assert place.mixed == [(ROWS, 6, 2)] * mixed
     if isinstance(row.values, ViT):
         assert place.attended == [(ROWS, 5, 2, 8)] * 3 * row.values.layers
 

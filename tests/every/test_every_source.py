@@ -28,6 +28,7 @@ from jtrain.data.digits import read_digits
 from jtrain.data.labelled import read_labelled
 from jtrain.data.packed import Packed
 from jtrain.data.prepare import prepare
+from jtrain.data.random_tokens import Random
 from jtrain.data.shakespeare import Shakespeare
 from jtrain.data.subset import keep_back
 from jtrain.data.tfrecord import TFRecords
@@ -51,6 +52,10 @@ def token_file(folder: Path) -> Source:
 def raw_token_file(folder: Path) -> Source:
     TOKENS.tofile(folder / "tokens.bin")
     return Windows(read_tokens(folder / "tokens.bin"), context=8, stride=8)
+
+
+def random_tokens(_: Path) -> Source:
+    return Random(vocab=97, context=12, rows=70).build().train
 
 
 def text_files(folder: Path) -> Source:
@@ -121,6 +126,7 @@ SOURCES = [
     arrays,
     token_file,
     raw_token_file,
+    random_tokens,
     text_files,
     token_folder,
     packed_array,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jtrain.errors import DataError
-from jtrain.hooks.pictures import write_pictures
+from jtrain.hooks.pictures import Pictures, write_pictures
 from jtrain.hooks.png import grid, png
 
 IMAGES = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
@@ -28,3 +28,19 @@ def test_a_name_that_is_no_file_is_refused(name: str, tmp_path: Path):
 def test_what_is_no_picture_is_told_by_its_name(tmp_path: Path):
     with pytest.raises(DataError, match=r"picture digits: .* b h w c, and this one is \[3, 4, 1\]"):
         write_pictures(tmp_path, 1, {"digits": IMAGES[0]})
+
+
+def test_a_state_is_drawn_at_its_steps_and_once(tmp_path: Path):
+    seen = []
+
+    def draw(state):
+        seen.append(state)
+        return {"digits": IMAGES + np.uint8(state)}
+
+    pictures = Pictures(tmp_path, every=5, draw=draw)
+    for step in (5, 10):
+        pictures.on_state(step, step, {})
+    pictures.at(10, 10)  # the end of the run
+    assert seen == [5, 10]
+    assert (tmp_path / "digits-5.png").read_bytes() == png(grid(IMAGES + np.uint8(5)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits-10.png", "digits-5.png"]

@@ -6,16 +6,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from layouts import distance
 
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import next_token
 from jtrain.losses.z_loss import z_loss
+from jtrain.parallel import Mirrored
+from jtrain.types import Anywhere
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 B, T, D, V = 4, 10, 16, 37
+
+
+class InThree(Anywhere):
+    """A placement of rows in three parts."""
+
+    rows = 3
 
 
 def arrays(dtype=jnp.float32, rows=B, time=T, vocabulary=V):
@@ -39,9 +47,9 @@ def plain(hidden, head, targets, real, soft_cap=None, z=0.0):
     return (mean.total + z * square.total) / mean.weight, (mean, square, metrics["accuracy"])
 
 
-def chunked(hidden, head, targets, real, soft_cap=None, z=0.0, chunk=3, shares=1):
+def chunked(hidden, head, targets, real, soft_cap=None, z=0.0, chunk=3, place=Anywhere()):
     mean, metrics = chunked_next_token(
-        hidden, head, targets, real, chunk=chunk, soft_cap=soft_cap, z_loss=z, shares=shares
+        hidden, head, targets, real, chunk=chunk, soft_cap=soft_cap, z_loss=z, place=place
     )
     parts = metrics.get("cross_entropy", mean), metrics.get("z_loss"), metrics["accuracy"]
     return mean.total / mean.weight, parts
@@ -49,7 +57,7 @@ def chunked(hidden, head, targets, real, soft_cap=None, z=0.0, chunk=3, shares=1
 
 def both(args, **options):
     """The value, the parts and the gradients of chunked and plain."""
-    chunks = {name: options.pop(name) for name in ("chunk", "shares") if name in options}
+    chunks = {name: options.pop(name) for name in ("chunk", "place") if name in options}
     run = lambda f, o: jax.jit(
         jax.value_and_grad(lambda *x: f(*x, *args[2:], **o), (0, 1), has_aux=True)
     )(*args[:2])
@@ -62,7 +70,7 @@ def both(args, **options):
         {"chunk": 3, "z": 0.02},
         {"chunk": 128, "soft_cap": 3.0},
         pytest.param({"chunk": 1}, marks=pytest.mark.slow),
-        pytest.param({"chunk": 5, "z": 0.5, "soft_cap": 2.0, "shares": 2}, marks=pytest.mark.slow),
+        pytest.param({"chunk": 5, "z": 0.5, "soft_cap": 2.0}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -134,13 +142,14 @@ def test_all_logits_are_never_there_at_once():
     assert bytes_of(lambda *x: chunked(*x, chunk=4)) <= bytes_of(plain) / 4
 
 
-@pytest.mark.parametrize("shares", [1, 8])
-def test_rows_on_devices_stay_there(shares):
-    """No hidden state is exchanged; with shares nothing at all is, inside the loop."""
+@pytest.mark.parametrize("told", [False, True])
+def test_rows_on_devices_stay_there(told):
+    """No hidden state is exchanged; in the loop nothing is, where the loss knows of the rows."""
     args = arrays(rows=16)
-    mesh = Mesh(np.array(jax.devices()), ("data",))
+    strategy = Mirrored().build()
+    place, mesh = strategy.placement if told else Anywhere(), strategy.mesh
     whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
-    loss = lambda x, head, y, real: chunked(x, head, y, real, shares=shares)[0]
+    loss = lambda x, head, y, real: chunked(x, head, y, real, place=place)[0]
     program = jax.jit(
         jax.value_and_grad(loss, (0, 1)), in_shardings=(rows, whole, rows, rows)
     ).lower(*args)
@@ -150,7 +159,7 @@ def test_rows_on_devices_stay_there(shares):
     grads = [n for n in re.findall(r"= (.*) all-reduce", compiled.as_text()) if f"{V},{D}" in n]
     assert len(grads) == 1
     inside = exchanges_in_loops(compiled.as_text())
-    assert bool(inside) == (shares == 1)
+    assert bool(inside) != told
     here = jax.jit(jax.value_and_grad(lambda *x: plain(*x)[0], (0, 1)))
     got, want = compiled(*args), here(*args)
     np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
@@ -171,7 +180,11 @@ def exchanges_in_loops(text: str) -> list[str]:
     [
         ({"chunk": 0}, r"chunk of 0 positions.*chunk=1; or 128", {"chunk": 1}),
         ({"soft_cap": -1.0}, r"soft cap of -1\.0.*soft_cap=None", {"soft_cap": None}),
-        ({"shares": 3}, r"3 shares do not divide the 4 rows.*shares=1", {"shares": 1}),
+        (
+            {"place": InThree()},
+            r"4 rows do not divide into the 3 parts.*Nearest: 6 rows",
+            {"place": Anywhere()},
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_advice_that_works(options, said, follow):

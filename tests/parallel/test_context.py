@@ -1,6 +1,8 @@
 """Sequences split over devices: by a ring or by Ulysses, attention is that of one device."""
 
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 import re
 from typing import Any, NamedTuple
 
@@ -38,25 +40,28 @@ class Case(NamedTuple):
     """A transformer, and how it is laid out."""
 
     axes: dict[str, Any]
-    values: dict[str, Any] = {}
+    values: Mapping[str, Any] = MappingProxyType({})
     packed: bool = False
 
     def __str__(self) -> str:
         said = {
             **self.axes,
-            **{k: v["kind"] if k == "positions" else v for k, v in self.values.items()},
+            **{k: v["kind"] if isinstance(v, dict) else v for k, v in self.values.items()},
         }
         return "-".join(f"{k} {v}" for k, v in said.items()) + ("-packed" if self.packed else "")
 
 
 ROTARY = {"positions": {"kind": "rotary"}}
 ULYSSES = {"context_by": "ulysses"}
+EXPERTS = {"count": 4, "top_k": 2}
 QUICK = [
     Case({"context": 4, "data": 2}, {**ROTARY, "kv_heads": 2, "window": 9}, packed=True),
     Case({"context": 2, "fsdp": 2, "tensor": 2}, {"dropout": 0.2}),
     Case({"context": 2, "tensor": 2, "data": 2, **ULYSSES}, {**ROTARY, "window": 9}, packed=True),
 ]
 SLOW = [
+    Case({"context": 4, "expert": 2}, {**ROTARY, "experts": {**EXPERTS, "kind": "capacity"}}),
+    Case({"context": 2, "expert": 2, "data": 2}, {"experts": {**EXPERTS, "kind": "dropless"}}),
     Case({"context": 2, "fsdp": 4, "sequence": True}, {**ROTARY, "kv_heads": 1, "tied": False}),
     Case({"context": 2, "tensor": 4, "sequence": True}, {"window": 5}),
     Case(
@@ -93,9 +98,14 @@ def slope(where: Strategy, case: Case) -> tuple[Any, Any]:
     def loss(params, batch):
         inputs, targets, real = inputs_and_targets(batch)
         keys = row_keys(jax.random.key(7), batch) if values.dropout else None
-        logits, _ = model.apply(params, {}, None, True, inputs, keys, segments_of(batch))
-        mean, _ = next_token(logits, targets, real)
-        return mean.total / mean.weight
+        given = params, {}, None, True, inputs, keys, segments_of(batch)
+        mean, _ = next_token(model.apply(*given)[0], targets, real)
+        value = mean.total / mean.weight
+        if values.experts.kind == "none":
+            return value
+        logits = model.routed(*given)[0][1]  # b l t e, each position with a weight of its own
+        late = jnp.arange(TIME, dtype=jnp.float32)[None, None, :, None] / TIME
+        return value + 1e-3 * jnp.mean(late * jnp.square(logits))
 
     init = lambda: model.init(jax.random.key(0))[0]
     lies = where.shardings(jax.eval_shape(init), model.dims)

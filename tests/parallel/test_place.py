@@ -59,8 +59,6 @@ def test_a_named_dim_is_split_over_its_axis():
     place = strategy("mirrored jit", 4).placement
     x = jax.jit(lambda x: place.constrain(x, "batch", "time", None))(jnp.ones((8, 3, 5)))
     assert x.addressable_shards[0].data.shape == (2, 3, 5)
-    attend = lambda q, k, v: q + k + v
-    assert place.attend(attend, *[jnp.ones(())] * 3) == 3
 
 
 @pytest.mark.parametrize("name", ["single", "mirrored shard_map", "mirrored pmap"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,6 +55,8 @@ def test_a_grid_over_seeds_ends_in_a_table_with_the_best_first(capfd):
     assert lines[head + 1][:4] == ["1e-4", "0.6050", "+-", "0.0071"]
     assert lines[head + 2][:4] == ["3e-4", "0.8050", "+-", "0.0071"]
     assert lines[head + 1][4:] == ["0:", "0.6000", "1:", "0.6100"]
+    to_go = re.findall(r"done .* \((\d) to go, about (\d+:\d\d)\)", out)
+    assert [count for count, _ in to_go] == ["3", "2", "1"], "the last one says nothing"
     assert "lowest first; mean and standard deviation over the seeds" in out
     assert "optimizer.lr=1e-4" in out, "the terminal's picture names its curves"
     labels = {path.name for path in Path("runs/quick-sweep").iterdir() if path.is_dir()}

@@ -1,9 +1,11 @@
 """Weights as Hugging Face publishes them, as the parameters of a Transformer.
 
-Arrays are numpy's, `{name: x.numpy() for name, x in net.state_dict().items()}` of a GPT2LMHeadModel
-or a LlamaForCausalLM, or what a safetensors file of theirs holds; no torch is needed here.
+Arrays are numpy's, `{name: x.numpy() for name, x in net.state_dict().items()}` of a
+GPT2LMHeadModel, a LlamaForCausalLM or a MixtralForCausalLM, or what a safetensors file of theirs
+holds; no torch is needed here.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -45,7 +47,21 @@ def llama_from_hf(values: Transformer, weights: Weights) -> Params:
     Raises:
         CheckpointError: with every weight that is missing, left over or of another shape.
     """
-    return _filled(values, list(_llama(values)), _without("model.", weights))
+    return _filled(values, list(_llama(values, _mlp)), _without("model.", weights))
+
+
+def mixtral_from_hf(values: Transformer, weights: Weights) -> Params:
+    """The parameters of a transformer like Mixtral: Llama with a mixture of experts.
+
+    By the names of published files (`block_sparse_moe`), or by those that transformers 5 has in
+    memory.
+
+    Raises:
+        CheckpointError: with every weight that is missing, left over or of another shape.
+    """
+    fused = any(name.endswith(".experts.gate_up_proj") for name in weights)
+    mlp = _experts_fused if fused else functools.partial(_experts, values)
+    return _filled(values, list(_llama(values, mlp)), _without("model.", weights))
 
 
 def _gpt2(values: Transformer) -> Iterator[Source]:
@@ -67,27 +83,48 @@ def _gpt2(values: Transformer) -> Iterator[Source]:
         yield Source("head", ("lm_head.weight",), _same)
 
 
-def _llama(values: Transformer) -> Iterator[Source]:
+def _llama(values: Transformer, mlp: Callable[[str, str], Iterator[Source]]) -> Iterator[Source]:
     yield Source("tokens", ("embed_tokens.weight",), _same)
     for i in range(values.layers):
         ours, theirs = f"blocks/{i}", f"layers.{i}"
         qkv = tuple(f"{theirs}.self_attn.{name}_proj.weight" for name in "qkv")
         grouped = lambda q, k, v: _kernel(_qkv(values, q.T, k.T, v.T))
         yield Source(f"{ours}/qkv/kernel", qkv, grouped)
-        for our, their in {
-            "out": "self_attn.o_proj",
-            "gate": "mlp.gate_proj",
-            "up": "mlp.up_proj",
-            "down": "mlp.down_proj",
-        }.items():
-            turned = lambda x: _kernel(x.T)
-            yield Source(f"{ours}/{our}/kernel", (f"{theirs}.{their}.weight",), turned)
+        yield Source(f"{ours}/out/kernel", (f"{theirs}.self_attn.o_proj.weight",), _turned)
+        yield from mlp(ours, theirs)
         first, second = f"{theirs}.input_layernorm", f"{theirs}.post_attention_layernorm"
         yield Source(f"{ours}/norm_attention/scale", (f"{first}.weight",), _same)
         yield Source(f"{ours}/norm_mlp/scale", (f"{second}.weight",), _same)
     yield Source("norm/scale", ("norm.weight",), _same)
     if not values.tied:
         yield Source("head", ("lm_head.weight",), _same)
+
+
+def _mlp(ours: str, theirs: str) -> Iterator[Source]:
+    for name in ("gate", "up", "down"):
+        yield Source(f"{ours}/{name}/kernel", (f"{theirs}.mlp.{name}_proj.weight",), _turned)
+
+
+def _experts(values: Transformer, ours: str, theirs: str) -> Iterator[Source]:
+    """Theirs one by one: w1 is the gate, w3 goes up, w2 down."""
+    mixture, theirs = f"{ours}/mixture", f"{theirs}.block_sparse_moe"
+    experts = range(getattr(values.experts, "count", 0))
+    stacked = lambda *each: np.stack([x.T for x in each])
+    yield Source(f"{mixture}/router", (f"{theirs}.gate.weight",), np.transpose)
+    for our, their in {"gate": "w1", "up": "w3", "down": "w2"}.items():
+        names = tuple(f"{theirs}.experts.{i}.{their}.weight" for i in experts)
+        yield Source(f"{mixture}/{our}", names, stacked)
+
+
+def _experts_fused(ours: str, theirs: str) -> Iterator[Source]:
+    """Theirs together, e o i, the gate before what goes up."""
+    mixture, experts = f"{ours}/mixture", f"{theirs}.mlp.experts"
+    half = lambda x, part: np.split(x.swapaxes(1, 2), 2, axis=-1)[part]
+    both = (f"{experts}.gate_up_proj",)
+    yield Source(f"{mixture}/router", (f"{theirs}.mlp.gate.weight",), np.transpose)
+    yield Source(f"{mixture}/gate", both, lambda x: half(x, 0))
+    yield Source(f"{mixture}/up", both, lambda x: half(x, 1))
+    yield Source(f"{mixture}/down", (f"{experts}.down_proj",), lambda x: x.swapaxes(1, 2))
 
 
 def _norm(ours: str, theirs: str) -> Iterator[Source]:
@@ -102,6 +139,10 @@ def _same(x: np.ndarray) -> np.ndarray:
 def _kernel(x: np.ndarray) -> np.ndarray:  # i o
     """As jtrain.models.linear keeps it: i o where it widens, o i where it narrows."""
     return x if x.shape[1] >= x.shape[0] else x.T
+
+
+def _turned(x: np.ndarray) -> np.ndarray:  # o i
+    return _kernel(x.T)
 
 
 def _qkv(values: Transformer, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 LanguagePreset: TypeAlias = Literal[
-    "none", "gpt2", "gpt2-medium", "llama2-7b", "llama3-8b", "smollm2-135m"
+    "none", "gpt2", "gpt2-medium", "llama2-7b", "llama3-8b", "smollm2-135m", "mixtral-8x7b"
 ]
 
 # All that makes a model what it is stands in each: none is left to a file's values below it.
@@ -27,6 +27,7 @@ _GPT2 = {
     "global_every": 0,
     "attention_cap": None,
     "logit_cap": None,
+    "experts": {"kind": "none"},
     "vocab": 50257,
     "context": 1024,
     "layers": 12,
@@ -79,5 +80,18 @@ LANGUAGE_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "hidden": 1536,
         "positions": {"kind": "rotary", "base": 100000.0, "scaling": {"kind": "none"}},
         "tied": True,
+    },
+    # https://huggingface.co/mistralai/Mixtral-8x7B-v0.1; Jiang et al. 2024
+    "mixtral-8x7b": {
+        **_LLAMA,
+        "vocab": 32000,
+        "context": 32768,
+        "layers": 32,
+        "heads": 32,
+        "kv_heads": 8,
+        "width": 4096,
+        "hidden": 14336,
+        "positions": {"kind": "rotary", "base": 1000000.0, "scaling": {"kind": "none"}},
+        "experts": {"kind": "dropless", "count": 8, "top_k": 2, "weights": "chosen"},
     },
 }

@@ -3,16 +3,19 @@
 The comparison needs torch and transformers: `pip install 'jtrain[transformers]'`, and `-m slow`.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from jtrain.models.presets.from_hf import gpt2_from_hf, llama_from_hf
+from jtrain.models.experts import Dropless
+from jtrain.models.presets.from_hf import gpt2_from_hf, llama_from_hf, mixtral_from_hf
 from jtrain.models.transformer import Transformer
 from jtrain.trees import named_leaves
 
+EXPERTS = Dropless(count=4)
 TOKENS = np.random.default_rng(0).integers(0, 97, (2, 40)).astype(np.int32)
 SMALL: dict[str, Any] = {"vocab": 97, "context": 64, "layers": 3, "heads": 4, "width": 32}
 LINEAR = {"kind": "rotary", "scaling": {"kind": "linear", "factor": 4.0}}
@@ -99,6 +102,75 @@ def test_llama_gives_the_logits_of_transformers(name: str):
     expected = theirs(net)
     values = Transformer(preset="llama2-7b", hidden=48, **(SMALL | ours))
     agree(logits_of(values, llama_from_hf(values, weights_of(net))), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("settings", [{}, {"scan": True}], ids=str)
+def test_mixtral_gives_the_logits_of_transformers(settings, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    net = transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            vocab_size=97, max_position_embeddings=64, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, hidden_size=32, intermediate_size=48, num_local_experts=4,
+        )
+    )  # fmt: skip
+    expected = theirs(net)
+    values = Transformer(
+        preset="mixtral-8x7b", **SMALL, kv_heads=2, hidden=48, experts=EXPERTS, **settings
+    )
+    agree(logits_of(values, mixtral_from_hf(values, weights_of(net))), expected)
+    net.save_pretrained(tmp_path)
+    published = pytest.importorskip("safetensors.numpy").load_file(tmp_path / "model.safetensors")
+    assert any("block_sparse_moe.experts.3.w2" in name for name in published)
+    agree(logits_of(values, mixtral_from_hf(values, published)), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mixtral_has_the_sizes_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    theirs, ours = transformers.MixtralConfig(), Transformer(preset="mixtral-8x7b")
+    same = {
+        "vocab_size": ours.vocab, "num_hidden_layers": ours.layers, "hidden_size": ours.width,
+        "num_attention_heads": ours.heads, "num_key_value_heads": ours.groups,
+        "intermediate_size": ours.size_of_hidden, "rms_norm_eps": ours.epsilon,
+        "num_local_experts": ours.experts.count, "num_experts_per_tok": ours.experts.top_k,
+        "sliding_window": ours.window, "tie_word_embeddings": ours.tied,
+    }  # fmt: skip
+    assert {name: getattr(theirs, name) for name in same} == same
+    assert theirs.rope_parameters["rope_theta"] == ours.positions.base
+
+
+def test_every_weight_of_every_expert_lands_once_and_whole():
+    values = dataclasses.replace(TINY, experts=EXPERTS)
+    layer = "model.layers.{}.block_sparse_moe"
+    weights = {name: x for name, x in named(TINY).items() if ".mlp." not in name}
+    draw = np.random.default_rng(1).standard_normal
+    for i in range(2):
+        moe = layer.format(i)
+        weights[f"{moe}.gate.weight"] = draw((4, 16))
+        for expert in range(4):
+            for name, shape in {"w1": (24, 16), "w2": (16, 24), "w3": (24, 16)}.items():
+                weights[f"{moe}.experts.{expert}.{name}.weight"] = draw(shape)
+    mixture = mixtral_from_hf(values, weights)["blocks"]["1"]["mixture"]
+    for ours, w in {"gate": "w1", "up": "w3", "down": "w2"}.items():
+        expected = weights[f"{layer.format(1)}.experts.2.{w}.weight"].T
+        np.testing.assert_array_equal(mixture[ours][2], expected)
+    fused = {name: x for name, x in weights.items() if "block_sparse_moe" not in name}
+    for i in range(2):
+        of = f"{layer.format(i)}.experts"
+        each = lambda w, of=of: [weights[f"{of}.{n}.{w}.weight"] for n in range(4)]
+        mlp = f"model.layers.{i}.mlp"
+        fused[f"{mlp}.gate.weight"] = weights[f"{layer.format(i)}.gate.weight"]
+        both = [np.concatenate(pair) for pair in zip(each("w1"), each("w3"), strict=True)]
+        fused[f"{mlp}.experts.gate_up_proj"] = np.stack(both)
+        fused[f"{mlp}.experts.down_proj"] = np.stack(each("w2"))
+    again = mixtral_from_hf(values, fused)["blocks"]["1"]["mixture"]
+    jax.tree.map(np.testing.assert_array_equal, again, mixture)
+    del weights[f"{layer.format(0)}.experts.3.w1.weight"]
+    with pytest.raises(ValueError, match=r"block_sparse_moe.experts.3.w1.weight: missing"):
+        mixtral_from_hf(values, weights)
 
 
 def named(values: Transformer) -> dict[str, np.ndarray]:

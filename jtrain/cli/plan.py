@@ -1,0 +1,63 @@
+"""`jtrain plan CONFIG --topology v5e:4x4`: what a step takes on devices that are not here."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jtrain.cli.arguments import Arguments
+from jtrain.errors import UserError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compiles and prints; gives the exit code."""
+    typed = _arguments().parse(argv)
+    path, *words = typed.words or [""]
+    if not path or "=" in path:
+        raise UserError(
+            f"jtrain plan: the first word is a config file, found {path or 'nothing'}; "
+            f"write jtrain plan configs/NAME.yaml --topology v5e:4x4 {path}".rstrip()
+        )
+    if not typed.topology:
+        raise UserError(
+            f"jtrain plan: for what devices? Write jtrain plan {path} --topology v5e:4x4, or cpu:8."
+        )
+    _prepare(typed.topology)
+    from jtrain.config.resolve import resolve
+    from jtrain.plan.plan import plan
+    from jtrain.plan.table import table
+    from jtrain.plan.topology import topology
+
+    resolved = resolve(Path(path), words)
+    for note in resolved.notes:
+        print(note, file=sys.stderr)
+    found = plan(resolved.config, topology(typed.topology))
+    print(json.dumps({"config": path, **found.plain()}) if typed.json else table(found))
+    return 0
+
+
+def _prepare(name: str) -> None:
+    """What JAX reads when it is imported: it computes on the CPU, in as many parts as asked."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    kind, _, count = name.partition(":")
+    if kind == "cpu" and count.isdecimal():
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", count)
+
+
+def _arguments() -> Arguments:
+    parser = Arguments(
+        "plan",
+        "Compiles the very step of `jtrain run` for devices that are not here, and prints what it\n"
+        "takes on each: memory, and what crosses between devices. Nothing is trained.\n"
+        "For TPUs it needs their compiler: pip install 'jtrain[plan]'.",
+        "configs/llama2_7b.yaml --topology v5e:4x4                   a slice of 16 chips",
+        "configs/gpt2.yaml --topology 2*v5e:4x4 parallel.kind=fsdp   two slices",
+        "configs/shakespeare.yaml --topology cpu:8                   eight parts of this CPU",
+    )
+    words = "a YAML file, values to change"
+    parser.add_argument("words", metavar="CONFIG [KEY=VALUE]", nargs="*", help=words)
+    shape = "the devices: v5e:4x4, 2*v5p:4x4x4, cpu:8"
+    parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=shape)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

@@ -1,0 +1,96 @@
+"""What keeps the experts of a mixture in use, and their router's logits from drifting."""
+
+from typing import Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+from pydantic import Field
+
+from jtrain.errors import LossError
+from jtrain.losses.z_loss import z_loss
+from jtrain.trees import at_least_f32
+from jtrain.types import Couples, Mean, Metrics, Terms
+from jtrain.values import values
+
+Group: TypeAlias = Literal["row", "batch"]
+
+
+def balance(
+    logits: Float[Array, "b l t e"],
+    real: Bool[Array, "b t"],
+    *,
+    top_k: int,
+    group: Group = "row",
+) -> Mean:
+    """How unevenly the experts are used: 1 where all are used alike, `e / top_k` where k do it all.
+
+    Of a group of tokens it is the sum over experts of e x the share of the choices that an expert
+    got x its mean chance, layer by layer, and then the mean over layers. It multiplies means, so
+    that it depends on the group over which they are taken:
+
+    - `row`: the real tokens of a row; exact under any split of the batch.
+    - `batch`: all real tokens of the batch. Rows meet: the experiment says `couples="batch"`.
+
+    Each group counts by its real tokens. The gradient goes through the chances alone.
+
+    Raises:
+        LossError: if there are fewer experts than `top_k`.
+
+    Source: Fedus et al. 2021 (Switch), https://arxiv.org/abs/2101.03961, equations 4 to 6, with
+    the shares of all top-k choices together, as in DeepSeek-V2, https://arxiv.org/abs/2405.04434.
+    """
+    experts = logits.shape[-1]
+    if not 1 <= top_k <= experts:
+        raise LossError(
+            f"top_k={top_k} of {experts} experts is no choice. Give the model's own, "
+            f"model.experts.top_k."
+        )
+    seen = real[:, None, :, None]
+    logits = jnp.where(seen, at_least_f32(logits), 0)  # what is not real may be NaN
+    _, chosen = jax.lax.top_k(logits, top_k)
+    numbers = jnp.arange(experts, dtype=chosen.dtype)
+    took = (chosen[..., None] == numbers).any(-2) & seen  # b l t e
+    chances = jnp.where(seen, jax.nn.softmax(logits, -1), 0)
+    over = (2,) if group == "row" else (0, 2)
+    tokens = real.sum(1 if group == "row" else None, dtype=jnp.float32)  # b, or one for all
+    uses, chance = took.sum(over, dtype=jnp.float32), chances.sum(over)  # (b) l e
+    # Both over the tokens of the group, and the product times them.
+    per_layer = experts / top_k * (uses * chance).sum(-1) / jnp.maximum(tokens, 1)[..., None]
+    return Mean(per_layer.mean(-1).sum(), tokens.sum())
+
+
+@values
+class RouterLosses:
+    """What is added to the loss of a model with experts; nothing where it has none."""
+
+    balance: float = Field(default=1e-2, ge=0)
+    """Times how unevenly the experts of a layer are used, which is 1 at best."""
+    group: Group = "row"
+    """The tokens over which that is taken: of each row, which is exact under any split of the
+    batch, or of the whole batch, which then may not be cut into microbatches."""
+    z: float = Field(default=1e-3, ge=0)
+    """Times the square of the log of the router's softmax's denominator (ST-MoE)."""
+
+    @property
+    def couples(self) -> Couples:
+        """Whether it makes rows meet."""
+        return "batch" if self.balance and self.group == "batch" else "nothing"
+
+    def added(
+        self,
+        value: Mean | Terms,
+        logits: Float[Array, "b l t e"],
+        real: Bool[Array, "b t"],
+        *,
+        top_k: int,
+    ) -> tuple[Terms, Metrics]:
+        """`value` with both terms, and the terms as they are: `balance` and `router_z`.
+
+        Source of the second: Zoph et al. 2022 (ST-MoE), https://arxiv.org/abs/2202.08906,
+        equation 5; the mean over layers.
+        """
+        uneven = balance(logits, real, top_k=top_k, group=self.group)
+        size = z_loss(logits, jnp.broadcast_to(real[:, None], logits.shape[:-1]))
+        terms = value + self.balance * uneven + self.z * size
+        return terms, {"balance": uneven, "router_z": size}

@@ -1,0 +1,163 @@
+"""The text of a compiled program as computations of instructions, and how often each is run."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+OPERATION = re.compile(r"([a-z][\w\-]*)\(")
+CALLED = re.compile(
+    r"(calls|to_apply|body|condition|true_computation|false_computation|branch_computations)="
+    r"(\{[^}]*\}|%?[\w.\-]+)"
+)
+ARRAY = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+BITS = re.compile(r"\d+")
+
+
+class Instruction(NamedTuple):
+    """One line: `name = shape operation(operands), attributes`."""
+
+    name: str
+    shape: str
+    operation: str
+    operands: tuple[str, ...]
+    attributes: str
+
+    @property
+    def called(self) -> Mapping[str, list[str]]:
+        """Computations that it calls, by the attribute that names them."""
+        return {
+            key: [name.strip(" %{}") for name in names.split(",")]
+            for key, names in CALLED.findall(self.attributes)
+        }
+
+
+class Program:
+    """The computations of a compiled program by name.
+
+    Args:
+        text: what `Compiled.as_text()` of jax gives.
+    """
+
+    def __init__(self, text: str):
+        self.computations: dict[str, dict[str, Instruction]] = {}
+        self.entry, here = "", {}
+        for line in text.splitlines():
+            if head := HEAD.match(line):
+                here = self.computations.setdefault(head[2], {})
+                self.entry = head[2] if head[1] else self.entry
+            elif found := LINE.match(line):
+                instruction = _instruction(found[1], found[2])
+                here[instruction.name] = instruction
+
+    def walk(self, name: str = "", times: int = 1) -> Iterator[tuple[Instruction, int]]:
+        """Each instruction that is run, and how often in all; of a branch every side is."""
+        name = name or self.entry
+        for instruction in self.computations.get(name, {}).values():
+            yield instruction, times
+            called = instruction.called
+            if instruction.operation == "while":
+                (body,), (condition,) = called["body"], called["condition"]
+                trips = times * self._trips(instruction, name, condition, body)
+                yield from self.walk(body, trips)
+                continue
+            for key, names in called.items():
+                if key != "to_apply" or instruction.operation == "call":
+                    for each in names:
+                        yield from self.walk(each, times)
+
+    def _trips(self, loop: Instruction, within: str, condition: str, body: str) -> int:
+        """How often a loop turns whose counter goes up to a constant; 1 if it is another."""
+        if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+            return int(known[1])
+        tests = self.computations[condition].values()
+        limits = {i.name: int(i.operands[0]) for i in tests if _is_whole(i)}
+        indices = {
+            i.name: int(found[1])
+            for i in tests
+            if i.operation == "get-tuple-element"
+            and (found := re.search(r"index=(\d+)", i.attributes))
+        }
+        for test in tests:
+            left, right = (*test.operands, "", "")[:2]
+            if "direction=LT" in test.attributes and left in indices and right in limits:
+                start = self._constant(within, loop.operands[0], indices[left])
+                return max(-(-(limits[right] - start) // self._stride(body, indices[left])), 0)
+        return 1
+
+    def _stride(self, body: str, index: int) -> int:
+        """What an element of the state of a loop goes up by in a turn."""
+        there = self.computations[body]
+        name, stride = list(there.values())[-1].operands[index], 0
+        while name in there:
+            instruction = there[name]
+            if instruction.operation == "add":
+                known = [there[o].operands[0] for o in instruction.operands if _is_whole(there[o])]
+                stride += sum(map(int, known))
+            elif instruction.operation not in {"copy", "bitcast", "opt-barrier"}:
+                break
+            name = next((o for o in instruction.operands if not _is_whole(there[o])), "")
+        return max(stride, 1)
+
+    def _constant(self, within: str, name: str, element: int) -> int:
+        """The number that an element of a tuple is; 0 where it is not a constant."""
+        there = self.computations[within]
+        while name in there:
+            instruction = there[name]
+            if instruction.operation == "tuple":
+                name = instruction.operands[element]
+            elif instruction.operation in {"copy", "bitcast", "opt-barrier"}:
+                name = instruction.operands[0]
+            else:
+                return int(instruction.operands[0]) if _is_whole(instruction) else 0
+        return 0
+
+
+def sizes(shape: str) -> list[int]:
+    """The bytes of each array in a shape: one, or those of a tuple."""
+    found = []
+    for kind, dims in ARRAY.findall(shape):
+        bits = 8 if kind == "pred" else int(BITS.findall(kind)[0])
+        count = 1
+        for dim in dims.split(",") if dims else ():
+            count *= int(dim)
+        found.append(-(-count * bits // 8))
+    return found
+
+
+def _instruction(name: str, rest: str) -> Instruction:
+    operation = OPERATION.search(_without_layouts(rest))
+    plain = _without_layouts(rest)
+    if operation is None:
+        return Instruction(name, rest, "", (), "")
+    depth, end = 0, len(plain)
+    for place in range(operation.end() - 1, len(plain)):
+        depth += (plain[place] == "(") - (plain[place] == ")")
+        if depth == 0:
+            end = place
+            break
+    inside = plain[operation.end() : end]
+    operands = tuple(part.split()[-1].lstrip("%") for part in _split(inside) if part.strip())
+    return Instruction(name, plain[: operation.start()], operation[1], operands, plain[end + 1 :])
+
+
+def _without_layouts(text: str) -> str:
+    """The text without `{1,0:T(8,128)}` behind shapes and without comments."""
+    text = re.sub(r"/\*.*?\*/", "", text)
+    return re.sub(r"(\])\{[\d,]*(?::[^{}]*)?\}", r"\1", text)
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that stand in no brackets."""
+    parts, depth, start = [], 0, 0
+    for place, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append(text[start:place])
+            start = place + 1
+    return [*parts, text[start:]]
+
+
+def _is_whole(instruction: Instruction) -> bool:
+    return instruction.operation == "constant" and instruction.operands[0].lstrip("-").isdigit()

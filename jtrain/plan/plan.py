@@ -1,0 +1,110 @@
+"""The step of a config, compiled for devices that are not here, and what it takes there."""
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jtrain.assemble import Assembly, assemble
+from jtrain.errors import ConfigError
+from jtrain.experiment import RunConfig
+from jtrain.plan.collectives import Collective, by_axes, collectives
+from jtrain.plan.topology import Topology
+from jtrain.types import Leaf
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a step takes on each device."""
+
+    topology: str
+    devices: int
+    layout: Mapping[str, int]
+    """The axes of the mesh and their sizes."""
+    memory: Mapping[str, int]
+    """Bytes: arguments, temporaries, output, aliased, host, limit (0: not known)."""
+    leaves: int
+    """Bytes of the leaves of the state by themselves, split as the layout says."""
+    collectives: tuple[Collective, ...]
+    seconds: float
+    """That tracing and compiling took here."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes that the step needs at once."""
+        m = self.memory
+        return m["arguments"] + m["temporaries"] + m["output"] - m["aliased"]
+
+    def plain(self) -> dict[str, Any]:
+        """The same as numbers and names alone, in bytes and seconds."""
+        return {
+            "topology": self.topology,
+            "devices": self.devices,
+            "layout": dict(self.layout),
+            "memory": {**self.memory, "peak": self.peak, "leaves": self.leaves},
+            "collectives": by_axes(list(self.collectives)),
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def plan(config: RunConfig, where: Topology) -> Plan:
+    """Compiles the very step of `jtrain run` for these devices.
+
+    Raises:
+        ConfigError: if it needs more memory than a device has, or for what the config asks.
+    """
+    begun = time.perf_counter()
+    parts = assemble(config, among=where.devices)
+    try:
+        program = parts.lower_step().compile()
+    except jax.errors.JaxRuntimeError as error:
+        raise _too_large(where, error) from error
+    took = time.perf_counter() - begun
+    layout = _layout(parts)
+    return Plan(
+        topology=where.name,
+        devices=math.prod(layout.values()),
+        layout=layout,
+        memory=_memory(program, where.limit),
+        leaves=sum(map(_held, jax.tree.leaves(parts.like))),
+        collectives=tuple(collectives(program.as_text() or "", layout)),
+        seconds=took,
+    )
+
+
+def _layout(parts: Assembly) -> dict[str, int]:
+    sharding: Any = jax.tree.leaves(parts.like)[0].sharding
+    return dict(sharding.mesh.shape) if hasattr(sharding, "mesh") else {"data": 1}
+
+
+def _memory(program: Any, limit: int) -> dict[str, int]:
+    said = program.memory_analysis()
+    return {
+        "arguments": said.argument_size_in_bytes,
+        "temporaries": said.temp_size_in_bytes,
+        "output": said.output_size_in_bytes,
+        "aliased": said.alias_size_in_bytes,
+        "host": said.host_argument_size_in_bytes + said.host_temp_size_in_bytes,
+        "limit": limit,
+    }
+
+
+def _held(leaf: Leaf) -> int:
+    """Bytes of a leaf that a device holds."""
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
+def _too_large(where: Topology, error: Exception) -> Exception:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+        return error
+    sizes = re.findall(r"[\d.]+[GM](?:iB)?\b", str(error))
+    said = f" (the compiler says {' of '.join(sizes[:2])})" if len(sizes) > 1 else ""
+    return ConfigError(
+        f"A step does not fit on a device of {where.name}{said}. Split more of it: "
+        f"parallel.kind=sharded with a larger parallel.fsdp, tensor or stage; compute more once "
+        f"again: model.remat=full; or take fewer rows at a time: a larger microbatches."
+    )

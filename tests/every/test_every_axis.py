@@ -1,0 +1,179 @@
+"""Every way to split a model takes the steps of one device. A new way is a row of LAYOUTS.
+
+What is allowed, float32: loss and gradient to 1e-6 (the gradient over all leaves together), losses
+to 1e-4 after 100 steps, after SGD parameters too. The worst figures are in docs/exactness.md.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+import pytest
+from layouts import OPTIMIZERS, distance
+
+from jtrain.losses.next_token import inputs_and_targets, next_token
+from jtrain.models.transformer import Transformer
+from jtrain.parallel import Axes, Single, Strategy
+from jtrain.rows import row_keys
+from jtrain.state import new_state
+from jtrain.step import make_step
+
+ROWS, TIME, VOCAB = 16, 16, 64
+TINY: dict[str, Any] = {
+    "vocab": VOCAB,
+    "context": TIME,
+    "layers": 4,
+    "heads": 4,
+    "width": 32,
+    "scan": True,
+}
+LLAMA = {
+    **TINY,
+    "norm": "rms",
+    "activation": "swiglu",
+    "positions": {"kind": "rotary"},
+    "kv_heads": 2,
+    "bias": False,
+    "tied": False,
+}
+MODELS = {
+    "gpt": {**TINY, "dropout": 0.1},
+    "llama": LLAMA,
+    "llama written out": {**LLAMA, "scan": False, "layers": 2},
+    "llama remat": {**LLAMA, "remat": "full"},
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data": {"data": 8, "fsdp": 1},
+    "fsdp": {"fsdp": 8},
+    "tensor": {"data": 4, "fsdp": 1, "tensor": 2},
+    "slice": {"slice": 2, "data": 4, "fsdp": 1},
+    "zero 1": {"fsdp": 8, "zero": 1},
+    "zero 2": {"fsdp": 8, "zero": 2},
+    "data x fsdp": {"data": 2, "fsdp": 4},
+    "data x tensor": {"data": 4, "fsdp": 1, "tensor": 2},
+    "fsdp x tensor": {"fsdp": 4, "tensor": 2},
+    "fsdp x tensor, sequence": {"fsdp": 4, "tensor": 2, "sequence": True},
+    "slice x fsdp": {"slice": 2, "fsdp": 4},
+    "slice x fsdp, zero 1": {"slice": 2, "fsdp": 4, "zero": 1},
+    "slice x data x fsdp x tensor": {"slice": 2, "fsdp": 2, "tensor": 2},
+}
+
+
+class Case(NamedTuple):
+    """One point of the matrix."""
+
+    layout: str
+    model: str
+    microbatches: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.layout}-{self.model}-{self.microbatches} microbatches"
+
+
+# A pairwise cover of the ways that differ, in as few compilations as can be.
+QUICK = [
+    Case("data x fsdp", "gpt", 2),
+    Case("fsdp x tensor, sequence", "llama", 1),
+    Case("slice x fsdp, zero 1", "llama written out", 2),
+    Case("zero 2", "llama remat", 2),
+]
+MATRIX = [
+    case
+    for layout in LAYOUTS
+    for model in MODELS
+    for microbatches in (1, 2)
+    if (case := Case(layout, model, microbatches)) not in QUICK
+]
+
+
+def batch(step: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(step)
+    return {
+        "tokens": draw.integers(0, VOCAB, (ROWS, TIME + 1)).astype(np.int32),
+        "length": draw.integers(TIME // 4, TIME + 1, ROWS).astype(np.int32),
+        "row": np.arange(ROWS, dtype=np.int32),
+        "mask": np.arange(ROWS) < ROWS - step % 3,
+    }
+
+
+class Walk(NamedTuple):
+    """What some steps gave, on the host."""
+
+    losses: np.ndarray
+    gradient: Any  # of the first
+    params: Any  # after the last
+
+
+def walk(where: Strategy, model: str, microbatches: int, steps: int, optimizer: str) -> Walk:
+    network = Transformer(**MODELS[model]).build(where.placement)
+
+    def loss(params, batch, rng):
+        inputs, targets, real = inputs_and_targets(batch)
+        keys = row_keys(rng, batch)
+        logits, _ = network.apply(params, {}, None, True, inputs, keys)
+        return next_token(logits, targets, real)
+
+    rule = OPTIMIZERS[optimizer]
+    make = lambda: new_state(network.init(jax.random.key(0))[0], rule, jax.random.key(1))
+    like = jax.eval_shape(make)
+    state = jax.jit(make, out_shardings=where.shardings(like, network.dims))()
+    step = make_step(
+        loss,
+        rule,
+        microbatches=microbatches,
+        psum=where.psum,
+        ragged=True,
+        lay=where.lay(like.params, network.dims),
+    )
+    program = where.compile(step, state, where.place(batch(0)), keeps=True)
+    losses, gradient = [], None
+    for number in range(steps):
+        state, metrics = program(state, where.place(batch(number)))
+        losses.append(metrics["loss"].value())
+        gradient = jax.device_get(state.opt_state[0]) if gradient is None else gradient
+    return Walk(np.array(losses), gradient, jax.device_get(state.params))
+
+
+@functools.cache
+def reference(model: str, steps: int, optimizer: str) -> Walk:
+    return walk(Single().build(), model, 1, steps, optimizer)
+
+
+def check(case: Case, steps: int, optimizer: str, printed: Any) -> None:
+    where = Axes(min_size=0, devices=8, **LAYOUTS[case.layout]).build()
+    got = walk(where, case.model, case.microbatches, steps, optimizer)
+    want = reference(case.model, steps, optimizer)
+    apart = np.abs(got.losses / want.losses - 1)
+    figures = f"{case}: loss {apart[0]:.1e}, gradient {distance(got.gradient, want.gradient):.1e}"
+    print(
+        f"{figures}, losses {apart.max():.1e}, parameters {distance(got.params, want.params):.1e}"
+    )
+    assert apart[0] < 1e-6, figures
+    assert distance(got.gradient, want.gradient) < 1e-6, figures
+    assert apart.max() < 1e-4, figures
+    if optimizer == "sgd":
+        assert distance(got.params, want.params) < 1e-4, figures
+    assert "Involuntary" not in printed.readouterr().err
+
+
+@pytest.mark.parametrize("case", QUICK, ids=str)
+def test_takes_the_steps_of_one_device(case, capfd):
+    check(case, 3, "sgd", capfd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("case", [*QUICK, *MATRIX], ids=str)
+def test_takes_a_hundred_steps_of_one_device(case, optimizer, capfd):
+    check(case, 100, optimizer, capfd)
+
+
+def test_dropout_and_ragged_rows_are_part_of_what_is_compared():
+    first = reference("gpt", 3, "sgd")
+    assert MODELS["gpt"]["dropout"] > 0
+    assert not batch(1)["mask"].all()
+    assert (
+        first.losses[0] > optax.losses.softmax_cross_entropy(np.zeros(VOCAB), np.eye(VOCAB)[0]) / 2
+    )

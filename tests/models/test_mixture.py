@@ -1,0 +1,174 @@
+"""The mixture of experts against a plain loop over tokens and experts, in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jtrain.models.block import STD
+from jtrain.models.draws import Draws
+from jtrain.models.experts import Capacity, Dropless
+from jtrain.models.mixture import Mixture
+from jtrain.models.moving import Slots, from_slots, to_slots
+from jtrain.models.nnx import from_nnx
+from jtrain.models.transformer import Transformer
+from jtrain.types import Anywhere
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+ROWS, TIME, WIDTH, HIDDEN, EXPERTS = 3, 12, 8, 16, 4
+X = np.random.default_rng(0).standard_normal((ROWS, TIME, WIDTH)).astype(np.float32)
+HOWS = {
+    "dropless": Dropless(count=EXPERTS),
+    "dropless, all weights": Dropless(count=EXPERTS, weights="all"),
+    "capacity": Capacity(count=EXPERTS, factor=1.0),
+    "capacity, one of them": Capacity(count=EXPERTS, top_k=1, weights="all", factor=1.0),
+    "dropless, gelu": Dropless(count=EXPERTS, top_k=3),
+}
+DROPS = {"capacity", "capacity, one of them"}
+
+
+@functools.cache
+def made(name: str):
+    """The layer as pure functions, and parameters far from their start."""
+    activation = "gelu" if name.endswith("gelu") else "swiglu"
+    values = Transformer(
+        width=WIDTH, heads=2, hidden=HIDDEN, activation=activation, experts=HOWS[name]
+    )
+    make = lambda rngs: Mixture(
+        values, Anywhere(), Draws(rngs.params.key[...]), std=30 * STD, onto=30 * STD
+    )
+    model = from_nnx(make)
+    params, _ = jax.jit(model.init)(jax.random.key(0))
+    apply = lambda params, x, whole=True: model.apply(params, {}, None, False, x, whole)[0]
+    return params, jax.jit(apply, static_argnums=2)
+
+
+def wide(x):
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), x)
+
+
+def by_hand(how, params, x, *, whole=True):
+    """What comes out of b t d, and how many choices found no place, a token at a time."""
+    params, x, out, dropped = wide(params), wide(x), np.zeros(x.shape), 0
+    for row in range(len(x)):
+        taken = np.zeros(how.count, int)
+        for now, token in enumerate(x[row]):
+            logits = token @ params["router"]
+            best = np.argsort(-logits, kind="stable")[: how.top_k]
+            over = logits[best] if how.weights == "chosen" else logits
+            for expert in best:
+                taken[expert] += 1
+                if whole and how.kind == "capacity" and taken[expert] > how.places(len(x[row])):
+                    dropped += 1
+                    continue
+                weight = np.exp(logits[expert]) / np.exp(over).sum()
+                up = token @ params["up"][expert]
+                if "gate" in params:
+                    gate = token @ params["gate"][expert]
+                    up = up * gate / (1 + np.exp(-gate))
+                else:
+                    up = up / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (up + 0.044715 * up**3)))
+                out[row, now] += weight * (up @ params["down"][expert])
+    return out, dropped
+
+
+@pytest.mark.parametrize("name", HOWS)
+def test_gives_what_a_loop_over_tokens_and_experts_gives(name: str):
+    params, apply = made(name)
+    expected, dropped = by_hand(HOWS[name], params, X)
+    (got, logits) = apply(params, X)
+    assert np.abs(expected).max() > 1
+    assert (dropped > 3) == (name in DROPS), "nothing was put to the test"
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(logits, wide(X) @ wide(params["router"]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dropless", "capacity"])
+def test_the_gradient_is_that_of_all_experts_at_once(name: str):
+    """Against the same choices as a mask over the outputs of every expert, which autodiff knows."""
+    params, apply = made(name)
+    how, toward = HOWS[name], np.random.default_rng(1).standard_normal(X.shape, np.float32)
+    params, x = jax.tree.map(jnp.asarray, (params, X))
+
+    def masked(params, x):
+        logits = x @ params["router"]
+        highest, chosen = jax.lax.top_k(logits, how.top_k)
+        picks = jax.nn.one_hot(chosen, how.count)  # b t k e
+        before = jnp.cumsum(picks.sum(2), 1) - picks.sum(2)  # b t e
+        places = how.places(TIME) if name == "capacity" else TIME
+        picks = jnp.where((before < places)[:, :, None], picks, 0)
+        weights = (picks * jax.nn.softmax(highest, -1)[..., None]).sum(2)
+        gate, up = (jnp.einsum("btd,edf->btef", x, params[part]) for part in ("gate", "up"))
+        each = jnp.einsum("btef,efd->bted", jax.nn.silu(gate) * up, params["down"])
+        return (each * weights[..., None]).sum(2)
+
+    slope = lambda fn: jax.jit(jax.grad(lambda *given: (fn(*given) * toward).sum(), (0, 1)))
+    ours = slope(lambda *given: apply(*given)[0])(params, x)
+    theirs = slope(masked)(params, x)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert np.abs(b).max() > 0.1
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_token_without_a_place_is_left_as_it_is():
+    how = Capacity(count=EXPERTS, factor=1.0)
+    params, apply = made("capacity")
+    alike = jnp.asarray(np.repeat(X[:, :1], TIME, 1))  # all choose the same two experts
+    out, _ = apply(params, alike)
+    places = how.places(TIME)
+    assert places == 6
+    assert np.abs(out[:, :places]).max() > 0.1
+    assert not np.asarray(out[:, places:]).any()
+    part, _ = apply(params, alike, False)
+    np.testing.assert_allclose(part, np.repeat(out[:, :1], TIME, 1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["dropless", "capacity"])
+def test_no_row_knows_of_another_and_no_token_of_a_later_one(name: str):
+    params, apply = made(name)
+    other = np.random.default_rng(2).standard_normal(X.shape).astype(np.float32)
+    whole, _ = apply(params, X)
+    rows, _ = apply(params, np.concatenate([X[:1], other[1:]]))
+    np.testing.assert_array_equal(rows[0], whole[0])
+    later, _ = apply(params, np.concatenate([X[:, :7], other[:, 7:]], 1))
+    np.testing.assert_allclose(later[:, :7], whole[:, :7], rtol=1e-6, atol=1e-6)
+    assert np.abs(np.asarray(later - whole)[:, 7:]).max() > 0.1
+
+
+def test_moving_is_a_matrix_of_zeros_and_ones_there_and_back():
+    slots = Slots(
+        of_choice=jnp.asarray([[3, 5], [0, 1], [5, 5]], jnp.int32),  # 5 is none
+        choice=jnp.asarray([2, 3, 6, 0, 6], jnp.int32),  # 6 is none
+    )
+    matrix = np.zeros((5, 6), np.float32)
+    for slot, choice in enumerate(slots.choice):
+        if choice < 6:
+            matrix[slot, choice] = 1
+    draw = np.random.default_rng(3).standard_normal
+    x, y, z = (jnp.asarray(draw(s), jnp.float32) for s in ((3, 4), (5, 4), (3, 2, 4)))
+    there, back = jax.vjp(lambda x: to_slots(x, slots), x)
+    np.testing.assert_array_equal(there, matrix @ x.repeat(2, 0))
+    np.testing.assert_allclose(back(y)[0], (matrix.T @ y).reshape(3, 2, 4).sum(1), rtol=1e-6)
+    home, forth = jax.vjp(lambda y: from_slots(y, slots), y)
+    np.testing.assert_array_equal(home, (matrix.T @ y).reshape(3, 2, 4))
+    np.testing.assert_array_equal(forth(z)[0], matrix @ z.reshape(6, 4))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"kind": "dropless", "top_k": 9}, r"top_k=9 .* than the 8 there are\. Set top_k=2, or"),
+        ({"kind": "dropless", "top_k": 1}, r"top_k=1 with weights=chosen.*Set weights=all, or"),
+        ({"kind": "capacity", "factor": 0.5}, r"factor of 0\.5.*50% of the.*Set factor=1\.25, or"),
+        ({"kind": "capacity", "count": 1}, r"greater than or equal to 2"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_with_what_to_type(given, words: str):
+    with pytest.raises(ValueError, match=words):
+        Transformer(experts=given)
+    for advised in ({"top_k": 2}, {"top_k": 1, "weights": "all"}, {"factor": 1.25}):
+        if set(advised) <= set(given) | {"weights"}:
+            assert Transformer(experts=given | advised)

@@ -1,0 +1,82 @@
+"""A plan of a run on the parts of this CPU, and what is said where none can be made."""
+
+import json
+import sys
+
+import jax
+import pytest
+
+from jtrain.assemble import assemble
+from jtrain.cli import main
+from jtrain.config.resolve import resolve
+from jtrain.errors import ConfigError
+from jtrain.plan.plan import plan
+from jtrain.plan.table import size, table
+from jtrain.plan.topology import LIMITS, topology
+
+CONFIG = "configs/shakespeare.yaml"
+SMALL = ["batch=16", "data.context=32", "model.context=32", "model.layers=2", "model.width=64"]
+FSDP = [*SMALL, "parallel.kind=fsdp", "parallel.min_size=0"]
+
+
+def test_a_plan_is_of_the_very_step_that_runs(pytestconfig):
+    config = resolve(pytestconfig.rootpath / CONFIG, FSDP).config
+    found = plan(config, topology("cpu:8"))
+    parts = assemble(config)
+    ran = parts.lower_step().compile().memory_analysis()
+    assert found.memory["arguments"] == ran.argument_size_in_bytes
+    assert found.memory["temporaries"] == ran.temp_size_in_bytes
+    assert found.layout == {"fsdp": 8}
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.like))
+    assert whole / 8 <= found.leaves < whole / 8 * 1.05
+    assert found.leaves <= found.memory["arguments"] <= found.leaves * 1.05
+    said = table(found)
+    assert "cpu:8: 8 devices, fsdp 8" in said
+    assert size(found.peak) in said
+
+
+def test_the_verb_prints_one_object(capsys, pytestconfig):
+    path = str(pytestconfig.rootpath / CONFIG)
+    assert main(["plan", path, *SMALL, "--topology", "cpu:2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["config"] == path
+    assert found["layout"] == {"data": 2}
+    assert set(found["memory"]) >= {"arguments", "temporaries", "output", "aliased", "limit"}
+    assert found["collectives"]["data"]["all-reduce"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("v5e", r"is no topology: write KIND:SHAPE, such as v5e:4x4"),
+        ("v5:4x4", r"no compiler for 'v5' here; kinds: cpu, v2, .*v5e"),
+        ("2*cpu:4", r"a CPU has one number of parts; write cpu:8"),
+        ("cpu:64", r"this process has 8 parts.*host_platform_device_count=64"),
+    ],
+)
+def test_a_wrong_topology_says_what_to_write(name, said):
+    with pytest.raises(ConfigError, match=said):
+        topology(name)
+
+
+def test_without_the_compiler_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    with pytest.raises(ConfigError, match=r"pip install 'jtrain\[plan\]'|knows no such slice"):
+        topology("v5e:3x5")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "the first word is a config file"),
+        (["configs/x.yaml"], "for what devices? Write jtrain plan configs/x.yaml --topology"),
+    ],
+)
+def test_what_is_missing_is_said(words, said, capsys):
+    assert main(["plan", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_every_limit_is_less_than_a_chip_is_sold_with():
+    sold = {"v2": 8, "v3": 16, "v4": 16, "v5e": 16, "v5p": 96, "v6e": 32, "tpu7x": 96}  # GiB
+    assert all(0.9 * sold[kind] < limit < sold[kind] for kind, limit in LIMITS.items())

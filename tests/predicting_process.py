@@ -1,0 +1,41 @@
+"""One of two processes with two devices each: PORT INDEX RESULTS. Not a test itself."""
+
+import os
+import sys
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+
+import jax
+import numpy as np
+
+import jtrain as jt
+
+X = np.random.default_rng(0).normal(size=(45, 3)).astype(np.float32)
+W = {"w": np.float32([1, -2, 3]), "offset": np.float32(0.5)}
+
+
+def apply(params, batch):
+    height = batch["x"] @ params["w"] + params["offset"]
+    return {"height": height, "square": batch["x"] ** 2, "row": batch["row"]}
+
+
+def loss(params, batch, rng):
+    return jt.Mean.of(apply(params, batch)["height"] ** 2, batch["mask"])
+
+
+def main(port: str, index: int, results: str) -> None:
+    """Predicts, evaluates, and trains for a time that the first process measures."""
+    jax.distributed.initialize(f"localhost:{port}", 2, index)
+    out = {}
+    for parallel in ("mirrored", "fsdp"):
+        found = jt.predict(apply, W, X, batch=16, parallel=parallel)  # 45 rows: the last are 13
+        out |= {f"{parallel}/{name}": array for name, array in found.items()}
+    out["loss"] = np.float64(jt.evaluate(loss, W, X, batch=16)["loss"])
+    timed = jt.fit(loss, W, {"x": X}, steps="0.02 seconds", batch=16, lr=1e-3, quiet=True)
+    np.savez(results, steps=timed.step, **out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
