@@ -63,15 +63,12 @@ class Attending:
         Raises:
             ShardingError: if time or heads do not divide, or the ring is asked for a kernel.
         """
-        split = self._parts > 1 and isinstance(attention, Parts)
-        if self._mesh.size == 1 or not (attention.kernel or split):
+        if self._parts > 1 and isinstance(attention, Parts):
+            time, here = "time", self._across(attention, q.shape[1], k.shape[2])
+        elif attention.kernel and self._mesh.size > 1:
+            time, here = None, lambda *own: attention(*own, platform=self._platform)
+        else:
             return attention(q, k, v, segments, platform=self._platform)
-        time = "time" if split else None
-        here = self._on_one(attention) if split else self._plain(attention)
-        if split:
-            self.order(q.shape[1])
-        if split and self._by == "ulysses":
-            refuse_few_groups(k.shape[2], self._parts, self._sizes.get("tensor", 1))
         of_q = self._spec(q, "batch", time, "heads", None)
         of_kv = self._spec(k, "batch", time, "kv_heads", None)
         given, lies = (q, k, v), (of_q, of_kv, of_kv)
@@ -79,9 +76,11 @@ class Attending:
             given, lies = (*given, segments), (*lies, self._spec(segments, "batch", None))
         return self._by_device(here, lies, of_q)(*given)
 
-    def _on_one(self, attention: Parts) -> Callable[..., Array]:
-        """What a device computes where sequences are split."""
+    def _across(self, attention: Parts, time: int, groups: int) -> Callable[..., Array]:
+        """What a device computes of its part of sequences, and exchanges."""
+        self.order(time)
         if self._by == "ulysses":
+            refuse_few_groups(groups, self._parts, self._sizes.get("tensor", 1))
             return lambda *own: ulysses(attention, CONTEXT, self._platform, *own)
         if attention.kernel:
             raise ShardingError(
@@ -91,9 +90,6 @@ class Attending:
                 f"parallel.context_by=ulysses, which takes any kernel."
             )
         return Ring(attention, self._parts, CONTEXT)
-
-    def _plain(self, attention: Attention) -> Callable[..., Array]:
-        return lambda *own: attention(*own, platform=self._platform)
 
     def _spec(self, x: Array, *dims: str | None) -> P:
         refuse_uneven(x.shape, dims, self._rules, self._sizes)

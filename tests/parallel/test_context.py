@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Mapping
 from types import MappingProxyType
-import re
 from typing import Any, NamedTuple
 
 import jax
@@ -12,16 +11,12 @@ import numpy as np
 import pytest
 from layouts import distance
 
-from jtrain.errors import ShardingError
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
-from jtrain.models.causal import Causal
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes, Single, Strategy
-from jtrain.parallel.zigzag import zigzag
 from jtrain.rows import row_keys
 
 ROWS, TIME, VOCABULARY = 8, 32, 64
-DRAW = np.random.default_rng(0)
 # Rounding of sums in another order, in float32; the worst of all cases here is 4e-7.
 NEAR = 1e-6
 
@@ -101,9 +96,10 @@ def slope(where: Strategy, case: Case) -> tuple[Any, Any]:
         given = params, {}, None, True, inputs, keys, segments_of(batch)
         mean, _ = next_token(model.apply(*given)[0], targets, real)
         value = mean.total / mean.weight
-        if values.experts.kind == "none":
+        logits = model.routed(*given)[0][1]  # b l t e
+        if logits is None:
             return value
-        logits = model.routed(*given)[0][1]  # b l t e, each position with a weight of its own
+        # Each position with a weight of its own.
         late = jnp.arange(TIME, dtype=jnp.float32)[None, None, :, None] / TIME
         return value + 1e-3 * jnp.mean(late * jnp.square(logits))
 
