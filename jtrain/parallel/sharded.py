@@ -48,7 +48,7 @@ class Sharded(OnMesh):
         """Each leaf by the names of its dims, and by its largest."""
         return self._named(self.leaves.specs(tree, dims))
 
-    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}) -> list[Decision]:
+    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> list[Decision]:
         """Where each leaf goes, and why."""
         return self.leaves.decisions(tree, dims)
 

@@ -2,7 +2,7 @@
 
 import abc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -11,6 +11,7 @@ from jax.sharding import Sharding
 from jax.stages import Lowered
 
 from jtrain.errors import ConfigError, RetraceError
+from jtrain.parallel.leaves import Decision
 from jtrain.trees import named_leaves
 from jtrain.types import Batch, Dims, Lay, Params, Placement
 
@@ -22,6 +23,11 @@ class Strategy(Protocol):
     @property
     def shares(self) -> int:
         """How many parts the rows of a batch are split into, over all processes."""
+        ...
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """The axes of the mesh and their sizes; none on one device."""
         ...
 
     @property
@@ -39,6 +45,10 @@ class Strategy(Protocol):
 
         `dims` names the dims of parameters, by the parameters' names (`Experiment.dims`).
         """
+        ...
+
+    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[Decision]:
+        """Where each leaf goes, and why; none where all go the same way."""
         ...
 
     def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
