@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, Shaped
 
-from jtrain.parallel.attending import attend_over
+from jtrain.parallel.attending import Attending, ContextBy
 from jtrain.parallel.experts import over_experts
 from jtrain.parallel.rules import ROWS, refuse_uneven, split_named
 from jtrain.parallel.seen import Seen
@@ -17,8 +18,15 @@ from jtrain.types import Attention, Dims
 class ByName:
     """The placement over a mesh: rules for named dims."""
 
-    def __init__(self, mesh: Mesh, rules: Mapping[str, tuple[str, ...]], seen: Seen):
+    def __init__(
+        self,
+        mesh: Mesh,
+        rules: Mapping[str, tuple[str, ...]],
+        seen: Seen,
+        context_by: ContextBy = "ring",
+    ):
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
+        self._attending = Attending(mesh, rules, context_by)
         self._seen = seen
 
     @property
@@ -45,8 +53,16 @@ class ByName:
         v: Float[Array, "b s g k"],
         segments: Int[Array, "b s"] | None = None,
     ) -> Float[Array, "b t h k"]:
-        """`attention(q, k, v, segments)`, as `jtrain.parallel.attending` says."""
-        return attend_over(self._mesh, self._rules, attention, q, k, v, segments)
+        """`attention(q, k, v, segments)`; how, and what it raises: `jtrain.parallel.attending`."""
+        return self._attending.attend(attention, q, k, v, segments)
+
+    def order(self, time: int) -> np.ndarray | None:
+        """The order of positions in which the devices of `context` have the same work."""
+        return self._attending.order(time)
+
+    def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        """`x`, whose positions are in that order, in their own."""
+        return self._attending.put_back(x)
 
     def experts(
         self,

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
+from jtrain.parallel.attending import ContextBy
 from jtrain.parallel.by_name import ByName
 from jtrain.parallel.leaves import Decision, Leaves, Zero
 from jtrain.parallel.on_mesh import OnMesh
@@ -22,10 +23,20 @@ class Sharded(OnMesh):
         min_size: leaves of fewer elements are not split over it: gathering them costs more than
             they hold.
         sequence: whether activations between blocks are split in time over the axis `tensor`.
+        context_by: how attention crosses the parts of a sequence, over the axis `context`.
     """
 
-    def __init__(self, mesh: Mesh, *, zero: Zero = 3, min_size: int = 0, sequence: bool = False):
+    def __init__(
+        self,
+        mesh: Mesh,
+        *,
+        zero: Zero = 3,
+        min_size: int = 0,
+        sequence: bool = False,
+        context_by: ContextBy = "ring",
+    ):
         super().__init__(mesh)
+        self._context_by: ContextBy = context_by
         self.leaves = Leaves(dict(mesh.shape), zero, min_size)
         self._seen = Seen()
         self._activations = activations(split=zero > 0, sequence=sequence)
@@ -33,7 +44,7 @@ class Sharded(OnMesh):
     @property
     def placement(self) -> Placement:
         """Activations by the names of their dims."""
-        return ByName(self.mesh, self._activations, self._seen)
+        return ByName(self.mesh, self._activations, self._seen, self._context_by)
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """Each leaf by the names of its dims, and by its largest."""

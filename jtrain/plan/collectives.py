@@ -39,17 +39,19 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     pieces beside other work, all with its channel, counts once, where it begins: in the outermost
     loop.
     """
-    seen: dict[str, tuple[Instruction, int]] = {}
-    for instruction, times in Program(text).walk():
+    program = Program(text)
+    seen: dict[str, tuple[Instruction, int, str]] = {}
+    for instruction, times, within in program.walk():
         if instruction.operation.removesuffix("-start") not in KINDS:
             continue
         channel = re.search(r"channel_id=(\d+)", instruction.attributes)
         pieces = channel and "permute" not in instruction.operation
         key = channel[1] if channel and pieces else instruction.name
         if key not in seen or times < seen[key][1]:
-            seen[key] = instruction, times
+            seen[key] = instruction, times, within
     found = []
-    for instruction, times in seen.values():
+    for instruction, times, within in seen.values():
+        instruction = _scattered(instruction, program.computations[within])
         kind = instruction.operation.removesuffix("-start")
         axes, count = _along(instruction, mesh)
         if count > 1:
@@ -65,6 +67,18 @@ def by_axes(found: list[Collective]) -> dict[str, dict[str, int]]:
     for each in found:
         table[" x ".join(each.axes) or "other"][each.kind] += each.sent
     return {axes: dict(kinds) for axes, kinds in table.items()}
+
+
+def _scattered(instruction: Instruction, within: Mapping[str, Instruction]) -> Instruction:
+    """A reduction of which only a part is kept as the scatter that it is.
+
+    So the TPU compiler writes them: a fusion of an all-reduce and a slice, run as one.
+    """
+    root = list(within.values())[-1]
+    sliced = root.operation == "dynamic-slice" and root.operands[0] == instruction.name
+    if instruction.operation == "all-reduce" and sliced:
+        return instruction._replace(operation="reduce-scatter", shape=root.shape)
+    return instruction
 
 
 def _sent(kind: str, instruction: Instruction, count: int) -> int:

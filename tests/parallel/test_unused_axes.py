@@ -3,11 +3,13 @@
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 from quick_study import config_of, write_study
 
 from jtrain.assemble import assemble
 from jtrain.errors import ConfigError, ShardingError
+from jtrain.parallel import Axes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LANGUAGE = [
@@ -52,11 +54,12 @@ def test_an_axis_without_a_dim_is_refused(home, file, axis, why):
 
 
 def test_dims_that_do_not_divide_are_named():
-    """Where a model has the dims, and none of them is a multiple."""
-    odd = ["model.context=33", "data.context=33", "parallel={kind: sharded, context: 2}"]
-    parts = assemble(config_of(CONFIGS / "shakespeare.yaml", [*LANGUAGE, *odd]))
-    with pytest.raises(ShardingError, match=r"33 .*context 2"):
-        parts.lower_step()
+    strategy = Axes(tensor=2).build()
+    strategy.placement.constrain(jnp.zeros((8, 5)), "batch", "hidden")
+    with pytest.raises(ShardingError, match=r"no dim can .*: hidden 5 is no multiple of tensor 2"):
+        strategy.refuse_unused_axes({"params": {"up": jnp.zeros((4, 5))}}, {"up": (None, "hidden")})
+    strategy.placement.constrain(jnp.zeros((8, 6)), "batch", "hidden")
+    strategy.refuse_unused_axes({"params": {"up": jnp.zeros((4, 5))}}, {"up": (None, "hidden")})
 
 
 @pytest.mark.parametrize(
