@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from jtrain.parallel.attending import Attending, ContextBy
 from jtrain.parallel.experts import over_experts
 from jtrain.parallel.rules import ROWS, refuse_uneven, split_named
+from jtrain.parallel.seen import Seen
 from jtrain.types import Attention, Dims
 
 
@@ -18,10 +19,15 @@ class ByName:
     """The placement over a mesh: rules for named dims."""
 
     def __init__(
-        self, mesh: Mesh, rules: Mapping[str, tuple[str, ...]], context_by: ContextBy = "ring"
+        self,
+        mesh: Mesh,
+        rules: Mapping[str, tuple[str, ...]],
+        seen: Seen,
+        context_by: ContextBy = "ring",
     ):
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
         self._attending = Attending(mesh, rules, context_by)
+        self._seen = seen
 
     @property
     def rows(self) -> int:
@@ -35,8 +41,9 @@ class ByName:
             ShardingError: if heads, experts or stages do not divide into whole ones.
         """
         refuse_uneven(x.shape, dims, self._rules, self._sizes)
-        spec = split_named(x.shape, dims, self._rules, self._sizes).spec
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, spec))
+        choice = split_named(x.shape, dims, self._rules, self._sizes)
+        self._seen.note(choice, dims)
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, choice.spec))
 
     def attend(
         self,

@@ -11,6 +11,7 @@ from jtrain.parallel.by_name import ByName
 from jtrain.parallel.leaves import Decision, Leaves, Zero
 from jtrain.parallel.on_mesh import OnMesh
 from jtrain.parallel.rules import activations
+from jtrain.parallel.seen import Seen, refuse_unused
 from jtrain.types import UNLAID, Dims, Lay, Params, Placement
 
 
@@ -37,12 +38,13 @@ class Sharded(OnMesh):
         super().__init__(mesh)
         self._context_by: ContextBy = context_by
         self.leaves = Leaves(dict(mesh.shape), zero, min_size)
+        self._seen = Seen()
         self._activations = activations(split=zero > 0, sequence=sequence)
 
     @property
     def placement(self) -> Placement:
         """Activations by the names of their dims."""
-        return ByName(self.mesh, self._activations, self._context_by)
+        return ByName(self.mesh, self._activations, self._seen, self._context_by)
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """Each leaf by the names of its dims, and by its largest."""
@@ -51,6 +53,10 @@ class Sharded(OnMesh):
     def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> list[Decision]:
         """Where each leaf goes, and why."""
         return self.leaves.decisions(tree, dims)
+
+    def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
+        """Every axis splits a leaf, or did split an activation that the placement was told of."""
+        refuse_unused(self.axes, self._seen, self.decisions(tree, dims))
 
     def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
         """Gradients are split as soon as `zero` reaches them: 1 once summed, 2 and 3 at once."""

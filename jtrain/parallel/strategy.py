@@ -51,6 +51,14 @@ class Strategy(Protocol):
         """Where each leaf goes, and why; none where all go the same way."""
         ...
 
+    def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
+        """Checks, once a loss was traced, that each axis of the mesh is of use.
+
+        Raises:
+            ShardingError: with what to type instead of one that is not.
+        """
+        ...
+
     def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
         """Where the step puts gradients and copies of these parameters."""
         ...
@@ -78,6 +86,10 @@ class Strategy(Protocol):
 
 class Compiling(abc.ABC):
     """Compiles what it lowers, once."""
+
+    def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
+        """Rows are split over all there are."""
+        del tree, dims
 
     @abc.abstractmethod
     def lower(

@@ -13,7 +13,10 @@ import optax
 import pytest
 from layouts import OPTIMIZERS, distance
 
+from jtrain.losses.balance import with_router
+from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, next_token
+from jtrain.models.experts import NoExperts
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes, Single, Strategy
 from jtrain.rows import row_keys
@@ -43,6 +46,8 @@ MODELS = {
     "llama": LLAMA,
     "llama written out": {**LLAMA, "scan": False, "layers": 2},
     "llama remat": {**LLAMA, "remat": "full"},
+    "mixtral": {**LLAMA, "experts": {"kind": "dropless", "count": 4}},
+    "switch": {**LLAMA, "experts": {"kind": "capacity", "count": 4, "factor": 1.0}},
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data": {"data": 8, "fsdp": 1},
@@ -58,7 +63,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "slice x fsdp": {"slice": 2, "fsdp": 4},
     "slice x fsdp, zero 1": {"slice": 2, "fsdp": 4, "zero": 1},
     "slice x data x fsdp x tensor": {"slice": 2, "fsdp": 2, "tensor": 2},
+    "context": {"context": 4, "data": 2, "fsdp": 1},
+    "tensor x context": {"context": 2, "tensor": 2, "fsdp": 2},
+    "ulysses": {"context": 2, "fsdp": 4, "context_by": "ulysses"},
+    "expert": {"expert": 4, "data": 2, "fsdp": 1},
+    "fsdp x expert": {"expert": 2, "fsdp": 4},
+    "fsdp x expert x tensor": {"expert": 2, "fsdp": 2, "tensor": 2},
 }
+EXPERTS = {"mixtral", "switch"}
 
 
 class Case(NamedTuple):
@@ -78,6 +90,8 @@ QUICK = [
     Case("fsdp x tensor, sequence", "llama", 1),
     Case("slice x fsdp, zero 1", "llama written out", 2),
     Case("zero 2", "llama remat", 2),
+    Case("tensor x context", "mixtral", 1),
+    Case("fsdp x expert", "switch", 2),
 ]
 MATRIX = [
     case
@@ -85,6 +99,7 @@ MATRIX = [
     for model in MODELS
     for microbatches in (1, 2)
     if (case := Case(layout, model, microbatches)) not in QUICK
+    if model in EXPERTS or "expert" not in layout
 ]
 
 
@@ -107,13 +122,21 @@ class Walk(NamedTuple):
 
 
 def walk(where: Strategy, model: str, microbatches: int, steps: int, optimizer: str) -> Walk:
-    network = Transformer(**MODELS[model]).build(where.placement)
+    values, place = Transformer(**MODELS[model]), where.placement
+    network, how = values.build(place), values.experts
 
     def loss(params, batch, rng):
         inputs, targets, real = inputs_and_targets(batch)
-        keys = row_keys(rng, batch)
-        logits, _ = network.apply(params, {}, None, True, inputs, keys)
-        return next_token(logits, targets, real)
+        given = params, {}, None, True, inputs, row_keys(rng, batch)
+        if values.tied:
+            return next_token(network.apply(*given)[0], targets, real)
+        (hidden, routed), _ = network.routed(*given)
+        chunked = hidden, network.head(params), targets, real
+        value, metrics = chunked_next_token(*chunked, chunk=4, place=place)
+        if isinstance(how, NoExperts):
+            return value, metrics
+        known = {"top_k": how.top_k, "group": how.group, "uneven": how.uneven, "z": how.z}
+        return with_router(value, routed, real, **known)
 
     rule = OPTIMIZERS[optimizer]
     make = lambda: new_state(network.init(jax.random.key(0))[0], rule, jax.random.key(1))
