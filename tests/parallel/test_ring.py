@@ -1,6 +1,7 @@
 """The ring: as little work as can be, the same for all, and as little on the way."""
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +60,7 @@ def test_keys_and_values_travel_to_the_other_devices_and_nothing_else_does():
     place = place_of(context=devices)
     attend = jax.jit(lambda *qkv: place.attend(Causal(), *qkv))
     text = attend.lower(*shapes()).compile().as_text()
+    assert text
     crossed = {each.kind: each for each in collectives(text, {"context": devices})}
     assert set(crossed) == {"collective-permute"}
     assert (
@@ -100,7 +102,7 @@ def permutes(fn, *args) -> int:
 @pytest.mark.parametrize(("remat", "travels"), [("none", 3), ("full", 4), ("names", 3)])
 def test_what_a_remat_saves_does_not_travel_again(remat, travels):
     saved = ("attention",) if remat == "names" else ()
-    sizes = {"vocab": 8, "context": 16, "layers": 1, "heads": 2, "width": 16}
+    sizes: dict[str, Any] = {"vocab": 8, "context": 16, "layers": 1, "heads": 2, "width": 16}
     place, tokens = place_of(data=2, context=4), jnp.zeros((2, 16), jnp.int32)
     model = Transformer(**sizes, remat=remat, saved=saved).build(place)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0))[0])
