@@ -162,21 +162,22 @@ def reference(model: str, steps: int, optimizer: str) -> Walk:
     return walk(Single().build(), model, 1, steps, optimizer)
 
 
-def check(case: Case, steps: int, optimizer: str, printed: Any) -> None:
+def check(case: Case, steps: int, optimizer: str, printed: Any) -> str:
+    """Compares, and gives the figures in words."""
     where = Axes(min_size=0, devices=8, **LAYOUTS[case.layout]).build()
     got = walk(where, case.model, case.microbatches, steps, optimizer)
     want = reference(case.model, steps, optimizer)
     apart = np.abs(got.losses / want.losses - 1)
-    figures = f"{case}: loss {apart[0]:.1e}, gradient {distance(got.gradient, want.gradient):.1e}"
-    print(
-        f"{figures}, losses {apart.max():.1e}, parameters {distance(got.params, want.params):.1e}"
-    )
+    gradient, params = distance(got.gradient, want.gradient), distance(got.params, want.params)
+    figures = f"{case}, {optimizer}: loss {apart[0]:.1e}, gradient {gradient:.1e}, "
+    figures += f"{steps} losses {apart.max():.1e}, parameters {params:.1e}"
     assert apart[0] < 1e-6, figures
-    assert distance(got.gradient, want.gradient) < 1e-6, figures
+    assert gradient < 1e-6, figures
     assert apart.max() < 1e-4, figures
     if optimizer == "sgd":
-        assert distance(got.params, want.params) < 1e-4, figures
+        assert params < 1e-4, figures
     assert "Involuntary" not in printed.readouterr().err
+    return figures
 
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
@@ -191,7 +192,9 @@ def test_takes_the_steps_of_one_device(case, capfd):
     ids=str,
 )
 def test_takes_a_hundred_steps_of_one_device(case, optimizer, capfd):
-    check(case, 100, optimizer, capfd)
+    figures = check(case, 100, optimizer, capfd)
+    with capfd.disabled():
+        print(f"\n{figures}")
 
 
 def test_dropout_and_ragged_rows_are_part_of_what_is_compared():
