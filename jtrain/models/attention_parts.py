@@ -155,5 +155,5 @@ def _by_score(x):
 
 
 def _product(dims, x, y):
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = jnp.float32 if jnp.dtype(x.dtype).itemsize < 4 else x.dtype
     return jnp.einsum(dims, x, y, preferred_element_type=wide)

@@ -55,9 +55,8 @@ def through(
             x, keeps = each(block, x, index, None if kept is None else kept[index])
             after.append(keeps)
         return x, after
-    each = _recomputed(
-        each, remat, saved, place, prevent_cse=False
-    )  # a scan already keeps them apart
+    # A scan already keeps them apart.
+    each = _recomputed(each, remat, saved, place, prevent_cse=False)
     graph, states = nnx.split(blocks)
 
     def one(x, layer):

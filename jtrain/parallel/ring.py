@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jtrain.parallel.zigzag import chunk_of
+from jtrain.trees import at_least_f32
 from jtrain.types import Parts, Stand
 
 NOTHING = -1e30  # the log of the sum of no weights
@@ -114,9 +115,8 @@ def _forward(ring, q, k, v, segments):
         coming = kv if last else ring.shift(kv, way)  # on its way while this one is used
         return coming, visit(done, kv, ring.source(way * far))
 
-    wide = jnp.promote_types(q.dtype, jnp.float32)
-    done = jnp.zeros(q.shape, wide), jnp.full(q.shape[:-1], NOTHING, wide)
-    done = visit(done, (k, v))
+    none = jnp.zeros_like(at_least_f32(q))
+    done = visit((none, jnp.full(q.shape[:-1], NOTHING, none.dtype)), (k, v))
     for way, hops in ring.runs(chunk):
         state = ring.shift((k, v), way), done
         _, done = _along(hops, functools.partial(step, way), state)
@@ -128,6 +128,8 @@ def _forward(ring, q, k, v, segments):
 def _backward(ring, kept, cotangent):
     q, k, v, segments, out, log_sum = kept
     chunk, cotangent = q.shape[2], _halves(cotangent)
+    # Else the compiler keeps what has come from two others on the way forward, instead of two hops.
+    k, v, cotangent = jax.lax.optimization_barrier((k, v, cotangent))
     along = (cotangent.astype(log_sum.dtype) * out).sum(-1)  # 2 b c h
     told, zeros = (log_sum, along, cotangent), lambda x: jnp.zeros(x.shape, log_sum.dtype)
 

@@ -13,6 +13,7 @@ import re
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
+import jax
 import pytest
 
 from jtrain.assemble import assemble
@@ -22,6 +23,7 @@ from jtrain.plan.collectives import by_axes
 from jtrain.plan.hlo import Program
 from jtrain.plan.plan import Plan, plan
 from jtrain.plan.topology import topology
+from jtrain.state import new_state
 
 pytestmark = pytest.mark.compiler
 
@@ -145,6 +147,22 @@ def test_the_sums_over_microbatches_are_split_by_zero_2(zero, parts):
     whole = LAYERS * WIDTH * HIDDEN
     assert whole // parts in carried
     assert max(carried) <= max(whole // parts, whole // LAYERS), "at most a layer is whole"
+
+
+def test_a_new_state_is_never_whole_on_a_device():
+    path = "configs/llama2_7b.yaml"
+    parts = assemble(resolve(path, SMALL).config, among=topology("v5e:2x4").devices)
+    x = parts.experiment
+
+    def make():
+        params, extra = x.init(jax.random.key(0))
+        return new_state(params, x.optimizer, jax.random.key(1), extra)
+
+    to = jax.tree.map(lambda leaf: leaf.sharding, parts.like)
+    memory = jax.jit(make, out_shardings=to).lower().compile().memory_analysis()
+    whole = 3 * (BLOCKS + TABLES) * F32
+    assert near(memory.output_size_in_bytes, whole / 8, 0.01)
+    assert memory.temp_size_in_bytes < whole / 8
 
 
 def test_llama_2_takes_no_more_than_it_must():
