@@ -103,7 +103,8 @@ class Decoder(nnx.Module):
             passed = block(x, keys, index, turn, attend, order=order)
             return passed.x, passed.routed
 
-        x, routed = through(self.blocks, x, each, remat=self.values.remat, saved=self.values.saved)
+        how = {"remat": self.values.remat, "saved": self.values.saved, "place": self.place}
+        x, routed = through(self.blocks, x, each, **how)
         return self.place.put_back(self.norm(x)), self._by_row(routed)
 
     def extend(

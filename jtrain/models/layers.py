@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jtrain.models.draws import Draws
-from jtrain.types import Params
+from jtrain.types import Anywhere, Params, Placement
 
 Remat: TypeAlias = Literal["none", "full", "dots", "dots_with_no_batch_dims", "names"]
 # (block, x, its index, what it kept before or None) -> x and what it keeps
@@ -37,6 +37,7 @@ def through(
     kept: Sequence[Any] | Any = None,
     remat: Remat = "none",
     saved: Sequence[str] = (),
+    place: Placement = Anywhere(),
 ) -> tuple[Float[Array, "b t d"], Any]:
     """`x` after every block, and what each kept: a list, or stacked as the blocks are.
 
@@ -46,14 +47,16 @@ def through(
         kept: what each kept the last time, or None.
         remat: what the backward pass finds saved of a block; the rest is computed once more.
         saved: the names saved, where `remat` is `names`.
+        place: says where they are saved.
     """
     if isinstance(blocks, nnx.List):
-        each, after = _recomputed(each, remat, saved, prevent_cse=True), []
+        each, after = _recomputed(each, remat, saved, place, prevent_cse=True), []
         for index, block in enumerate(blocks):
             x, keeps = each(block, x, index, None if kept is None else kept[index])
             after.append(keeps)
         return x, after
-    each = _recomputed(each, remat, saved, prevent_cse=False)  # a scan already keeps them apart
+    # A scan already keeps them apart.
+    each = _recomputed(each, remat, saved, place, prevent_cse=False)
     graph, states = nnx.split(blocks)
 
     def one(x, layer):
@@ -64,16 +67,21 @@ def through(
     return jax.lax.scan(one, x, (states, jnp.arange(layers), kept))
 
 
-def _recomputed(each: Each, remat: Remat, saved: Sequence[str], *, prevent_cse: bool) -> Each:
+def _recomputed(
+    each: Each, remat: Remat, saved: Sequence[str], place: Placement, *, prevent_cse: bool
+) -> Each:
     if remat == "none":
         return each
     policies = jax.checkpoint_policies
-    policy = {
-        "full": policies.nothing_saveable,
-        "dots": policies.dots_saveable,
-        "dots_with_no_batch_dims": policies.dots_with_no_batch_dims_saveable,
-        "names": policies.save_only_these_names(*saved),
-    }[remat]
+    policy = (
+        place.saved(saved)
+        if remat == "names"
+        else {
+            "full": policies.nothing_saveable,
+            "dots": policies.dots_saveable,
+            "dots_with_no_batch_dims": policies.dots_with_no_batch_dims_saveable,
+        }[remat]
+    )
 
     def call(block, x, index, keeps):
         graph, state = nnx.split(block)

@@ -9,6 +9,7 @@ from jtrain.parallel.attending import ContextBy
 from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.layout import filled, mesh_of
 from jtrain.parallel.leaves import Zero
+from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import AXES
 from jtrain.parallel.sharded import Sharded
 from jtrain.values import values
@@ -49,12 +50,16 @@ class Axes:
     time for heads, whole ones, and any kernel computes attention."""
     min_size: int = Field(default=4096, ge=0)
     """Leaves of fewer elements are not split over `fsdp`."""
+    offload: Offload = ()
+    """What lies in the memory of the host between steps, split as it is on the devices: params,
+    opt_state; and activations: what a model with remat=names saves for the backward pass."""
 
     def build(self, among: Sequence[Device] | None = None) -> Sharded:
         """The strategy over these devices, or as many `among` others.
 
         Raises:
             ConfigError: if the axes do not multiply to the number of devices.
+            ShardingError: if it offloads and the devices reach no memory of the host.
         """
         there = devices(self.devices, among)
         sizes = filled({axis: getattr(self, axis) for axis in AXES}, len(there))
@@ -64,4 +69,5 @@ class Axes:
             min_size=self.min_size,
             sequence=self.sequence,
             context_by=self.context_by,
+            offload=self.offload,
         )

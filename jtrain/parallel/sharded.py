@@ -9,6 +9,13 @@ from jax.sharding import Mesh, NamedSharding
 from jtrain.parallel.attending import ContextBy
 from jtrain.parallel.by_name import ByName
 from jtrain.parallel.leaves import Decision, Leaves, Zero
+from jtrain.parallel.offload import (
+    Offload,
+    goes_to_host,
+    kept_on_host,
+    refuse_nothing_saved,
+    refuse_without_host_memory,
+)
 from jtrain.parallel.on_mesh import OnMesh
 from jtrain.parallel.rules import activations
 from jtrain.parallel.seen import Seen, refuse_unused
@@ -24,6 +31,7 @@ class Sharded(OnMesh):
             they hold.
         sequence: whether activations between blocks are split in time over the axis `tensor`.
         context_by: how attention crosses the parts of a sequence, over the axis `context`.
+        offload: what lies in the memory of the host between steps; see `jtrain.parallel.offload`.
     """
 
     def __init__(
@@ -34,8 +42,11 @@ class Sharded(OnMesh):
         min_size: int = 0,
         sequence: bool = False,
         context_by: ContextBy = "ring",
+        offload: Offload = (),
     ):
         super().__init__(mesh)
+        refuse_without_host_memory(mesh.devices.flat[0], offload)
+        self._offload: Offload = offload
         self._context_by: ContextBy = context_by
         self.leaves = Leaves(dict(mesh.shape), zero, min_size)
         self._seen = Seen()
@@ -44,18 +55,22 @@ class Sharded(OnMesh):
     @property
     def placement(self) -> Placement:
         """Activations by the names of their dims."""
-        return ByName(self.mesh, self._activations, self._seen, self._context_by)
+        return ByName(self.mesh, self._activations, self._seen, self._context_by, self._offload)
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """Each leaf by the names of its dims, and by its largest."""
-        return self._named(self.leaves.specs(tree, dims))
+        return kept_on_host(self._named(self.leaves.specs(tree, dims)), tree, self._offload)
 
     def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> list[Decision]:
         """Where each leaf goes, and why."""
-        return self.leaves.decisions(tree, dims)
+        return [
+            of._replace(host=goes_to_host(of.leaf, len(of.shape), self._offload))
+            for of in self.leaves.decisions(tree, dims)
+        ]
 
     def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
         """Every axis splits a leaf, or did split an activation that the placement was told of."""
+        refuse_nothing_saved(self._offload, self._seen.saved)
         refuse_unused(self.axes, self._seen, self.decisions(tree, dims))
 
     def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
