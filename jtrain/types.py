@@ -165,6 +165,11 @@ class Attention(Protocol):
         ...
 
 
+# One layer of a stack, what comes in, what belongs to its rows -> what comes out, and what it gives
+# beside: arrays b ...
+Layer: TypeAlias = Callable[[Any, Array, Any], tuple[Array, Any]]
+
+
 @runtime_checkable
 class Placement(Protocol):
     """How a model says what its arrays are, without knowing where they go."""
@@ -197,6 +202,15 @@ class Placement(Protocol):
 
         `kernels` begin with the dim of the experts, and `dims` are the names of theirs. Of choices
         that are no index into the kernels that it gets, `mix` makes zeros.
+        """
+        ...
+
+    def layers(
+        self, layer: Layer, stack: Tree, x: Float[Array, "b t d"], rows: Any
+    ) -> tuple[Float[Array, "b t d"], Any]:
+        """`x` after every layer of `stack`, whose leaves are l ..., and what each gave: l b ....
+
+        `rows` are arrays b ... that belong to the rows of `x`: a layer gets those of its rows.
         """
         ...
 
@@ -233,6 +247,12 @@ class Anywhere:
         """`mix` of them all itself."""
         del dims
         return mix(x, chosen, weights, *kernels)
+
+    def layers(
+        self, layer: Layer, stack: Tree, x: Float[Array, "b t d"], rows: Any
+    ) -> tuple[Float[Array, "b t d"], Any]:
+        """One after the other, in a loop."""
+        return jax.lax.scan(lambda x, one: layer(one, x, rows), x, stack)
 
 
 @runtime_checkable

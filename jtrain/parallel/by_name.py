@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -9,15 +10,19 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.parallel.attending import attend_over
 from jtrain.parallel.experts import over_experts
+from jtrain.parallel.pipeline import Schedule, through_stages
 from jtrain.parallel.rules import ROWS, refuse_uneven, split_named
-from jtrain.types import Attention, Dims
+from jtrain.types import Anywhere, Attention, Dims, Layer, Tree
 
 
 class ByName:
     """The placement over a mesh: rules for named dims."""
 
-    def __init__(self, mesh: Mesh, rules: Mapping[str, tuple[str, ...]]):
+    def __init__(
+        self, mesh: Mesh, rules: Mapping[str, tuple[str, ...]], schedule: Schedule | None = None
+    ):
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
+        self._schedule = schedule
 
     @property
     def rows(self) -> int:
@@ -56,3 +61,12 @@ class ByName:
     ) -> Float[Array, "b t d"]:
         """`mix` on each device, of the tokens of its `expert` axis and its own experts."""
         return over_experts(self._mesh, mix, x, chosen, weights, kernels, dims)
+
+    def layers(
+        self, layer: Layer, stack: Tree, x: Float[Array, "b t d"], rows: Any
+    ) -> tuple[Float[Array, "b t d"], Any]:
+        """One after the other; stage by stage where there are some: `jtrain.parallel.pipeline`."""
+        if self._schedule is None:
+            return Anywhere().layers(layer, stack, x, rows)
+        parts = self.rows // self._schedule.stages
+        return through_stages(self._schedule, self.constrain, layer, stack, x, rows, parts=parts)

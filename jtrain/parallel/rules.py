@@ -13,7 +13,9 @@ Sizes: TypeAlias = Mapping[str, int]  # of the axes of a mesh; an axis it lacks 
 
 # Outermost first: devices that are next to each other in the last axes have the fastest links.
 AXES = ("slice", "stage", "data", "fsdp", "expert", "context", "tensor")
-ROWS = ("slice", "data", "fsdp", "expert")  # the axes that the rows of a batch are split over
+# The axes that the rows of a batch are split over. Stages, too, have rows each outside of the layers,
+# where they have nothing else to do; inside, a microbatch's rows are split over the others.
+ROWS = ("stage", "slice", "data", "fsdp", "expert")
 SPLIT = "fsdp"  # the axis over which state is split that would else be the same on all its devices
 
 # Earlier names choose first; an axis is taken once.
@@ -45,7 +47,8 @@ def activations(*, split: bool = True, sequence: bool = False) -> Mapping[str, t
         "kv_heads": ("tensor",),
         "hidden": ("tensor",),
         "vocab": ("tensor",),
-        "batch": ROWS,
+        "rows": ROWS,
+        "batch": tuple(axis for axis in ROWS if axis != "stage"),
         "group": tuple(axis for axis in ROWS if axis != SPLIT or not split),
         "time": ("context", "tensor") if sequence else ("context",),
         "split": (SPLIT,) if split else (),

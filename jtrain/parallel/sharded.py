@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from jtrain.parallel.by_name import ByName
 from jtrain.parallel.leaves import Decision, Leaves, Zero
 from jtrain.parallel.on_mesh import OnMesh
+from jtrain.parallel.pipeline import Schedule
 from jtrain.parallel.rules import activations
 from jtrain.types import UNLAID, Dims, Lay, Params, Placement
 
@@ -21,17 +22,27 @@ class Sharded(OnMesh):
         min_size: leaves of fewer elements are not split over it: gathering them costs more than
             they hold.
         sequence: whether activations between blocks are split in time over the axis `tensor`.
+        schedule: of the pipeline, where the axis `stage` is larger than 1.
     """
 
-    def __init__(self, mesh: Mesh, *, zero: Zero = 3, min_size: int = 0, sequence: bool = False):
+    def __init__(
+        self,
+        mesh: Mesh,
+        *,
+        zero: Zero = 3,
+        min_size: int = 0,
+        sequence: bool = False,
+        schedule: Schedule | None = None,
+    ):
         super().__init__(mesh)
+        self.schedule = schedule
         self.leaves = Leaves(dict(mesh.shape), zero, min_size)
         self._activations = activations(split=zero > 0, sequence=sequence)
 
     @property
     def placement(self) -> Placement:
         """Activations by the names of their dims."""
-        return ByName(self.mesh, self._activations)
+        return ByName(self.mesh, self._activations, self.schedule)
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """Each leaf by the names of its dims, and by its largest."""
