@@ -13,7 +13,7 @@ import numpy as np
 import jtrain as jt
 
 X = np.random.default_rng(0).normal(size=(45, 3)).astype(np.float32)
-W = {"w": np.float32([1, -2, 3]), "offset": np.float32(0.5)}
+W = {"w": np.array([1, -2, 3], np.float32), "offset": np.float32(0.5)}
 
 
 def apply(params, batch):

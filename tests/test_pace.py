@@ -107,7 +107,7 @@ def test_a_run_that_was_killed_goes_on_by_the_same_numbers(monkeypatch):
 
 
 def test_what_a_step_takes_is_measured_once_and_kept(tmp_path):
-    x = np.float32([[0], [1], [2], [3]])
+    x = np.array([[0], [1], [2], [3]], np.float32)
 
     def squared(params, batch, rng):
         error = batch["x"][:, 0] * params["slope"] - batch["y"][:, 0]
@@ -158,5 +158,5 @@ def test_what_only_looks_at_a_run_measures_nothing():
     parts = assemble(config_of(CONFIG, IN_TIME))
     assert parts.lengths.provisional
     assert parts.config.steps == pytest.approx(10**6, abs=1)
-    warmup = parts.config.optimizer.schedule.warmup
+    warmup = flat(parts.config)["optimizer.schedule.warmup"]
     assert warmup == pytest.approx(10**6 / 4, abs=1), "a quarter of the time, so of the steps"
