@@ -165,8 +165,7 @@ class Attention(Protocol):
         ...
 
 
-# One layer of a stack, what comes in, what belongs to its rows -> what comes out, and what it gives
-# beside: arrays b ...
+# (one of a stack, x, what belongs to its rows) -> x, and what it gives beside: arrays b ...
 Layer: TypeAlias = Callable[[Any, Array, Any], tuple[Array, Any]]
 
 
@@ -206,7 +205,7 @@ class Placement(Protocol):
         ...
 
     def layers(
-        self, layer: Layer, stack: Tree, x: Float[Array, "b t d"], rows: Any
+        self, layer: Layer, stack: Params, x: Float[Array, "b t d"], rows: Any
     ) -> tuple[Float[Array, "b t d"], Any]:
         """`x` after every layer of `stack`, whose leaves are l ..., and what each gave: l b ....
 
@@ -249,7 +248,7 @@ class Anywhere:
         return mix(x, chosen, weights, *kernels)
 
     def layers(
-        self, layer: Layer, stack: Tree, x: Float[Array, "b t d"], rows: Any
+        self, layer: Layer, stack: Params, x: Float[Array, "b t d"], rows: Any
     ) -> tuple[Float[Array, "b t d"], Any]:
         """One after the other, in a loop."""
         return jax.lax.scan(lambda x, one: layer(one, x, rows), x, stack)

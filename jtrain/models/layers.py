@@ -83,8 +83,8 @@ def _recomputed(each: Each, remat: Remat, saved: Sequence[str], *, prevent_cse: 
 
     def call(block, x, rows, index, keeps):
         graph, state = nnx.split(block)
-        run = lambda state, *given: each(nnx.merge(graph, state), *given, index, keeps)
-        return jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse)(state, x, rows)
+        run = lambda state, x, rows, keeps: each(nnx.merge(graph, state), x, rows, index, keeps)
+        return jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse)(state, x, rows, keeps)
 
     return call
 

@@ -8,8 +8,8 @@ from pydantic import Field
 from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.layout import filled, mesh_of
 from jtrain.parallel.leaves import Zero
-from jtrain.parallel.pipeline import schedule_of
 from jtrain.parallel.rules import AXES
+from jtrain.parallel.schedule import schedule_of
 from jtrain.parallel.sharded import Sharded
 from jtrain.values import values
 

@@ -10,9 +10,10 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.parallel.attending import attend_over
 from jtrain.parallel.experts import over_experts
-from jtrain.parallel.pipeline import Schedule, through_stages
+from jtrain.parallel.pipeline import Split, through_stages
 from jtrain.parallel.rules import ROWS, refuse_uneven, split_named
-from jtrain.types import Anywhere, Attention, Dims, Layer, Tree
+from jtrain.parallel.schedule import Schedule
+from jtrain.types import Anywhere, Attention, Dims, Layer, Params
 
 
 class ByName:
@@ -63,10 +64,12 @@ class ByName:
         return over_experts(self._mesh, mix, x, chosen, weights, kernels, dims)
 
     def layers(
-        self, layer: Layer, stack: Tree, x: Float[Array, "b t d"], rows: Any
+        self, layer: Layer, stack: Params, x: Float[Array, "b t d"], rows: Any
     ) -> tuple[Float[Array, "b t d"], Any]:
         """One after the other; stage by stage where there are some: `jtrain.parallel.pipeline`."""
         if self._schedule is None:
             return Anywhere().layers(layer, stack, x, rows)
-        parts = self.rows // self._schedule.stages
-        return through_stages(self._schedule, self.constrain, layer, stack, x, rows, parts=parts)
+        axes = tuple(axis for axis in self._rules["copies"] if axis in self._sizes)
+        copies = math.prod(self._sizes[axis] for axis in axes)
+        split = Split(copies, self.rows // self._schedule.stages // copies, axes, self._mesh)
+        return through_stages(self._schedule, self.constrain, layer, stack, x, rows, split)

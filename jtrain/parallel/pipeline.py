@@ -15,208 +15,210 @@ https://arxiv.org/abs/2104.04473, section 2.2, for the repeats and groups; Xu et
 https://arxiv.org/abs/2105.04663, section 3.3, for the array that rolls.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from jtrain.errors import ConfigError, ShardingError
-from jtrain.types import Layer, Tree
+from jtrain.errors import ShardingError
+from jtrain.parallel.schedule import Schedule
+from jtrain.types import Layer, Params
 
 STAGE = "stage"
+
+
+class Split(NamedTuple):
+    """How the rows of a microbatch are split."""
+
+    copies: int  # of the layers and of their gradient
+    parts: int  # of the rows of a copy
+    axes: tuple[str, ...]  # of the copies
+    mesh: Mesh
+
+
 Constrain = Callable[..., Array]  # (x, *dims)
-
-
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """Which stage computes what in which turn.
-
-    What enters in turn u is at stage s in turn u + s, and again `stages` turns later if it goes
-    round once more.
-    """
-
-    stages: int
-    batches: int  # microbatches, a multiple of the stages
-    repeats: int = 1
-
-    @property
-    def groups(self) -> int:
-        """Groups of as many microbatches as there are stages."""
-        return self.batches // self.stages
-
-    @property
-    def turns(self) -> int:
-        """How often all stages compute."""
-        return self.batches * self.repeats + self.stages - 1
-
-    @property
-    def bubble(self) -> float:
-        """The share of the turns in which a stage computes nothing of use."""
-        return (self.stages - 1) / self.turns
-
-    def __str__(self) -> str:
-        often = "" if self.repeats == 1 else f", {self.repeats} times round"
-        return (
-            f"pipeline: {self.batches} microbatches through {self.stages} stages{often}: "
-            f"idle {self.stages - 1} of {self.turns} turns, {self.bubble:.1%}"
-        )
-
-
-def schedule_of(stages: int, batches: int, repeats: int) -> Schedule | None:
-    """The schedule for these values of `Axes`; None where there is one stage.
-
-    Raises:
-        ConfigError: if they do not fit together.
-    """
-    if stages == 1:
-        for name, value, plain in (("stage_batches", batches, 0), ("repeats", repeats, 1)):
-            if value != plain:
-                raise ConfigError(
-                    f"parallel.{name}={value} is of a pipeline, and parallel.stage=1 is none. Set "
-                    f"parallel.stage=2 or more, or parallel.{name}={plain}."
-                )
-        return None
-    if batches % stages:
-        near = max(round(batches / stages), 1) * stages
-        raise ConfigError(
-            f"parallel.stage_batches={batches} microbatches enter in groups of parallel.stage="
-            f"{stages}, which does not divide them. Nearest: parallel.stage_batches={near}."
-        )
-    return Schedule(stages, batches or stages, repeats)
 
 
 def through_stages(
     schedule: Schedule,
     constrain: Constrain,
     layer: Layer,
-    stack: Tree,
+    stack: Params,
     x: Float[Array, "b t d"],
     rows: Any,
-    *,
-    parts: int,
+    split: Split,
 ) -> tuple[Float[Array, "b t d"], Any]:
     """`x` after all layers, and what each gave; see `jtrain.types.Placement`.
 
     Args:
         constrain: lays an array out by the names of its dims.
-        parts: how many parts the rows of a microbatch are in.
+        split: how the rows of a microbatch are.
 
     Raises:
         ShardingError: if the layers do not divide into stages, or the rows into microbatches.
     """
-    _check(schedule, stack, len(x), parts)
+    _check(schedule, stack, len(x), split.copies * split.parts)
     numbers = jnp.arange(schedule.stages)
-    runs = jax.tree.map(functools.partial(_by_stage, schedule), stack)
+    runs = jax.tree.map(functools.partial(_by_stage, schedule, split), stack)
 
     def compute(runs, at, moving):
         """What a stage makes of what it has; `at`: turns since it got the first microbatch."""
         real = (at >= 0) & (at < schedule.batches * schedule.repeats)
-        run = jax.tree.map(lambda leaf: leaf[at // schedule.stages % schedule.repeats], runs)
+        repeat = at // schedule.stages % schedule.repeats if schedule.repeats > 1 else 0
+        run = jax.tree.map(lambda leaf: leaf[repeat], runs)
         x, rows = moving
         return jax.lax.scan(lambda x, one: layer(one, x, rows), x, _learned_from(run, real))
 
     def turn(carry, number):
         waiting, (x, rows) = _exchange(schedule, number, *carry)
         at = number - numbers
-        x, gave = jax.vmap(compute, spmd_axis_name=STAGE)(runs, at, placed((x, rows)))
+        x, gave = jax.vmap(of_copies, spmd_axis_name=STAGE)(runs, at, placed((x, rows)))
         moving = jax.tree.map(functools.partial(_roll, by=1), (x, rows))
         return (waiting, placed(moving)), gave
 
     def placed(moving):
         x, rows = moving
-        rows = jax.tree.map(lambda leaf: constrain(leaf, "stages", "batch", *_none(leaf, 2)), rows)
-        return constrain(x, "stages", "batch", "time", "width"), rows
+        where = "stages", "copies", "batch"
+        rows = jax.tree.map(lambda leaf: constrain(leaf, *where, *_none(leaf, 3)), rows)
+        return constrain(x, *where, "time", "width"), rows
 
-    waiting = jax.tree.map(lambda leaf: _home(schedule, leaf, parts), (x, rows))
+    of_copies = jax.vmap(compute, (0, None, 0), spmd_axis_name=split.axes or None)
+    waiting = jax.tree.map(functools.partial(_home, schedule, split), (x, rows))
     # Until something real comes a stage computes on this, of which nothing is learned.
     moving = placed(jax.tree.map(lambda leaf: leaf[:, 0], jax.lax.stop_gradient(waiting)))
     turns = jnp.arange(schedule.turns)
     carry, gave = jax.lax.scan(turn, (waiting, moving), turns)
     (x, _), _ = _exchange(schedule, jnp.asarray(schedule.turns), *carry)
-    x = constrain(_back(schedule, x, parts), "rows", "time", "width")
-    return x, jax.tree.map(functools.partial(_by_layer, schedule, parts), gave)
+    x = constrain(_back(schedule, split, x), "rows", "time", "width")
+    return x, jax.tree.map(functools.partial(_by_layer, schedule, split), gave)
 
 
 def _exchange(schedule, turn, waiting, moving):
     """Where one comes out and one goes in, both in the place of the other."""
-    stages, whole = schedule.stages, schedule.stages * schedule.repeats
-    group, enters = turn // whole, turn % whole < stages
-
-    def each(waiting, moving):
-        column = jax.lax.dynamic_index_in_dim(waiting, group, 1, keepdims=False)
-        here = enters & (jnp.arange(stages) == 0).reshape(-1, *[1] * (moving.ndim - 1))
-        out = jnp.where(here, moving, column)
-        back = functools.partial(_roll, by=-1)
-        # One moves to stage 0 as it is wanted there, and home again in as many turns.
-        out = back(out) if whole == stages else jax.lax.cond(enters, back, lambda x: x, out)
-        after = jax.lax.dynamic_update_index_in_dim(waiting, out, group, 1)
-        return after, jnp.where(here, column, moving)
-
-    both = jax.tree.map(each, waiting, moving)
+    exact = lambda x: jnp.issubdtype(x.dtype, jnp.inexact)
+    swap = lambda *pair: (_swap if exact(pair[0]) else _swapped)(schedule, turn, *pair)
+    both = jax.tree.map(swap, waiting, moving)
     pick = lambda index: jax.tree.map(lambda _, pair: pair[index], moving, both)
     return pick(0), pick(1)
 
 
-def _by_stage(schedule, leaf):
-    """Leaves of layers, l ..., as s r k ...: of each stage its runs of k layers."""
+def _swapped(schedule, turn, waiting, moving):
+    group, here, enters = _now(schedule, turn, moving)
+    column = jax.lax.dynamic_index_in_dim(waiting, group, 1, keepdims=False)
+    # One moves to stage 0 as it is wanted there, and home again in as many turns.
+    out = _only_if(enters, functools.partial(_moved, -1), jnp.where(here, moving, column))
+    waiting = jax.lax.dynamic_update_index_in_dim(waiting, out, group, 1)
+    return waiting, jnp.where(here, column, moving)
+
+
+def _swap_back(schedule, turn, grads):
+    waiting, moving = grads
+    group, here, enters = _now(schedule, turn, moving)
+    column = jax.lax.dynamic_index_in_dim(waiting, group, 1, keepdims=False)
+    out = _only_if(enters, functools.partial(_moved, 1), column)
+    column = jnp.where(here, moving, out)
+    waiting = jax.lax.dynamic_update_index_in_dim(waiting, column, group, 1)
+    return None, waiting, jnp.where(here, out, moving)
+
+
+def _now(schedule, turn, moving):
+    """The group that enters, where it does, and whether one does."""
+    whole = schedule.stages * schedule.repeats
+    enters = True if schedule.repeats == 1 else turn % whole < schedule.stages
+    first = (jnp.arange(schedule.stages) == 0).reshape(-1, *[1] * (moving.ndim - 1))
+    return turn // whole, enters & first, enters
+
+
+def _only_if(yes, move, x):
+    return move(x) if yes is True else jax.lax.cond(yes, move, lambda x: x, x)
+
+
+# Left to autodiff, it would keep its masks for every turn, as large as what they hide.
+_swap = jax.custom_vjp(_swapped, nondiff_argnums=(0,))
+_swap.defvjp(lambda how, turn, *x: (_swapped(how, turn, *x), turn), _swap_back)
+
+
+def _by_stage(schedule, split, leaf):
+    """Leaves of layers, l ..., as s c r k ...: of each stage its runs of k layers.
+
+    Each copy has its own, so that gradients are summed over them once and not every turn.
+    """
     runs = leaf.reshape(schedule.repeats, schedule.stages, -1, *leaf.shape[1:])
-    return jnp.moveaxis(runs, 1, 0)
+    runs = jnp.moveaxis(runs, 1, 0)[:, None]
+    runs = jnp.broadcast_to(runs, (runs.shape[0], split.copies, *runs.shape[2:]))
+    rest = [P.UNCONSTRAINED] * (runs.ndim - 2)
+    where = NamedSharding(split.mesh, P(STAGE, split.axes or None, *rest))
+    return jax.lax.with_sharding_constraint(runs, where)
 
 
-def _home(schedule, leaf, parts):
-    """Rows, b ..., as s g+1 n ...: microbatches where they wait, at the stage that has their rows.
+def _home(schedule, split, leaf):
+    """Rows, b ..., as s g+1 c n ...: where microbatches wait, each stage having its own rows.
 
     Those that come out take the place of the group after theirs; the last that enters is no group.
     """
-    leaf = leaf.reshape(schedule.stages, parts, schedule.groups, -1, *leaf.shape[1:])
-    leaf = jnp.moveaxis(leaf, 2, 1)
-    leaf = leaf.reshape(*leaf.shape[:2], -1, *leaf.shape[4:])
+    cut = (schedule.stages, split.copies, split.parts, schedule.groups, -1)
+    leaf = leaf.reshape(*cut, *leaf.shape[1:])
+    leaf = jnp.moveaxis(leaf, 3, 1)
+    leaf = leaf.reshape(*leaf.shape[:3], -1, *leaf.shape[5:])
     return jnp.concatenate([leaf, jax.lax.stop_gradient(leaf[:, :1])], 1)
 
 
-def _back(schedule, leaf, parts):
+def _back(schedule, split, leaf):
     """The rows again, in their order."""
     leaf = leaf[:, 1:]
-    leaf = leaf.reshape(*leaf.shape[:2], parts, -1, *leaf.shape[3:])
-    return jnp.moveaxis(leaf, 1, 2).reshape(-1, *leaf.shape[4:])
+    leaf = leaf.reshape(*leaf.shape[:3], split.parts, -1, *leaf.shape[4:])
+    return jnp.moveaxis(leaf, 1, 3).reshape(-1, *leaf.shape[5:])
 
 
-def _by_layer(schedule, parts, leaf):
-    """What all stages gave in all turns, turns s k n ..., as l b ...."""
+def _by_layer(schedule, split, leaf):
+    """What all stages gave in all turns, turns s c k n ..., as l b ...."""
     stages, repeats = schedule.stages, schedule.repeats
     of = lambda stage, leaf: jax.lax.dynamic_slice_in_dim(leaf, stage, schedule.batches * repeats)
-    leaf = jax.vmap(of, (0, 1), spmd_axis_name=STAGE)(jnp.arange(stages), leaf)  # s turns k n ...
-    shape = (stages, schedule.groups, repeats, stages, leaf.shape[2], parts, -1, *leaf.shape[4:])
-    leaf = jnp.moveaxis(leaf.reshape(shape), (2, 0, 4, 3, 5, 1), range(6))
-    return leaf.reshape(repeats * stages * shape[4], -1, *shape[7:])
+    leaf = jax.vmap(of, (0, 1), spmd_axis_name=STAGE)(jnp.arange(stages), leaf)  # s turns c k n ...
+    layers, rest = leaf.shape[3], leaf.shape[5:]
+    entered = (schedule.groups, repeats, stages)  # turns
+    leaf = leaf.reshape(stages, *entered, split.copies, layers, split.parts, -1, *rest)
+    leaf = jnp.moveaxis(leaf, (2, 0, 5, 3, 4, 6, 1), range(7))
+    return leaf.reshape(repeats * stages * layers, -1, *rest)
 
 
 def _roll(x, by):
-    """By one place, to what the compiler writes as one permutation."""
-    if by > 0:
-        return jnp.concatenate([x[-1:], x[:-1]])
-    return jnp.concatenate([x[1:], x[:1]])
+    """By one place: one permutation between devices."""
+    return _rolled(by, x) if jnp.issubdtype(x.dtype, jnp.inexact) else _moved(by, x)
+
+
+def _moved(by, x):
+    parts = [x[-1:], x[:-1]] if by > 0 else [x[1:], x[:1]]
+    return jnp.concatenate(parts)
+
+
+# Left to autodiff, its gradient would be two permutations and a sum.
+_rolled = jax.custom_vjp(_moved, nondiff_argnums=(0,))
+_rolled.defvjp(lambda by, x: (_moved(by, x), None), lambda by, _, grad: (_moved(-by, grad),))
+
+
+def _learned_from(run, real):
+    """`run`, whose gradient is 0, and not 0 x NaN, where what is computed by it is not real."""
+    inexact = lambda x: jnp.issubdtype(x.dtype, jnp.inexact)
+    return jax.tree.map(lambda x: _if_real(x, real) if inexact(x) else x, run)
 
 
 @jax.custom_vjp
 def _if_real(x, real):
+    del real
     return x
 
 
-_if_real.defvjp(
-    lambda x, real: (x, real), lambda real, grad: (jnp.where(real, grad, jnp.zeros_like(grad)), None)
-)
+def _if_real_back(real, grad):
+    return jnp.where(real, grad, jnp.zeros_like(grad)), None
 
 
-def _learned_from(run, real):
-    """`run`, whose gradient is 0 and not 0 x NaN where what was computed is not real."""
-    return jax.tree.map(
-        lambda x: _if_real(x, real) if jnp.issubdtype(x.dtype, jnp.inexact) else x, run
-    )
+_if_real.defvjp(lambda x, real: (x, real), _if_real_back)
 
 
 def _none(leaf, dims):

@@ -9,8 +9,8 @@ from jax.sharding import Mesh, NamedSharding
 from jtrain.parallel.by_name import ByName
 from jtrain.parallel.leaves import Decision, Leaves, Zero
 from jtrain.parallel.on_mesh import OnMesh
-from jtrain.parallel.pipeline import Schedule
-from jtrain.parallel.rules import activations
+from jtrain.parallel.rules import activations, copies_of
+from jtrain.parallel.schedule import Schedule, refuse_without_layers
 from jtrain.types import UNLAID, Dims, Lay, Params, Placement
 
 
@@ -37,7 +37,9 @@ class Sharded(OnMesh):
         super().__init__(mesh)
         self.schedule = schedule
         self.leaves = Leaves(dict(mesh.shape), zero, min_size)
-        self._activations = activations(split=zero > 0, sequence=sequence)
+        self._activations = activations(
+            split=zero > 0, sequence=sequence, copies=copies_of(zero) if schedule else ()
+        )
 
     @property
     def placement(self) -> Placement:
@@ -53,7 +55,13 @@ class Sharded(OnMesh):
         return self.leaves.decisions(tree, dims)
 
     def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
-        """Gradients are split as soon as `zero` reaches them: 1 once summed, 2 and 3 at once."""
+        """Gradients are split as soon as `zero` reaches them: 1 once summed, 2 and 3 at once.
+
+        Raises:
+            ShardingError: if there are stages and no layers for them.
+        """
+        if self.schedule is not None:
+            refuse_without_layers(self.schedule, dims)
         zero = self.leaves.zero
 
         def to(split: bool) -> Callable[[Params], Params]:

@@ -11,6 +11,7 @@ from jax.sharding import Sharding
 from jax.stages import Lowered
 
 from jtrain.errors import ConfigError, RetraceError
+from jtrain.parallel.schedule import Schedule
 from jtrain.trees import named_leaves
 from jtrain.types import Batch, Dims, Lay, Params, Placement
 
@@ -27,6 +28,11 @@ class Strategy(Protocol):
     @property
     def placement(self) -> Placement:
         """What models name their dims to."""
+        ...
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """Of the pipeline, if layers are in stages."""
         ...
 
     @property
@@ -68,6 +74,8 @@ class Strategy(Protocol):
 
 class Compiling(abc.ABC):
     """Compiles what it lowers, once."""
+
+    schedule: Schedule | None = None
 
     @abc.abstractmethod
     def lower(

@@ -58,6 +58,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "slice x fsdp": {"slice": 2, "fsdp": 4},
     "slice x fsdp, zero 1": {"slice": 2, "fsdp": 4, "zero": 1},
     "slice x data x fsdp x tensor": {"slice": 2, "fsdp": 2, "tensor": 2},
+    "stage x data": {"stage": 4, "data": 2, "fsdp": 1},
+    "stage x fsdp, zero 1": {"stage": 2, "fsdp": 4, "zero": 1},
+    "stage x tensor x data": {"stage": 2, "tensor": 2, "data": 2, "fsdp": 1, "stage_batches": 4},
+    "stage x slice x fsdp, circular": {"stage": 2, "slice": 2, "fsdp": 2, "repeats": 2},
 }
 
 
@@ -78,6 +82,8 @@ QUICK = [
     Case("fsdp x tensor, sequence", "llama", 1),
     Case("slice x fsdp, zero 1", "llama written out", 2),
     Case("zero 2", "llama remat", 2),
+    Case("stage x tensor x data", "llama remat", 1),
+    Case("stage x slice x fsdp, circular", "gpt", 2),
 ]
 MATRIX = [
     case
@@ -85,6 +91,7 @@ MATRIX = [
     for model in MODELS
     for microbatches in (1, 2)
     if (case := Case(layout, model, microbatches)) not in QUICK
+    if "stage" not in layout or MODELS[model]["scan"]
 ]
 
 
