@@ -10,10 +10,12 @@ from jtrain.data.mixture import Mixture
 from jtrain.data.random_tokens import Random
 from jtrain.data.token_corpus import Tokens
 from jtrain.data.tokenizer import fingerprint
+from jtrain.losses.balance import with_router
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, segments_of
+from jtrain.models.experts import NoExperts
 from jtrain.models.transformer import Transformer
-from jtrain.types import Batch, Key, Mean, Metrics, Params, Placement
+from jtrain.types import Batch, Key, Mean, Metrics, Params, Placement, Terms
 from jtrain.writing import writes
 
 
@@ -41,20 +43,27 @@ class Config(jt.RunConfig):
         """The tokens, the network and the loss."""
         corpus = self.data.build()
         network = self.model.for_tokens(len(corpus.vocabulary))
-        model = network.build(place)
+        model, how = network.build(place), network.experts
 
-        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
+        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean | Terms, Metrics]:
             inputs, targets, real = inputs_and_targets(batch)
             keys = None if rng is None else jt.row_keys(rng, batch)
             given = inputs, keys, segments_of(batch)
-            hidden, _ = model.hidden(params, {}, None, rng is not None, *given)
+            (hidden, routed), _ = model.routed(params, {}, None, rng is not None, *given)
             known = hidden, model.head(params), targets, real
-            return chunked_next_token(*known, soft_cap=network.logit_cap, place=place)
+            value, metrics = chunked_next_token(*known, soft_cap=network.logit_cap, place=place)
+            if routed is None or isinstance(how, NoExperts):
+                return value, metrics
+            terms, more = with_router(
+                value, routed, real, top_k=how.top_k, group=how.group, uneven=how.uneven, z=how.z
+            )
+            return terms, metrics | more | {"cross_entropy": value}
 
         return jt.Experiment(
             init=model.init,
             dims=model.dims,
             loss=loss,
+            couples=how.couples,
             train=corpus.shuffled(size=self.batch, seed=self.seed),
             valid=corpus.in_order(size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),

@@ -53,6 +53,13 @@ class Config(jt.RunConfig):
                 f"set model.context={context} or data.context={self.model.context}",
             )
 
+        if self.model.experts.kind != "none":
+            yield (
+                "model.experts.kind",
+                "the loss here is the text's alone, and would leave experts unused; set "
+                "model.experts.kind=none, or take experiment: language, which balances them",
+            )
+
     def build(self, place: Placement) -> jt.Experiment:
         """The text, the network and the loss."""
         corpus = self.data.build()

@@ -85,6 +85,7 @@ class Assembly:
 
         Raises:
             LossError: if the loss or the model keeps no contract.
+            ShardingError: if an axis of the mesh is of no use to it.
         """
         return self.strategy.lower(*self._step(), **self._how)
 
@@ -97,6 +98,7 @@ class Assembly:
         config, x, strategy = self.config, self.experiment, self.strategy
         terms = self._terms(_mine(x.train)[0])
         refuse_unused_params(terms, self.like.params)
+        strategy.refuse_unused_axes(self.like, x.dims)
         if config.precision.compute is not None:
             refuse_wide_products(terms, self.like.params, config.precision.compute)
         # XLA:CPU runs a convolution many times slower in a loop than written out.

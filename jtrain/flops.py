@@ -30,6 +30,13 @@ def _of(eqn: Any) -> float | None:
         ((contracted, _), _) = params["dimension_numbers"]
         left, out = eqn.invars[0].aval, eqn.outvars[0].aval
         return 2.0 * out.size * math.prod(left.shape[i] for i in contracted)
+    if name == "ragged_dot_general":
+        dims = params["ragged_dot_dimension_numbers"]
+        ((contracted, _), _) = dims.dot_dimension_numbers
+        left, out = eqn.invars[0].aval, eqn.outvars[0].aval
+        # Where rows are contracted, each adds to the one group of the outputs that is its own.
+        groups = out.shape[0] if set(dims.lhs_ragged_dimensions) <= set(contracted) else 1
+        return 2.0 * out.size / groups * math.prod(left.shape[i] for i in contracted)
     if name == "conv_general_dilated":
         kernel, out = eqn.invars[1].aval, eqn.outvars[0].aval
         taps = kernel.size / kernel.shape[params["dimension_numbers"].rhs_spec[0]]

@@ -165,6 +165,54 @@ class Attention(Protocol):
         ...
 
 
+class Stand(NamedTuple):
+    """Where some queries and some keys stand, each a run of positions.
+
+    `ahead`: how many positions the first query comes after the first key; None where no window is
+    asked for and all keys come before all queries. `segments`: of the queries and of the keys.
+    """
+
+    ahead: Int[Array, ""] | None
+    segments: tuple[Int[Array, "b t"], Int[Array, "b s"]] | None
+
+
+@runtime_checkable
+class Parts(Attention, Protocol):
+    """Causal attention that can be computed for some keys at a time, and combined."""
+
+    @property
+    def window(self) -> int | None:
+        """How many positions one sees, its own included; None: all that came before."""
+        ...
+
+    def part(
+        self,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s g k"],
+        v: Float[Array, "b s g k"],
+        stand: Stand,
+    ) -> tuple[Float[Array, "b t h k"], Float[Array, "b t h"]]:
+        """The weighted mean of these values, and the log of the sum of the weights."""
+        ...
+
+    def part_gradient(
+        self,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s g k"],
+        v: Float[Array, "b s g k"],
+        stand: Stand,
+        log_sum: Float[Array, "b t h"],
+        along: Float[Array, "b t h"],
+        cotangent: Float[Array, "b t h k"],
+    ) -> tuple[Float[Array, "b t h k"], Float[Array, "b s g k"], Float[Array, "b s g k"]]:
+        """What these keys add to the gradients in q, k and v.
+
+        `log_sum` is that of all keys, `cotangent` that of what they all gave, and `along` the
+        product of the two, summed over each head.
+        """
+        ...
+
+
 # (one of a stack, x, what belongs to its rows) -> x, and what it gives beside: arrays b ...
 Layer: TypeAlias = Callable[[Any, Array, Any], tuple[Array, Any]]
 
@@ -185,7 +233,21 @@ class Placement(Protocol):
     def attend(
         self, attention: Attention, q: Array, k: Array, v: Array, segments: Array | None = None
     ) -> Array:
-        """`attention(q, k, v, segments)`, b t h k, wherever the parts of t and h are."""
+        """`attention(q, k, v, segments)`, b t h k, wherever the parts of t and h are.
+
+        For `Parts` the positions, those of segments too, are in the order of `order`.
+        """
+        ...
+
+    def order(self, time: int) -> np.ndarray | None:
+        """The order of positions, int32 t, in which each device has the same work in attention.
+
+        A decoder takes its tokens in it, and `put_back` undoes it. None: as they are.
+        """
+        ...
+
+    def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        """`x`, whose positions are in the order of `order`, in their own."""
         ...
 
     def experts(
@@ -233,6 +295,15 @@ class Anywhere:
     ) -> Array:
         """`attention(q, k, v, segments)` itself."""
         return attention(q, k, v, segments)
+
+    def order(self, time: int) -> np.ndarray | None:
+        """None: one device has all the work."""
+        del time
+        return None
+
+    def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        """`x` itself."""
+        return x
 
     def experts(
         self,

@@ -34,6 +34,14 @@ def test_a_convolution_counts_the_taps_of_its_group():
     assert flops(convolve, IMAGE, KERNEL) == 2 * (2 * 6 * 6 * 10) * (3 * 3 * 3)
 
 
+def test_a_ragged_product_is_that_of_each_row_with_its_own_kernel():
+    rows, kernels, sizes = jnp.zeros((8, 4)), jnp.zeros((3, 4, 5)), jnp.array([1, 0, 7])
+    product = lambda rows, kernels: lax.ragged_dot(rows, kernels, sizes)
+    assert flops(product, rows, kernels) == 2 * 8 * 4 * 5
+    both = jax.grad(lambda *x: jnp.square(product(*x)).sum(), (0, 1))
+    assert flops(both, rows, kernels) == 3 * 2 * 8 * 4 * 5
+
+
 def test_zeros_of_a_strided_gradient_are_not_counted():
     of = lambda stride: flops(
         jax.grad(lambda x, k: convolve(x, k, stride).sum(), (0, 1)), IMAGE, KERNEL

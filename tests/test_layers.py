@@ -23,7 +23,7 @@ ORDER = [
     {"hooks"},
     {"lengths", "judged", "directory", "report"},
     {"assemble"},
-    {"summary", "leaf_statistics", "tracked"},
+    {"summary", "sharding", "leaf_statistics", "tracked"},
     {"opening", "watch"},
     {"drive"},
     {"pace"},

@@ -1,13 +1,13 @@
 """`jtrain plan CONFIG --topology v5e:4x4`: what a step takes on devices that are not here."""
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import UserError
+from jtrain.plan.topology import prepare, topology
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,11 +23,10 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(
             f"jtrain plan: for what devices? Write jtrain plan {path} --topology v5e:4x4, or cpu:8."
         )
-    _prepare(typed.topology)
+    prepare(typed.topology)
     from jtrain.config.resolve import resolve
     from jtrain.plan.plan import plan
     from jtrain.plan.table import table
-    from jtrain.plan.topology import topology
 
     resolved = resolve(Path(path), words)
     for note in resolved.notes:
@@ -35,14 +34,6 @@ def main(argv: Sequence[str]) -> int:
     found = plan(resolved.config, topology(typed.topology))
     print(json.dumps({"config": path, **found.plain()}) if typed.json else table(found))
     return 0
-
-
-def _prepare(name: str) -> None:
-    """What JAX reads when it is imported: it computes on the CPU, in as many parts as asked."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    kind, _, count = name.partition(":")
-    if kind == "cpu" and count.isdecimal():
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", count)
 
 
 def _arguments() -> Arguments:

@@ -13,6 +13,7 @@ from jtrain.config.resolve import Resolved, resolve
 from jtrain.config.top import Top
 from jtrain.config.words import spell
 from jtrain.errors import UserError
+from jtrain.plan.topology import prepare, topology
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,6 +28,8 @@ def main(argv: Sequence[str]) -> int:
             f"jtrain show: the first word is a config file, found {path or 'nothing'}; "
             f"write jtrain show configs/NAME.yaml {path}".rstrip()
         )
+    if typed.topology:
+        _prepare(path, typed.topology, typed.sharding)
     resolved = resolve(Path(path), [word for word in words if "=" in word])
     keys = [word for word in words if "=" not in word]
     helps = [explain(resolved.schema, key) for key in keys]  # every key is checked
@@ -36,6 +39,8 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(json_schema(resolved.schema), indent=2))
     elif typed.model:
         print(_model(resolved, typed.json))
+    elif typed.sharding:
+        print(_sharding(resolved, typed.topology, typed.json))
     elif typed.json:
         print(json.dumps(_object(resolved, keys)))
     elif keys:
@@ -83,16 +88,39 @@ def _model(resolved: Resolved, as_json: bool) -> str:
     return table(sizes, work)
 
 
+def _prepare(path: str, where: str, sharding: bool) -> None:
+    if not sharding:
+        raise UserError(
+            f"jtrain show: --topology goes with --sharding; write "
+            f"jtrain show {path} --sharding --topology {where}"
+        )
+    prepare(where)
+
+
+def _sharding(resolved: Resolved, where: str, as_json: bool) -> str:
+    """Where each leaf of the state would lie on these devices, or on those of a topology."""
+    from jtrain.assemble import assemble
+    from jtrain.sharding import laid, table
+
+    among = topology(where).devices if where else None
+    found = laid(assemble(resolved.config, among=among))
+    if as_json:
+        return json.dumps({"config": str(resolved.path), **found.plain()})
+    return table(found)
+
+
 def _arguments() -> Arguments:
     parser = Arguments(
         "show",
         "Prints the values of a config and where each was said: default, base, file and line, or\n"
         "command line. A KEY alone prints its help and its value. No device is started and no\n"
         "model is built, unless --model asks for it: then each leaf is told with its shape, its\n"
-        "bytes and what one device holds of it, and nothing is trained.",
+        "bytes and what one device holds of it, and nothing is trained. --sharding tells of each\n"
+        "leaf how it is split over the devices, or over some that are not here, and why.",
         "configs/shakespeare.yaml steps=400       the values, one of them changed",
         "configs/shakespeare.yaml optimizer.lr    the help and the value of a key",
         "configs/shakespeare.yaml --model         the leaves, their bytes, a step's FLOPs",
+        "configs/gpt2.yaml --sharding --topology v5e:4x4     where each leaf would lie, and why",
         "configs/shakespeare.yaml --schema        the JSON schema, for an editor",
     )
     words = "a YAML file, values to change, keys to explain"
@@ -101,5 +129,9 @@ def _arguments() -> Arguments:
     parser.add_argument("--schema", action="store_true", help=schema)
     model = "print the model's leaves, bytes on a device and FLOPs; starts the devices"
     parser.add_argument("--model", action="store_true", help=model)
+    sharding = "print how each leaf of the state is split over the devices, and why"
+    parser.add_argument("--sharding", action="store_true", help=sharding)
+    devices = "with --sharding, the devices: v5e:4x4, 2*v5p:4x4x4, cpu:8"
+    parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=devices)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -5,13 +5,11 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
-from pydantic import Field
 
 from jtrain.errors import LossError
 from jtrain.losses.z_loss import z_loss
 from jtrain.trees import at_least_f32
-from jtrain.types import Couples, Mean, Metrics, Terms
-from jtrain.values import values
+from jtrain.types import Mean, Metrics, Terms
 
 Group: TypeAlias = Literal["row", "batch"]
 
@@ -49,48 +47,33 @@ def balance(
     seen = real[:, None, :, None]
     logits = jnp.where(seen, at_least_f32(logits), 0)  # what is not real may be NaN
     _, chosen = jax.lax.top_k(logits, top_k)
-    numbers = jnp.arange(experts, dtype=chosen.dtype)
-    took = (chosen[..., None] == numbers).any(-2) & seen  # b l t e
+    took = jnp.where(seen, jax.nn.one_hot(chosen, experts).sum(-2), 0)  # b l t e
     chances = jnp.where(seen, jax.nn.softmax(logits, -1), 0)
     over = (2,) if group == "row" else (0, 2)
     tokens = real.sum(1 if group == "row" else None, dtype=jnp.float32)  # b, or one for all
-    uses, chance = took.sum(over, dtype=jnp.float32), chances.sum(over)  # (b) l e
+    uses, chance = took.sum(over), chances.sum(over)  # (b) l e
     # Both over the tokens of the group, and the product times them.
     per_layer = experts / top_k * (uses * chance).sum(-1) / jnp.maximum(tokens, 1)[..., None]
     return Mean(per_layer.mean(-1).sum(), tokens.sum())
 
 
-@values
-class RouterLosses:
-    """What is added to the loss of a model with experts; nothing where it has none."""
+def with_router(
+    value: Mean | Terms,
+    logits: Float[Array, "b l t e"],
+    real: Bool[Array, "b t"],
+    *,
+    top_k: int,
+    group: Group,
+    uneven: float,
+    z: float,
+) -> tuple[Terms, Metrics]:
+    """`value + uneven * balance + z * router_z`, and both terms as they are, by these names.
 
-    balance: float = Field(default=1e-2, ge=0)
-    """Times how unevenly the experts of a layer are used, which is 1 at best."""
-    group: Group = "row"
-    """The tokens over which that is taken: of each row, which is exact under any split of the
-    batch, or of the whole batch, which then may not be cut into microbatches."""
-    z: float = Field(default=1e-3, ge=0)
-    """Times the square of the log of the router's softmax's denominator (ST-MoE)."""
+    `router_z` is the square of the log of the softmax's denominator, the mean over layers and real
+    tokens.
 
-    @property
-    def couples(self) -> Couples:
-        """Whether it makes rows meet."""
-        return "batch" if self.balance and self.group == "batch" else "nothing"
-
-    def added(
-        self,
-        value: Mean | Terms,
-        logits: Float[Array, "b l t e"],
-        real: Bool[Array, "b t"],
-        *,
-        top_k: int,
-    ) -> tuple[Terms, Metrics]:
-        """`value` with both terms, and the terms as they are: `balance` and `router_z`.
-
-        Source of the second: Zoph et al. 2022 (ST-MoE), https://arxiv.org/abs/2202.08906,
-        equation 5; the mean over layers.
-        """
-        uneven = balance(logits, real, top_k=top_k, group=self.group)
-        size = z_loss(logits, jnp.broadcast_to(real[:, None], logits.shape[:-1]))
-        terms = value + self.balance * uneven + self.z * size
-        return terms, {"balance": uneven, "router_z": size}
+    Source of that: Zoph et al. 2022 (ST-MoE), https://arxiv.org/abs/2202.08906, equation 5.
+    """
+    use = balance(logits, real, top_k=top_k, group=group)
+    size = z_loss(logits, jnp.broadcast_to(real[:, None], logits.shape[:-1]))
+    return value + uneven * use + z * size, {"balance": use, "router_z": size}

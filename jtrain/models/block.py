@@ -1,10 +1,12 @@
 """One block of a transformer."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Shaped
@@ -68,21 +70,24 @@ class Block(nnx.Module):
         attend: Attend,
         *,
         whole: bool = True,
+        order: np.ndarray | None = None,
     ) -> Passed:
         """`x` with both parts added; a row drops by its own key.
 
         `whole`: whether these are whole rows, or what comes after tokens that are remembered.
+        `order`: which positions they are, where they are not in their own order.
         """
-        rate, site = self.values.dropout, 2 * index + 1
+        drops = functools.partial(drop, rate=self.values.dropout, keys=keys, order=order)
+        site = 2 * index + 1
         mixed, kept = self.attention(self.norm_attention(x), turn, attend)
-        x = x + drop(mixed, rate, keys, site=site)
+        x = x + drops(mixed, site=site)
         x = self.place.constrain(x, "batch", "time", "width")
         x_mlp, routed = self.norm_mlp(x), None
         if self.mixture is None:
             fed = self.mlp(x_mlp)
         else:
-            fed, routed = self.mixture(x_mlp, whole=whole)
-        x = x + drop(fed, rate, keys, site=site + 1)
+            fed, routed = self.mixture(x_mlp, whole=whole, order=order)
+        x = x + drops(fed, site=site + 1)
         return Passed(self.place.constrain(x, "batch", "time", "width"), kept, routed)
 
     def attention(

@@ -5,6 +5,8 @@ import dataclasses
 from jaxtyping import Array, Float, Int
 
 from jtrain.models.attention import attention
+from jtrain.models.attention_parts import Sight, part, part_gradient
+from jtrain.types import Stand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,3 +34,30 @@ class Causal:
     ) -> Float[Array, "b t h k"]:
         """`attention(q, k, v)` with these values; it raises what that raises."""
         return attention(q, k, v, segments=segments, platform=platform, **dataclasses.asdict(self))
+
+    def part(
+        self,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s g k"],
+        v: Float[Array, "b s g k"],
+        stand: Stand,
+    ) -> tuple[Float[Array, "b t h k"], Float[Array, "b t h"]]:
+        """What some keys give, as `jtrain.models.attention_parts` says; by XLA."""
+        return part(self._sight, q, k, v, stand)
+
+    def part_gradient(
+        self,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s g k"],
+        v: Float[Array, "b s g k"],
+        stand: Stand,
+        log_sum: Float[Array, "b t h"],
+        along: Float[Array, "b t h"],
+        cotangent: Float[Array, "b t h k"],
+    ) -> tuple[Float[Array, "b t h k"], Float[Array, "b s g k"], Float[Array, "b s g k"]]:
+        """What those keys add to the gradients, likewise."""
+        return part_gradient(self._sight, q, k, v, stand, log_sum, along, cotangent)
+
+    @property
+    def _sight(self) -> Sight:
+        return Sight(self.window, self.soft_cap, self.scale)

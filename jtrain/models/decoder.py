@@ -85,18 +85,24 @@ class Decoder(nnx.Module):
             )
         keys = drawn_from(keys, self.values.dropout, train=not self.deterministic)
         at = jnp.arange(time) if segments is None else places_within(segments)
+        order = self.place.order(time)
+        if order is not None:
+            tokens, at = tokens[:, order], at[..., order]
+            segments = None if segments is None else segments[:, order]
         x = self._embedded(tokens)
         if self.positions is not None:
-            learned = self.positions[...]
-            x = x + (learned[None, :time] if segments is None else learned[at])
-        x = self.place.constrain(drop(x, self.values.dropout, keys), "rows", "time", "width")
+            plain = segments is None and order is None
+            learned = self.positions[:time] if plain else self.positions[...][at]
+            x = x + (learned[None] if segments is None else learned)
+        x = drop(x, self.values.dropout, keys, order=order)
+        x = self.place.constrain(x, "rows", "time", "width")
         turn = self._turn(at)
         own = None if segments is None else turn  # the same for all rows, or each row's
 
         def each(block, x, rows, index, _):
             keys, segments, own = rows
             attend = functools.partial(self._attend, index, segments)
-            passed = block(x, keys, index, turn if own is None else own, attend)
+            passed = block(x, keys, index, turn if own is None else own, attend, order=order)
             return passed.x, passed.routed
 
         x, routed = through(
@@ -108,7 +114,7 @@ class Decoder(nnx.Module):
             remat=self.values.remat,
             saved=self.values.saved,
         )
-        return self.norm(x), self._by_row(routed)
+        return self.place.put_back(self.norm(x)), self._by_row(routed)
 
     def extend(
         self, tokens: Int[Array, "b t"], cache: Any, at: Int[Array, ""]
@@ -138,7 +144,10 @@ class Decoder(nnx.Module):
     def _by_row(self, routed: Any) -> Float[Array, "b l t e"] | None:
         if self.values.experts.kind == "none":
             return None
-        return jnp.moveaxis(routed, 0, 1) if self.values.scan else jnp.stack(routed, 1)
+        routed = routed if self.values.scan else jnp.stack(routed)
+        layers, b, t, _ = routed.shape
+        flat = jnp.moveaxis(routed, 0, 2).reshape(b, t, -1)  # b t (l e)
+        return jnp.moveaxis(self.place.put_back(flat).reshape(b, t, layers, -1), 2, 1)
 
     def _embedded(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
         """Their rows of the table; where its width is split, each device looks up its part.

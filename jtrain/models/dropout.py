@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.errors import LossError
@@ -13,6 +14,7 @@ def drop(
     keys: Shaped[Array, "b"] | None,
     *,
     site: int | Int[Array, ""] = 0,
+    order: np.ndarray | None = None,
 ) -> Float[Array, "b *s"]:
     """`x` with each number zeroed with chance `rate` and the others scaled by 1 / (1 - rate).
 
@@ -21,12 +23,15 @@ def drop(
 
     Args:
         site: tells apart the places of one model that drop.
+        order: which positions those of `x` are, where they are not in their own order; a position
+            drops the same wherever it stands.
     """
     if keys is None or rate == 0:
         return x
 
     def kept(key):
-        return jax.random.bernoulli(jax.random.fold_in(key, site), 1 - rate, x.shape[1:])
+        mask = jax.random.bernoulli(jax.random.fold_in(key, site), 1 - rate, x.shape[1:])
+        return mask if order is None else mask[order]
 
     return jnp.where(jax.vmap(kept)(keys), x / (1 - rate), jnp.zeros((), x.dtype))
 

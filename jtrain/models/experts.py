@@ -1,11 +1,12 @@
 """The values of a mixture of experts; importing them imports no flax."""
 
 import math
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from jtrain.errors import ConfigError
+from jtrain.types import Couples
 from jtrain.values import values
 
 
@@ -14,6 +15,7 @@ class NoExperts:
     """One MLP a block, for all tokens."""
 
     kind: Literal["none"] = "none"
+    couples: ClassVar[Couples] = "nothing"
 
 
 @values
@@ -27,6 +29,18 @@ class _Chosen:
     weights: Literal["chosen", "all"] = "chosen"
     """What the experts' outputs are weighed by: the softmax over the logits of those chosen
     (Mixtral), or over all logits, of which those chosen are a part (Switch)."""
+    uneven: float = Field(default=1e-2, ge=0)
+    """Times how unevenly experts are used, 1 at best: added to the loss."""
+    group: Literal["row", "batch"] = "row"
+    """The tokens over which that is taken: those of each row, exact under any split of the batch,
+    or all of the batch, which then is not cut into microbatches."""
+    z: float = Field(default=1e-3, ge=0)
+    """Times the square of the log of the denominator of the router's softmax: added, too."""
+
+    @property
+    def couples(self) -> Couples:
+        """Whether the loss makes rows meet."""
+        return "batch" if self.uneven and self.group == "batch" else "nothing"
 
     @model_validator(mode="after")
     def _fits_together(self) -> "_Chosen":

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
@@ -42,12 +43,13 @@ class Mixture(nnx.Module):
         self.down = normal(onto, (count, hidden, width), DOWN)
 
     def __call__(
-        self, x: Float[Array, "b t d"], whole: bool = True
+        self, x: Float[Array, "b t d"], whole: bool = True, order: np.ndarray | None = None
     ) -> tuple[Float[Array, "b t d"], Float[Array, "b t e"]]:
         """What the experts give together, and the router's logits, in at least float32.
 
         `whole`: whether these are whole rows. A part of one does not know who was there before,
-        and every token gets a place.
+        and every token gets a place. `order`: which positions they are, where they are not in
+        their own order.
         """
         how = self.experts
         logits = at_least_f32(x) @ at_least_f32(self.router[...])
@@ -56,6 +58,12 @@ class Mixture(nnx.Module):
         if isinstance(how, Capacity) and whole:
             product = lambda x, kernel: jnp.einsum("becx,exy->becy", x, kernel)
             feed = functools.partial(_feed, self.activation, self._wide)
+            if order is not None:  # earlier tokens take places first
+                back = np.argsort(order)
+                x, chosen = (
+                    self.place.constrain(x, "batch", None, "width")[:, back],
+                    chosen[:, back],
+                )
             mixed = within_capacity(
                 lambda inputs: feed(product, inputs, *kernels),
                 x,
@@ -64,6 +72,7 @@ class Mixture(nnx.Module):
                 places=how.places(x.shape[1]),
                 place=self.place,
             )
+            mixed = mixed if order is None else mixed[:, order]
             return weighed(mixed, weights), logits
         feed = functools.partial(_feed, self.activation, _named)
         dims = (UP, DOWN, UP)[: len(kernels)]

@@ -7,6 +7,7 @@ from pydantic import Field
 from jtrain.parallel.axes import Axes as Axes
 from jtrain.parallel.devices import Device as Device
 from jtrain.parallel.fsdp import FSDP as FSDP
+from jtrain.parallel.leaves import Decision as Decision
 from jtrain.parallel.mirrored import Mirrored as Mirrored
 from jtrain.parallel.schedule import Schedule as Schedule
 from jtrain.parallel.single import Single as Single

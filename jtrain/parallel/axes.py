@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from jtrain.parallel.attending import ContextBy
 from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.layout import filled, mesh_of
 from jtrain.parallel.leaves import Zero
@@ -43,7 +44,7 @@ class Axes:
     expert: int = Field(default=1, ge=0)
     """Parts of the rows whose devices have different experts."""
     context: int = Field(default=1, ge=0)
-    """Parts of each sequence."""
+    """Parts of each sequence; `context_by` says how attention crosses them."""
     tensor: int = Field(default=1, ge=0)
     """Parts of heads, of MLPs and of the vocabulary."""
     zero: Zero = 3
@@ -51,6 +52,9 @@ class Axes:
     microbatches, 3 also the parameters; 0 nothing."""
     sequence: bool = False
     """Whether activations between blocks are split in time over `tensor`."""
+    context_by: ContextBy = "ring"
+    """ring: keys and values travel around, with whatever number of heads; ulysses: devices exchange
+    time for heads, whole ones, and any kernel computes attention."""
     min_size: int = Field(default=4096, ge=0)
     """Leaves of fewer elements are not split over `fsdp`."""
 
@@ -69,4 +73,5 @@ class Axes:
             min_size=self.min_size,
             sequence=self.sequence,
             schedule=schedule_of(sizes["stage"], self.stage_batches, self.repeats),
+            context_by=self.context_by,
         )

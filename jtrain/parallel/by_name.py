@@ -5,14 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, Shaped
 
-from jtrain.parallel.attending import attend_over
+from jtrain.parallel.attending import Attending, ContextBy
 from jtrain.parallel.experts import over_experts
 from jtrain.parallel.pipeline import Split, through_stages
 from jtrain.parallel.rules import ROWS, refuse_uneven, split_named
 from jtrain.parallel.schedule import Schedule
+from jtrain.parallel.seen import Seen
 from jtrain.types import Anywhere, Attention, Dims, Layer, Params
 
 
@@ -20,10 +22,16 @@ class ByName:
     """The placement over a mesh: rules for named dims."""
 
     def __init__(
-        self, mesh: Mesh, rules: Mapping[str, tuple[str, ...]], schedule: Schedule | None = None
+        self,
+        mesh: Mesh,
+        rules: Mapping[str, tuple[str, ...]],
+        seen: Seen,
+        context_by: ContextBy = "ring",
+        schedule: Schedule | None = None,
     ):
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
-        self._schedule = schedule
+        self._attending = Attending(mesh, rules, context_by)
+        self._seen, self._schedule = seen, schedule
 
     @property
     def rows(self) -> int:
@@ -37,8 +45,9 @@ class ByName:
             ShardingError: if heads, experts or stages do not divide into whole ones.
         """
         refuse_uneven(x.shape, dims, self._rules, self._sizes)
-        spec = split_named(x.shape, dims, self._rules, self._sizes).spec
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, spec))
+        choice = split_named(x.shape, dims, self._rules, self._sizes)
+        self._seen.note(choice, dims)
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, choice.spec))
 
     def attend(
         self,
@@ -48,8 +57,16 @@ class ByName:
         v: Float[Array, "b s g k"],
         segments: Int[Array, "b s"] | None = None,
     ) -> Float[Array, "b t h k"]:
-        """`attention(q, k, v, segments)`, as `jtrain.parallel.attending` says."""
-        return attend_over(self._mesh, self._rules, attention, q, k, v, segments)
+        """`attention(q, k, v, segments)`; how, and what it raises: `jtrain.parallel.attending`."""
+        return self._attending.attend(attention, q, k, v, segments)
+
+    def order(self, time: int) -> np.ndarray | None:
+        """The order of positions in which the devices of `context` have the same work."""
+        return self._attending.order(time)
+
+    def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        """`x`, whose positions are in that order, in their own."""
+        return self._attending.put_back(x)
 
     def experts(
         self,

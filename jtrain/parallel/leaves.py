@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
-import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jtrain.parallel.rules import SPLIT, STATE, Choice, Sizes, axes_of, split_largest, split_named
@@ -22,7 +21,13 @@ class Decision(NamedTuple):
     leaf: str
     shape: tuple[int, ...]
     choice: Choice
+    whole: int  # bytes of it
     bytes: int  # on each device
+
+    @property
+    def axes(self) -> tuple[tuple[str, ...], ...]:
+        """The axes that each dim is split over."""
+        return tuple(axes_of(self.choice.spec, dim) for dim in range(len(self.shape)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +61,8 @@ class Leaves:
             parts = math.prod(
                 self.sizes[a] for d in range(array.ndim) for a in axes_of(choice.spec, d)
             )
-            size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
-            found.append(Decision(leaf, tuple(array.shape), choice, size // parts))
+            size = math.prod(array.shape) * array.dtype.itemsize
+            found.append(Decision(leaf, tuple(array.shape), choice, size, size // parts))
         return found
 
     def choose(

@@ -3,7 +3,7 @@
 import abc
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
 
+from jtrain.parallel.leaves import Decision
 from jtrain.parallel.rules import ROWS, spec
 from jtrain.parallel.strategy import Compiling, Remembered, plain, same_for_all
 from jtrain.types import UNLAID, Anywhere, Batch, Dims, Lay, Params, Placement
@@ -29,6 +30,11 @@ class OnMesh(Compiling, abc.ABC):
         return math.prod(self.mesh.shape[axis] for axis in self._rows)
 
     @property
+    def axes(self) -> Mapping[str, int]:
+        """Those of the mesh."""
+        return dict(self.mesh.shape)
+
+    @property
     def placement(self) -> Placement:
         """Nothing to say about the activations."""
         return Anywhere()
@@ -42,6 +48,11 @@ class OnMesh(Compiling, abc.ABC):
         """Whole on every device."""
         del dims
         return same_for_all(tree, NamedSharding(self.mesh, P()))
+
+    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[Decision]:
+        """None: all are whole on every device."""
+        del tree, dims
+        return ()
 
     def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
         """Gradients are whole where the parameters are."""

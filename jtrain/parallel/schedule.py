@@ -1,10 +1,8 @@
 """Which stage of a pipeline computes what and when, and how much of the time none does."""
 
 import dataclasses
-from collections.abc import Mapping
 
-from jtrain.errors import ConfigError, ShardingError
-from jtrain.types import Dims
+from jtrain.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,16 +61,3 @@ def schedule_of(stages: int, batches: int, repeats: int) -> Schedule | None:
             f"{stages}, which does not divide them. Nearest: parallel.stage_batches={near}."
         )
     return Schedule(stages, batches or stages, repeats)
-
-
-def refuse_without_layers(schedule: Schedule, dims: Mapping[str, Dims]) -> None:
-    """Checks that parameters have a dim that stages are a part of.
-
-    Raises:
-        ShardingError: saying how a model gets one.
-    """
-    if not any("layers" in named for named in dims.values()):
-        raise ShardingError(
-            f"parallel.stage={schedule.stages} splits layers that are stacked, and this model has "
-            f"no such parameters. Set model.scan=true if it is a transformer, or parallel.stage=1."
-        )

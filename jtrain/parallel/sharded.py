@@ -6,11 +6,13 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
+from jtrain.parallel.attending import ContextBy
 from jtrain.parallel.by_name import ByName
 from jtrain.parallel.leaves import Decision, Leaves, Zero
 from jtrain.parallel.on_mesh import OnMesh
 from jtrain.parallel.rules import activations, copies_of
-from jtrain.parallel.schedule import Schedule, refuse_without_layers
+from jtrain.parallel.schedule import Schedule
+from jtrain.parallel.seen import Seen, refuse_unused
 from jtrain.types import UNLAID, Dims, Lay, Params, Placement
 
 
@@ -22,6 +24,7 @@ class Sharded(OnMesh):
         min_size: leaves of fewer elements are not split over it: gathering them costs more than
             they hold.
         sequence: whether activations between blocks are split in time over the axis `tensor`.
+        context_by: how attention crosses the parts of a sequence, over the axis `context`.
         schedule: of the pipeline, where the axis `stage` is larger than 1.
     """
 
@@ -32,11 +35,14 @@ class Sharded(OnMesh):
         zero: Zero = 3,
         min_size: int = 0,
         sequence: bool = False,
+        context_by: ContextBy = "ring",
         schedule: Schedule | None = None,
     ):
         super().__init__(mesh)
+        self._context_by: ContextBy = context_by
         self.schedule = schedule
         self.leaves = Leaves(dict(mesh.shape), zero, min_size)
+        self._seen = Seen()
         self._activations = activations(
             split=zero > 0, sequence=sequence, copies=copies_of(zero) if schedule else ()
         )
@@ -44,24 +50,22 @@ class Sharded(OnMesh):
     @property
     def placement(self) -> Placement:
         """Activations by the names of their dims."""
-        return ByName(self.mesh, self._activations, self.schedule)
+        return ByName(self.mesh, self._activations, self._seen, self._context_by, self.schedule)
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """Each leaf by the names of its dims, and by its largest."""
         return self._named(self.leaves.specs(tree, dims))
 
-    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}) -> list[Decision]:
+    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> list[Decision]:
         """Where each leaf goes, and why."""
         return self.leaves.decisions(tree, dims)
 
-    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
-        """Gradients are split as soon as `zero` reaches them: 1 once summed, 2 and 3 at once.
+    def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
+        """Every axis splits a leaf, or did split an activation that the placement was told of."""
+        refuse_unused(self.axes, self._seen, self.decisions(tree, dims))
 
-        Raises:
-            ShardingError: if there are stages and no layers for them.
-        """
-        if self.schedule is not None:
-            refuse_without_layers(self.schedule, dims)
+    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
+        """Gradients are split as soon as `zero` reaches them: 1 once summed, 2 and 3 at once."""
         zero = self.leaves.zero
 
         def to(split: bool) -> Callable[[Params], Params]:

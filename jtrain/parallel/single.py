@@ -10,6 +10,7 @@ from jax.stages import Lowered
 
 from jtrain.errors import ShardingError
 from jtrain.parallel.devices import Device, devices
+from jtrain.parallel.leaves import Decision
 from jtrain.parallel.strategy import Compiling, Remembered, plain, same_for_all
 from jtrain.types import UNLAID, Anywhere, Batch, Dims, Lay, Params, Placement
 from jtrain.values import values
@@ -19,6 +20,7 @@ class OneDevice(Compiling):
     """Everything on one device."""
 
     shares = 1
+    axes: Mapping[str, int] = {}
     psum = None
 
     def __init__(self, device: Device):
@@ -33,6 +35,11 @@ class OneDevice(Compiling):
         """All on the device."""
         del dims
         return same_for_all(tree, self._device)
+
+    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[Decision]:
+        """None: all are on the device."""
+        del tree, dims
+        return ()
 
     def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
         """Nothing is split."""

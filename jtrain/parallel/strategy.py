@@ -2,7 +2,7 @@
 
 import abc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -11,6 +11,7 @@ from jax.sharding import Sharding
 from jax.stages import Lowered
 
 from jtrain.errors import ConfigError, RetraceError
+from jtrain.parallel.leaves import Decision
 from jtrain.parallel.schedule import Schedule
 from jtrain.trees import named_leaves
 from jtrain.types import Batch, Dims, Lay, Params, Placement
@@ -23,6 +24,11 @@ class Strategy(Protocol):
     @property
     def shares(self) -> int:
         """How many parts the rows of a batch are split into, over all processes."""
+        ...
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """The axes of the mesh and their sizes; none on one device."""
         ...
 
     @property
@@ -44,6 +50,18 @@ class Strategy(Protocol):
         """Where each leaf of a state lives, in a tree of its structure.
 
         `dims` names the dims of parameters, by the parameters' names (`Experiment.dims`).
+        """
+        ...
+
+    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[Decision]:
+        """Where each leaf goes, and why; none where all go the same way."""
+        ...
+
+    def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
+        """Checks, once a loss was traced, that each axis of the mesh is of use.
+
+        Raises:
+            ShardingError: with what to type instead of one that is not.
         """
         ...
 
@@ -76,6 +94,10 @@ class Compiling(abc.ABC):
     """Compiles what it lowers, once."""
 
     schedule: Schedule | None = None
+
+    def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
+        """Rows are split over all there are."""
+        del tree, dims
 
     @abc.abstractmethod
     def lower(

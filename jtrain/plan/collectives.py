@@ -36,20 +36,22 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
 
     What each device sends, of an array of B bytes among n devices: a gather of it, a scatter or an
     exchange (n - 1) / n B, a reduction twice that, a permutation B. One that the compiler wrote in
-    pieces beside other work, all with its channel, counts once, where it begins: in the outermost
-    loop.
+    pieces counts once, where it begins: in the outermost loop.
     """
-    seen: dict[str, tuple[Instruction, int]] = {}
-    for instruction, times in Program(text).walk():
+    program = Program(text)
+    seen: dict[str, tuple[Instruction, int, str]] = {}
+    for line, times, within in program.walk():
+        instruction = _between_slices(line)
         if instruction.operation.removesuffix("-start") not in KINDS:
             continue
-        channel = re.search(r"channel_id=(\d+)", instruction.attributes)
-        pieces = channel and "permute" not in instruction.operation
-        key = channel[1] if channel and pieces else instruction.name
+        # A piece of one that is run beside other work says which chain of pieces it is of.
+        chain = re.search(r"channel_id=(\d+).*chain_id=", instruction.attributes)
+        key = chain[1] if chain else f"{within} {instruction.name}"
         if key not in seen or times < seen[key][1]:
-            seen[key] = instruction, times
+            seen[key] = instruction, times, within
     found = []
-    for instruction, times in seen.values():
+    for instruction, times, within in seen.values():
+        instruction = _scattered(instruction, program.computations[within])
         kind = instruction.operation.removesuffix("-start")
         axes, count = _along(instruction, mesh)
         if count > 1:
@@ -65,6 +67,27 @@ def by_axes(found: list[Collective]) -> dict[str, dict[str, int]]:
     for each in found:
         table[" x ".join(each.axes) or "other"][each.kind] += each.sent
     return {axes: dict(kinds) for axes, kinds in table.items()}
+
+
+def _between_slices(instruction: Instruction) -> Instruction:
+    """What is sent to other slices of TPUs, as the collective that it is a part of."""
+    said = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.attributes)
+    if instruction.operation != "send" or said is None:
+        return instruction
+    kind, shape = said[1].lower().replace("_", "-"), instruction.shape.split("u32[]")[0]
+    return instruction._replace(operation=kind, shape=shape)
+
+
+def _scattered(instruction: Instruction, within: Mapping[str, Instruction]) -> Instruction:
+    """A reduction of which only a part is kept as the scatter that it is.
+
+    So the TPU compiler writes them: a fusion of an all-reduce and a slice, run as one.
+    """
+    root = list(within.values())[-1]
+    sliced = root.operation == "dynamic-slice" and root.operands[0] == instruction.name
+    if instruction.operation == "all-reduce" and sliced:
+        return instruction._replace(operation="reduce-scatter", shape=root.shape)
+    return instruction
 
 
 def _sent(kind: str, instruction: Instruction, count: int) -> int:
@@ -84,6 +107,8 @@ def _sent(kind: str, instruction: Instruction, count: int) -> int:
 
 def _along(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
     """The axes that the devices of one group differ in, and how many there are."""
+    if "_xla_megascale_target" in instruction.attributes:
+        return ("slice",), mesh.get("slice", 1)
     groups = _groups(instruction.attributes)
     members = groups[0] if groups is not None else np.arange(math.prod(mesh.values()))
     places = np.unravel_index(np.asarray(members), tuple(mesh.values()))

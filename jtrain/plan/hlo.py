@@ -51,11 +51,14 @@ class Program:
                 instruction = _instruction(found[1], found[2])
                 here[instruction.name] = instruction
 
-    def walk(self, name: str = "", times: int = 1) -> Iterator[tuple[Instruction, int]]:
-        """Each instruction that is run, and how often in all; of a branch every side is."""
+    def walk(self, name: str = "", times: int = 1) -> Iterator[tuple[Instruction, int, str]]:
+        """Each instruction that is run, how often in all, and its computation.
+
+        Of a branch every side is counted as run.
+        """
         name = name or self.entry
         for instruction in self.computations.get(name, {}).values():
-            yield instruction, times
+            yield instruction, times, name
             called = instruction.called
             if instruction.operation == "while":
                 (body,), (condition,) = called["body"], called["condition"]

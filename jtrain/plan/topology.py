@@ -57,6 +57,17 @@ def topology(name: str) -> Topology:
     return Topology(name, _tpu(name, slices, kind, shape), int(LIMITS[kind] * 2**30))
 
 
+def prepare(name: str) -> None:
+    """Says what JAX reads when it is imported: it computes on the CPU, in as many parts as asked.
+
+    It changes nothing that the environment says already.
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    kind, _, count = name.partition(":")
+    if kind == "cpu" and count.isdecimal():
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", count)
+
+
 def _cpu(name: str, slices: int, shape: str) -> Topology:
     import jax
 

@@ -143,6 +143,15 @@ def test_a_text_longer_than_the_context_is_told(capfd):
     assert main(["show", config, "data.context=128", "model.context=128"]) == 0
 
 
+def test_experts_that_no_loss_balances_are_told(capfd):
+    config = str(ROOT / "configs/shakespeare.yaml")
+    assert main(["run", config, "model.experts.kind=dropless"]) == 2
+    told = capfd.readouterr().err
+    assert "model.experts.kind" in told
+    assert "set model.experts.kind=none, or take experiment: language" in told
+    assert main(["show", config, "model.experts.kind=none"]) == 0
+
+
 def test_a_config_that_is_not_there_is_told_with_the_nearest(home, capfd):
     home("here")
     assert main(["run", "configs/quik.yaml"]) == 2

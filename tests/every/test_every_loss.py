@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jtrain.losses.balance import balance
 from jtrain.losses.binary_cross_entropy import binary_cross_entropy
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.cross_entropy import cross_entropy
@@ -42,6 +43,15 @@ def latent_loss(outputs, targets, mask):
     parts, metrics = elbo(jnp.zeros(len(mask)), outputs, targets, mask, beta=3.0)
     assert parts.coefficients == (1.0, 3.0)
     return parts.means[1], {"kl": metrics["kl"]}
+
+
+def plain_balance(logits):
+    """Of rows b t e whose tokens are all real: the same number for each token of a row."""
+    chosen = jax.lax.top_k(logits, 2)[1]
+    shares = jax.lax.stop_gradient(jax.nn.one_hot(chosen, logits.shape[-1]).sum(-2)).mean(1) / 2
+    chances = (jnp.exp(logits) / jnp.exp(logits).sum(-1, keepdims=True)).mean(1)
+    of_row = logits.shape[-1] * (shares * chances).sum(-1)
+    return jnp.broadcast_to(of_row[:, None], logits.shape[:2])
 
 
 class Row(NamedTuple):
@@ -111,6 +121,14 @@ MEMBERS = {
         TOKEN_MASK,
         lambda z, _: jnp.log(jnp.exp(z).sum(-1)) ** 2,
         lambda z, _: jnp.log(jnp.exp(z).sum(-1)) ** 2,
+    ),
+    "balance of experts": Row(
+        lambda z, _, m: (balance(z[:, None], m, top_k=2), {"b": balance(z[:, None], m, top_k=2)}),
+        3 * normal(ROWS, 5, 4),
+        normal(1),
+        np.repeat(ROW_MASK[:, None], 5, 1),
+        lambda z, _: plain_balance(z),
+        lambda z, _: plain_balance(z),
     ),
     "huber": Row(
         lambda z, y, m: huber(z, y, m, delta=0.8),

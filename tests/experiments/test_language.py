@@ -14,7 +14,7 @@ from jtrain.data.tokenizing import ByBytes
 from jtrain.errors import ConfigError
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.trained import complete
-from jtrain.types import Anywhere
+from jtrain.types import Anywhere, Terms
 
 pytestmark = pytest.mark.thorough
 
@@ -87,6 +87,19 @@ def test_a_mixture_trains_and_is_judged_by_each_text(home: Path):
     outcome = trained(CONFIG, *TOY, *mixed, "evaluate.batch=8", "checkpoint.every=0")
     assert list(outcome.sets) == ["cats", "dogs"]
     assert all(np.isfinite(found[4]["loss"]) for found in outcome.sets.values())
+
+
+@pytest.mark.parametrize("group", ["row", "batch"])
+def test_experts_are_judged_besides_and_a_batch_of_them_meets(group: str):
+    experts = f"model.experts={{kind: dropless, count: 4, uneven: 0.5, group: {group}}}"
+    x = config_of(CONFIG, [*TOY, "microbatches=1", experts]).build(Anywhere())
+    params, _ = x.init(jax.random.key(0))
+    terms, metrics = jax.jit(x.loss)(params, x.train[0], None)
+    assert isinstance(terms, Terms)
+    np.testing.assert_allclose(terms.coefficients, (1.0, 0.5, 1e-3), rtol=1e-6)
+    assert 0.9 < metrics["balance"].value() < 2  # 4 experts, of which 2 are chosen
+    assert set(metrics) == {"accuracy", "cross_entropy", "balance", "router_z"}
+    assert x.couples == ("batch" if group == "batch" else "nothing")
 
 
 @pytest.mark.slow

@@ -172,3 +172,24 @@ def test_what_cannot_be_is_refused_with_what_to_type(given, words: str):
     for advised in ({"top_k": 2}, {"top_k": 1, "weights": "all"}, {"factor": 1.25}):
         if set(advised) <= set(given) | {"weights"}:
             assert Transformer(experts=given | advised)
+
+
+def test_a_text_written_token_by_token_is_that_read_at_once_and_nothing_is_dropped():
+    small = {"vocab": 11, "context": 8, "layers": 2, "heads": 2, "width": 16, "tied": False}
+    kinds = {"dropless": {}, "capacity": {"factor": 1.0}}
+    dropless, capacity = (
+        Transformer(**small, experts={"kind": kind, "count": 4, **more}).build()
+        for kind, more in kinds.items()
+    )
+    params, _ = jax.jit(dropless.init)(jax.random.key(0))
+    params = jax.tree.map(lambda leaf: 8 * leaf, params)
+    tokens = jnp.asarray(np.random.default_rng(4).integers(0, 11, (2, 8)), jnp.int32)
+    whole, _ = jax.jit(lambda p: dropless.apply(p, {}, None, False, tokens))(params)
+    short, _ = jax.jit(lambda p: capacity.apply(p, {}, None, False, tokens))(params)
+    assert np.abs(short - whole).max() > 0.1, "every choice had a place"
+
+    def written(params):
+        _, cache = capacity.extend(params, capacity.empty(params, 2), tokens[:, :7], 0)
+        return capacity.extend(params, cache, tokens[:, 7:], 7)[0]
+
+    np.testing.assert_allclose(jax.jit(written)(params), whole[:, -1], rtol=1e-4, atol=1e-4)

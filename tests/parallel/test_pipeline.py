@@ -213,10 +213,10 @@ def test_a_model_without_stacked_layers_is_refused(scan):
     model = dataclasses.replace(MODEL, scan=scan).build(where.placement)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0))[0])
     if scan:
-        assert where.lay(params, model.dims)
+        where.refuse_unused_axes(params, model.dims)
         return
-    with pytest.raises(ShardingError, match=r"stage=2 splits layers.*model\.scan=true"):
-        where.lay(params, model.dims)
+    with pytest.raises(ShardingError, match=r"stage=2, and no dim can use.*model\.scan=true"):
+        where.refuse_unused_axes(params, model.dims)
 
 
 def test_one_stage_has_no_schedule():

@@ -104,7 +104,7 @@ HloModule jit_step, is_scheduled=true
 
 %piece (a: bf16[1,256]) -> bf16[1,4096] {
   %a.1 = bf16[1,256]{1,0:T(2,128)(2,1)} parameter(0)
-  ROOT %again = bf16[1,4096]{1,0:T(2,128)(2,1)} all-gather(%a.1), channel_id=7, replica_groups=mesh['fsdp'=16] {'fsdp'}, dimensions={1}
+  ROOT %again = bf16[1,4096]{1,0:T(2,128)(2,1)} all-gather(%a.1), channel_id=7, replica_groups=mesh['fsdp'=16] {'fsdp'}, dimensions={1}, frontend_attributes={chain_id="0"}
 }
 
 %body (p: (u32[], bf16[8,128])) -> (u32[], bf16[8,128]) {

@@ -40,14 +40,19 @@ def uncast(params, batch, rng):
     return jt.Mean.of(jnp.square(error).sum(-1), batch["mask"])
 
 
-def walked(loss, precision, *, strategy=None, microbatches=1, steps=3):
+def walked(loss, precision, *, strategy=None, microbatches=1, steps=3, inside=False):
+    """`inside`: the parameters are cast in the loss, and so differentiated in float32."""
     optimizer = optax.sgd(0.05)
-    loss = computed_in(loss, precision.compute)
+    compute = None if inside else precision.compute
+    loss = computed_in(loss, precision.compute) if inside else loss
     state = new_state(init(), optimizer, jax.random.key(0), scale=precision.scale())
     if strategy is None:
-        step, data = jax.jit(make_step(loss, optimizer, microbatches=microbatches)), batch()
+        step, data = make_step(loss, optimizer, microbatches=microbatches, compute=compute), batch()
+        step = jax.jit(step)
     else:
-        step = make_step(loss, optimizer, microbatches=microbatches, psum=strategy.psum)
+        step = make_step(
+            loss, optimizer, microbatches=microbatches, psum=strategy.psum, compute=compute
+        )
         data = strategy.place(batch())
         state = jax.device_put(state, strategy.shardings(state))
         step = strategy.compile(step, state, data, keeps=True)
@@ -68,6 +73,18 @@ def test_the_loss_is_that_of_float32_to_the_bits_of_the_type(precision, bits):
     np.testing.assert_allclose(losses, exact, rtol=tolerance)
     assert np.abs(losses - exact).max() > 0  # it did compute in fewer bits
     assert {leaf.dtype for leaf in params.values()} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("precision", [BF16(), F16()], ids=lambda p: p.kind)
+def test_the_gradient_of_the_copy_has_the_very_values_of_that_of_the_parameters(
+    precision, microbatches
+):
+    got, losses = walked(two_layers, precision, microbatches=microbatches)
+    want, others = walked(two_layers, precision, microbatches=microbatches, inside=True)
+    np.testing.assert_array_equal(losses, others)
+    for name in WEIGHTS:
+        np.testing.assert_array_equal(got[name], want[name])
 
 
 @pytest.mark.thorough

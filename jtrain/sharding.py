@@ -1,0 +1,132 @@
+"""Where each leaf of a run's state lies, by what rule, and what a device holds of it."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jtrain.assemble import Assembly
+from jtrain.hooks.readable import count
+from jtrain.parallel import Decision
+from jtrain.trees import named_leaves
+
+COLUMNS = ("leaf", "shape", "split over", "bytes", "a device", "why")
+
+
+@dataclasses.dataclass(frozen=True)
+class Alike:
+    """Leaves of one shape, split in one way, by one rule; their names differ in numbers only."""
+
+    name: str
+    """With `*` for the numbers that differ: `params/blocks/*/up/kernel`."""
+    leaves: tuple[Decision, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Laid:
+    """How a run's state is laid out."""
+
+    line: str
+    """The layout in words: the kind, the axes and their sizes."""
+    axes: Mapping[str, int]
+    leaves: tuple[Decision, ...]
+    """In the order of the tree; none where the layout decides nothing of single leaves."""
+    whole: int
+    """Bytes of the state, once."""
+    device: int
+    """Bytes of it on each device."""
+
+    def plain(self) -> dict[str, Any]:
+        """The same as plain numbers and names, in bytes; the axes of each dim that is split."""
+        return {
+            "layout": self.line,
+            "axes": dict(self.axes),
+            "bytes": self.whole,
+            "device_bytes": self.device,
+            "leaves": [
+                {
+                    "leaf": of.leaf,
+                    "shape": list(of.shape),
+                    "split": [list(axes) for axes in of.axes],
+                    "rule": of.choice.rule,
+                    "whole": of.choice.whole,
+                    "bytes": of.whole,
+                    "device_bytes": of.bytes,
+                }
+                for of in self.leaves
+            ],
+        }
+
+
+def laid(parts: Assembly) -> Laid:
+    """How the state of these parts is laid out; nothing of it is made."""
+    strategy, values = parts.strategy, parts.config.parallel
+    leaves = tuple(strategy.decisions(parts.like, parts.experiment.dims))
+    there, impl = math.prod(strategy.axes.values()), getattr(values, "impl", "")
+    if not strategy.axes:
+        line = f"{values.kind}: all on one device"
+    elif not leaves:
+        line = f"{values.kind} by {impl}: all on each of {there} devices, rows split over them"
+    else:
+        sizes = " x ".join(f"{axis} {size}" for axis, size in strategy.axes.items())
+        line = f"{values.kind}: {sizes}, {there} device{'s' if there > 1 else ''}"
+    arrays = named_leaves(parts.like).values()
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
+    device = sum(of.bytes for of in leaves) if leaves else whole
+    return Laid(line, strategy.axes, leaves, whole, device)
+
+
+def table(of: Laid) -> str:
+    """A line for leaves that are alike, in columns, under the layout and over the sums."""
+    sums = f"state      {_size(of.whole)} whole, {_size(of.device)} on a device"
+    if not of.leaves:
+        return f"{of.line}\n{sums}"
+    rows = [COLUMNS, *(_row(group) for group in alike(of.leaves))]
+    wide = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    lines = [
+        "  ".join(
+            f"{cell:>{w}}" if COLUMNS[i] in ("bytes", "a device") else f"{cell:{w}}"
+            for i, (cell, w) in enumerate(zip(row, wide, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([of.line, "", *lines, "", *_sums(of), sums])
+
+
+def alike(leaves: tuple[Decision, ...]) -> list[Alike]:
+    """The leaves in groups, each where its first one stands."""
+    groups: dict[tuple, list[Decision]] = {}
+    for of in leaves:
+        pattern = tuple("*" if part.isdigit() else part for part in of.leaf.split("/"))
+        groups.setdefault((pattern, of.shape, of.choice, of.bytes), []).append(of)
+    return [Alike(_common([of.leaf for of in group]), tuple(group)) for group in groups.values()]
+
+
+def _common(names: list[str]) -> str:
+    columns = zip(*(name.split("/") for name in names), strict=True)
+    return "/".join(parts[0] if len(set(parts)) == 1 else "*" for parts in columns)
+
+
+def _row(group: Alike) -> tuple[str, ...]:
+    one, several = group.leaves[0], len(group.leaves)
+    split = [" x ".join(axes) or "-" for axes in one.axes]
+    return (
+        f"{group.name} x {several}" if several > 1 else group.name,
+        " x ".join(map(str, one.shape)) or "scalar",
+        ", ".join(split) if any(one.axes) else "",
+        _size(one.whole * several),
+        _size(one.bytes * several),
+        "; ".join(filter(None, [one.choice.rule, one.choice.whole])) or "no rule: on every device",
+    )
+
+
+def _sums(of: Laid) -> Iterator[str]:
+    for part in ("params", "extra", "opt_state"):
+        leaves = [leaf for leaf in of.leaves if leaf.leaf.split("/")[0] == part]
+        if leaves:
+            whole, held = (sum(leaf.whole for leaf in leaves), sum(leaf.bytes for leaf in leaves))
+            yield f"{part:9}  {_size(whole)} whole, {_size(held)} on a device"
+
+
+def _size(size: int) -> str:
+    return f"{count(size)}B" if size >= 1000 else f"{size} B"

@@ -1,0 +1,106 @@
+"""The losses of a router, by the formulas of their papers written as loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jtrain as jt
+from jtrain.losses.balance import balance, with_router
+from jtrain.types import Mean, Terms
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+ROWS, LAYERS, TIME, EXPERTS = 4, 2, 6, 3
+LOGITS = np.random.default_rng(0).standard_normal((ROWS, LAYERS, TIME, EXPERTS)).astype("float32")
+REAL = np.arange(TIME) < np.array([6, 4, 0, 1])[:, None]
+
+
+def uneven(tokens: np.ndarray, top_k: int) -> float:
+    """Of tokens n e, at one layer."""
+    shares, chances = np.zeros(EXPERTS), np.zeros(EXPERTS)
+    for token in tokens.astype(np.float64):
+        shares[np.argsort(-token)[:top_k]] += 1 / (top_k * len(tokens))
+        chances += np.exp(token) / np.exp(token).sum() / len(tokens)
+    return EXPERTS * float(shares @ chances)
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_is_the_formula_in_each_row_layer_by_layer(top_k: int):
+    total = 0.0
+    for row in range(ROWS):
+        if count := REAL[row].sum():
+            layers = [uneven(LOGITS[row, i, :count], top_k) for i in range(LAYERS)]
+            total += count * np.mean(layers)
+    found = balance(jnp.asarray(LOGITS), jnp.asarray(REAL), top_k=top_k)
+    assert float(found.weight) == REAL.sum() == 11
+    np.testing.assert_allclose(found.value(), total / REAL.sum(), rtol=1e-6)
+
+
+def test_of_the_batch_is_the_formula_over_all_real_tokens():
+    layers = [uneven(LOGITS[:, i][REAL], 2) for i in range(LAYERS)]
+    found = balance(jnp.asarray(LOGITS), jnp.asarray(REAL), top_k=2, group="batch")
+    np.testing.assert_allclose(found.value(), np.mean(layers), rtol=1e-6)
+    rows = balance(jnp.asarray(LOGITS), jnp.asarray(REAL), top_k=2)
+    assert abs(rows.value() - found.value()) > 1e-3, "rows that meet make no difference"
+
+
+def test_is_1_where_all_are_used_alike_and_e_over_k_where_k_do_it_all():
+    alike = 9 * np.eye(EXPERTS)[None, None, :].repeat(2, 2).reshape(1, 1, 6, EXPERTS)
+    one = np.broadcast_to(90 * np.eye(EXPERTS)[0], alike.shape)
+    real = jnp.ones((1, 6), bool)
+    even, worst = (
+        balance(jnp.asarray(x, jnp.float32), real, top_k=1).value() for x in (alike, one)
+    )
+    np.testing.assert_allclose((even, worst), (1, 3), rtol=1e-6)
+
+
+def test_the_gradient_of_the_batchs_is_that_of_the_formula_with_shares_held():
+    took = jax.nn.one_hot(jax.lax.top_k(jnp.asarray(LOGITS), 2)[1], EXPERTS).sum(-2)
+    seen = jnp.asarray(REAL, jnp.float32)[:, None, :, None]
+
+    def plain(logits):
+        shares = (took * seen).sum((0, 2)) / (2 * seen.sum())
+        chances = (jax.nn.softmax(logits, -1) * seen).sum((0, 2)) / seen.sum()
+        return (EXPERTS * shares * chances).sum(-1).mean()
+
+    mean = lambda m: m.total / m.weight
+    ours = lambda x: mean(balance(x, jnp.asarray(REAL), top_k=2, group="batch"))
+    np.testing.assert_allclose(jax.grad(ours)(LOGITS), jax.grad(plain)(LOGITS), atol=1e-7)
+
+
+def test_both_are_terms_beside_the_loss():
+    value = Mean(jnp.float32(6), jnp.float32(3))
+    terms, metrics = with_router(
+        value, jnp.asarray(LOGITS), jnp.asarray(REAL), top_k=2, group="row", uneven=0.1, z=0.01
+    )
+    assert isinstance(terms, Terms)
+    assert terms.coefficients == (1.0, 0.1, 0.01)
+    squares = np.log(np.exp(LOGITS).sum(-1)) ** 2
+    expected = np.mean([squares[:, i][REAL].mean() for i in range(LAYERS)])
+    np.testing.assert_allclose(metrics["router_z"].value(), expected, rtol=1e-6)
+    assert metrics["balance"].value() == terms.means[1].value()
+
+
+def test_more_choices_than_experts_are_refused():
+    with pytest.raises(ValueError, match=r"top_k=4 of 3 experts.*Give the model's own, model\."):
+        balance(jnp.asarray(LOGITS), jnp.asarray(REAL), top_k=4)
+
+
+def test_rows_may_be_cut_into_microbatches_and_a_batch_that_meets_is_refused():
+    real = lambda batch: batch["mask"][:, None] & jnp.ones((1, TIME), bool)
+    loss = lambda group: (
+        lambda params, batch, rng: balance(
+            params * batch["logits"], real(batch), top_k=2, group=group
+        )
+    )
+    batch = {"logits": LOGITS, "mask": REAL[:, 0], "row": np.arange(ROWS, dtype=np.int32)}
+    make = lambda: jt.new_state(jnp.float32(1), optax.sgd(1.0), jax.random.key(0))
+    step = lambda n: jt.make_step(loss("row"), optax.sgd(1.0), microbatches=n, ragged=True)
+    with jax.numpy_dtype_promotion("standard"):  # the step's own
+        whole, halves = (jax.jit(step(n))(make(), batch) for n in (1, 2))
+    np.testing.assert_allclose(halves[1]["loss"].value(), whole[1]["loss"].value(), rtol=1e-6)
+    np.testing.assert_allclose(halves[0].params, whole[0].params, rtol=1e-6)
+    assert abs(float(whole[0].params) - 1) > 1e-3
+    with pytest.raises(ValueError, match="microbatches=1"):
+        jt.make_step(loss("batch"), optax.sgd(1.0), microbatches=2, couples="batch")

@@ -1,0 +1,89 @@
+"""Parts of attention, combined, against attention at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jtrain.models import attention_parts
+from jtrain.models.attention import attention
+from jtrain.models.attention_parts import Sight, part, part_gradient
+from jtrain.types import Stand
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+B, T, H, G, K = 2, 12, 4, 2, 8
+CUT = 8  # the keys before it and those from it on are a part each
+IDS = jnp.asarray([[0] * 5 + [1] * 7, [3] * 9 + [4] * 3], jnp.int32)
+OPTIONS = [{}, {"window": 5}, {"soft_cap": 2.0, "scale": 0.5}, {"window": 9, "segments": IDS}]
+
+
+def draw(dtype=jnp.float32) -> list[jax.Array]:
+    normal = np.random.default_rng(0).standard_normal
+    return [jnp.asarray(normal((B, T, heads, K)), dtype) for heads in (H, G, G, H)]
+
+
+def parts_of(window=None, soft_cap=None, scale=None, segments=None):
+    """How scores are, and for each part which keys are its own and where they stand."""
+    parts = []
+    for keys in (slice(0, CUT), slice(CUT, T)):
+        ids = None if segments is None else (segments, segments[:, keys])
+        parts.append((keys, Stand(jnp.int32(-keys.start), ids)))
+    return Sight(window, soft_cap, scale), parts
+
+
+@pytest.fixture(params=[512, 3], ids=["at once", "by threes"], autouse=True)
+def _block(request, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention_parts, "BLOCK", request.param)
+
+
+def combined(q, k, v, **options):
+    sight, parts = parts_of(**options)
+    got = [part(sight, q, k[:, keys], v[:, keys], stand) for keys, stand in parts]
+    log_sum = jnp.logaddexp(got[0][1], got[1][1])
+    return sum(jnp.exp(own - log_sum)[..., None] * mean for mean, own in got), log_sum
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "plain")
+def test_two_parts_and_their_gradients_are_the_whole(options):
+    *qkv, cotangent = draw()
+    out, log_sum = combined(*qkv, **options)
+    wanted, back = jax.vjp(lambda *qkv: attention(*qkv, **options), *qkv)
+    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
+
+    q, k, v = qkv
+    sight, parts = parts_of(**options)
+    told = log_sum, (out * cotangent).sum(-1), cotangent
+    got = [part_gradient(sight, q, k[:, own], v[:, own], at, *told) for own, at in parts]
+    grads = got[0][0] + got[1][0], *(jnp.concatenate(x, 1) for x in zip(*got, strict=True))
+    for ours, theirs in zip((grads[0], *grads[2:]), back(cotangent), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-6)
+
+
+def test_keys_that_no_one_sees_weigh_nothing_and_get_nothing():
+    q, k, v, cotangent = draw()
+    sight, stand = Sight(None, None, None), Stand(jnp.int32(-T), None)  # keys after all queries
+    mean, log_sum = part(sight, q, k, v, stand)
+    assert jnp.isfinite(mean).all()
+    assert (log_sum < -1e29).all()
+    of_others = jnp.zeros(log_sum.shape)
+    grads = part_gradient(sight, q, k, v, stand, of_others, of_others, cotangent)
+    assert not any(grad.any() for grad in grads)
+
+
+def test_keys_before_all_queries_need_no_mask():
+    q, k, v, _ = draw()
+    after = part(Sight(None, None, None), q, k, v, Stand(jnp.int32(T), None))
+    plain = part(Sight(None, None, None), q, k, v, Stand(None, None))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), after, plain)
+
+
+def test_half_precision_is_summed_in_full():
+    q, k, v, cotangent = draw(jnp.bfloat16)
+    out, log_sum = combined(q, k, v)
+    assert out.dtype == log_sum.dtype == jnp.float32
+    # Of bfloat16 are the products' factors alone: 2^-8 each.
+    exact = attention(*[x.astype(jnp.float32) for x in (q, k, v)])
+    np.testing.assert_allclose(out, exact, atol=0.02)
+    stand, told = Stand(None, None), (log_sum, log_sum, cotangent)
+    grads = part_gradient(Sight(None, None, None), q, k, v, stand, *told)
+    assert {grad.dtype for grad in grads} == {jnp.dtype(jnp.float32)}

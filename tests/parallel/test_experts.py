@@ -1,0 +1,110 @@
+"""A mixture of experts over a mesh gives what one device gives, forward and backward."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from layouts import distance
+
+from jtrain.errors import ShardingError
+from jtrain.models.draws import Draws
+from jtrain.models.mixture import Mixture
+from jtrain.models.nnx import from_nnx
+from jtrain.models.transformer import Transformer
+from jtrain.parallel import Axes
+from jtrain.types import Anywhere
+
+ROWS, TIME, WIDTH, EXPERTS = 8, 6, 8, 4
+DRAW = np.random.default_rng(0)
+X, TOWARD = (DRAW.standard_normal((ROWS, TIME, WIDTH)).astype(np.float32) for _ in range(2))
+EXACT = 1e-6
+LAYOUTS = {
+    "expert 2 x data 2 x tensor 2": {"expert": 2, "data": 2, "fsdp": 1, "tensor": 2},
+    "expert 4 x fsdp 2": {"expert": 4, "fsdp": 2},
+    "expert 4 x data 2": {"expert": 4, "data": 2, "fsdp": 1},
+    "expert 2 x context 2 x slice 2": {"expert": 2, "context": 2, "slice": 2, "fsdp": 1},
+    "expert 2 x fsdp 4": {"expert": 2, "fsdp": 4},
+    "fsdp 4 x tensor 2, no expert axis": {"fsdp": 4, "tensor": 2},
+    "expert 2 x tensor 4, sequence": {"expert": 2, "fsdp": 1, "tensor": 4, "sequence": True},
+}
+QUICK = {"expert 2 x data 2 x tensor 2", "expert 4 x fsdp 2"}
+CASES = [
+    pytest.param(kind, name, marks=() if name in QUICK else pytest.mark.slow)
+    for kind in ("dropless", "capacity")
+    for name in LAYOUTS
+]
+
+
+def layer(kind: str, place: Any = Anywhere(), count: int = EXPERTS):
+    values = Transformer(
+        width=WIDTH, heads=2, hidden=16, activation="swiglu",
+        experts={"kind": kind, "count": count},
+    )  # fmt: skip
+    return from_nnx(
+        lambda rngs: Mixture(values, place, Draws(rngs.params.key[...]), std=0.6, onto=0.6)
+    )
+
+
+def results(model, params, x):
+    """What comes out, the logits, and the gradient in the parameters and in what went in."""
+
+    def toward(params, x):
+        out, logits = model.apply(params, {}, None, True, x)[0]
+        return (out * TOWARD).sum() + jnp.square(logits).sum(), (out, logits)
+
+    grads, outputs = jax.jit(jax.grad(toward, (0, 1), has_aux=True))(params, x)
+    return jax.device_get((outputs, grads))
+
+
+@functools.cache
+def on_one_device(kind: str):
+    model = layer(kind)
+    params, _ = jax.jit(model.init)(jax.random.key(0))
+    return params, results(model, params, jnp.asarray(X))
+
+
+@pytest.mark.parametrize(("kind", "layout"), CASES)
+def test_gives_what_one_device_gives(kind: str, layout: str):
+    params, expected = on_one_device(kind)
+    where = Axes(min_size=0, **LAYOUTS[layout]).build()
+    model = layer(kind, where.placement)
+    split = jax.device_put(params, where.shardings(params, model.dims))
+    shares = LAYOUTS[layout].get("expert", 1)
+    assert split["up"].addressable_shards[0].data.shape[0] == EXPERTS // shares
+    found = results(model, split, where.place({"x": X})["x"])
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert distance(got, want) < EXACT
+
+
+@pytest.mark.parametrize("kind", ["dropless", "capacity"])
+@pytest.mark.parametrize(("count", "axis", "fits"), [(2, 4, "1, 2"), (6, 4, "1, 2, 3")])
+def test_experts_that_their_axis_does_not_divide_are_refused(kind, count, axis, fits):
+    place = Axes(expert=axis, fsdp=2).build().placement
+    model = layer(kind, place, count)
+    params, _ = jax.eval_shape(layer(kind, count=count).init, jax.random.key(0))
+    told = rf"{count} experts do not divide into parallel.expert={axis}. Take .*of {fits}, or a"
+    with pytest.raises(ShardingError, match=told):
+        jax.eval_shape(lambda p, x: model.apply(p, {}, None, False, x), params, X)
+
+
+def test_rows_that_their_axes_do_not_divide_are_computed_on_all():
+    """One row, as where a text is written: each device gives what its own experts do."""
+    params, _ = on_one_device("dropless")
+    alone, _ = layer("dropless").apply(params, {}, None, False, jnp.asarray(X[:1]))
+    model = layer("dropless", Axes(expert=4, fsdp=2).build().placement)
+    found, _ = jax.jit(lambda p, x: model.apply(p, {}, None, False, x))(params, X[:1])
+    assert distance(found[0], alone[0]) < EXACT
+
+
+def test_tokens_are_exchanged_and_kernels_stay():
+    """A dropless layer gathers tokens over the axis, sums back, and gathers no expert."""
+    place = Axes(expert=4, data=2, fsdp=1).build().placement
+    model, plain = layer("dropless", place), layer("dropless")
+    params, _ = jax.eval_shape(plain.init, jax.random.key(0))
+    jaxpr = str(jax.make_jaxpr(lambda p, x: model.apply(p, {}, None, True, x)[0])(params, X))
+    assert jaxpr.count("all_gather[") == 3  # tokens, choices and weights
+    assert jaxpr.count("reduce_scatter[") == 1
+    assert "psum" not in jaxpr.replace("psum_scatter", "")

@@ -1,0 +1,76 @@
+"""An axis that no dim can use is refused before anything is compiled, with what to type."""
+
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from quick_study import config_of, write_study
+
+from jtrain.assemble import assemble
+from jtrain.errors import ConfigError, ShardingError
+from jtrain.parallel import Axes
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+LANGUAGE = [
+    "batch=16",
+    "data.context=32",
+    "model.context=32",
+    "model.layers=2",
+    "model.heads=4",
+    "model.width=64",
+]
+CASES = [
+    ("quick.yaml", "tensor", "no dim is named heads or kv_heads or hidden or vocab"),
+    ("quick.yaml", "context", "no dim is named time"),
+    ("shakespeare.yaml", "stage", r"no dim is named layers.*model\.scan=true"),
+    ("shakespeare.yaml", "expert", r"no dim is named experts.*model\.experts"),
+]
+
+
+def told(file: str, home: Path, parallel: str):
+    """The values of a small language model, or of a study that names no dims."""
+    sharded = f"parallel={{kind: sharded, {parallel}}}"
+    if file == "quick.yaml":
+        return config_of(home / "configs/quick.yaml", [sharded])
+    return config_of(CONFIGS / file, [*LANGUAGE, sharded])
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write_study(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("file", "axis", "why"), CASES)
+def test_an_axis_without_a_dim_is_refused(home, file, axis, why):
+    parts = assemble(told(file, home, f"{axis}: 2"))
+    with pytest.raises(ShardingError, match=rf"parallel\.{axis}=2, and no dim.*{why}") as error:
+        parts.lower_step()
+    assert f"Take parallel.{axis}=1 " in str(error.value)
+    assert "parallel.fsdp=0" in str(error.value)
+    assemble(told(file, home, f"{axis}: 1, fsdp: 0")).lower_step()
+
+
+def test_dims_that_do_not_divide_are_named():
+    strategy = Axes(tensor=2).build()
+    strategy.placement.constrain(jnp.zeros((8, 5)), "batch", "hidden")
+    with pytest.raises(ShardingError, match=r"no dim can .*: hidden 5 is no multiple of tensor 2"):
+        strategy.refuse_unused_axes({"params": {"up": jnp.zeros((4, 5))}}, {"up": (None, "hidden")})
+    strategy.placement.constrain(jnp.zeros((8, 6)), "batch", "hidden")
+    strategy.refuse_unused_axes({"params": {"up": jnp.zeros((4, 5))}}, {"up": (None, "hidden")})
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    ["tensor: 4", "context: 2", "tensor: 2, sequence: true"],
+)
+def test_an_axis_that_is_of_use_stays(home, parallel):
+    assemble(told("shakespeare.yaml", home, parallel)).lower_step()
+
+
+def test_copies_by_pmap_name_the_kind_that_splits_models():
+    said = ["parallel.impl=pmap", "parallel.tensor=2"]
+    with pytest.raises(ConfigError, match=r"parallel\.tensor.*kind sharded has tensor"):
+        config_of(CONFIGS / "shakespeare.yaml", said)
