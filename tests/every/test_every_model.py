@@ -337,6 +337,9 @@ class Recording:
         self.mixed.append(chosen.shape)
         return mix(x, chosen, weights, *kernels)
 
+    def layers(self, layer, stack, x, rows):
+        return jax.lax.scan(lambda x, one: layer(one, x, rows), x, stack)
+
 
 def test_tells_the_placement_its_dims_by_name(row):
     place = Recording()
