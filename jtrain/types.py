@@ -226,6 +226,11 @@ class Placement(Protocol):
         """How many parts the rows of a batch are in."""
         ...
 
+    @property
+    def times(self) -> int:
+        """How many parts each sequence is in."""
+        ...
+
     def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
         """`x`, laid out by the names of its dims."""
         ...
@@ -282,6 +287,11 @@ class Anywhere:
 
     @property
     def rows(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def times(self) -> int:
         """One."""
         return 1
 

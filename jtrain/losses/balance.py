@@ -46,7 +46,9 @@ def balance(
         )
     seen = real[:, None, :, None]
     logits = jnp.where(seen, at_least_f32(logits), 0)  # what is not real may be NaN
-    _, chosen = jax.lax.top_k(logits, top_k)
+    # Sorted, for the compiler splits no lax.top_k: it would gather the logits of all rows.
+    order = jnp.argsort(jax.lax.stop_gradient(logits), stable=True, descending=True)
+    chosen = order[..., :top_k]
     took = jnp.where(seen, jax.nn.one_hot(chosen, experts).sum(-2), 0)  # b l t e
     chances = jnp.where(seen, jax.nn.softmax(logits, -1), 0)
     over = (2,) if group == "row" else (0, 2)

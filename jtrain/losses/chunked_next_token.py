@@ -106,22 +106,22 @@ def _loss(how, hidden, head, targets, real):
 
 def _forward(how, hidden, head, targets, real):
     (b, t, d), head = hidden.shape, how.gathered(head)
-    shares = how.place.rows
-    apart = lambda x: x.reshape(shares, b // shares, *x.shape[1:])  # s b/s ...
-    placed = lambda x: how.place.constrain(x, "rows", "vocab", None)
+    here = how.place.rows, how.place.times  # s p: a sum for each part of rows and of time
+    apart = lambda x: x.reshape(here[0], b // here[0], here[1], -1, x.shape[-1])  # s b/s p c/p .
+    placed = lambda x: how.place.constrain(x, "rows", "time", "vocab", None)
 
     def add(carry, slices):
         parts, grad_head = carry
-        here, x, slopes = _chunk(how, head, *slices)
+        more, x, slopes = _chunk(how, head, *slices)
         grad_x = _product("btv,vd->btd", slopes, head)
-        grad_head = placed(grad_head + _product("sbtv,sbtd->svd", apart(slopes), apart(x)))
-        return (jax.tree.map(jnp.add, parts, here), grad_head), grad_x
+        grad_head = placed(grad_head + _product("sbptv,sbptd->spvd", apart(slopes), apart(x)))
+        return (jax.tree.map(jnp.add, parts, more), grad_head), grad_x
 
-    start = _no_parts(hidden), placed(jnp.zeros((shares, *head.shape), _wide(how.dtype)))
+    start = _no_parts(hidden), placed(jnp.zeros((*here, *head.shape), _wide(how.dtype)))
     (parts, grad_head), grad_x = jax.lax.scan(add, start, _slices(how, hidden, targets, real))
     grad_x = jnp.moveaxis(grad_x, 0, 2).reshape(b, -1, d)[:, :t]
     # Nobody waits for the sum: without a barrier it stays whole through the layers' backward pass.
-    grad_head = how.place.constrain(grad_head.sum(0), "vocab", "split")
+    grad_head = how.place.constrain(grad_head.sum((0, 1)), "vocab", "split")
     grad_x, grad_head = jax.lax.optimization_barrier((grad_x, grad_head))
     return (_value(how, parts), parts), (grad_x, grad_head)
 
@@ -180,7 +180,7 @@ def _slices(how, *by_token):
     """Each array b t ... as chunks of every n-th position, n b c ...; rounded up by no tokens."""
     t = by_token[0].shape[1]
     chunks = -(-t // how.chunk)
-    size = -(-t // chunks)
+    size = -(-t // (chunks * how.place.times)) * how.place.times
 
     def cut(x):
         x = jnp.pad(x, [(0, 0), (0, chunks * size - t), *[(0, 0)] * (x.ndim - 2)])

@@ -52,7 +52,8 @@ class Mixture(nnx.Module):
         their own order.
         """
         how = self.experts
-        logits = at_least_f32(x) @ at_least_f32(self.router[...])
+        router = at_least_f32(self.router[...])
+        logits = jnp.matmul(at_least_f32(x), router, precision="highest")  # a TPU would narrow it
         chosen, weights = self._choose(logits)
         kernels = [kernel[...] for kernel in (self.up, self.down, self.gate) if kernel is not None]
         if isinstance(how, Capacity) and whole:
@@ -83,7 +84,11 @@ class Mixture(nnx.Module):
         self, logits: Float[Array, "b t e"]
     ) -> tuple[Int[Array, "b t k"], Float[Array, "b t k"]]:
         """The experts of each token, and how much each weighs."""
-        highest, chosen = jax.lax.top_k(logits, self.experts.top_k)
+        # Sorted, for the compiler splits no lax.top_k: it would gather the logits of all rows.
+        order = jnp.argsort(jax.lax.stop_gradient(logits), stable=True, descending=True)
+        chosen = order[..., : self.experts.top_k]
+        picks = jax.nn.one_hot(chosen, self.experts.count, dtype=bool)  # b t k e
+        highest = jnp.where(picks, logits[..., None, :], 0).sum(-1)
         if self.experts.weights == "chosen":
             return chosen, jax.nn.softmax(highest, -1)
         return chosen, jnp.exp(highest - jax.nn.logsumexp(logits, -1, keepdims=True))

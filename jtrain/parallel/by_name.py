@@ -38,6 +38,11 @@ class ByName:
         """The product of the sizes of the axes that rows are split over."""
         return math.prod(self._sizes.get(axis, 1) for axis in ROWS)
 
+    @property
+    def times(self) -> int:
+        """The size of `context`."""
+        return self._sizes.get("context", 1)
+
     def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
         """`x`, its named dims split over their axes, the others whole.
 

@@ -309,7 +309,7 @@ def test_every_parameter_gets_a_gradient(row):
 class Recording:
     """A placement that places nothing and remembers the names it heard."""
 
-    rows = 1
+    rows, times = 1, 1
 
     def __init__(self):
         self.heard: set[tuple[str | None, ...]] = set()
