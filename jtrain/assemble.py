@@ -20,6 +20,7 @@ from jtrain.lengths import Lengths, in_steps
 from jtrain.loss_checks import refuse_unused_params, refuse_wide_products
 from jtrain.optim import Evaluated, evaluation_params
 from jtrain.parallel import Device, Strategy, check_divides
+from jtrain.parallel.offload import at_rest, brought, laid_near
 from jtrain.precision import computed_in
 from jtrain.state import TrainState, new_state
 from jtrain.step import StepFn, make_step, many
@@ -53,7 +54,8 @@ class Assembly:
         if callable(given):
             return jax.jit(lambda: state(weights()), out_shardings=to)()
         # Copied, for the first step gives up its state, and who gave the weights may keep them.
-        placed = jax.device_put(given, (to.params, to.extra))
+        near = _shardings(laid_near((self.like.params, self.like.extra)))
+        placed = jax.device_put(given, near)
         return jax.jit(lambda w: state(jax.tree.map(jnp.copy, w)), out_shardings=to)(placed)
 
     @functools.cached_property
@@ -96,15 +98,13 @@ class Assembly:
     def _step(self) -> tuple[StepFn, TrainState, Batch]:
         """What is compiled, and what for."""
         config, x, strategy = self.config, self.experiment, self.strategy
-        terms = self._terms(_mine(x.train)[0])
-        refuse_unused_params(terms, self.like.params)
+        terms, params = self._terms(_mine(x.train)[0]), self._weights[0]
+        refuse_unused_params(terms, params)
         strategy.refuse_unused_axes(self.like, x.dims)
         if config.precision.compute is not None:
-            refuse_wide_products(terms, self.like.params, config.precision.compute)
+            refuse_wide_products(terms, params, config.precision.compute)
         # XLA:CPU runs a convolution many times slower in a loop than written out.
-        unroll = self._platform == "cpu" and "conv_general_dilated" in operations(
-            terms, self.like.params
-        )
+        unroll = self._platform == "cpu" and "conv_general_dilated" in operations(terms, params)
         step = make_step(
             x.loss,
             x.optimizer,
@@ -116,6 +116,7 @@ class Assembly:
             compute=config.precision.compute,
             lay=strategy.lay(self.like.params, x.dims),
         )
+        step = at_rest(step, self.like)
         step = many(step, unroll=unroll) if config.steps_per_call > 1 else step
         return step, self.like, _shapes(x.train, *self._stack)
 
@@ -143,7 +144,7 @@ class Assembly:
         metrics: dict[str, list[str]] = {}
         for name, rows in self.sets.items():
             program = make_evaluate(self.loss, ragged=rows.ragged)
-            weights = self.like.params, self.like.extra
+            weights = self._weights
             metrics[name] = ["loss", *jax.eval_shape(program, weights, _shapes(rows))[1]]
         check_best(self.config.checkpoint.best, metrics)
 
@@ -158,19 +159,25 @@ class Assembly:
     def evaluation_params(self, state: TrainState) -> Params:
         """What a state is measured and sampled by: an average of the optimizer's, or `params`.
 
-        Laid out as the trained ones. Made once for a whole evaluation, by a program beside it.
+        Laid out as the trained ones, on the devices. Made once for a whole evaluation, by a program
+        beside it.
         """
         if not isinstance(self.experiment.optimizer, Evaluated):
-            return state.params
+            return brought(state.params, self.like.params)
         return self._evaluation_params(state)
 
     @functools.cached_property
     def _evaluation_params(self) -> Callable[[TrainState], Params]:
         return jax.jit(
-            lambda state: evaluation_params(self.experiment.optimizer, state),
+            lambda state: evaluation_params(self.experiment.optimizer, brought(state, self.like)),
             in_shardings=(_shardings(self.like),),
-            out_shardings=_shardings(self.like.params),
+            out_shardings=_shardings(laid_near(self.like.params)),
         )
+
+    @property
+    def _weights(self) -> Weights:
+        """What an evaluation takes, as shapes: on the devices."""
+        return laid_near((self.like.params, self.like.extra))
 
     @property
     def _platform(self) -> str:
@@ -182,7 +189,7 @@ class Assembly:
         kind = rows.ragged, repr(_shapes(rows))
         if kind not in self._evaluations:
             fn = make_evaluate(self.loss, psum=strategy.psum, ragged=rows.ragged)
-            weights = self.like.params, self.like.extra
+            weights = self._weights
             example = strategy.place(_mine(rows)[0])
             self._evaluations[kind] = strategy.compile(fn, weights, example)
         return self._evaluations[kind]

@@ -12,6 +12,7 @@ import optax
 
 from jtrain.assemble import Assembly
 from jtrain.hooks.leaves import Leaves
+from jtrain.parallel.offload import brought
 from jtrain.state import TrainState
 from jtrain.step import make_step
 from jtrain.trees import at_least_f32, named_leaves, norm
@@ -85,6 +86,7 @@ def looking(parts: Assembly) -> Callable[[TrainState, Batch], Statistics]:
     )
 
     def look(state: TrainState, batch: Batch) -> Statistics:
+        state = brought(state, parts.like)
         unknown = jax.tree.map(lambda _: jnp.float32(jnp.nan), _empty(state.params))
         watched = dataclasses.replace(state, opt_state=(state.opt_state, unknown))
         after, _ = step(watched, batch)

@@ -35,6 +35,8 @@ class Laid:
     """Bytes of the state, once."""
     device: int
     """Bytes of it on each device."""
+    host: int
+    """Bytes of it in the memory of the host, for each device."""
 
     def plain(self) -> dict[str, Any]:
         """The same as plain numbers and names, in bytes; the axes of each dim that is split."""
@@ -43,6 +45,7 @@ class Laid:
             "axes": dict(self.axes),
             "bytes": self.whole,
             "device_bytes": self.device,
+            "host_bytes": self.host,
             "leaves": [
                 {
                     "leaf": of.leaf,
@@ -51,7 +54,8 @@ class Laid:
                     "rule": of.choice.rule,
                     "whole": of.choice.whole,
                     "bytes": of.whole,
-                    "device_bytes": of.bytes,
+                    "device_bytes": 0 if of.host else of.bytes,
+                    "host_bytes": of.bytes if of.host else 0,
                 }
                 for of in self.leaves
             ],
@@ -72,13 +76,16 @@ def laid(parts: Assembly) -> Laid:
         line = f"{values.kind}: {sizes}, {there} device{'s' if there > 1 else ''}"
     arrays = named_leaves(parts.like).values()
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
-    device = sum(of.bytes for of in leaves) if leaves else whole
-    return Laid(line, strategy.axes, leaves, whole, device)
+    device = sum(of.bytes for of in leaves if not of.host) if leaves else whole
+    host = sum(of.bytes for of in leaves if of.host)
+    return Laid(line, strategy.axes, leaves, whole, device, host)
 
 
 def table(of: Laid) -> str:
     """A line for leaves that are alike, in columns, under the layout and over the sums."""
     sums = f"state      {_size(of.whole)} whole, {_size(of.device)} on a device"
+    if of.host:
+        sums += f", {_size(of.host)} for it in the memory of the host"
     if not of.leaves:
         return f"{of.line}\n{sums}"
     rows = [COLUMNS, *(_row(group) for group in alike(of.leaves))]
@@ -98,7 +105,7 @@ def alike(leaves: tuple[Decision, ...]) -> list[Alike]:
     groups: dict[tuple, list[Decision]] = {}
     for of in leaves:
         pattern = tuple("*" if part.isdigit() else part for part in of.leaf.split("/"))
-        groups.setdefault((pattern, of.shape, of.choice, of.bytes), []).append(of)
+        groups.setdefault((pattern, of.shape, of.choice, of.bytes, of.host), []).append(of)
     return [Alike(_common([of.leaf for of in group]), tuple(group)) for group in groups.values()]
 
 
@@ -116,8 +123,14 @@ def _row(group: Alike) -> tuple[str, ...]:
         ", ".join(split) if any(one.axes) else "",
         _size(one.whole * several),
         _size(one.bytes * several),
-        "; ".join(filter(None, [one.choice.rule, one.choice.whole])) or "no rule: on every device",
+        _why(one),
     )
+
+
+def _why(one: Decision) -> str:
+    said = filter(None, [one.choice.rule, one.choice.whole])
+    why = "; ".join(said) or "no rule: on every device"
+    return f"in host memory: {why}" if one.host else why
 
 
 def _sums(of: Laid) -> Iterator[str]:

@@ -10,6 +10,7 @@ import jax
 from jtrain.assemble import Assembly
 from jtrain.flops import flops
 from jtrain.hooks.readable import count
+from jtrain.parallel.offload import laid_near
 from jtrain.state import TrainState
 from jtrain.terms import combine, in_terms
 from jtrain.trees import named_leaves
@@ -74,7 +75,7 @@ def step_flops(parts: Assembly) -> float | None:
         LossError: if the loss keeps no contract.
         DataError: if the first batch cannot be read.
     """
-    x, like = parts.experiment, parts.like
+    x, like = parts.experiment, laid_near(parts.like)
     terms = in_terms(parts.loss, ragged=x.train.ragged)
 
     def loss(params, extra, batch, key):

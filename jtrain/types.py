@@ -255,6 +255,10 @@ class Placement(Protocol):
         """`x`, whose positions are in the order of `order`, in their own."""
         ...
 
+    def saved(self, names: Sequence[str]) -> Callable[..., Any]:
+        """The policy of `jax.checkpoint` that saves what has these names (`checkpoint_name`)."""
+        ...
+
     def experts(
         self,
         mix: Callable[..., Array],
@@ -314,6 +318,10 @@ class Anywhere:
     def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """`x` itself."""
         return x
+
+    def saved(self, names: Sequence[str]) -> Callable[..., Any]:
+        """Where it was computed."""
+        return jax.checkpoint_policies.save_only_these_names(*names)
 
     def experts(
         self,

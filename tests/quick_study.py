@@ -12,7 +12,7 @@ import jtrain as jt
 from jtrain.assemble import assemble
 from jtrain.checkpoint import Checkpoints
 from jtrain.config.resolve import resolve
-from jtrain.loop import Hook
+from jtrain.hooks.plain import Observer
 from jtrain.run import Outcome
 from jtrain.trees import named_leaves
 
@@ -127,7 +127,7 @@ def config_of(path: Path | str, settings: Sequence[str] = ()):
     return resolve(Path(path), settings).config
 
 
-def trained(path: Path | str, *settings: str, hooks: Sequence[Hook] = ()) -> Outcome:
+def trained(path: Path | str, *settings: str, hooks: Sequence[Observer] = ()) -> Outcome:
     """How a run of a config ended; it says nothing on the screen."""
     with open(os.devnull, "w") as screen:
         return jt.run(config_of(path, settings), hooks=hooks, screen=screen)

@@ -36,9 +36,9 @@ def through(
     *,
     rows: Any = None,
     kept: Sequence[Any] | Any = None,
-    place: Placement = Anywhere(),
     remat: Remat = "none",
     saved: Sequence[str] = (),
+    place: Placement = Anywhere(),
 ) -> tuple[Float[Array, "b t d"], Any]:
     """`x` after every block, and what each kept: a list, or stacked as the blocks are.
 
@@ -47,17 +47,18 @@ def through(
         each: how a block is called.
         rows: arrays b ... that belong to the rows of `x`.
         kept: what each kept the last time, or None.
-        place: where stacked blocks are.
         remat: what the backward pass finds saved of a block; the rest is computed once more.
         saved: the names saved, where `remat` is `names`.
+        place: where stacked blocks are, and where what is saved is.
     """
     if isinstance(blocks, nnx.List):
-        each, after = _recomputed(each, remat, saved, prevent_cse=True), []
+        each, after = _recomputed(each, remat, saved, place, prevent_cse=True), []
         for index, block in enumerate(blocks):
             x, keeps = each(block, x, rows, index, None if kept is None else kept[index])
             after.append(keeps)
         return x, after
-    each = _recomputed(each, remat, saved, prevent_cse=False)  # a scan already keeps them apart
+    # A scan already keeps them apart.
+    each = _recomputed(each, remat, saved, place, prevent_cse=False)
     graph, states = nnx.split(blocks)
 
     def one(layer, x, rows):
@@ -70,16 +71,21 @@ def through(
     return place.layers(one, (states, jnp.arange(layers), kept), x, rows)
 
 
-def _recomputed(each: Each, remat: Remat, saved: Sequence[str], *, prevent_cse: bool) -> Each:
+def _recomputed(
+    each: Each, remat: Remat, saved: Sequence[str], place: Placement, *, prevent_cse: bool
+) -> Each:
     if remat == "none":
         return each
     policies = jax.checkpoint_policies
-    policy = {
-        "full": policies.nothing_saveable,
-        "dots": policies.dots_saveable,
-        "dots_with_no_batch_dims": policies.dots_with_no_batch_dims_saveable,
-        "names": policies.save_only_these_names(*saved),
-    }[remat]
+    policy = (
+        place.saved(saved)
+        if remat == "names"
+        else {
+            "full": policies.nothing_saveable,
+            "dots": policies.dots_saveable,
+            "dots_with_no_batch_dims": policies.dots_with_no_batch_dims_saveable,
+        }[remat]
+    )
 
     def call(block, x, rows, index, keeps):
         graph, state = nnx.split(block)

@@ -9,6 +9,7 @@ from jtrain.parallel.attending import ContextBy
 from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.layout import filled, mesh_of
 from jtrain.parallel.leaves import Zero
+from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import AXES
 from jtrain.parallel.schedule import schedule_of
 from jtrain.parallel.sharded import Sharded
@@ -57,6 +58,9 @@ class Axes:
     time for heads, whole ones, and any kernel computes attention."""
     min_size: int = Field(default=4096, ge=0)
     """Leaves of fewer elements are not split over `fsdp`."""
+    offload: Offload = ()
+    """What lies in the memory of the host between steps, split as it is on the devices: params,
+    opt_state; and activations: what a model with remat=names saves for the backward pass."""
 
     def build(self, among: Sequence[Device] | None = None) -> Sharded:
         """The strategy over these devices, or as many `among` others.
@@ -64,6 +68,7 @@ class Axes:
         Raises:
             ConfigError: if the axes do not multiply to the number of devices, or the values of the
                 pipeline do not fit its stages.
+            ShardingError: if it offloads and the devices reach no memory of the host.
         """
         there = devices(self.devices, among)
         sizes = filled({axis: getattr(self, axis) for axis in AXES}, len(there))
@@ -74,4 +79,5 @@ class Axes:
             sequence=self.sequence,
             schedule=schedule_of(sizes["stage"], self.stage_batches, self.repeats),
             context_by=self.context_by,
+            offload=self.offload,
         )

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.parallel.attending import Attending, ContextBy
 from jtrain.parallel.experts import over_experts
+from jtrain.parallel.offload import Offload, policy
 from jtrain.parallel.pipeline import Split, through_stages
 from jtrain.parallel.rules import ROWS, refuse_uneven, split_named
 from jtrain.parallel.schedule import Schedule
@@ -27,11 +28,12 @@ class ByName:
         rules: Mapping[str, tuple[str, ...]],
         seen: Seen,
         context_by: ContextBy = "ring",
+        offload: Offload = (),
         schedule: Schedule | None = None,
     ):
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
         self._attending = Attending(mesh, rules, context_by)
-        self._seen, self._schedule = seen, schedule
+        self._seen, self._offload, self._schedule = seen, offload, schedule
 
     @property
     def rows(self) -> int:
@@ -72,6 +74,11 @@ class ByName:
     def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """`x`, whose positions are in that order, in their own."""
         return self._attending.put_back(x)
+
+    def saved(self, names: Sequence[str]) -> Callable[..., Any]:
+        """Here or in the memory of the host."""
+        self._seen.saved.extend(names)
+        return policy(names, self._offload)
 
     def experts(
         self,

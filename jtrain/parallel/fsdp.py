@@ -7,6 +7,7 @@ from pydantic import Field
 
 from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.layout import mesh_of
+from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import SPLIT
 from jtrain.parallel.sharded import Sharded
 from jtrain.parallel.strategy import Strategy
@@ -25,8 +26,13 @@ class FSDP:
     """Devices of each process; 0 takes all. A CPU is cut into as many."""
     min_size: int = Field(default=4096, ge=0)
     """Leaves of fewer elements stay whole on every device."""
+    offload: Offload = ()
+    """What lies in the memory of the host between steps, split as it is on the devices: params,
+    opt_state; and activations: what a model with remat=names saves for the backward pass."""
 
     def build(self, among: Sequence[Device] | None = None) -> Strategy:
         """The strategy over these devices, or as many `among` others."""
         there = devices(self.devices, among)
-        return Sharded(mesh_of({SPLIT: len(there)}, there), min_size=self.min_size)
+        return Sharded(
+            mesh_of({SPLIT: len(there)}, there), min_size=self.min_size, offload=self.offload
+        )

@@ -23,6 +23,7 @@ class Decision(NamedTuple):
     choice: Choice
     whole: int  # bytes of it
     bytes: int  # on each device
+    host: bool = False  # whether these are in the memory of the host, between steps
 
     @property
     def axes(self) -> tuple[tuple[str, ...], ...]:

@@ -9,6 +9,7 @@ from jtrain.errors import ConfigError
 from jtrain.parallel.devices import Device, data_mesh, devices
 from jtrain.parallel.layout import mesh_of
 from jtrain.parallel.leaves import Zero
+from jtrain.parallel.offload import Offload
 from jtrain.parallel.pmap import Pmap
 from jtrain.parallel.rules import SPLIT
 from jtrain.parallel.sharded import Sharded
@@ -29,6 +30,9 @@ class Mirrored:
     zero: Zero = 0
     """Of what the devices hold a part each: 1 the optimizer's state, 2 also gradients that are
     summed over microbatches, 3 also the parameters; 0 nothing."""
+    offload: Offload = ()
+    """What lies in the memory of the host between steps, split as it is on the devices: params,
+    opt_state; and activations: what a model with remat=names saves for the backward pass."""
 
     @model_validator(mode="after")
     def _copies_are_whole(self) -> "Mirrored":
@@ -37,14 +41,22 @@ class Mirrored:
                 f"parallel.zero={self.zero} splits the state, and parallel.impl={self.impl} keeps "
                 f"a whole copy on each device. Take parallel.impl=jit, or parallel.zero=0."
             )
+        if self.offload and self.impl != "jit":
+            raise ConfigError(
+                f"parallel.offload=[{', '.join(self.offload)}] lays out by name, and "
+                f"parallel.impl={self.impl} runs copies of the step. Take parallel.impl=jit, or "
+                f"parallel.offload=[]."
+            )
         return self
 
     def build(self, among: Sequence[Device] | None = None) -> Strategy:
         """The strategy over these devices, or as many `among` others."""
         there = devices(self.devices, among)
         if self.zero:
-            return Sharded(mesh_of({SPLIT: len(there)}, there), zero=self.zero)
+            return Sharded(
+                mesh_of({SPLIT: len(there)}, there), zero=self.zero, offload=self.offload
+            )
         mesh = data_mesh(there)
         if self.impl == "jit":
-            return Sharded(mesh, zero=0)
+            return Sharded(mesh, zero=0, offload=self.offload)
         return ShardMap(mesh) if self.impl == "shard_map" else Pmap(mesh)

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
 
 from jtrain.parallel.leaves import Decision
+from jtrain.parallel.offload import told_far
 from jtrain.parallel.rules import ROWS, spec
 from jtrain.parallel.strategy import Compiling, Remembered, plain, same_for_all
 from jtrain.types import UNLAID, Anywhere, Batch, Dims, Lay, Params, Placement
@@ -77,7 +78,8 @@ class OnMesh(Compiling, abc.ABC):
             out_shardings=(states, everywhere) if keeps else everywhere,
             donate_argnums=0 if keeps else (),
         )
-        return jitted.lower(*plain(state, batch))
+        abstract, rows = plain(state, batch)
+        return jitted.lower(told_far(abstract, states), rows)
 
     def rows(self, stacked: bool) -> P:
         """How the arrays of a batch are split: b ..., or k b ... where steps are stacked."""

@@ -27,6 +27,7 @@ class Seen:
 
     def __init__(self):
         self.axes: set[str] = set()
+        self.saved: list[str] = []  # names of what a model saves for its backward pass
         self.left: dict[str, None] = {}  # why dims were left whole, in order
 
     def note(self, choice: Choice, dims: Dims) -> None:

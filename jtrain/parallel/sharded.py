@@ -9,6 +9,13 @@ from jax.sharding import Mesh, NamedSharding
 from jtrain.parallel.attending import ContextBy
 from jtrain.parallel.by_name import ByName
 from jtrain.parallel.leaves import Decision, Leaves, Zero
+from jtrain.parallel.offload import (
+    Offload,
+    goes_to_host,
+    kept_on_host,
+    refuse_nothing_saved,
+    refuse_without_host_memory,
+)
 from jtrain.parallel.on_mesh import OnMesh
 from jtrain.parallel.rules import activations, copies_of
 from jtrain.parallel.schedule import Schedule
@@ -25,6 +32,7 @@ class Sharded(OnMesh):
             they hold.
         sequence: whether activations between blocks are split in time over the axis `tensor`.
         context_by: how attention crosses the parts of a sequence, over the axis `context`.
+        offload: what lies in the memory of the host between steps; see `jtrain.parallel.offload`.
         schedule: of the pipeline, where the axis `stage` is larger than 1.
     """
 
@@ -36,9 +44,12 @@ class Sharded(OnMesh):
         min_size: int = 0,
         sequence: bool = False,
         context_by: ContextBy = "ring",
+        offload: Offload = (),
         schedule: Schedule | None = None,
     ):
         super().__init__(mesh)
+        refuse_without_host_memory(mesh.devices.flat[0], offload)
+        self._offload: Offload = offload
         self._context_by: ContextBy = context_by
         self.schedule = schedule
         self.leaves = Leaves(dict(mesh.shape), zero, min_size)
@@ -50,18 +61,23 @@ class Sharded(OnMesh):
     @property
     def placement(self) -> Placement:
         """Activations by the names of their dims."""
-        return ByName(self.mesh, self._activations, self._seen, self._context_by, self.schedule)
+        more = self._context_by, self._offload, self.schedule
+        return ByName(self.mesh, self._activations, self._seen, *more)
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """Each leaf by the names of its dims, and by its largest."""
-        return self._named(self.leaves.specs(tree, dims))
+        return kept_on_host(self._named(self.leaves.specs(tree, dims)), tree, self._offload)
 
     def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> list[Decision]:
         """Where each leaf goes, and why."""
-        return self.leaves.decisions(tree, dims)
+        return [
+            of._replace(host=goes_to_host(of.leaf, len(of.shape), self._offload))
+            for of in self.leaves.decisions(tree, dims)
+        ]
 
     def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
         """Every axis splits a leaf, or did split an activation that the placement was told of."""
+        refuse_nothing_saved(self._offload, self._seen.saved)
         refuse_unused(self.axes, self._seen, self.decisions(tree, dims))
 
     def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
