@@ -24,6 +24,7 @@ def opening(parts: Assembly, start: int | None) -> list[str]:
         f"{batch} a step, {config.microbatches} microbatch"
         + ("es" if config.microbatches > 1 else ""),
         short(summary(parts.like)),
+        *([str(strategy.schedule)] if strategy.schedule else []),
     ]
     now = flat(parts.config)
     for key, said in parts.lengths.said.items():

@@ -213,6 +213,10 @@ class Parts(Attention, Protocol):
         ...
 
 
+# (one of a stack, x, what belongs to its rows) -> x, and what it gives beside: arrays b ...
+Layer: TypeAlias = Callable[[Any, Array, Any], tuple[Array, Any]]
+
+
 @runtime_checkable
 class Placement(Protocol):
     """How a model says what its arrays are, without knowing where they go."""
@@ -271,6 +275,15 @@ class Placement(Protocol):
         """
         ...
 
+    def layers(
+        self, layer: Layer, stack: Params, x: Float[Array, "b t d"], rows: Any
+    ) -> tuple[Float[Array, "b t d"], Any]:
+        """`x` after every layer of `stack`, whose leaves are l ..., and what each gave: l b ....
+
+        `rows` are arrays b ... that belong to the rows of `x`: a layer gets those of its rows.
+        """
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Anywhere:
@@ -322,6 +335,12 @@ class Anywhere:
         """`mix` of them all itself."""
         del dims
         return mix(x, chosen, weights, *kernels)
+
+    def layers(
+        self, layer: Layer, stack: Params, x: Float[Array, "b t d"], rows: Any
+    ) -> tuple[Float[Array, "b t d"], Any]:
+        """One after the other, in a loop."""
+        return jax.lax.scan(lambda x, one: layer(one, x, rows), x, stack)
 
 
 @runtime_checkable

@@ -108,7 +108,7 @@ def _forward(how, hidden, head, targets, real):
     (b, t, d), head = hidden.shape, how.gathered(head)
     here = how.place.rows, how.place.times  # s p: a sum for each part of rows and of time
     apart = lambda x: x.reshape(here[0], b // here[0], here[1], -1, x.shape[-1])  # s b/s p c/p .
-    placed = lambda x: how.place.constrain(x, "batch", "time", "vocab", None)
+    placed = lambda x: how.place.constrain(x, "rows", "time", "vocab", None)
 
     def add(carry, slices):
         parts, grad_head = carry
@@ -139,7 +139,7 @@ _loss.defvjp(_forward, _backward)
 def _chunk(how, head, x, targets, real):
     """The parts of some tokens, their hidden states, and the slope of the value in each logit."""
     x = jnp.where(real[..., None], x, 0)  # what is not real may be NaN
-    logits = how.place.constrain(_product("btd,vd->btv", x, head), "batch", "time", "vocab")
+    logits = how.place.constrain(_product("btd,vd->btv", x, head), "rows", "time", "vocab")
     bent = None
     if how.soft_cap is not None:
         bent = jnp.tanh(logits / how.soft_cap)

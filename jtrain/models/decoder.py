@@ -95,16 +95,25 @@ class Decoder(nnx.Module):
             learned = self.positions[:time] if plain else self.positions[...][at]
             x = x + (learned[None] if segments is None else learned)
         x = drop(x, self.values.dropout, keys, order=order)
-        x = self.place.constrain(x, "batch", "time", "width")
+        x = self.place.constrain(x, "rows", "time", "width")
         turn = self._turn(at)
+        own = None if segments is None else turn  # the same for all rows, or each row's
 
-        def each(block, x, index, _):
+        def each(block, x, rows, index, _):
+            keys, segments, own = rows
             attend = functools.partial(self._attend, index, segments)
-            passed = block(x, keys, index, turn, attend, order=order)
+            passed = block(x, keys, index, turn if own is None else own, attend, order=order)
             return passed.x, passed.routed
 
-        how = {"remat": self.values.remat, "saved": self.values.saved, "place": self.place}
-        x, routed = through(self.blocks, x, each, **how)
+        x, routed = through(
+            self.blocks,
+            x,
+            each,
+            rows=(keys, segments, own),
+            place=self.place,
+            remat=self.values.remat,
+            saved=self.values.saved,
+        )
         return self.place.put_back(self.norm(x)), self._by_row(routed)
 
     def extend(
@@ -123,7 +132,7 @@ class Decoder(nnx.Module):
             x = x + jax.lax.dynamic_slice_in_dim(self.positions[...], at, time)[None]
         turn = self._turn(at + jnp.arange(time, dtype=at.dtype))
 
-        def each(block, x, index, kept):
+        def each(block, x, _, index, kept):
             window = self._window(index)
             attend = remembering(kept, at, window=window, soft_cap=self.values.attention_cap)
             passed = block(x, None, index, turn, attend, whole=False)
@@ -146,7 +155,7 @@ class Decoder(nnx.Module):
         The parts are exchanged then: less than the whole table would be.
         """
         x = self.place.constrain(self.tokens[...][tokens], "group", "time", "split")
-        return self.place.constrain(x, "batch", "time", "width")
+        return self.place.constrain(x, "rows", "time", "width")
 
     def _turn(self, positions: Int[Array, "*b t"]) -> Turn | None:
         how = self.values.positions
@@ -171,4 +180,4 @@ class Decoder(nnx.Module):
         head = self.tokens if self.head is None else self.head
         logits = jnp.einsum("btd,vd->btv", hidden, head[...])
         logits = soft_cap(logits, self.values.logit_cap)
-        return self.place.constrain(logits, "batch", "time", "vocab")
+        return self.place.constrain(logits, "rows", "time", "vocab")

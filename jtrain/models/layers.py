@@ -12,8 +12,8 @@ from jtrain.models.draws import Draws
 from jtrain.types import Anywhere, Params, Placement
 
 Remat: TypeAlias = Literal["none", "full", "dots", "dots_with_no_batch_dims", "names"]
-# (block, x, its index, what it kept before or None) -> x and what it keeps
-Each: TypeAlias = Callable[[Any, Array, Any, Any], tuple[Array, Any]]
+# (block, x, what belongs to its rows, its index, what it kept before or None) -> x, what it keeps
+Each: TypeAlias = Callable[[Any, Array, Any, Any, Any], tuple[Array, Any]]
 
 
 def stacked(make: Callable[[Draws], nnx.Module], layers: int, draws: Draws) -> nnx.Module:
@@ -34,6 +34,7 @@ def through(
     x: Float[Array, "b t d"],
     each: Each,
     *,
+    rows: Any = None,
     kept: Sequence[Any] | Any = None,
     remat: Remat = "none",
     saved: Sequence[str] = (),
@@ -44,27 +45,30 @@ def through(
     Args:
         blocks: an `nnx.List` of them, or one that `stacked` made.
         each: how a block is called.
+        rows: arrays b ... that belong to the rows of `x`.
         kept: what each kept the last time, or None.
         remat: what the backward pass finds saved of a block; the rest is computed once more.
         saved: the names saved, where `remat` is `names`.
-        place: says where they are saved.
+        place: where stacked blocks are, and where what is saved is.
     """
     if isinstance(blocks, nnx.List):
         each, after = _recomputed(each, remat, saved, place, prevent_cse=True), []
         for index, block in enumerate(blocks):
-            x, keeps = each(block, x, index, None if kept is None else kept[index])
+            x, keeps = each(block, x, rows, index, None if kept is None else kept[index])
             after.append(keeps)
         return x, after
     # A scan already keeps them apart.
     each = _recomputed(each, remat, saved, place, prevent_cse=False)
     graph, states = nnx.split(blocks)
 
-    def one(x, layer):
+    def one(layer, x, rows):
         state, index, keeps = layer
-        return each(nnx.merge(graph, state), x, index, keeps)
+        return each(nnx.merge(graph, state), x, rows, index, keeps)
 
     layers = jax.tree.leaves(states)[0].shape[0]
-    return jax.lax.scan(one, x, (states, jnp.arange(layers), kept))
+    # What is kept from token to token stays with its layer: such rows do not travel.
+    place = place if kept is None else Anywhere()
+    return place.layers(one, (states, jnp.arange(layers), kept), x, rows)
 
 
 def _recomputed(
@@ -83,10 +87,10 @@ def _recomputed(
         }[remat]
     )
 
-    def call(block, x, index, keeps):
+    def call(block, x, rows, index, keeps):
         graph, state = nnx.split(block)
-        run = lambda state, x, keeps: each(nnx.merge(graph, state), x, index, keeps)
-        return jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse)(state, x, keeps)
+        run = lambda state, x, rows, keeps: each(nnx.merge(graph, state), x, rows, index, keeps)
+        return jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse)(state, x, rows, keeps)
 
     return call
 

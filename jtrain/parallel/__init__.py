@@ -9,6 +9,7 @@ from jtrain.parallel.devices import Device as Device
 from jtrain.parallel.fsdp import FSDP as FSDP
 from jtrain.parallel.leaves import Decision as Decision
 from jtrain.parallel.mirrored import Mirrored as Mirrored
+from jtrain.parallel.schedule import Schedule as Schedule
 from jtrain.parallel.single import Single as Single
 from jtrain.parallel.strategy import Strategy as Strategy
 from jtrain.parallel.strategy import check_divides as check_divides

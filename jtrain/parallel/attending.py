@@ -44,7 +44,7 @@ class Attending:
         """`x`, whose positions are in that order, in their own."""
         if self.order(x.shape[1]) is None:
             return x
-        lies = self._spec(x, "batch", "time", None)
+        lies = self._spec(x, "rows", "time", None)
         return self._by_device(lambda x: in_order(x, self._parts, CONTEXT), (lies,), lies)(x)
 
     def attend(

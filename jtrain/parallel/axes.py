@@ -11,6 +11,7 @@ from jtrain.parallel.layout import filled, mesh_of
 from jtrain.parallel.leaves import Zero
 from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import AXES
+from jtrain.parallel.schedule import schedule_of
 from jtrain.parallel.sharded import Sharded
 from jtrain.values import values
 
@@ -29,7 +30,14 @@ class Axes:
     slice: int = Field(default=1, ge=0)
     """Slices of a TPU, or hosts: groups of devices with slow links between them."""
     stage: int = Field(default=1, ge=0)
-    """Stages of a pipeline: each has some of the layers."""
+    """Stages of a pipeline: each has some of the layers, which it takes to be stacked (the model's
+    `scan`)."""
+    stage_batches: int = Field(default=0, ge=0)
+    """Microbatches that go through the stages one after the other; 0: as many as stages. The more,
+    the less time stages are idle, and the more there is to keep until the way back."""
+    repeats: int = Field(default=1, ge=1)
+    """Times that a microbatch goes round the stages, each of which then has so many runs of layers,
+    apart from one another: as much less idle time."""
     data: int = Field(default=1, ge=0)
     """Copies of the state, each with its part of the rows."""
     fsdp: int = Field(default=0, ge=0)
@@ -58,7 +66,8 @@ class Axes:
         """The strategy over these devices, or as many `among` others.
 
         Raises:
-            ConfigError: if the axes do not multiply to the number of devices.
+            ConfigError: if the axes do not multiply to the number of devices, or the values of the
+                pipeline do not fit its stages.
             ShardingError: if it offloads and the devices reach no memory of the host.
         """
         there = devices(self.devices, among)
@@ -68,6 +77,7 @@ class Axes:
             zero=self.zero,
             min_size=self.min_size,
             sequence=self.sequence,
+            schedule=schedule_of(sizes["stage"], self.stage_batches, self.repeats),
             context_by=self.context_by,
             offload=self.offload,
         )

@@ -12,9 +12,11 @@ from jaxtyping import Array, Float, Int, Shaped
 from jtrain.parallel.attending import Attending, ContextBy
 from jtrain.parallel.experts import over_experts
 from jtrain.parallel.offload import Offload, policy
+from jtrain.parallel.pipeline import Split, through_stages
 from jtrain.parallel.rules import ROWS, refuse_uneven, split_named
+from jtrain.parallel.schedule import Schedule
 from jtrain.parallel.seen import Seen
-from jtrain.types import Attention, Dims
+from jtrain.types import Anywhere, Attention, Dims, Layer, Params
 
 
 class ByName:
@@ -27,10 +29,11 @@ class ByName:
         seen: Seen,
         context_by: ContextBy = "ring",
         offload: Offload = (),
+        schedule: Schedule | None = None,
     ):
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
         self._attending = Attending(mesh, rules, context_by)
-        self._seen, self._offload = seen, offload
+        self._seen, self._offload, self._schedule = seen, offload, schedule
 
     @property
     def rows(self) -> int:
@@ -88,3 +91,14 @@ class ByName:
     ) -> Float[Array, "b t d"]:
         """`mix` on each device, of the tokens of its `expert` axis and its own experts."""
         return over_experts(self._mesh, mix, x, chosen, weights, kernels, dims)
+
+    def layers(
+        self, layer: Layer, stack: Params, x: Float[Array, "b t d"], rows: Any
+    ) -> tuple[Float[Array, "b t d"], Any]:
+        """One after the other; stage by stage where there are some: `jtrain.parallel.pipeline`."""
+        if self._schedule is None:
+            return Anywhere().layers(layer, stack, x, rows)
+        axes = tuple(axis for axis in self._rules["copies"] if axis in self._sizes)
+        copies = math.prod(self._sizes[axis] for axis in axes)
+        split = Split(copies, self.rows // self._schedule.stages // copies, axes, self._mesh)
+        return through_stages(self._schedule, self.constrain, layer, stack, x, rows, split)

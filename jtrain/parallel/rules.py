@@ -13,7 +13,9 @@ Sizes: TypeAlias = Mapping[str, int]  # of the axes of a mesh; an axis it lacks 
 
 # Outermost first: devices that are next to each other in the last axes have the fastest links.
 AXES = ("slice", "stage", "data", "fsdp", "expert", "context", "tensor")
-ROWS = ("slice", "data", "fsdp", "expert")  # the axes that the rows of a batch are split over
+# The axes that the rows of a batch are split over: stages, too, outside of the layers, where they
+# have nothing else to do.
+ROWS = ("stage", "slice", "data", "fsdp", "expert")
 SPLIT = "fsdp"  # the axis over which state is split that would else be the same on all its devices
 
 # Earlier names choose first; an axis is taken once.
@@ -29,7 +31,9 @@ STATE: Mapping[str, tuple[str, ...]] = {
 UNEVEN = {"heads", "kv_heads", "experts", "stages"}  # whole things: a part of one is of no use
 
 
-def activations(*, split: bool = True, sequence: bool = False) -> Mapping[str, tuple[str, ...]]:
+def activations(
+    *, split: bool = True, sequence: bool = False, copies: tuple[str, ...] = ()
+) -> Mapping[str, tuple[str, ...]]:
     """Those of activations.
 
     Args:
@@ -37,6 +41,8 @@ def activations(*, split: bool = True, sequence: bool = False) -> Mapping[str, t
             is split like them (what was looked up in them, the sum of their gradient), and `group`
             the rows of all devices that have a part of it.
         sequence: whether `time` is split over `tensor`, too, where no other dim is.
+        copies: axes whose devices have each a copy of the layers of a pipeline, with a dim of that
+            name; `batch` is what is left of the rows inside.
     """
     return {
         "stages": ("stage",),
@@ -45,11 +51,21 @@ def activations(*, split: bool = True, sequence: bool = False) -> Mapping[str, t
         "kv_heads": ("tensor",),
         "hidden": ("tensor",),
         "vocab": ("tensor",),
-        "batch": ROWS,
+        "rows": ROWS,
+        "copies": copies,
+        "batch": tuple(axis for axis in ROWS if axis not in ("stage", *copies)),
         "group": tuple(axis for axis in ROWS if axis != SPLIT or not split),
         "time": ("context", "tensor") if sequence else ("context",),
         "split": (SPLIT,) if split else (),
     }
+
+
+def copies_of(zero: int) -> tuple[str, ...]:
+    """The axes whose devices have all of the gradient until it is summed over them, by `zero`.
+
+    Not `expert`, whose devices exchange tokens, though they have, too.
+    """
+    return ("slice", "data") if zero > 1 else ("slice", "data", SPLIT)
 
 
 class Choice(NamedTuple):

@@ -7,7 +7,12 @@ from jtrain.parallel.leaves import Decision
 from jtrain.parallel.rules import STATE, Choice, Sizes, axes_of
 from jtrain.types import Dims
 
-OF_ROWS = ("batch", "group")  # dims that any model has: that an axis splits them says nothing
+OF_ROWS = (
+    "rows",
+    "batch",
+    "group",
+    "copies",
+)  # dims that any model has: that an axis splits them says nothing
 # What has a dim for it. The other axes split the rows, which every run has.
 NEEDS = {
     "stage": "a model whose layers are stacked (model.scan=true of a transformer)",

@@ -17,7 +17,8 @@ from jtrain.parallel.offload import (
     refuse_without_host_memory,
 )
 from jtrain.parallel.on_mesh import OnMesh
-from jtrain.parallel.rules import activations
+from jtrain.parallel.rules import activations, copies_of
+from jtrain.parallel.schedule import Schedule
 from jtrain.parallel.seen import Seen, refuse_unused
 from jtrain.types import UNLAID, Dims, Lay, Params, Placement
 
@@ -32,6 +33,7 @@ class Sharded(OnMesh):
         sequence: whether activations between blocks are split in time over the axis `tensor`.
         context_by: how attention crosses the parts of a sequence, over the axis `context`.
         offload: what lies in the memory of the host between steps; see `jtrain.parallel.offload`.
+        schedule: of the pipeline, where the axis `stage` is larger than 1.
     """
 
     def __init__(
@@ -43,19 +45,24 @@ class Sharded(OnMesh):
         sequence: bool = False,
         context_by: ContextBy = "ring",
         offload: Offload = (),
+        schedule: Schedule | None = None,
     ):
         super().__init__(mesh)
         refuse_without_host_memory(mesh.devices.flat[0], offload)
         self._offload: Offload = offload
         self._context_by: ContextBy = context_by
+        self.schedule = schedule
         self.leaves = Leaves(dict(mesh.shape), zero, min_size)
         self._seen = Seen()
-        self._activations = activations(split=zero > 0, sequence=sequence)
+        self._activations = activations(
+            split=zero > 0, sequence=sequence, copies=copies_of(zero) if schedule else ()
+        )
 
     @property
     def placement(self) -> Placement:
         """Activations by the names of their dims."""
-        return ByName(self.mesh, self._activations, self._seen, self._context_by, self._offload)
+        more = self._context_by, self._offload, self.schedule
+        return ByName(self.mesh, self._activations, self._seen, *more)
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """Each leaf by the names of its dims, and by its largest."""

@@ -12,6 +12,7 @@ from jax.stages import Lowered
 
 from jtrain.errors import ConfigError, RetraceError
 from jtrain.parallel.leaves import Decision
+from jtrain.parallel.schedule import Schedule
 from jtrain.trees import named_leaves
 from jtrain.types import Batch, Dims, Lay, Params, Placement
 
@@ -33,6 +34,11 @@ class Strategy(Protocol):
     @property
     def placement(self) -> Placement:
         """What models name their dims to."""
+        ...
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """Of the pipeline, if layers are in stages."""
         ...
 
     @property
@@ -86,6 +92,8 @@ class Strategy(Protocol):
 
 class Compiling(abc.ABC):
     """Compiles what it lowers, once."""
+
+    schedule: Schedule | None = None
 
     def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
         """Rows are split over all there are."""

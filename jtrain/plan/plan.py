@@ -12,6 +12,7 @@ import jax
 from jtrain.assemble import Assembly, assemble
 from jtrain.errors import ConfigError
 from jtrain.experiment import RunConfig
+from jtrain.parallel import Schedule
 from jtrain.plan.collectives import Collective, by_axes, collectives
 from jtrain.plan.topology import Topology
 from jtrain.types import Leaf
@@ -32,6 +33,8 @@ class Plan:
     collectives: tuple[Collective, ...]
     seconds: float
     """That tracing and compiling took here."""
+    schedule: Schedule | None = None
+    """Of the pipeline, if layers are in stages."""
 
     @property
     def peak(self) -> int:
@@ -47,6 +50,7 @@ class Plan:
             "layout": dict(self.layout),
             "memory": {**self.memory, "peak": self.peak, "leaves": self.leaves},
             "collectives": by_axes(list(self.collectives)),
+            "bubble": self.schedule.bubble if self.schedule else 0.0,
             "seconds": round(self.seconds, 1),
         }
 
@@ -73,6 +77,7 @@ def plan(config: RunConfig, where: Topology) -> Plan:
         leaves=sum(map(_held, jax.tree.leaves(parts.like))),
         collectives=tuple(collectives(program.as_text() or "", layout)),
         seconds=took,
+        schedule=parts.strategy.schedule,
     )
 
 

@@ -69,6 +69,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "expert": {"expert": 4, "data": 2, "fsdp": 1},
     "fsdp x expert": {"expert": 2, "fsdp": 4},
     "fsdp x expert x tensor": {"expert": 2, "fsdp": 2, "tensor": 2},
+    "stage x data": {"stage": 4, "data": 2, "fsdp": 1},
+    "stage x fsdp, zero 1": {"stage": 2, "fsdp": 4, "zero": 1},
+    "stage x tensor x data": {"stage": 2, "tensor": 2, "data": 2, "fsdp": 1, "stage_batches": 4},
+    "stage x slice x fsdp, circular": {"stage": 2, "slice": 2, "fsdp": 2, "repeats": 2},
 }
 EXPERTS = {"mixtral", "switch"}
 # At ten times the rate of SGD the walk itself is chaotic: after 100 steps one rounding is 1 %.
@@ -97,12 +101,15 @@ QUICK = [
     Case("zero 2", "llama remat", 2),
     Case("tensor x context", "mixtral", 1),
     Case("fsdp x expert", "switch", 2),
+    Case("stage x tensor x data", "llama remat", 1),
+    Case("stage x slice x fsdp, circular", "gpt", 2),
 ]
 MATRIX = [
     Case(layout, model, 1 + (i + j) % 2)
     for i, layout in enumerate(LAYOUTS)
     for j, model in enumerate(MODELS)
     if model in EXPERTS or "expert" not in layout
+    if MODELS[model].get("scan") or "stage" not in layout
 ]
 
 

@@ -52,10 +52,11 @@ def _tokens(*shape: int) -> np.ndarray:
 TEXT = {"loss": _next_token, "inputs": _tokens(ROWS, 6), "targets": _tokens(ROWS, 6)}
 SMALL = {"vocab": 11, "context": 6, "layers": 1, "heads": 2, "width": 16, "dropout": 0.2}
 DIMS = {
+    ("rows", "time", "width"),
     ("batch", "time", "width"),
     ("batch", "time", "heads", "head_size"),
     ("batch", "time", "hidden"),
-    ("batch", "time", "vocab"),
+    ("rows", "time", "vocab"),
 }
 TOGETHER = ("batch", "time", "kv_heads", None, None)  # queries, keys and values
 LOOKED_UP = ("group", "time", "split")  # the tokens
@@ -157,7 +158,7 @@ MEMBERS = {
     "vit": Row(
         values=ViT(**IMAGE, patch=3, layers=1, heads=2, width=16),
         dims={
-            *DIMS - {("batch", "time", "vocab")},
+            *DIMS - {("rows", "time", "width"), ("rows", "time", "vocab")},
             ("batch", "time", "heads", None, None),
             ("batch", "width"),
             ("batch", "classes"),
@@ -338,6 +339,9 @@ class Recording:
             assert len(names) == kernel.ndim, (names, kernel.shape)
         self.mixed.append(chosen.shape)
         return mix(x, chosen, weights, *kernels)
+
+    def layers(self, layer, stack, x, rows):
+        return jax.lax.scan(lambda x, one: layer(one, x, rows), x, stack)
 
 
 def test_tells_the_placement_its_dims_by_name(row):

@@ -1,0 +1,247 @@
+"""Layers in stages: microbatches move from devices that have some layers to those of the next.
+
+One program of named shardings. What is in the pipeline is an array whose first dim is the stage;
+each turn all stages apply their layers at once, by `jax.vmap`, and then it rolls on by one stage.
+
+With `repeats` a stage has that many runs of layers, apart from one another, and a microbatch goes
+round that often. Microbatches enter in groups of as many as there are stages: in the turn in which
+one of a group comes out, one of the next takes its place. So nothing waits in between, and stages
+are idle for no more than `stages - 1` turns of all.
+
+Outside, stages share the rows, as other axes do: embedding, head and loss are computed once.
+
+Sources: Huang et al. 2018 (GPipe), https://arxiv.org/abs/1811.06965; Narayanan et al. 2021,
+https://arxiv.org/abs/2104.04473, section 2.2, for the repeats and groups; Xu et al. 2021 (GSPMD),
+https://arxiv.org/abs/2105.04663, section 3.3, for the array that rolls.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from jtrain.errors import ShardingError
+from jtrain.parallel.schedule import Schedule
+from jtrain.types import Layer, Params
+
+STAGE = "stage"
+
+
+class Split(NamedTuple):
+    """How the rows of a microbatch are split."""
+
+    copies: int  # of the layers and of their gradient
+    parts: int  # of the rows of a copy
+    axes: tuple[str, ...]  # of the copies
+    mesh: Mesh
+
+
+Constrain = Callable[..., Array]  # (x, *dims)
+
+
+def through_stages(
+    schedule: Schedule,
+    constrain: Constrain,
+    layer: Layer,
+    stack: Params,
+    x: Float[Array, "b t d"],
+    rows: Any,
+    split: Split,
+) -> tuple[Float[Array, "b t d"], Any]:
+    """`x` after all layers, and what each gave; see `jtrain.types.Placement`.
+
+    Args:
+        constrain: lays an array out by the names of its dims.
+        split: how the rows of a microbatch are.
+
+    Raises:
+        ShardingError: if the layers do not divide into stages, or the rows into microbatches.
+    """
+    _check(schedule, stack, len(x), split.copies * split.parts)
+    numbers = jnp.arange(schedule.stages)
+    runs = jax.tree.map(functools.partial(_by_stage, schedule, split), stack)
+
+    def compute(runs, at, moving):
+        """What a stage makes of what it has; `at`: turns since it got the first microbatch."""
+        real = (at >= 0) & (at < schedule.batches * schedule.repeats)
+        repeat = at // schedule.stages % schedule.repeats if schedule.repeats > 1 else 0
+        run = jax.tree.map(lambda leaf: leaf[repeat], runs)
+        x, rows = moving
+        return jax.lax.scan(lambda x, one: layer(one, x, rows), x, _learned_from(run, real))
+
+    def turn(carry, number):
+        waiting, (x, rows) = _exchange(schedule, number, *carry)
+        at = number - numbers
+        x, gave = jax.vmap(of_copies, spmd_axis_name=STAGE)(runs, at, placed((x, rows)))
+        moving = jax.tree.map(functools.partial(_roll, by=1), (x, rows))
+        return (waiting, placed(moving)), gave
+
+    def placed(moving):
+        x, rows = moving
+        where = "stages", "copies", "batch"
+        rows = jax.tree.map(lambda leaf: constrain(leaf, *where, *_none(leaf, 3)), rows)
+        return constrain(x, *where, "time", "width"), rows
+
+    of_copies = jax.vmap(compute, (0, None, 0), spmd_axis_name=split.axes or None)
+    waiting = jax.tree.map(functools.partial(_home, schedule, split), (x, rows))
+    # Until something real comes a stage computes on this, of which nothing is learned.
+    moving = placed(jax.tree.map(lambda leaf: leaf[:, 0], jax.lax.stop_gradient(waiting)))
+    turns = jnp.arange(schedule.turns)
+    carry, gave = jax.lax.scan(turn, (waiting, moving), turns)
+    (x, _), _ = _exchange(schedule, jnp.asarray(schedule.turns), *carry)
+    x = constrain(_back(schedule, split, x), "rows", "time", "width")
+    return x, jax.tree.map(functools.partial(_by_layer, schedule, split), gave)
+
+
+def _exchange(schedule, turn, waiting, moving):
+    """Where one comes out and one goes in, both in the place of the other."""
+    exact = lambda x: jnp.issubdtype(x.dtype, jnp.inexact)
+    swap = lambda *pair: (_swap if exact(pair[0]) else _swapped)(schedule, turn, *pair)
+    both = jax.tree.map(swap, waiting, moving)
+    pick = lambda index: jax.tree.map(lambda _, pair: pair[index], moving, both)
+    return pick(0), pick(1)
+
+
+def _swapped(schedule, turn, waiting, moving):
+    group, here, enters = _now(schedule, turn, moving)
+    column = jax.lax.dynamic_index_in_dim(waiting, group, 1, keepdims=False)
+    # One moves to stage 0 as it is wanted there, and home again in as many turns.
+    out = _only_if(enters, functools.partial(_moved, -1), jnp.where(here, moving, column))
+    waiting = jax.lax.dynamic_update_index_in_dim(waiting, out, group, 1)
+    return waiting, jnp.where(here, column, moving)
+
+
+def _swap_back(schedule, turn, grads):
+    waiting, moving = grads
+    group, here, enters = _now(schedule, turn, moving)
+    column = jax.lax.dynamic_index_in_dim(waiting, group, 1, keepdims=False)
+    out = _only_if(enters, functools.partial(_moved, 1), column)
+    column = jnp.where(here, moving, out)
+    waiting = jax.lax.dynamic_update_index_in_dim(waiting, column, group, 1)
+    return None, waiting, jnp.where(here, out, moving)
+
+
+def _now(schedule, turn, moving):
+    """The group that enters, where it does, and whether one does."""
+    whole = schedule.stages * schedule.repeats
+    enters = True if schedule.repeats == 1 else turn % whole < schedule.stages
+    first = (jnp.arange(schedule.stages) == 0).reshape(-1, *[1] * (moving.ndim - 1))
+    return turn // whole, enters & first, enters
+
+
+def _only_if(yes, move, x):
+    return move(x) if yes is True else jax.lax.cond(yes, move, lambda x: x, x)
+
+
+# Left to autodiff, it would keep its masks for every turn, as large as what they hide.
+_swap = jax.custom_vjp(_swapped, nondiff_argnums=(0,))
+_swap.defvjp(lambda how, turn, *x: (_swapped(how, turn, *x), turn), _swap_back)
+
+
+def _by_stage(schedule, split, leaf):
+    """Leaves of layers, l ..., as s c r k ...: of each stage its runs of k layers.
+
+    Each copy has its own, so that gradients are summed over them once and not every turn.
+    """
+    runs = leaf.reshape(schedule.repeats, schedule.stages, -1, *leaf.shape[1:])
+    runs = jnp.moveaxis(runs, 1, 0)[:, None]
+    runs = jnp.broadcast_to(runs, (runs.shape[0], split.copies, *runs.shape[2:]))
+    rest = [P.UNCONSTRAINED] * (runs.ndim - 2)
+    where = NamedSharding(split.mesh, P(STAGE, split.axes or None, *rest))
+    return jax.lax.with_sharding_constraint(runs, where)
+
+
+def _home(schedule, split, leaf):
+    """Rows, b ..., as s g+1 c n ...: where microbatches wait, each stage having its own rows.
+
+    Those that come out take the place of the group after theirs; the last that enters is no group.
+    """
+    cut = (schedule.stages, split.copies, split.parts, schedule.groups, -1)
+    leaf = leaf.reshape(*cut, *leaf.shape[1:])
+    leaf = jnp.moveaxis(leaf, 3, 1)
+    leaf = leaf.reshape(*leaf.shape[:3], -1, *leaf.shape[5:])
+    return jnp.concatenate([leaf, jax.lax.stop_gradient(leaf[:, :1])], 1)
+
+
+def _back(schedule, split, leaf):
+    """The rows again, in their order."""
+    leaf = leaf[:, 1:]
+    leaf = leaf.reshape(*leaf.shape[:3], split.parts, -1, *leaf.shape[4:])
+    return jnp.moveaxis(leaf, 1, 3).reshape(-1, *leaf.shape[5:])
+
+
+def _by_layer(schedule, split, leaf):
+    """What all stages gave in all turns, turns s c k n ..., as l b ...."""
+    stages, repeats = schedule.stages, schedule.repeats
+    of = lambda stage, leaf: jax.lax.dynamic_slice_in_dim(leaf, stage, schedule.batches * repeats)
+    leaf = jax.vmap(of, (0, 1), spmd_axis_name=STAGE)(jnp.arange(stages), leaf)  # s turns c k n ...
+    layers, rest = leaf.shape[3], leaf.shape[5:]
+    entered = (schedule.groups, repeats, stages)  # turns
+    leaf = leaf.reshape(stages, *entered, split.copies, layers, split.parts, -1, *rest)
+    leaf = jnp.moveaxis(leaf, (2, 0, 5, 3, 4, 6, 1), range(7))
+    return leaf.reshape(repeats * stages * layers, -1, *rest)
+
+
+def _roll(x, by):
+    """By one place: one permutation between devices."""
+    return _rolled(by, x) if jnp.issubdtype(x.dtype, jnp.inexact) else _moved(by, x)
+
+
+def _moved(by, x):
+    parts = [x[-1:], x[:-1]] if by > 0 else [x[1:], x[:1]]
+    return jnp.concatenate(parts)
+
+
+# Left to autodiff, its gradient would be two permutations and a sum.
+_rolled = jax.custom_vjp(_moved, nondiff_argnums=(0,))
+_rolled.defvjp(lambda by, x: (_moved(by, x), None), lambda by, _, grad: (_moved(-by, grad),))
+
+
+def _learned_from(run, real):
+    """`run`, whose gradient is 0, and not 0 x NaN, where what is computed by it is not real."""
+    inexact = lambda x: jnp.issubdtype(x.dtype, jnp.inexact)
+    return jax.tree.map(lambda x: _if_real(x, real) if inexact(x) else x, run)
+
+
+@jax.custom_vjp
+def _if_real(x, real):
+    del real
+    return x
+
+
+def _if_real_back(real, grad):
+    return jnp.where(real, grad, jnp.zeros_like(grad)), None
+
+
+_if_real.defvjp(lambda x, real: (x, real), _if_real_back)
+
+
+def _none(leaf, dims):
+    return (None,) * (leaf.ndim - dims)
+
+
+def _check(schedule, stack, rows, parts):
+    layers, stages = len(jax.tree.leaves(stack)[0]), schedule.stages
+    whole = stages * schedule.repeats
+    if layers % whole:
+        fits = [n for n in range(1, layers + 1) if layers % (n * schedule.repeats) == 0]
+        near = min(fits, key=lambda n: abs(n - stages), default=1)
+        asked = f"parallel.stage={stages}"
+        asked += f" x parallel.repeats={schedule.repeats}" if schedule.repeats > 1 else ""
+        lower = max(layers // whole, 1) * whole
+        raise ShardingError(
+            f"{layers} layers do not divide into {asked}. Nearest: parallel.stage={near}"
+            f"{'' if fits else ' parallel.repeats=1'}, or model.layers={lower}."
+        )
+    unit = parts * schedule.batches
+    if rows % unit:
+        raise ShardingError(
+            f"{rows} rows do not divide into {schedule.batches} microbatches of the pipeline x "
+            f"{parts} parts = {unit}. Nearest: {-(-rows // unit) * unit} rows, by batch (and "
+            f"evaluate.batch) over microbatches; or parallel.stage_batches={stages}."
+        )

@@ -1,0 +1,224 @@
+"""Layers in stages take the same values as one after the other; what crosses; what is refused.
+
+Models over stages and other axes: tests/every/test_every_axis.py.
+"""
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from layouts import distance
+
+from jtrain.errors import ConfigError, ShardingError
+from jtrain.models.transformer import Transformer
+from jtrain.parallel import Axes, Schedule
+from jtrain.plan.collectives import collectives
+from jtrain.rows import row_keys
+from jtrain.types import Anywhere
+
+LAYERS, B, T, D = 8, 16, 3, 4
+WAYS: dict[str, dict[str, Any]] = {
+    "gpipe": {"stage": 4, "data": 2},
+    "more microbatches": {"stage": 2, "stage_batches": 4, "data": 2, "tensor": 2},
+    "circular": {"stage": 2, "repeats": 4, "fsdp": 2, "data": 2},
+    "circular, two groups": {"stage": 2, "repeats": 2, "stage_batches": 4, "fsdp": 2, "slice": 2},
+    "circular, zero 1": {"stage": 4, "repeats": 2, "fsdp": 2, "zero": 1},
+}
+QUICK = {"more microbatches", "circular, two groups"}
+
+
+def axes(**asked: Any) -> Axes:
+    return Axes(**{"fsdp": 1, "devices": 8, **asked})
+
+
+def layer(one, x, rows):
+    """NaN, and so its gradient, unless all layers before were passed: what a bubble computes on."""
+    weight, index = one
+    rises = jnp.sqrt(x - index.astype(x.dtype) - 0.5) * weight[None, None]
+    x = x + 1 + rises / 10 + rows["own"][:, None, None] / 100
+    return x, {"sum": x.sum((1, 2)), "index": index + rows["number"]}
+
+
+def given():
+    draw = np.random.default_rng(0)
+    stack = draw.uniform(0.1, 1, (LAYERS, D)).astype(np.float32), np.arange(LAYERS, dtype=np.int32)
+    x = draw.uniform(1, 2, (B, T, D)).astype(np.float32)
+    number = np.arange(B, dtype=np.int32)
+    rows = {"own": number / np.float32(B), "number": number, "key": jax.random.key(0)[None]}
+    return stack, x, {**rows, "key": jax.random.split(jax.random.key(0), B)}
+
+
+def both_ways(place):
+    (weights, indices), x, rows = given()
+
+    def total(weights, x):
+        y, gave = place.layers(layer, (weights, indices), x, rows)
+        return (y**2).sum() + gave["sum"].sum(), (y, gave)
+
+    return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(weights, x)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, way in WAYS.items()
+    ],
+)
+def test_layers_in_stages_give_what_they_give_one_after_the_other(way):
+    (value, (y, gave)), grads = both_ways(axes(**way).build().placement)
+    (wanted, (plain, gives)), slopes = both_ways(Anywhere())
+    np.testing.assert_allclose(value, wanted, rtol=1e-6)
+    np.testing.assert_allclose(y, plain, rtol=1e-6)
+    np.testing.assert_allclose(gave["sum"], gives["sum"], rtol=1e-6)
+    np.testing.assert_array_equal(gave["index"], gives["index"])
+    assert distance(grads, slopes) < 1e-6
+    assert np.isfinite(jax.tree.leaves(slopes)[0]).all()
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_stage_computes_for_each_microbatch_once_and_in_order(way):
+    schedule = axes(**way).build().schedule
+    stages, whole = schedule.stages, schedule.stages * schedule.repeats
+    done: Counter = Counter()
+    for turn in range(schedule.turns):
+        for stage in range(stages):
+            entered = turn - stage
+            if 0 <= entered < schedule.batches * schedule.repeats:
+                batch = entered // whole * stages + entered % stages
+                run = entered // stages % schedule.repeats * stages + stage
+                assert done[batch] == run, "layers are passed in their order"
+                done[batch] += 1
+    assert done == dict.fromkeys(range(schedule.batches), whole)
+    busy = sum(done.values()) / (stages * schedule.turns)
+    assert schedule.bubble == pytest.approx(1 - busy)
+    assert f"{schedule.bubble:.1%}" in str(schedule)
+
+
+MODEL = Transformer(
+    vocab=16,
+    context=8,
+    layers=4,
+    heads=2,
+    width=8,
+    scan=True,
+    positions={"kind": "rotary"},
+    dropout=0.2,
+)
+
+
+def hidden(place, values=MODEL):
+    """Of packed rows that drop, and its gradient, as a program."""
+    model = values.build(place)
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 16, (B, 8)), jnp.int32)
+    segments = jnp.sort(jnp.asarray(np.random.default_rng(0).integers(1, 4, (B, 8)), jnp.int32), 1)
+    keys = row_keys(jax.random.key(7), {"row": jnp.arange(B)})
+    weights = np.random.default_rng(2).normal(size=(B, 8, 8)).astype(np.float32)
+
+    def total(params):
+        return (model.hidden(params, {}, None, True, tokens, keys, segments)[0] * weights).sum()
+
+    params, _ = values.build().init(jax.random.key(0))
+    return model, jax.value_and_grad(total), params
+
+
+def test_dropout_and_segments_go_with_their_rows():
+    where = axes(stage=2, repeats=2, data=4).build()
+    model, fn, params = hidden(where.placement)
+    params = jax.device_put(params, where.shardings(params, model.dims))
+    got, grads = jax.jit(fn)(params)
+    _, plain, alone = hidden(Anywhere())
+    wanted, slopes = jax.jit(plain)(alone)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    assert distance(grads, slopes) < 1e-6
+
+
+def sent(repeats: int) -> tuple[dict[tuple[str, ...], dict[str, list[int]]], int]:
+    """Bytes of each transfer of more than a few, by axes and kind; and of the layers of a stage."""
+    where = axes(stage=4, data=2, repeats=repeats).build()
+    values = dataclasses.replace(MODEL, dropout=0, layers=8, positions={"kind": "none"})
+    model = values.build(where.placement)
+    tokens = jax.ShapeDtypeStruct((B, 8), jnp.int32)
+    total = lambda params, tokens: model.hidden(params, {}, None, True, tokens)[0].sum()
+    like = jax.eval_shape(lambda: model.init(jax.random.key(0))[0])
+    shardings = where.shardings(like, model.dims)
+    both = jax.jit(jax.grad(total), in_shardings=(shardings, None), out_shardings=shardings)
+    text = both.lower(like, tokens).compile().as_text()
+    found: dict = {}
+    for each in collectives(text, dict(where.mesh.shape)):
+        if each.sent > 400:
+            found.setdefault(each.axes, {}).setdefault(each.kind, []).append(each.sent)
+    return found, sum(leaf.size for leaf in jax.tree.leaves(like["blocks"])) * 4 // 4
+
+
+def test_what_crosses_are_boundaries_and_each_gradient_once():
+    found, layers = sent(1)
+    turns, batch = 4 + 3, B // 4 // 2 * 8 * 8 * 4  # bytes of a microbatch on a device
+    # On by a stage, and from and to where the rows are; both ways. The last comes home after all.
+    each = [turns * batch] * 4 + [batch] * 2
+    assert sorted(found[("stage",)]["collective-permute"], reverse=True) == each
+    assert found[("stage",)].keys() == {"collective-permute"}
+    assert sum(found[("data",)]["all-reduce"]) == pytest.approx(layers, rel=0.01)
+    assert found.keys() <= {("stage",), ("data",), ("stage", "data")}
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"stage_batches": 4}, r"stage_batches=4 is of a pipeline, and .*stage=1.*stage_batches=0"),
+        ({"repeats": 2}, r"parallel\.repeats=2 is of a pipeline.*parallel\.repeats=1"),
+        (
+            {"stage": 4, "stage_batches": 6},
+            r"stage_batches=6 .*stage=4.*Nearest: .*stage_batches=8",
+        ),
+    ],
+)
+def test_values_that_do_not_fit_the_stages_are_refused(asked, error):
+    asked = {"data": 8 // asked.get("stage", 1), **asked}
+    with pytest.raises(ConfigError, match=error):
+        axes(**asked).build()
+
+
+@pytest.mark.parametrize(
+    ("asked", "layers", "error"),
+    [
+        (
+            {"stage": 8},
+            12,
+            r"12 layers .*parallel\.stage=8\. Nearest: parallel\.stage=6, .*layers=8",
+        ),
+        (
+            {"stage": 4, "repeats": 2, "data": 2},
+            12,
+            r"parallel\.stage=4 x parallel\.repeats=2\. Nearest: parallel\.stage=3",
+        ),
+        ({"stage": 2, "stage_batches": 8, "data": 4}, 8, r"16 rows .* 8 microbatches .*32 rows"),
+    ],
+)
+def test_layers_and_rows_that_do_not_divide_are_refused(asked, layers, error):
+    stack = jnp.ones((layers, D)), jnp.arange(layers)
+    _, x, rows = given()
+    place = axes(**asked).build().placement
+    with pytest.raises(ShardingError, match=error):
+        jax.eval_shape(lambda *given: place.layers(layer, *given), stack, jnp.asarray(x), rows)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_a_model_without_stacked_layers_is_refused(scan):
+    where = axes(stage=2, data=4).build()
+    model = dataclasses.replace(MODEL, scan=scan).build(where.placement)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0))[0])
+    if scan:
+        where.refuse_unused_axes(params, model.dims)
+        return
+    with pytest.raises(ShardingError, match=r"stage=2, and no dim can use.*model\.scan=true"):
+        where.refuse_unused_axes(params, model.dims)
+
+
+def test_one_stage_has_no_schedule():
+    assert axes(data=8).build().schedule is None
+    assert axes(stage=2, data=4).build().schedule == Schedule(2, 2)
