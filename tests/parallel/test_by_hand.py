@@ -1,0 +1,55 @@
+"""Gather, reduce and a function on each device, against numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from layouts import strategy
+
+from jtrain.errors import ShardingError
+from jtrain.parallel.by_hand import gather, per_device, reduce
+
+
+def placed(**arrays: np.ndarray):
+    return strategy("fsdp", 8).place({name: np.asarray(array) for name, array in arrays.items()})
+
+
+def test_rows_come_back_in_the_order_of_the_data_without_padding():
+    batch = placed(x=np.arange(32.0).reshape(16, 2), row=np.arange(16), mask=np.arange(16) < 13)
+    got = gather({"x": batch["x"], "row": batch["row"]}, batch["mask"])
+    assert isinstance(got["x"], np.ndarray)
+    np.testing.assert_array_equal(got["row"], np.arange(13))
+    np.testing.assert_array_equal(got["x"], np.arange(26.0).reshape(13, 2))
+    assert len(gather(batch["x"])) == 16
+
+
+def test_four_rows_and_two_weigh_a_sixth_each():
+    """The case of TensorFlow's guide: 4 rows on one device, 2 on another."""
+    values = np.array([1, 2, 3, 4, 5, 6, 0, 0], np.float32)
+    batch = strategy("mirrored jit", 2).place({"v": values, "mask": np.arange(8) < 6})
+    assert reduce("mean", batch["v"], batch["mask"]) == 3.5
+    assert reduce("sum", batch["v"], batch["mask"]) == 21
+    assert reduce("mean", batch["v"]) == 21 / 8
+    assert reduce("mean", jnp.stack([batch["v"], -batch["v"]], 1), batch["mask"]) == 0
+
+
+def test_what_the_mask_hides_may_be_anything():
+    values = np.where(np.arange(16) < 3, 2.0, np.nan).astype(np.float32)
+    batch = placed(v=values, mask=np.arange(16) < 3)
+    assert reduce("mean", batch["v"], batch["mask"]) == 2
+
+
+def test_a_function_sees_a_devices_rows_and_may_sum_over_all():
+    where = strategy("mirrored jit", 8)
+    axes = where.mesh.axis_names
+
+    def fn(x):  # 2 rows of 16
+        assert x.shape == (2, 3)
+        return x + jax.lax.axis_index(axes), jax.lax.psum(x.sum(0), axes)[None]
+
+    x = np.ones((16, 3), np.float32)
+    got, total = per_device(fn, where.mesh)(x)
+    np.testing.assert_array_equal(got[:, 0], 1 + np.repeat(np.arange(8), 2))
+    np.testing.assert_array_equal(total, np.full((8, 3), 16))
+    with pytest.raises(ShardingError, match=r"13 rows .* 8 devices\. Nearest: 8 or 16; pad them"):
+        per_device(fn, where.mesh)(x[:13])
