@@ -114,3 +114,9 @@ def test_no_grab_bags():
 def test_every_part_has_a_place():
     unknown = {part(path) for path in FILES} - set(RANK)
     assert not unknown, f"{unknown}: add it to ORDER in tests/test_layers.py, above what uses it."
+
+
+def test_no_two_test_files_share_a_name():
+    """Or pytest refuses the second one in a clean checkout."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []

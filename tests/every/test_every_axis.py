@@ -97,11 +97,13 @@ class Case(NamedTuple):
 QUICK = [
     Case("data x fsdp", "gpt", 2),
     Case("fsdp x tensor, sequence", "llama", 1),
+    Case("tensor x context", "mixtral", 1),
+    Case("stage x tensor x data", "llama remat", 1),
+]
+THOROUGH = [
     Case("slice x fsdp, zero 1", "llama written out", 2),
     Case("zero 2", "llama remat", 2),
-    Case("tensor x context", "mixtral", 1),
     Case("fsdp x expert", "switch", 2),
-    Case("stage x tensor x data", "llama remat", 1),
     Case("stage x slice x fsdp, circular", "gpt", 2),
 ]
 MATRIX = [
@@ -194,6 +196,12 @@ def check(case: Case, steps: int, optimizer: str, printed: Any) -> str:
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
 def test_takes_the_steps_of_one_device(case, capfd):
+    check(case, 3, "sgd", capfd)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", THOROUGH, ids=str)
+def test_more_layouts_take_the_steps_of_one_device(case, capfd):
     check(case, 3, "sgd", capfd)
 
 

@@ -126,6 +126,7 @@ def hidden(place, values=MODEL):
     return model, jax.value_and_grad(total), params
 
 
+@pytest.mark.thorough
 def test_dropout_and_segments_go_with_their_rows():
     where = axes(stage=2, repeats=2, data=4).build()
     model, fn, params = hidden(where.placement)

@@ -174,6 +174,7 @@ def test_what_cannot_be_is_refused_with_what_to_type(given, words: str):
             assert Transformer(experts=given | advised)
 
 
+@pytest.mark.thorough
 def test_a_text_written_token_by_token_is_that_read_at_once_and_nothing_is_dropped():
     small = {"vocab": 11, "context": 8, "layers": 2, "heads": 2, "width": 16, "tied": False}
     kinds = {"dropless": {}, "capacity": {"factor": 1.0}}
