@@ -1,4 +1,4 @@
-"""The devices of a run, and the mesh they form."""
+"""The devices of a run."""
 
 import contextlib
 import os
@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh
 
 from jtrain.errors import ConfigError
 
@@ -41,11 +39,6 @@ def devices(count: int, among: Sequence[Device] | None = None) -> list[Device]:
             f"XLA_FLAGS=--xla_force_host_platform_device_count={count}."
         )
     return _first(found, count)
-
-
-def data_mesh(there: Sequence[Device]) -> Mesh:
-    """The mesh of these devices with the one axis `data`."""
-    return Mesh(np.array(there), (DATA,), axis_types=(AxisType.Auto,))
 
 
 def _first(found: list[Device], count: int) -> list[Device]:

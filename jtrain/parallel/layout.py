@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from jtrain.errors import ConfigError
-from jtrain.parallel.devices import Device
+from jtrain.parallel.devices import DATA, Device
 from jtrain.parallel.rules import AXES
 
 
@@ -57,7 +57,7 @@ def mesh_of(sizes: Mapping[str, int], devices: Sequence[Device]) -> Mesh:
     Devices of one slice, then of one process, stay together, so that the last axes have the fastest
     links.
     """
-    axes = [axis for axis in AXES if sizes.get(axis, 1) > 1] or ["data"]
+    axes = [axis for axis in AXES if sizes.get(axis, 1) > 1] or [DATA]
     there = sorted(
         devices, key=lambda d: (getattr(d, "slice_index", 0) or 0, d.process_index, d.id)
     )

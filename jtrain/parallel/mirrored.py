@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from jtrain.errors import ConfigError
-from jtrain.parallel.devices import Device, data_mesh, devices
+from jtrain.parallel.devices import DATA, Device, devices
 from jtrain.parallel.layout import mesh_of
 from jtrain.parallel.leaves import Zero
 from jtrain.parallel.offload import Offload
@@ -52,11 +52,7 @@ class Mirrored:
     def build(self, among: Sequence[Device] | None = None) -> Strategy:
         """The strategy over these devices, or as many `among` others."""
         there = devices(self.devices, among)
-        if self.zero:
-            return Sharded(
-                mesh_of({SPLIT: len(there)}, there), zero=self.zero, offload=self.offload
-            )
-        mesh = data_mesh(there)
+        mesh = mesh_of({SPLIT if self.zero else DATA: len(there)}, there)
         if self.impl == "jit":
-            return Sharded(mesh, zero=0, offload=self.offload)
+            return Sharded(mesh, zero=self.zero, offload=self.offload)
         return ShardMap(mesh) if self.impl == "shard_map" else Pmap(mesh)
