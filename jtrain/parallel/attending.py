@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from jtrain.errors import ShardingError
 from jtrain.parallel.ring import Ring
-from jtrain.parallel.rules import refuse_uneven, split_named
+from jtrain.parallel.rules import split_evenly
 from jtrain.parallel.ulysses import refuse_few_groups, ulysses
 from jtrain.parallel.zigzag import in_order, refuse_uneven_time, zigzag
 from jtrain.types import Attention, Parts
@@ -92,8 +92,7 @@ class Attending:
         return Ring(attention, self._parts, CONTEXT)
 
     def _spec(self, x: Array, *dims: str | None) -> P:
-        refuse_uneven(x.shape, dims, self._rules, self._sizes)
-        return split_named(x.shape, dims, self._rules, self._sizes).spec
+        return split_evenly(x.shape, dims, self._rules, self._sizes).spec
 
     def _by_device(self, fn: Callable, given: tuple[P, ...], result: P) -> Callable[..., Array]:
         # Unchecked: a kernel does not say over what its result varies.

@@ -13,7 +13,7 @@ from jtrain.parallel.attending import Attending, ContextBy
 from jtrain.parallel.experts import over_experts
 from jtrain.parallel.offload import Offload, policy
 from jtrain.parallel.pipeline import Split, through_stages
-from jtrain.parallel.rules import ROWS, refuse_uneven, split_named
+from jtrain.parallel.rules import ROWS, split_evenly
 from jtrain.parallel.schedule import Schedule
 from jtrain.parallel.seen import Seen
 from jtrain.types import Anywhere, Attention, Dims, Layer, Params
@@ -51,8 +51,7 @@ class ByName:
         Raises:
             ShardingError: if heads, experts or stages do not divide into whole ones.
         """
-        refuse_uneven(x.shape, dims, self._rules, self._sizes)
-        choice = split_named(x.shape, dims, self._rules, self._sizes)
+        choice = split_evenly(x.shape, dims, self._rules, self._sizes)
         self._seen.note(choice, dims)
         return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, choice.spec))
 

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from jtrain.parallel.rules import activations, axes_of, refuse_uneven, split_named
+from jtrain.parallel.rules import activations, axes_of, split_evenly
 from jtrain.types import Dims
 
 ROWS, EXPERT, STAGE = ("batch", "time", None), "expert", "stage"
@@ -33,9 +33,7 @@ def over_experts(
         ShardingError: if the experts do not divide into whole ones over their axis.
     """
     sizes, rules = dict(mesh.shape), activations()  # in time over no axis that splits experts
-    for kernel, named in zip(kernels, dims, strict=True):
-        refuse_uneven(kernel.shape, named, rules, sizes)
-    of = lambda array, named: split_named(array.shape, named, rules, sizes).spec
+    of = lambda array, named: split_evenly(array.shape, named, rules, sizes).spec
     rows = of(x, ROWS)
     parts = [of(kernel, named) for kernel, named in zip(kernels, dims, strict=True)]
     split = EXPERT in axes_of(parts[0], dims[0].index("experts"))

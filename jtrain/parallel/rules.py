@@ -110,8 +110,8 @@ def split_largest(shape: Sequence[int], choice: Choice, axis: str, sizes: Sizes)
     return Choice(spec(taken), ", ".join(filter(None, [choice.rule, rule])), choice.whole)
 
 
-def refuse_uneven(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) -> None:
-    """Checks that heads, experts and stages are split into whole ones.
+def split_evenly(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) -> Choice:
+    """As `split_named`, heads, experts and stages into whole ones or not at all.
 
     Raises:
         ShardingError: with the axis that does not divide them, and the sizes that do.
@@ -128,6 +128,7 @@ def refuse_uneven(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes
                     f"parallel.{axis} of {fits}, or a model with {-(-size // parts) * parts} "
                     f"{name}."
                 )
+    return split_named(shape, dims, rules, sizes)
 
 
 def axes_of(of: P, dim: int) -> tuple[str, ...]:
