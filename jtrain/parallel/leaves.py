@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
-from jax.sharding import PartitionSpec as P
 
 from jtrain.parallel.rules import SPLIT, STATE, Choice, Sizes, axes_of, split_largest, split_named
 from jtrain.trees import name, named_leaves
@@ -79,7 +78,7 @@ class Leaves:
             if over
             else {n: tuple(a for a in axes if a != SPLIT) for n, axes in STATE.items()}
         )
-        choice = Choice(P(), "", "")
+        choice = Choice()
         named = dims_of(leaf, len(shape), dims)
         if named is not None:
             choice = split_named(shape, named, rules, self.sizes)
@@ -87,7 +86,7 @@ class Leaves:
             return split_largest(shape, choice, SPLIT, self.sizes)
         if reached and parts > 1 and small and shape:
             why = f"fewer than {self.min_size} elements"
-            return choice._replace(whole=", ".join(filter(None, [choice.whole, why])))
+            return choice._replace(left=(*choice.left, why))
         return choice
 
 

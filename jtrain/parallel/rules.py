@@ -71,9 +71,19 @@ def copies_of(zero: int) -> tuple[str, ...]:
 class Choice(NamedTuple):
     """How an array is split, and why so."""
 
-    spec: P
-    rule: str  # what split it, such as `width -> fsdp`
-    whole: str  # why dims that have a rule were left whole; empty if none was
+    spec: P = P()
+    rules: tuple[str, ...] = ()  # what split it, such as `width -> fsdp`
+    left: tuple[str, ...] = ()  # why dims that have a rule were left whole
+
+    @property
+    def rule(self) -> str:
+        """What split it, in words; empty if nothing did."""
+        return ", ".join(self.rules)
+
+    @property
+    def whole(self) -> str:
+        """Why it was left whole, in words; empty if it was not."""
+        return ", ".join(self.left)
 
 
 def split_named(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) -> Choice:
@@ -93,7 +103,7 @@ def split_named(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) 
                 used.add(axis)
             if taken[dim]:
                 said.append(f"{name} -> {' x '.join(taken[dim])}")
-    return Choice(spec(taken), ", ".join(said), ", ".join(left))
+    return Choice(spec(taken), tuple(said), tuple(left))
 
 
 def split_largest(shape: Sequence[int], choice: Choice, axis: str, sizes: Sizes) -> Choice:
@@ -103,11 +113,11 @@ def split_largest(shape: Sequence[int], choice: Choice, axis: str, sizes: Sizes)
     fits = [dim for dim in range(len(shape)) if here(dim) and here(dim) % sizes[axis] == 0]
     if not fits:
         why = f"no dim of {list(shape)} is a multiple of {axis} {sizes[axis]}"
-        return choice._replace(whole=", ".join(filter(None, [choice.whole, why])))
+        return choice._replace(left=(*choice.left, why))
     dim = max(fits, key=here)
     taken[dim].append(axis)
     rule = f"largest dim, {shape[dim]} -> {axis}"
-    return Choice(spec(taken), ", ".join(filter(None, [choice.rule, rule])), choice.whole)
+    return Choice(spec(taken), (*choice.rules, rule), choice.left)
 
 
 def split_evenly(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) -> Choice:

@@ -7,12 +7,8 @@ from jtrain.parallel.leaves import Decision
 from jtrain.parallel.rules import STATE, Choice, Sizes, axes_of
 from jtrain.types import Dims
 
-OF_ROWS = (
-    "rows",
-    "batch",
-    "group",
-    "copies",
-)  # dims that any model has: that an axis splits them says nothing
+# Dims that any model has: that an axis splits them says nothing.
+OF_ROWS = ("rows", "batch", "group", "copies")
 # What has a dim for it. The other axes split the rows, which every run has.
 NEEDS = {
     "stage": "a model whose layers are stacked (model.scan=true of a transformer)",
@@ -35,7 +31,7 @@ class Seen:
         for dim, name in enumerate(dims):
             if name not in OF_ROWS:
                 self.axes.update(axes_of(choice.spec, dim))
-        self.left.update(dict.fromkeys(filter(None, choice.whole.split(", "))))
+        self.left.update(dict.fromkeys(choice.left))
 
 
 def refuse_unused(sizes: Sizes, seen: Seen, leaves: Iterable[Decision]) -> None:
@@ -48,7 +44,7 @@ def refuse_unused(sizes: Sizes, seen: Seen, leaves: Iterable[Decision]) -> None:
     used, left = set(seen.axes), dict(seen.left)
     for of in leaves:
         used.update(axis for axes in of.axes for axis in axes)
-        left.update(dict.fromkeys(filter(None, of.choice.whole.split(", "))))
+        left.update(dict.fromkeys(of.choice.left))
     for axis, needs in NEEDS.items():
         size = sizes.get(axis, 1)
         if size == 1 or axis in used:

@@ -88,11 +88,8 @@ class Sharded(OnMesh):
             where = self._named(self.leaves.specs(params, dims, split=split))
             return lambda tree: jax.lax.with_sharding_constraint(tree, where)
 
-        return Lay(
-            params=to(zero == 3),
-            each=to(True) if zero > 1 else UNLAID.each,
-            summed=to(True) if zero else UNLAID.summed,
-        )
+        split = to(True) if zero else UNLAID.summed
+        return Lay(to(zero == 3), each=split if zero > 1 else UNLAID.each, summed=split)
 
     def whole(self, fn: Callable, stacked: bool) -> Callable:
         """`fn` itself: there is one copy, and the compiler splits it."""
