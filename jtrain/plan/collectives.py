@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -61,7 +61,7 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     return found
 
 
-def by_axes(found: list[Collective]) -> dict[str, dict[str, int]]:
+def by_axes(found: Sequence[Collective]) -> dict[str, dict[str, int]]:
     """Bytes that each device sends in a step, by the axes it sends along and by kind."""
     table: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for each in found:

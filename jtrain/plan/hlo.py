@@ -130,8 +130,8 @@ def sizes(shape: str) -> list[int]:
 
 
 def _instruction(name: str, rest: str) -> Instruction:
-    operation = OPERATION.search(_without_layouts(rest))
     plain = _without_layouts(rest)
+    operation = OPERATION.search(plain)
     if operation is None:
         return Instruction(name, rest, "", (), "")
     depth, end = 0, len(plain)

@@ -9,13 +9,13 @@ from typing import Any
 
 import jax
 
-from jtrain.assemble import Assembly, assemble
+from jtrain.assemble import assemble
 from jtrain.errors import ConfigError
 from jtrain.experiment import RunConfig
 from jtrain.parallel import Schedule
 from jtrain.plan.collectives import Collective, by_axes, collectives
 from jtrain.plan.topology import Topology
-from jtrain.types import Leaf
+from jtrain.sharding import laid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Plan:
             "devices": self.devices,
             "layout": dict(self.layout),
             "memory": {**self.memory, "peak": self.peak, "leaves": self.leaves},
-            "collectives": by_axes(list(self.collectives)),
+            "collectives": by_axes(self.collectives),
             "bubble": self.schedule.bubble if self.schedule else 0.0,
             "seconds": round(self.seconds, 1),
         }
@@ -68,22 +68,17 @@ def plan(config: RunConfig, where: Topology) -> Plan:
     except jax.errors.JaxRuntimeError as error:
         raise _too_large(where, error) from error
     took = time.perf_counter() - begun
-    layout = _layout(parts)
+    layout, state = parts.strategy.axes or {"data": 1}, laid(parts)
     return Plan(
         topology=where.name,
         devices=math.prod(layout.values()),
         layout=layout,
         memory=_memory(program, where.limit),
-        leaves=sum(map(_held, jax.tree.leaves(parts.like))),
+        leaves=state.device + state.host,
         collectives=tuple(collectives(program.as_text() or "", layout)),
         seconds=took,
         schedule=parts.strategy.schedule,
     )
-
-
-def _layout(parts: Assembly) -> dict[str, int]:
-    sharding: Any = jax.tree.leaves(parts.like)[0].sharding
-    return dict(sharding.mesh.shape) if hasattr(sharding, "mesh") else {"data": 1}
 
 
 def _memory(program: Any, limit: int) -> dict[str, int]:
@@ -96,11 +91,6 @@ def _memory(program: Any, limit: int) -> dict[str, int]:
         "host": said.host_argument_size_in_bytes + said.host_temp_size_in_bytes,
         "limit": limit,
     }
-
-
-def _held(leaf: Leaf) -> int:
-    """Bytes of a leaf that a device holds."""
-    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 def _too_large(where: Topology, error: Exception) -> Exception:

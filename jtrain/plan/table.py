@@ -24,7 +24,7 @@ def table(plan: Plan) -> str:
     of = f"of {size(limit)}: {_fits(plan.peak, limit)}" if limit else ""
     lines.append(f"  {'in all':12} {size(plan.peak):>10}   {of}".rstrip())
     lines += ["", "sent by each device in a step, loops counted"]
-    for axes, kinds in by_axes(list(plan.collectives)).items():
+    for axes, kinds in by_axes(plan.collectives).items():
         for kind, count in sorted(kinds.items(), key=lambda item: -item[1]):
             lines.append(f"  {axes:12} {size(count):>10}   {kind}")
     if not plan.collectives:

@@ -7,11 +7,7 @@ reduction twice that.
 
 import functools
 import math
-import os
 import re
-
-os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 import jax
 import pytest
@@ -67,7 +63,7 @@ def _here(monkeypatch, pytestconfig):
 
 
 def sent(found: Plan, axis: str) -> dict[str, float]:
-    return by_axes(list(found.collectives)).get(axis, {})
+    return by_axes(found.collectives).get(axis, {})
 
 
 def near(got: float, want: float, within: float = 0.05) -> bool:
