@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jtrain.assemble import Assembly
-from jtrain.hooks.readable import count
+from jtrain.hooks.readable import columns, count
 from jtrain.parallel import Decision
 from jtrain.trees import named_leaves
 
@@ -89,14 +89,7 @@ def table(of: Laid) -> str:
     if not of.leaves:
         return f"{of.line}\n{sums}"
     rows = [COLUMNS, *(_row(group) for group in alike(of.leaves))]
-    wide = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    lines = [
-        "  ".join(
-            f"{cell:>{w}}" if COLUMNS[i] in ("bytes", "a device") else f"{cell:{w}}"
-            for i, (cell, w) in enumerate(zip(row, wide, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    lines = columns(rows, right=(COLUMNS.index("bytes"), COLUMNS.index("a device")))
     return "\n".join([of.line, "", *lines, "", *_sums(of), sums])
 
 

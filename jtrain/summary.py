@@ -9,7 +9,7 @@ import jax
 
 from jtrain.assemble import Assembly
 from jtrain.flops import flops
-from jtrain.hooks.readable import count
+from jtrain.hooks.readable import columns, count
 from jtrain.parallel.offload import laid_near
 from jtrain.state import TrainState
 from jtrain.terms import combine, in_terms
@@ -89,16 +89,7 @@ def step_flops(parts: Assembly) -> float | None:
 def table(sizes: Summary, work: float | None = None) -> str:
     """A line for each module and leaf, then the sums, in columns."""
     rows = [("leaf", "shape", "dtype", "numbers", "bytes", "on a device"), *_rows(sizes)]
-    wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    right = (3, 4)
-    lines = [
-        "  ".join(
-            f"{cell:>{w}}" if i in right else f"{cell:{w}}"
-            for i, (cell, w) in enumerate(zip(row, wide, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join([*lines, "", *_sums(sizes, work)])
+    return "\n".join([*columns(rows, right=(3, 4)), "", *_sums(sizes, work)])
 
 
 def short(sizes: Summary) -> str:

@@ -1,6 +1,7 @@
-"""Numbers as people read them."""
+"""Numbers and tables as people read them."""
 
 import math
+from collections.abc import Container, Sequence
 
 
 def number(x: float | int) -> str:
@@ -36,3 +37,15 @@ def brief(seconds: float) -> str:
         if seconds * factor < 999.5:
             return f"{count(seconds * factor)} {unit}"
     return f"{count(seconds)} s"
+
+
+def columns(rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
+    """A line for each row, its cells under one another; those of the columns `right` end alike."""
+    wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            f"{cell:>{w}}" if i in right else f"{cell:{w}}"
+            for i, (cell, w) in enumerate(zip(row, wide, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
