@@ -54,8 +54,7 @@ class Assembly:
         if callable(given):
             return jax.jit(lambda: state(weights()), out_shardings=to)()
         # Copied, for the first step gives up its state, and who gave the weights may keep them.
-        near = _shardings(laid_near((self.like.params, self.like.extra)))
-        placed = jax.device_put(given, near)
+        placed = jax.device_put(given, _shardings(self._weights))
         return jax.jit(lambda w: state(jax.tree.map(jnp.copy, w)), out_shardings=to)(placed)
 
     @functools.cached_property
@@ -76,7 +75,7 @@ class Assembly:
 
     def place(self, batch: Batch) -> Batch:
         """What a call of the step takes, on the devices."""
-        return self.strategy.place(batch, stacked=self.config.steps_per_call > 1)
+        return self.strategy.place(batch, stacked=bool(self._stack))
 
     def compile_step(self) -> StepFn:
         """The step, or `steps_per_call` of them in one program; raises what `lower_step` does."""
@@ -93,7 +92,7 @@ class Assembly:
 
     @property
     def _how(self) -> dict[str, bool]:
-        return {"stacked": self.config.steps_per_call > 1, "keeps": True}
+        return {"stacked": bool(self._stack), "keeps": True}
 
     def _step(self) -> tuple[StepFn, TrainState, Batch]:
         """What is compiled, and what for."""
@@ -117,7 +116,7 @@ class Assembly:
             lay=strategy.lay(self.like.params, x.dims),
         )
         step = at_rest(step, self.like)
-        step = many(step, unroll=unroll) if config.steps_per_call > 1 else step
+        step = many(step, unroll=unroll) if self._stack else step
         return step, self.like, _shapes(x.train, *self._stack)
 
     @property
@@ -144,8 +143,7 @@ class Assembly:
         metrics: dict[str, list[str]] = {}
         for name, rows in self.sets.items():
             program = make_evaluate(self.loss, ragged=rows.ragged)
-            weights = self._weights
-            metrics[name] = ["loss", *jax.eval_shape(program, weights, _shapes(rows))[1]]
+            metrics[name] = ["loss", *jax.eval_shape(program, self._weights, _shapes(rows))[1]]
         check_best(self.config.checkpoint.best, metrics)
 
     def measure(self, state: TrainState, name: str = "valid") -> dict[str, float]:
@@ -189,9 +187,8 @@ class Assembly:
         kind = rows.ragged, repr(_shapes(rows))
         if kind not in self._evaluations:
             fn = make_evaluate(self.loss, psum=strategy.psum, ragged=rows.ragged)
-            weights = self._weights
             example = strategy.place(_mine(rows)[0])
-            self._evaluations[kind] = strategy.compile(fn, weights, example)
+            self._evaluations[kind] = strategy.compile(fn, self._weights, example)
         return self._evaluations[kind]
 
     @functools.cached_property
