@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jtrain.assemble import Assembly
-from jtrain.hooks.readable import columns, count
+from jtrain.hooks.readable import columns, size
 from jtrain.parallel import Decision
 from jtrain.trees import named_leaves
 
@@ -83,9 +83,9 @@ def laid(parts: Assembly) -> Laid:
 
 def table(of: Laid) -> str:
     """A line for leaves that are alike, in columns, under the layout and over the sums."""
-    sums = f"state      {_size(of.whole)} whole, {_size(of.device)} on a device"
+    sums = f"state      {size(of.whole)} whole, {size(of.device)} on a device"
     if of.host:
-        sums += f", {_size(of.host)} for it in the memory of the host"
+        sums += f", {size(of.host)} for it in the memory of the host"
     if not of.leaves:
         return f"{of.line}\n{sums}"
     rows = [COLUMNS, *(_row(group) for group in alike(of.leaves))]
@@ -114,8 +114,8 @@ def _row(group: Alike) -> tuple[str, ...]:
         f"{group.name} x {several}" if several > 1 else group.name,
         " x ".join(map(str, one.shape)) or "scalar",
         ", ".join(split) if any(one.axes) else "",
-        _size(one.whole * several),
-        _size(one.bytes * several),
+        size(one.whole * several),
+        size(one.bytes * several),
         _why(one),
     )
 
@@ -131,8 +131,4 @@ def _sums(of: Laid) -> Iterator[str]:
         leaves = [leaf for leaf in of.leaves if leaf.leaf.split("/")[0] == part]
         if leaves:
             whole, held = (sum(leaf.whole for leaf in leaves), sum(leaf.bytes for leaf in leaves))
-            yield f"{part:9}  {_size(whole)} whole, {_size(held)} on a device"
-
-
-def _size(size: int) -> str:
-    return f"{count(size)}B" if size >= 1000 else f"{size} B"
+            yield f"{part:9}  {size(whole)} whole, {size(held)} on a device"

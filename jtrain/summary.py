@@ -9,7 +9,7 @@ import jax
 
 from jtrain.assemble import Assembly
 from jtrain.flops import flops
-from jtrain.hooks.readable import columns, count
+from jtrain.hooks.readable import columns, count, size
 from jtrain.parallel.offload import laid_near
 from jtrain.state import TrainState
 from jtrain.terms import combine, in_terms
@@ -94,11 +94,11 @@ def table(sizes: Summary, work: float | None = None) -> str:
 
 def short(sizes: Summary) -> str:
     """The sums in one line, for the log of a run."""
-    carried = f", {_size(sizes.extra.total)} beside them" if sizes.extra.total else ""
+    carried = f", {size(sizes.extra.total)} beside them" if sizes.extra.total else ""
     return (
-        f"{len(sizes.leaves)} leaves of {_size(sizes.params.total)}{carried}, "
-        f"{_size(sizes.optimizer.total)} of the optimizer; "
-        f"a device holds {_size(sizes.device_bytes)} of state"
+        f"{len(sizes.leaves)} leaves of {size(sizes.params.total)}{carried}, "
+        f"{size(sizes.optimizer.total)} of the optimizer; "
+        f"a device holds {size(sizes.device_bytes)} of state"
     )
 
 
@@ -124,7 +124,7 @@ def _rows(sizes: Summary) -> Iterator[tuple[str, ...]]:
     for module, leaves in modules.items():
         if module:
             numbers, size = sum(x.numbers for x in leaves), sum(x.bytes for x in leaves)
-            yield module, "", "", f"{numbers:,}", _size(size), ""
+            yield module, "", "", f"{numbers:,}", size(size), ""
         for leaf in leaves:
             name = leaf.name.rpartition("/")[2]
             yield (
@@ -132,7 +132,7 @@ def _rows(sizes: Summary) -> Iterator[tuple[str, ...]]:
                 _dims(leaf.shape),
                 leaf.dtype,
                 f"{leaf.numbers:,}",
-                _size(leaf.bytes),
+                size(leaf.bytes),
                 "whole" if leaf.shard == leaf.shape else _dims(leaf.shard),
             )
 
@@ -142,8 +142,8 @@ def _sums(sizes: Summary, work: float | None) -> Iterator[str]:
     for name in ("params", "extra", "optimizer"):
         held: Bytes = getattr(sizes, name)
         if held.total:
-            yield f"{name:10}  {_size(held.total)}, {_size(held.device)} of it on a device"
-    yield f"state       {_size(sizes.device_bytes)} on a device"
+            yield f"{name:10}  {size(held.total)}, {size(held.device)} of it on a device"
+    yield f"state       {size(sizes.device_bytes)} on a device"
     if work is not None:
         yield f"step        {count(work)}FLOP in products of loss and gradient"
 
@@ -169,7 +169,3 @@ def _bytes(tree: Any) -> Bytes:
 
 def _dims(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "scalar"
-
-
-def _size(size: int) -> str:
-    return f"{count(size)}B" if size >= 1000 else f"{size} B"

@@ -1,14 +1,12 @@
 """Over a whole data set each row counts once, in its order, however it is split."""
 
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from predicting_process import W, X, apply
+from two_processes import in_two_processes
 
 import jtrain as jt
 from jtrain.data import Arrays, InOrder
@@ -36,22 +34,9 @@ def test_rows_come_in_the_order_of_the_data(parallel):
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
     """What each of two processes found."""
     folder = tmp_path_factory.mktemp("predicting")
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        port = str(listener.getsockname()[1])
     files = [folder / f"{index}.npz" for index in range(2)]
-    command = [sys.executable, "-W", "error", str(SCRIPT), port]
-    processes = [
-        subprocess.Popen([*command, str(index), str(file)], stderr=subprocess.PIPE, text=True)
-        for index, file in enumerate(files)
-    ]
-    try:
-        for process in processes:
-            _, complaints = process.communicate(timeout=PATIENCE)
-            assert process.returncode == 0, complaints
-    finally:
-        for process in processes:
-            process.kill()  # a process of jax.distributed does not end at SIGTERM
+    words = lambda port, index: (port, str(index), files[index])
+    in_two_processes(SCRIPT, words, patience=PATIENCE)
     return [dict(np.load(file)) for file in files]
 
 

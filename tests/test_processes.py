@@ -1,14 +1,12 @@
 """Two processes with four devices each take the steps of one process with one device."""
 
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from layouts import distance, strategy
 from one_process import NAMES, ROWS, SIZE, STEPS, walk
+from two_processes import in_two_processes
 
 SCRIPT = Path(__file__).with_name("one_process.py")
 PATIENCE = 240  # seconds; alone on two cores it takes about 20
@@ -18,25 +16,9 @@ PATIENCE = 240  # seconds; alone on two cores it takes about 20
 def processes(tmp_path_factory) -> list[dict]:
     """What each of the two wrote."""
     folder = tmp_path_factory.mktemp("processes")
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        port = str(listener.getsockname()[1])
     files = [folder / f"{index}.npz" for index in range(2)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", str(SCRIPT), port, str(index), "2", str(file)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index, file in enumerate(files)
-    ]
-    try:
-        for process in started:
-            _, complaints = process.communicate(timeout=PATIENCE)
-            assert process.returncode == 0, complaints
-    finally:
-        for process in started:
-            process.kill()  # a process of jax.distributed does not end at SIGTERM
+    words = lambda port, index: (port, str(index), "2", files[index])
+    in_two_processes(SCRIPT, words, patience=PATIENCE)
     return [dict(np.load(file)) for file in files]
 
 

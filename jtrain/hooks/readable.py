@@ -21,6 +21,11 @@ def count(x: float | int) -> str:
     return f"{x:.{digits}f}{unit}"
 
 
+def size(number: int) -> str:
+    """Bytes in three digits: `812 B`, `52.1kB`, `1.25MB`."""
+    return f"{count(number)}B" if number >= 1000 else f"{number} B"
+
+
 def duration(seconds: float | int) -> str:
     """Seconds as `0:42`, `12:05`, `3:12:05` or `2d 03:12`."""
     minutes, second = divmod(round(seconds), 60)
