@@ -6,11 +6,12 @@ they have, and all get the same answer. Then the port is JAX's.
 """
 
 import contextlib
+import dataclasses
 import json
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from jtrain.cluster.cluster import Address, Cluster
 from jtrain.errors import ConfigError, PeerError
@@ -20,7 +21,10 @@ HELLO, MOST = 5.0, 1 << 24  # seconds and bytes that one greeting may take
 SHOWN = 12  # facts that differ
 
 
-class _Came(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Came:
+    """One that came, and what it said."""
+
     peer: socket.socket
     host: str
     index: int
