@@ -8,6 +8,7 @@ import pytest
 # Each line may import the lines above it. Names on one line may not import one another.
 ORDER = [
     {"errors", "version", "cache"},
+    {"cluster"},
     {"values", "types", "durations"},
     {"trees", "jaxprs", "rows"},
     {"flops"},
@@ -24,13 +25,13 @@ ORDER = [
     {"lengths", "judged", "directory", "report"},
     {"assemble"},
     {"summary", "sharding", "leaf_statistics", "tracked"},
-    {"opening", "watch"},
+    {"opening", "watch", "joined"},
     {"drive"},
     {"pace"},
     {"trained", "run"},
     {"fit", "predict", "plan"},
     {"debug"},
-    {"sweep"},
+    {"sweep", "launch"},
     {"cli"},
     {"__init__", "__main__"},
 ]
