@@ -193,6 +193,8 @@ def _roll(x, by):
 
 
 def _moved(by, x):
+    # Else the compiler cuts out the two parts where `x` is made, and sends each by itself.
+    x = jax.lax.optimization_barrier(x)
     parts = [x[-1:], x[:-1]] if by > 0 else [x[1:], x[:1]]
     return jnp.concatenate(parts)
 
