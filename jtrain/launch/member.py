@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 KEPT = 400  # lines of what it said last
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # looked up before any fork
+_PR_SET_PDEATHSIG = 1
 
 
 class Member:
@@ -32,6 +35,7 @@ class Member:
             stdout=None if shown else subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches it through us, once
+            preexec_fn=_end_with_parent,
         )
         echo = sys.stderr if shown else None
         pipes = [pipe for pipe in (self._process.stdout, self._process.stderr) if pipe]
@@ -94,3 +98,9 @@ class Member:
                 if echo is not None:
                     echo.write(text)
                     echo.flush()
+
+
+def _end_with_parent() -> None:
+    """Has the system kill this process when the one that started it is gone, killed say; Linux."""
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
