@@ -13,6 +13,7 @@ from quick_study import at_home, config_of, trained, write_study
 
 import jtrain.joined
 from jtrain.cli import main
+from jtrain.directory import Directory
 from jtrain.errors import ConfigError
 from jtrain.joined import facts, join, refuse_unlike_devices, refuse_unshared
 from jtrain.launch.launch import environment, free_port
@@ -87,7 +88,7 @@ def test_other_devices_are_named(monkeypatch):
 
 
 def test_a_directory_that_is_not_shared_is_named(monkeypatch):
-    there = SimpleNamespace(path=RUN, config=RUN / "config.yaml")
+    there = Directory(RUN)
     refuse_unshared(there)  # one process
     seen = SimpleNamespace(
         sync_global_devices=lambda name: None,

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -13,8 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 KEPT = 400  # lines of what it said last
-_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # looked up before any fork
-_PR_SET_PDEATHSIG = 1
+# Runs what follows so that Linux kills it when who started it is gone, killed say: by
+# prctl(PR_SET_PDEATHSIG, SIGKILL). In a process before it, for JAX warns of functions after a fork.
+_TIE = """
+import ctypes, os, sys
+tie = getattr(ctypes.CDLL(None), "prctl", None)
+if tie: tie(1, 9)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+_TIED = (sys.executable, "-I", "-S", "-c", _TIE)
 
 
 class Member:
@@ -29,13 +35,12 @@ class Member:
         self._tail: collections.deque[str] = collections.deque(maxlen=KEPT)
         shown = index == 0
         self._process = subprocess.Popen(
-            list(command),
+            [*_TIED, *command],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=None if shown else subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches it through us, once
-            preexec_fn=_end_with_parent,
         )
         echo = sys.stderr if shown else None
         pipes = [pipe for pipe in (self._process.stdout, self._process.stderr) if pipe]
@@ -98,9 +103,3 @@ class Member:
                 if echo is not None:
                     echo.write(text)
                     echo.flush()
-
-
-def _end_with_parent() -> None:
-    """Has the system kill this process when the one that started it is gone, killed say; Linux."""
-    if _PRCTL is not None:
-        _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
