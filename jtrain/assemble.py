@@ -72,7 +72,11 @@ class Assembly:
     @functools.cached_property
     def calls(self) -> Calls:
         """What each call of the step takes, as numpy arrays: this process's rows."""
-        return Calls(_mine(self.experiment.train), self.config.steps_per_call)
+        return Calls(self.mine(self.experiment.train), self.config.steps_per_call)
+
+    def mine(self, batches: Any) -> Any:
+        """The same batches, of which this process reads only the rows of its devices."""
+        return batches.shard(*self.strategy.part)
 
     def place(self, batch: Batch) -> Batch:
         """What a call of the step takes, on the devices."""
@@ -98,7 +102,7 @@ class Assembly:
     def _step(self) -> tuple[StepFn, TrainState, Batch]:
         """What is compiled, and what for."""
         config, x, strategy = self.config, self.experiment, self.strategy
-        terms, params = self._terms(_mine(x.train)[0]), self._weights[0]
+        terms, params = self._terms(self.mine(x.train)[0]), self._weights[0]
         refuse_unused_params(terms, params)
         strategy.refuse_unused_axes(self.like, x.dims)
         if config.precision.compute is not None:
@@ -118,7 +122,7 @@ class Assembly:
         )
         step = at_rest(step, self.like)
         step = many(step, unroll=unroll) if self._stack else step
-        return step, self.like, _shapes(x.train, *self._stack)
+        return step, self.like, self._shapes(x.train, *self._stack)
 
     @property
     def _stack(self) -> tuple[int, ...]:
@@ -144,13 +148,13 @@ class Assembly:
         metrics: dict[str, list[str]] = {}
         for name, rows in self.sets.items():
             program = make_evaluate(self.loss, ragged=rows.ragged)
-            metrics[name] = ["loss", *jax.eval_shape(program, self._weights, _shapes(rows))[1]]
+            metrics[name] = ["loss", *jax.eval_shape(program, self._weights, self._shapes(rows))[1]]
         check_best(self.config.checkpoint.best, metrics)
 
     def measure(self, state: TrainState, name: str = "valid") -> dict[str, float]:
         """The metrics of a state over all of a set."""
         rows = self.sets[name]
-        mine = _mine(rows)
+        mine = self.mine(rows)
         batches = (self.strategy.place(mine[i]) for i in range(len(rows)))
         weights = self.evaluation_params(state), state.extra
         return evaluate(self._evaluation(name), weights, batches)
@@ -197,16 +201,23 @@ class Assembly:
     def _evaluation(self, name: str) -> EvaluateFn:
         """Compiled at its first use; sets whose batches are alike share one."""
         rows, strategy = self.sets[name], self.strategy
-        kind = rows.ragged, repr(_shapes(rows))
+        kind = rows.ragged, repr(self._shapes(rows))
         if kind not in self._evaluations:
             fn = make_evaluate(self.loss, psum=strategy.psum, ragged=rows.ragged)
-            example = strategy.place(_mine(rows)[0])
+            example = strategy.place(self.mine(rows)[0])
             self._evaluations[kind] = strategy.compile(fn, self._weights, example)
         return self._evaluations[kind]
 
     @functools.cached_property
     def _evaluations(self) -> dict[tuple[bool, str], EvaluateFn]:
         return {}
+
+    def _shapes(self, batches: Any, *stack: int) -> Batch:
+        """A whole batch, as shapes and dtypes alone; or a stack of them."""
+        of = lambda array: jax.ShapeDtypeStruct(
+            (*stack, batches.size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype)
+        )
+        return {name: of(array) for name, array in self.mine(batches)[0].items()}
 
     def _terms(self, batch: Batch) -> Callable[[Params], Returned]:
         terms = in_terms(self.loss, ragged=self.experiment.train.ragged)
@@ -271,16 +282,3 @@ def _makers(
 
 def _shardings(like: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.sharding, like)
-
-
-def _shapes(batches: Any, *stack: int) -> Batch:
-    """A whole batch, as shapes and dtypes alone; or a stack of them."""
-    of = lambda array: jax.ShapeDtypeStruct(
-        (*stack, batches.size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype)
-    )
-    return {name: of(array) for name, array in _mine(batches)[0].items()}
-
-
-def _mine(batches: Any) -> Any:
-    """The rows that this process reads."""
-    return batches.shard(jax.process_index(), jax.process_count())
