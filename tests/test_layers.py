@@ -10,7 +10,7 @@ ORDER = [
     {"errors", "version", "cache"},
     {"values", "types", "durations"},
     {"trees", "jaxprs", "rows"},
-    {"flops"},
+    {"flops", "kept"},
     # The shelves: one thing a file.
     {"config", "data", "models", "losses", "optim", "parallel", "precision", "trackers"},
     {"experiment", "terms", "given"},
@@ -22,6 +22,8 @@ ORDER = [
     {"loop"},
     {"hooks"},
     {"lengths", "judged", "directory", "report"},
+    {"built"},
+    {"by_memory"},
     {"assemble"},
     {"summary", "sharding", "leaf_statistics", "tracked"},
     {"opening", "watch"},
