@@ -30,6 +30,7 @@ ORDER = [
     {"trained", "run"},
     {"fit", "predict", "plan"},
     {"debug"},
+    {"testing"},
     {"sweep"},
     {"cli"},
     {"__init__", "__main__"},
