@@ -8,6 +8,7 @@ from typing import Any, TextIO
 import jax
 import jax.numpy as jnp
 
+from jtrain.all_processes import of_all
 from jtrain.assemble import Assembly
 from jtrain.checkpoint import Checkpoints
 from jtrain.checkpoint.keeping import Goal
@@ -244,7 +245,7 @@ class _Keep:
             "jtrain": __version__,
             "jax": jax.__version__,
             "valid": {},
-            "batches": self._parts.calls.state(step),
+            "batches": of_all(self._parts.calls.state(step)),
             **{name: _numbers(results) for name, results in found.items()},
         }
         self._watch.metrics.sync()

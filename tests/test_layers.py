@@ -10,7 +10,7 @@ ORDER = [
     {"errors", "version", "cache"},
     {"cluster"},
     {"values", "types", "durations"},
-    {"trees", "jaxprs", "rows"},
+    {"trees", "jaxprs", "rows", "all_processes"},
     {"flops"},
     # The shelves: one thing a file.
     {"config", "data", "models", "losses", "optim", "parallel", "precision", "trackers"},

@@ -42,4 +42,6 @@ def _arguments() -> Arguments:
     parser.add_argument("--devices", type=int, default=0, metavar="N", help=words)
     words = "where the first one listens on the loopback; without it a port that is free"
     parser.add_argument("--port", type=int, default=0, metavar="N", help=words)
+    words = "what is run in each, with all that follows it"
+    parser.add_argument("command", metavar="VERB ...", nargs="*", help=words)
     return parser

@@ -40,7 +40,7 @@ class Signals(Hook):
         self._several = False
 
     def __enter__(self) -> "Signals":
-        self._several = jax.process_count() > 1
+        self._several = jax.distributed.is_initialized()  # process_count() would start the devices
         if threading.current_thread() is threading.main_thread():
             # Of several processes JAX listens for SIGTERM, and tells the others.
             for number in [signal.SIGINT] if self._several else _ACTIONS:

@@ -1,6 +1,7 @@
 """Starts a command in several processes, and ends them together."""
 
 import contextlib
+import ipaddress
 import os
 import signal
 import socket
@@ -34,6 +35,7 @@ def launch(command: Sequence[str], *, processes: int, devices: int = 0, port: in
     """
     where = f"{LOOPBACK}:{port or free_port()}"
     _refuse_used(port)
+    _tell_of_name()
     members = []
     with contextlib.ExitStack() as stack:
         for index in range(processes):
@@ -128,3 +130,21 @@ def _refuse_used(port: int) -> None:
                 f"jtrain launch: --port {port} was asked for and cannot be had ({error.strerror}). "
                 f"Leave --port out, and a free one is taken, such as {free_port()}."
             ) from None
+
+
+def _tell_of_name() -> None:
+    """Says so where more than the loopback will be listened at.
+
+    Gloo, by which JAX's CPU processes exchange arrays, listens at the address that the machine's
+    name has, and JAX has no setting for another.
+    """
+    name = socket.gethostname()
+    try:
+        address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError:
+        return
+    if not ipaddress.ip_address(str(address).partition("%")[0]).is_loopback:
+        sys.stderr.write(
+            f"jtrain launch: the processes exchange arrays at {address}, the address of this "
+            f"machine's name. For the loopback alone, put `{LOOPBACK} {name}` into /etc/hosts.\n"
+        )

@@ -12,6 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 KEPT = 400  # lines of what it said last
+# Runs what follows so that Linux kills it when who started it is gone, killed say: by
+# prctl(PR_SET_PDEATHSIG, SIGKILL). In a process before it, for JAX warns of functions after a fork.
+_TIE = """
+import ctypes, os, sys
+tie = getattr(ctypes.CDLL(None), "prctl", None)
+if tie: tie(1, 9)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+_TIED = (sys.executable, "-I", "-S", "-c", _TIE)
 
 
 class Member:
@@ -26,7 +35,7 @@ class Member:
         self._tail: collections.deque[str] = collections.deque(maxlen=KEPT)
         shown = index == 0
         self._process = subprocess.Popen(
-            list(command),
+            [*_TIED, *command],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=None if shown else subprocess.PIPE,

@@ -128,6 +128,29 @@ def test_a_second_signal_ends_all(tmp_path: Path):
     assert not any(Path(f"/proc/{file.name}").exists() for file in tmp_path.iterdir())
 
 
+def test_when_it_is_killed_they_end_too(tmp_path: Path):
+    process = launched(f"open(f'{tmp_path}/{{os.getpid()}}', 'w'); time.sleep(60)")
+    when_written(tmp_path, 2)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{file.name}").exists() for file in tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_says_where_more_than_the_loopback_is_listened_at(monkeypatch, capfd):
+    found = lambda address: lambda *_, **__: [(0, 0, 0, "", (address, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", found("127.0.1.1"))
+    assert launch(of("pass"), processes=1) == 0
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(socket, "getaddrinfo", found("198.51.100.7"))
+    assert launch(of("pass"), processes=1) == 0
+    said = capfd.readouterr().err
+    assert "exchange arrays at 198.51.100.7" in said
+    assert f"put `127.0.0.1 {socket.gethostname()}` into /etc/hosts" in said
+
+
 def test_a_port_in_use_is_refused_with_one_that_is_free():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
