@@ -123,8 +123,8 @@ def _rows(sizes: Summary) -> Iterator[tuple[str, ...]]:
         modules.setdefault(leaf.name.rpartition("/")[0], []).append(leaf)
     for module, leaves in modules.items():
         if module:
-            numbers, size = sum(x.numbers for x in leaves), sum(x.bytes for x in leaves)
-            yield module, "", "", f"{numbers:,}", size(size), ""
+            numbers, held = sum(x.numbers for x in leaves), sum(x.bytes for x in leaves)
+            yield module, "", "", f"{numbers:,}", size(held), ""
         for leaf in leaves:
             name = leaf.name.rpartition("/")[2]
             yield (

@@ -67,6 +67,15 @@ class Report:
         paragraphs = [[self.what], table, self._said(), self.left, [self._end()]]
         return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
 
+    def plain(self) -> dict[str, Any]:
+        """The same as numbers and names alone."""
+        return {
+            "ok": self.ok,
+            "what": self.what,
+            "checks": [row.plain() for row in self.rows],
+            "left": list(self.left),
+        }
+
     def _said(self) -> list[str]:
         """Each thing that is wrong once, after the comparisons that show it."""
         checks: dict[str, list[str]] = {}

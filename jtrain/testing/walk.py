@@ -36,9 +36,9 @@ def observed(optimizer: optax.GradientTransformation) -> optax.GradientTransform
     def init(params: Params) -> Observed:
         return Observed(jax.tree.map(jnp.zeros_like, params), jnp.int32(0), inner.init(params))
 
-    def update(grads: Any, state: Any, params: Any = None, **known: Any) -> Any:
-        updates, after = inner.update(grads, state.inner, params, **known)
-        return updates, Observed(grads, state.calls + 1, after)
+    def update(updates: Any, state: Any, params: Any = None, **known: Any) -> Any:
+        changed, after = inner.update(updates, state.inner, params, **known)
+        return changed, Observed(updates, state.calls + 1, after)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
