@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 import jtrain as jt
+from jtrain.data.line_corpus import TextLines
 from jtrain.data.mixture import Mixture
 from jtrain.data.random_tokens import Random
 from jtrain.data.token_corpus import Tokens
@@ -23,7 +24,7 @@ from jtrain.writing import writes
 class Config(jt.RunConfig):
     """A transformer and its tokens."""
 
-    data: Annotated[Tokens | Mixture | Random, Field(discriminator="kind")]
+    data: Annotated[Tokens | Mixture | TextLines | Random, Field(discriminator="kind")]
     """The tokens."""
     model: Transformer = Transformer(preset="gpt2")
     """The network; with vocab=0 it has the tokens of the data."""

@@ -1,8 +1,6 @@
 """`jtrain` and `python -m jtrain`."""
 
-import sys
-
-from jtrain.cli import main
+from jtrain.cli import leave, main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

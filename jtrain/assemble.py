@@ -21,12 +21,13 @@ from jtrain.lengths import Lengths, in_steps
 from jtrain.loss_checks import refuse_unused_params, refuse_wide_products
 from jtrain.optim import Evaluated, evaluation_params
 from jtrain.parallel import Device, Strategy, check_divides
+from jtrain.parallel.by_hand import gather
 from jtrain.parallel.offload import at_rest, brought, laid_near
 from jtrain.precision import computed_in
 from jtrain.state import TrainState
 from jtrain.step import StepFn, make_step, many
 from jtrain.terms import Returned, in_terms
-from jtrain.types import Batch, LossFn, Once, Params, Stateful
+from jtrain.types import Batch, Extra, Key, LossFn, Once, Params, Stateful
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,6 +165,18 @@ class Assembly:
         if not isinstance(self.experiment.optimizer, Evaluated):
             return brought(state.params, self.like.params)
         return self._evaluation_params(state)
+
+    def here(self, state: TrainState) -> tuple[Params, Extra, Key]:
+        """What samples and pictures are made of: parameters to measure by, extra, the step's key.
+
+        Every process of several calls this, and has them as arrays of its own, whole: so that one
+        alone can use them.
+        """
+        params, extra = self.evaluation_params(state), state.extra
+        if jax.process_count() == 1:
+            return params, extra, state.step_key()
+        params, extra, seed, step = gather((params, extra, state.seed, state.step))
+        return params, extra, jax.random.fold_in(jax.random.wrap_key_data(jnp.array(seed)), step)
 
     @functools.cached_property
     def _evaluation_params(self) -> Callable[[TrainState], Params]:

@@ -27,12 +27,16 @@ PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grai
 class Directory:
     """`runs/NAME/`: config.yaml, run.json, metrics.jsonl, speed.jsonl, checkpoints/, log.txt."""
 
-    def __init__(self, path: Path, again: str = ""):
-        """`again` is what goes on with the run, where it is not the config in the directory."""
-        self.path = path
+    def __init__(self, path: Path, again: str = "", process: int = 0):
+        """`again` is what goes on with the run, where it is not the config in the directory.
+
+        Of several processes the first writes here, and the others each a log of their own.
+        """
+        self.path, self.first = path, process == 0
         self.config, self.status = path / "config.yaml", path / "run.json"
         self.metrics, self.speed = path / "metrics.jsonl", path / "speed.jsonl"
-        self.log, self.samples = path / "log.txt", path / "samples.txt"
+        self.log = path / ("log.txt" if self.first else f"log-{process}.txt")
+        self.samples = path / "samples.txt"
         self.checkpoints = path / "checkpoints"
         self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
         self.again = again or f"jtrain run {self.config}"
@@ -43,6 +47,8 @@ class Directory:
         Raises:
             ConfigError: if it cannot be written.
         """
+        if not self.first:
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             text = dump(config, f"Every value of this run; to go on: {self.again}")
@@ -107,6 +113,8 @@ class Directory:
 
     def say(self, status: str, **facts: Any) -> None:
         """Writes how the run stands: running, done, stopped or failed, and what is known of it."""
+        if not self.first:
+            return
         said = {**self.stands(), "status": status, **facts}
         rewrite(self.status, json.dumps(said, indent=2).encode() + b"\n")
 
@@ -116,7 +124,7 @@ def environment(devices: list[Any]) -> Mapping[str, Any]:
     return {
         "jtrain": __version__,
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
         "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in devices],
         "machine": f"{platform.machine()}, {os.cpu_count()} processors",
         "git": _git(),
@@ -125,7 +133,8 @@ def environment(devices: list[Any]) -> Mapping[str, Any]:
     }
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """That is installed; empty if it is not."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,6 +1,7 @@
 """One class for each thing a user can fix: what was asked, what was found, what to type.
 
-`jtrain` prints the message of any of these without a traceback and exits with 2.
+`jtrain` prints the message of any of these without a traceback and exits with 2,
+with 70 for a PeerError.
 """
 
 
@@ -30,3 +31,7 @@ class CheckpointError(UserError):
 
 class RetraceError(UserError):
     """A compiled step was given arrays of another shape, dtype or structure."""
+
+
+class PeerError(Exception):
+    """Another process of the run is not there, or ended: not to be mended in this one."""

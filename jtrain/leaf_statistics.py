@@ -52,14 +52,14 @@ class LeafStatistics:
 
 def leaves(
     parts: Assembly,
-    path: Path,
+    path: Path | None,
     pause: Callable[[str], AbstractContextManager[None]],
     start: int | None,
 ) -> Leaves:
     """The hook that writes them for a run; close it at the end.
 
     Args:
-        path: of the file.
+        path: of the file; None to look and write nothing, as all processes but one do.
         pause: what is done beside training is done within.
         start: the step that the run goes on from, if it does.
     """

@@ -27,6 +27,8 @@ def opening(parts: Assembly, start: int | None) -> list[str]:
         short(summary(parts.like)),
         *([str(strategy.schedule)] if strategy.schedule else []),
     ]
+    if jax.process_count() > 1:
+        lines.append(_shared(parts))
     now = flat(parts.config)
     for key, said in parts.lengths.said.items():
         if isinstance(now.get(key), int):
@@ -37,3 +39,11 @@ def opening(parts: Assembly, start: int | None) -> list[str]:
     if start:
         lines.append(f"goes on from step {start} of {config.steps}")
     return lines
+
+
+def _shared(parts: Assembly) -> str:
+    """How the processes share out what is read."""
+    count = jax.process_count()
+    mine = parts.experiment.train.shard(jax.process_index(), count)
+    by_index = f"data: by index, each of {count} processes reads its own rows of every batch"
+    return getattr(mine, "told", by_index)

@@ -18,6 +18,7 @@ from jtrain.hooks.evaluating import Results
 from jtrain.hooks.metrics import results
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
+from jtrain.joined import join, refuse_unshared
 from jtrain.loop import Ended, Stop
 from jtrain.pace import paced
 from jtrain.state import TrainState
@@ -70,7 +71,9 @@ def run(
     """
     keep_compiled_programs()
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
-    there = Directory(directory or Path("runs") / config.name, again)
+    path = directory or Path("runs") / config.name
+    cluster = join(config, path)
+    there = Directory(path, again, cluster.index)
     another = f"name={config.name}-2"
     another = another if again else f"jtrain run {source or 'CONFIG'} ... {another}"
     changed = there.refuse_another(
@@ -98,6 +101,7 @@ def run(
         restored = functools.partial(checkpoints.restore, start or 0, parts.like)
         step, state = compiled(parts, parts.fresh if start is None else restored)
         there.begin(config)
+        refuse_unshared(there)
         facts = {"sets": list(parts.sets), **environment(jax.devices())}
         if parts.experiment.tokenizer:
             facts["tokenizer"] = parts.experiment.tokenizer
@@ -113,7 +117,7 @@ def run(
                 signals,
                 hooks=hooks,
                 start=start,
-                news=[*begins, *changed],
+                news=[*cluster.news(), *begins, *changed],
             )
             return _finish(parts, there, checkpoints, watch, ended)
 
@@ -133,9 +137,10 @@ def _finish(
     watch.save.at(ended.step, ended.state)
     if done and x.sample is not None:
         with watch.pause("sampling"):
-            params = parts.evaluation_params(ended.state)
-            sample = x.sample(params, ended.state.extra, ended.state.step_key())
-        directory.samples.write_text(sample + "\n")
+            here = parts.here(ended.state)
+            sample = x.sample(*here) if directory.first else ""
+        if directory.first:
+            directory.samples.write_text(sample + "\n")
     if done and watch.pictures is not None:
         watch.pictures.at(ended.step, ended.state)
     checkpoints.wait()  # what is announced is on the disk

@@ -12,6 +12,7 @@ from jtrain.checkpoint import Checkpoints
 from jtrain.directory import MAY_DIFFER, Directory
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.experiment import Prompt, RunConfig
+from jtrain.joined import join
 from jtrain.state import TrainState
 
 
@@ -62,7 +63,8 @@ def complete(
             f"`complete`. Leave the prompt out."
         )
     found, state = _restored(parts, there, step)
-    known = parts.evaluation_params(state), state.extra, jax.random.key(seed)
+    params, extra, _ = parts.here(state)
+    known = params, extra, jax.random.key(seed)
     if x.complete is not None:
         return found, x.complete(*known, prompt)
     assert x.sample is not None, "one of the two is there"
@@ -86,7 +88,7 @@ def trained(
 def _again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
     """The parts of a run that was trained before, and where it lies."""
     keep_compiled_programs()
-    there = Directory(directory)
+    there = Directory(directory, process=join(config, directory, trains=False).index)
     there.refuse_another(config, f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ.")
     parts = assemble(config, there.pace)
     there.refuse_another_tokenizer(parts.experiment.tokenizer)

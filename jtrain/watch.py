@@ -1,12 +1,14 @@
 """The hooks of a run, put together: what it says, writes, measures and keeps."""
 
 import contextlib
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import jax
 import jax.numpy as jnp
 
+from jtrain.all_processes import of_all
 from jtrain.assemble import Assembly
 from jtrain.checkpoint import Checkpoints
 from jtrain.checkpoint.keeping import Goal
@@ -52,11 +54,14 @@ class Watch:
     ):
         config, x = parts.config, parts.experiment
         every = min(config.log.every, config.steps)  # a short run says something too
+        first = directory if directory and directory.first else None  # the process that writes
         self.waited = lambda: 0.0
         """Gives the seconds that the loop has waited for data; set where the data is read."""
         self._stack = contextlib.ExitStack()
+        if directory and not first:
+            screen = io.StringIO()  # of the processes one speaks
         self.speed = Speed(
-            directory and directory.speed,
+            first and first.speed,
             every=every,
             stop=config.steps,
             rows=config.batch,
@@ -66,16 +71,18 @@ class Watch:
             steps_per_call=config.steps_per_call,
         )
         self.history = History(every=every)
-        """What was measured, if there is no directory."""
+        """What was measured, if there is no directory, or another process writes in it."""
         self.metrics = (
-            Metrics(directory.metrics, every=every, resumed_at=start) if directory else self.history
+            Metrics(first.metrics, every=every, resumed_at=start) if first else self.history
         )
         self._stack.callback(self.speed.close)
         self._stack.callback(self.metrics.close)
-        self.evaluations = {name: self._evaluation(parts, directory, name) for name in parts.sets}
+        self.evaluations = {
+            name: self._evaluation(parts, directory, name, start) for name in parts.sets
+        }
         """By set, the first of which the run is mostly judged by."""
-        first = next(iter(self.evaluations.values()), None)
-        valid = first.latest if first else None
+        judged = next(iter(self.evaluations.values()), None)
+        valid = judged.latest if judged else None
         self.progress = Progress(
             start=start or 0,
             stop=config.steps,
@@ -108,15 +115,15 @@ class Watch:
         self._looks: list[Leaves] = []
         self._tracking: Tracking | None = None
         if directory and config.log.leaves:
-            self._looks.append(leaves(parts, directory.leaves, self.pause, start))
+            self._looks.append(leaves(parts, first and first.leaves, self.pause, start))
             self._stack.callback(self._looks[0].close)
         self.pictures: Pictures | None = None
         """Draws a state, where the experiment makes pictures and there is a directory."""
         if directory and x.pictures is not None:
             self.pictures = self._pictures(directory, x.pictures)
-        if directory and config.trackers and jax.process_index() == 0:
+        if first and config.trackers:
             self._tracking = tracking(
-                config, directory.path, self.speed, tell=self.lines.say, resumed_at=start
+                config, first.path, self.speed, tell=self.lines.say, resumed_at=start
             )
             self._stack.callback(self._tracking.close, "failed")  # unless the end was told
 
@@ -165,7 +172,9 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _evaluation(self, parts: Assembly, directory: Directory | None, name: str) -> Evaluate:
+    def _evaluation(
+        self, parts: Assembly, directory: Directory | None, name: str, start: int | None
+    ) -> Evaluate:
         asked = parts.config.evaluate
         every = asked.sets[name].every if name in asked.sets else asked.every
 
@@ -179,7 +188,12 @@ class Watch:
             tell=lambda step, numbers: self._results(step, name, numbers),
             name=name,
             best=parts.config.checkpoint.best.replace(f"{name}/", ""),
-            earlier=results(directory.metrics, name) if directory else {},
+            # Another process may not yet have cut off what came after the checkpoint.
+            earlier={
+                step: numbers
+                for step, numbers in (results(directory.metrics, name) if directory else {}).items()
+                if start is not None and step <= start
+            },
         )
 
     def _results(self, step: int, name: str, numbers: Mapping[str, float]) -> None:
@@ -190,8 +204,8 @@ class Watch:
     def _pictures(self, directory: Directory, make: Callable[..., Mapping[str, Any]]) -> Pictures:
         def draw(state: TrainState) -> Mapping[str, Any]:
             with self.pause("drawing"):
-                params = self._parts.evaluation_params(state)
-                return make(params, state.extra, state.step_key())
+                here = self._parts.here(state)
+                return make(*here) if directory.first else {}
 
         every = self._parts.config.log.pictures or self._parts.config.steps
         return Pictures(directory.pictures, every=every, draw=draw)
@@ -231,7 +245,7 @@ class _Keep:
             "jtrain": __version__,
             "jax": jax.__version__,
             "valid": {},
-            "batches": self._parts.calls.state(step),
+            "batches": of_all(self._parts.calls.state(step)),
             **{name: _numbers(results) for name, results in found.items()},
         }
         self._watch.metrics.sync()

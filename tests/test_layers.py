@@ -8,8 +8,9 @@ import pytest
 # Each line may import the lines above it. Names on one line may not import one another.
 ORDER = [
     {"errors", "version", "cache"},
+    {"cluster"},
     {"values", "types", "durations"},
-    {"trees", "jaxprs", "rows"},
+    {"trees", "jaxprs", "rows", "all_processes"},
     {"flops", "kept"},
     # The shelves: one thing a file.
     {"config", "data", "models", "losses", "optim", "parallel", "precision", "trackers"},
@@ -26,13 +27,14 @@ ORDER = [
     {"by_memory"},
     {"assemble"},
     {"summary", "sharding", "leaf_statistics", "tracked"},
-    {"opening", "watch"},
+    {"opening", "watch", "joined"},
     {"drive"},
     {"pace"},
     {"trained", "run"},
     {"fit", "predict", "plan"},
     {"debug"},
-    {"sweep"},
+    {"testing"},
+    {"sweep", "launch"},
     {"cli"},
     {"__init__", "__main__"},
 ]

@@ -6,8 +6,9 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
-from jtrain.errors import UserError
+from jtrain.errors import PeerError, UserError
 from jtrain.version import __version__
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.
@@ -16,12 +17,14 @@ VERBS = {
     "eval": "evaluate a run that was trained",
     "sample": "write a text as a run that was trained would",
     "show": "print a config's values and where each was said, or the help of a key",
+    "check": "show that no split of a batch changes what a config trains, or say what does",
     "plan": "print what a step takes on devices that are not here: memory, collectives",
     "data": "write text as token files; print what a config's batches hold",
     "sweep": "run a config with several values, side by side, and say which is best",
+    "launch": "do any of these in several processes on this machine",
     "report": "write one HTML page about some runs: curves, differences, speed, samples",
 }
-DONE, MISTAKE, FAULT, INTERRUPTED, PIPE_CLOSED = 0, 2, 70, 130, 141
+DONE, MISTAKE, FAULT, STOPPED, INTERRUPTED, PIPE_CLOSED = 0, 2, 70, 75, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return MISTAKE
+    except PeerError as error:
+        print(error, file=sys.stderr)
+        return FAULT
     except SystemExit as stop:  # how argparse ends
         return stop.code if isinstance(stop.code, int) else DONE
     except KeyboardInterrupt:
@@ -43,6 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception:
         traceback.print_exc()
         return FAULT
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process.
+
+    One of several that failed does not wait for the others: JAX's would for 300 s, for they hang.
+    """
+    jax = sys.modules.get("jax")
+    if code not in {DONE, STOPPED} and jax is not None and jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _do(verb: str, rest: list[str]) -> int:

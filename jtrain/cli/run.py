@@ -27,7 +27,8 @@ def main(argv: Sequence[str]) -> int:
     from jtrain.run import run
 
     outcome = run(resolved.config, source=resolved.path)
-    print(ending(outcome, resolved.path, shlex.join(["jtrain", "run", *argv])))
+    if outcome.directory.first:
+        print(ending(outcome, resolved.path, shlex.join(["jtrain", "run", *argv])))
     return CODES[outcome.status]
 
 

@@ -1,12 +1,14 @@
 """`jtrain show CONFIG`: the values of a run, and where each was said."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cluster import detect
 from jtrain.config.dump import flat
 from jtrain.config.explain import explain, json_schema
 from jtrain.config.resolve import Resolved, resolve
@@ -35,12 +37,15 @@ def main(argv: Sequence[str]) -> int:
     helps = [explain(resolved.schema, key) for key in keys]  # every key is checked
     for note in resolved.notes:
         print(note, file=sys.stderr)
-    if typed.schema:
-        print(json.dumps(json_schema(resolved.schema), indent=2))
-    elif typed.model:
-        print(_model(resolved, typed.json))
-    elif typed.sharding:
-        print(_sharding(resolved, typed.topology, typed.json))
+    looks = {
+        "schema": lambda: json.dumps(json_schema(resolved.schema), indent=2),
+        "cluster": lambda: _cluster(typed.json),
+        "model": lambda: _model(resolved, typed.json),
+        "sharding": lambda: _sharding(resolved, typed.topology, typed.json),
+    }
+    look = next((look for name, look in looks.items() if getattr(typed, name)), None)
+    if look is not None:
+        print(look())
     elif typed.json:
         print(json.dumps(_object(resolved, keys)))
     elif keys:
@@ -74,6 +79,12 @@ def _object(resolved: Resolved, keys: Sequence[str]) -> dict[str, Any]:
     rows = _within(resolved, keys).items()
     values = {key: {"value": value, "origin": origin} for key, (value, origin) in rows}
     return {"config": str(resolved.path), "notes": list(resolved.notes), "values": values}
+
+
+def _cluster(as_json: bool) -> str:
+    """Which process of which cluster a run would be here."""
+    found = detect(os.environ)
+    return json.dumps(found.plain()) if as_json else str(found)
 
 
 def _model(resolved: Resolved, as_json: bool) -> str:
@@ -121,6 +132,7 @@ def _arguments() -> Arguments:
         "configs/shakespeare.yaml optimizer.lr    the help and the value of a key",
         "configs/shakespeare.yaml --model         the leaves, their bytes, a step's FLOPs",
         "configs/gpt2.yaml --sharding --topology v5e:4x4     where each leaf would lie, and why",
+        "configs/shakespeare.yaml --cluster       which processes train together, and why",
         "configs/shakespeare.yaml --schema        the JSON schema, for an editor",
     )
     words = "a YAML file, values to change, keys to explain"
@@ -133,5 +145,7 @@ def _arguments() -> Arguments:
     parser.add_argument("--sharding", action="store_true", help=sharding)
     devices = "with --sharding, the devices: v5e:4x4, 2*v5p:4x4x4, cpu:8"
     parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=devices)
+    cluster = "print which processes a run would be of here, and by what variables"
+    parser.add_argument("--cluster", action="store_true", help=cluster)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -3,7 +3,7 @@
 The values of configs lie in files of their own, which import pydantic: `jtrain.data.text.Text`,
 `jtrain.data.shakespeare.Shakespeare`, `jtrain.data.fashion_mnist.FashionMnist`,
 `jtrain.data.digits.Digits`, `jtrain.data.augment.Augment`, `jtrain.data.token_corpus.Tokens`,
-`jtrain.data.mixture.Mixture`.
+`jtrain.data.mixture.Mixture`, `jtrain.data.line_corpus.TextLines`.
 """
 
 from jtrain.data.ahead import ReadAhead
@@ -23,6 +23,7 @@ from jtrain.data.loaded import Loaded
 from jtrain.data.mixed import Mixed
 from jtrain.data.packed import Packed
 from jtrain.data.parquet import ParquetRows
+from jtrain.data.shared import Shared
 from jtrain.data.source import Source
 from jtrain.data.stream import Stream, Streamed
 from jtrain.data.subset import Subset, keep_back
@@ -45,6 +46,7 @@ __all__ = [
     "Packed",
     "ParquetRows",
     "ReadAhead",
+    "Shared",
     "Shuffled",
     "Source",
     "Stream",

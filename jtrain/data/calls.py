@@ -15,7 +15,10 @@ class Steps(Protocol):
 
 @runtime_checkable
 class Keeps(Protocol):
-    """Batches that go on with what a run kept of them; the same in each process."""
+    """Batches that go on with what a run kept of them.
+
+    It is the same in each process; or it has a list `shares`, and those of all are put together.
+    """
 
     def state(self, step: int) -> Mapping[str, Any]:
         """JSON by which `restore` goes on at a step, whatever was read beyond it; on any thread."""

@@ -32,6 +32,7 @@ class Loaded:
     """
 
     ragged = False
+    told = "data: a loader, each process reads all of it and keeps its own rows of every batch"
 
     def __init__(self, opened: Callable[[], Iterable[Mapping[str, np.ndarray]]], *, size: int):
         self.size, self._opened = size, opened

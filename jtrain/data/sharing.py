@@ -21,6 +21,8 @@ class Sharing(NamedTuple):
     first: int
     """The record, from 0, that is kept first."""
     every: int
+    own: bool
+    """Whether what comes out depends on the number of processes: each reads something else."""
     told: str
     """What was chosen, and why: a line for the log."""
 
@@ -66,14 +68,16 @@ def sharing(files: Sequence[Path], *, index: int, count: int, policy: str = "aut
     else:
         chosen, why = policy, f"sharing={policy}"
     if chosen == "off":
-        return Sharing(files, 0, 1, f"{there}: each reads all of them ({why})")
+        return Sharing(files, 0, 1, True, f"{there}: each reads all of them ({why})")
     if chosen == "data":
         told = f"{there}: each reads all of them and keeps one record in {count} ({why})"
-        return Sharing(files, index, count, told)
+        return Sharing(files, index, count, False, told)
     if len(files) < count:
         raise DataError(
             f"sharing=file was asked for with {there}: {count - len(files)} would read nothing. "
             f"Set sharing=data, write {count} files, or start {len(files)} processes."
         )
     mine = files[index::count]
-    return Sharing(mine, 0, 1, f"{there}: this one reads {len(mine)} of its own ({why})")
+    order = ", the order of rows depends on the number of processes" if count > 1 else ""
+    told = f"{there}: this one reads {len(mine)} of its own ({why}){order}"
+    return Sharing(mine, 0, 1, True, told)

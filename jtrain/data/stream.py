@@ -47,6 +47,7 @@ class Streamed:
     """
 
     ragged = False
+    told = "data: a stream, each process reads all of it and keeps its own rows of every batch"
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ class Leaves(Hook):
     """A row after steps `every`, 2 `every`, ...: `{"step": 100, "grad_norm": {"w": 0.5}, ...}`.
 
     Args:
-        path: the file; it is begun anew unless the run resumes.
+        path: the file, None to write none; it is begun anew unless the run resumes.
         every: steps.
         stop: the last step of the run, after which nothing is looked at.
         look: a step and the state after it -> of each kind, of each leaf a number.
@@ -24,7 +24,7 @@ class Leaves(Hook):
 
     def __init__(
         self,
-        path: Path | str,
+        path: Path | str | None,
         *,
         every: int,
         stop: int,
@@ -32,13 +32,16 @@ class Leaves(Hook):
         resumed_at: int | None = None,
     ):
         self.every, self._stop, self._look = every, stop, look
-        self._rows = Rows(path, resumed_at=resumed_at)
+        self._rows = None if path is None else Rows(path, resumed_at=resumed_at)
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Writes a row."""
         if step < self._stop:
-            self._rows.append({"step": step, **self._look(step, state)})
+            found = self._look(step, state)
+            if self._rows is not None:
+                self._rows.append({"step": step, **found})
 
     def close(self) -> None:
         """Closes the file."""
-        self._rows.close()
+        if self._rows is not None:
+            self._rows.close()

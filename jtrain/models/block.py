@@ -42,7 +42,13 @@ class Block(nnx.Module):
         width, heads, size = values.width, values.heads, values.size_of_head
         onto = STD / math.sqrt(2 * values.layers)  # the sum over 2 x layers keeps its size
         linear = lambda inputs, outputs, *dims, std=STD: Linear(
-            inputs, outputs, bias=values.bias, std=std, dims=dims, rngs=rngs
+            inputs,
+            outputs,
+            bias=values.bias,
+            std=std,
+            dims=dims,
+            flat=place.times == 1,
+            rngs=rngs,
         )
         norm = lambda width: Norm(width, kind=values.norm, epsilon=values.epsilon, bias=values.bias)
         self.norm_attention = norm(width)

@@ -23,10 +23,15 @@ class Linear(nnx.Module):
         bias: bool = True,
         std: float = 0.02,
         dims: tuple[str | None, str | None] = (None, None),
+        flat: bool = True,
         rngs: nnx.Rngs | Draws,
     ):
-        """`dims` are the names of the inputs and of the outputs."""
-        self.widens = outputs >= inputs
+        """`dims` are the names of the inputs and of the outputs.
+
+        `flat`: whether the dims before the inputs become one. An eighth faster on a CPU; but where
+        the second of them is split over devices the compiler would gather it to make them one.
+        """
+        self.widens, self.flat = outputs >= inputs, flat
         shape = (inputs, outputs) if self.widens else (outputs, inputs)
         named = dims if self.widens else dims[::-1]
         self.kernel = nnx.Param(std * jax.random.normal(rngs.params(), shape), dims=named)
@@ -35,7 +40,7 @@ class Linear(nnx.Module):
     def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
         """The outputs at each position."""
         dim = 0 if self.widens else 1
-        flat = x.reshape(-1, x.shape[-1])
-        y = jax.lax.dot_general(flat, self.kernel[...], (((1,), (dim,)), ((), ())))
-        y = y if self.bias is None else y + self.bias[...][None]
+        rows = x.reshape(-1, x.shape[-1]) if self.flat else x
+        y = jax.lax.dot_general(rows, self.kernel[...], (((rows.ndim - 1,), (dim,)), ((), ())))
+        y = y if self.bias is None else y + self.bias[...].reshape(*[1] * (y.ndim - 1), -1)
         return y.reshape(*x.shape[:-1], -1)

@@ -15,6 +15,7 @@ from jtrain.parallel.leaves import Zero, dims_of
 from jtrain.parallel.memory import memory_of
 from jtrain.parallel.rules import AXES, STATE, UNEVEN
 from jtrain.parallel.single import Single
+from jtrain.parallel.starting import Starting
 from jtrain.trees import named_leaves
 from jtrain.values import values
 
@@ -31,7 +32,7 @@ class Chosen(NamedTuple):
 
 
 @values
-class Auto:
+class Auto(Starting):
     """The layout in which devices exchange least, of those that fit their memory.
 
     What fits is estimated by shapes: the state, the copy of the parameters that is computed with,
@@ -67,7 +68,7 @@ class Auto:
             ConfigError: if the rows divide into none.
         """
         if len(there) == 1:
-            return Chosen(Single(), "auto: there is one device")
+            return Chosen(Single(start_timeout=self.start_timeout), "auto: there is one device")
         limit = int(self.memory * 1e9 or USABLE * memory_of(there))
         tried: list[tuple[Estimate, Axes]] = []
         unfit: dict[str, None] = {}
@@ -112,6 +113,7 @@ class Auto:
                 tensor=tensor,
                 sequence=tensor > 1 and needs.tokens > 0 and needs.tokens % (tensor * context) == 0,
                 min_size=self.min_size,
+                start_timeout=self.start_timeout,
             )
             found += [of, dataclasses.replace(of, context_by="ulysses")] if context > 1 else [of]
         yield from found

@@ -13,11 +13,12 @@ from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import AXES
 from jtrain.parallel.schedule import schedule_of
 from jtrain.parallel.sharded import Sharded
+from jtrain.parallel.starting import Starting
 from jtrain.values import values
 
 
 @values
-class Axes:
+class Axes(Starting):
     """A mesh by the sizes of its axes; they multiply to the number of devices.
 
     One of them may be 0: it is what the others leave. Which dims an axis splits says

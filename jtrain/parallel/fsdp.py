@@ -10,12 +10,13 @@ from jtrain.parallel.layout import mesh_of
 from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import SPLIT
 from jtrain.parallel.sharded import Sharded
+from jtrain.parallel.starting import Starting
 from jtrain.parallel.strategy import Strategy
 from jtrain.values import values
 
 
 @values
-class FSDP:
+class FSDP(Starting):
     """Every large leaf split over the devices, gathered where it is used.
 
     Source: ZeRO stage 3, Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054.

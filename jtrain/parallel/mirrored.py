@@ -14,12 +14,13 @@ from jtrain.parallel.pmap import Pmap
 from jtrain.parallel.rules import SPLIT
 from jtrain.parallel.sharded import Sharded
 from jtrain.parallel.shmap import ShardMap
+from jtrain.parallel.starting import Starting
 from jtrain.parallel.strategy import Strategy
 from jtrain.values import values
 
 
 @values
-class Mirrored:
+class Mirrored(Starting):
     """The state on every device, the rows of a batch split over them."""
 
     kind: Literal["mirrored"] = "mirrored"

@@ -7,6 +7,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from jtrain.parallel.devices import DATA
+from jtrain.parallel.flat import flat_psum
 from jtrain.parallel.on_mesh import OnMesh
 
 
@@ -15,8 +16,9 @@ class ShardMap(OnMesh):
 
     @property
     def psum(self) -> Callable[[Any], Any]:
-        """Sums over the devices."""
-        return lambda tree: jax.lax.psum(tree, DATA)
+        """Sums over the devices; between processes of CPUs all leaves in one message."""
+        sockets = jax.process_count() > 1 and self.mesh.devices.flat[0].platform == "cpu"
+        return lambda tree: flat_psum(tree, DATA) if sockets else jax.lax.psum(tree, DATA)
 
     def whole(self, fn: Callable, stacked: bool) -> Callable:
         """`fn` under `jax.shard_map`; every device comes to the same state."""

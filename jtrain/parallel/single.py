@@ -11,6 +11,7 @@ from jax.stages import Lowered
 from jtrain.errors import ShardingError
 from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.leaves import Decision
+from jtrain.parallel.starting import Starting
 from jtrain.parallel.strategy import Compiling, Remembered, plain, same_for_all
 from jtrain.types import UNLAID, Anywhere, Batch, Dims, Lay, Params, Placement
 from jtrain.values import values
@@ -72,7 +73,7 @@ class OneDevice(Compiling):
 
 
 @values
-class Single:
+class Single(Starting):
     """One device."""
 
     kind: Literal["single"] = "single"

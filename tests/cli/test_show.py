@@ -119,3 +119,23 @@ def test_a_reader_that_stops_reading_is_no_fault(path: str):
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.stdout.split()[-1] in {"0", "141"}
+
+
+def test_the_cluster_is_told_with_the_variables_that_say_so(path: str, monkeypatch, capsys):
+    assert main(["show", path, "--cluster"]) == 0
+    out = capsys.readouterr().out
+    assert "process      0 of 1, trains" in out
+    assert "no variable of a cluster is set" in out
+    for name, value in {"COORDINATOR": "127.0.0.1:4000", "PROCESSES": "2", "PROCESS": "1"}.items():
+        monkeypatch.setenv(f"JTRAIN_{name}", value)
+    assert main(["show", path, "--cluster"]) == 0
+    out = capsys.readouterr().out
+    assert "process      1 of 2, trains" in out
+    assert "JTRAIN_COORDINATOR=127.0.0.1:4000" in out
+    assert main(["show", path, "--cluster", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["index"], found["processes"], found["coordinator"]) == (1, 2, "127.0.0.1:4000")
+    monkeypatch.setenv("TF_CONFIG", "worker")
+    monkeypatch.delenv("JTRAIN_PROCESSES")
+    assert main(["show", path, "--cluster"]) == 2
+    assert "jtrain is half set" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from jtrain.cli import VERBS
 from jtrain.config.resolve import resolve
 
 ROOT = Path(__file__).parent.parent.parent
-NOTES = sorted((ROOT / "docs").glob("*.md"))
+NOTES = sorted((ROOT / "docs").rglob("*.md"))
 CODE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 

@@ -103,3 +103,13 @@ def test_a_step_touches_no_handler(monkeypatch):
         monkeypatch.undo()
     assert ended.stop is None
     assert (looks, touched) == ([1, 2, 3], [])
+
+
+def test_devices_can_still_be_chosen_after_it_began():
+    code = (
+        "import jax; from jtrain.hooks import Signals\n"
+        "with Signals(): jax.config.update('jax_num_cpu_devices', 3)\n"
+        "assert jax.device_count() == 3"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=100)

@@ -5,56 +5,37 @@ device sends in a step: of an array of B bytes among n, a gather or a scatter (n
 reduction twice that.
 """
 
-import functools
 import math
 import re
 
 import jax
 import pytest
+from tpu_programs import (
+    ACTIVATION,
+    BF16,
+    BLOCKS,
+    F32,
+    GRADIENTS,
+    HIDDEN,
+    LAYERS,
+    SMALL,
+    TABLES,
+    VOCAB,
+    WIDTH,
+    near,
+    planned,
+    sent,
+)
 
 from jtrain.assemble import assemble
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
-from jtrain.plan.collectives import by_axes
 from jtrain.plan.hlo import Program
-from jtrain.plan.plan import Plan, plan
+from jtrain.plan.plan import plan
 from jtrain.plan.topology import topology
 from jtrain.state import new_state
 
 pytestmark = pytest.mark.compiler
-
-LAYERS, WIDTH, HIDDEN, VOCAB, ROWS, TIME = 4, 1024, 4096, 2048, 16, 256
-SMALL = [
-    f"batch={ROWS}",
-    f"data.vocab={VOCAB}",
-    f"data.context={TIME}",
-    "data.rows=64",
-    "model.preset=none",
-    "model.vocab=0",
-    f"model.context={TIME}",
-    f"model.layers={LAYERS}",
-    "model.heads=8",
-    "model.head_size=128",
-    f"model.width={WIDTH}",
-    f"model.hidden={HIDDEN}",
-    "model.remat=none",
-    "model.attention=xla",
-    "model.norm=rms",
-    "model.activation=swiglu",
-    "model.bias=false",
-    "model.tied=false",
-    "model.positions={kind: rotary}",
-]
-BLOCKS = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * HIDDEN)  # elements
-TABLES = 2 * VOCAB * WIDTH  # the embedding and the head
-BF16, F32 = 2, 4
-ACTIVATION = ROWS * TIME * WIDTH * BF16
-
-
-@functools.cache
-def planned(where: str, *words: str) -> Plan:
-    path = "configs/llama2_7b.yaml"
-    return plan(resolve(path, [*SMALL, *words]).config, topology(where))
 
 
 @pytest.fixture(autouse=True)
@@ -62,18 +43,9 @@ def _here(monkeypatch, pytestconfig):
     monkeypatch.chdir(pytestconfig.rootpath)
 
 
-def sent(found: Plan, axis: str) -> dict[str, float]:
-    return by_axes(found.collectives).get(axis, {})
-
-
-def near(got: float, want: float, within: float = 0.05) -> bool:
-    return abs(got / want - 1) <= within
-
-
 def test_data_parallel_sends_the_gradients_once():
     found = sent(planned("v5e:2x4", "parallel.kind=mirrored"), "data")
-    tables = VOCAB * WIDTH * (BF16 + F32)  # the head's is summed in float32
-    assert near(sum(found.values()), 2 * 7 / 8 * (BLOCKS * BF16 + tables))
+    assert near(sum(found.values()), 2 * 7 / 8 * GRADIENTS)
     assert set(found) == {"all-reduce"}
 
 
@@ -106,7 +78,7 @@ def test_between_slices_crosses_what_a_device_keeps_of_the_gradients():
     words = ("parallel.kind=sharded", "parallel.slice=2")
     found = planned("2*v5e:2x2", *words)
     within, between = sent(found, "fsdp"), sent(found, "slice")
-    kept = (BLOCKS * BF16 + VOCAB * WIDTH * (BF16 + F32)) / 4
+    kept = GRADIENTS / 4
     assert near(sum(between.values()), 2 * 1 / 2 * kept, 0.1)
     assert within["reduce-scatter"] > 0.9 * BLOCKS * BF16 * 3 / 4
     assert sum(between.values()) < 0.15 * sum(within.values())

@@ -1,0 +1,31 @@
+"""What all processes of a run have, known to each of them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+def of_all(state: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON in which the lists `shares` of all processes are one, in their order.
+
+    Every process calls this at the same time where there is such a list; all others go unchanged.
+    """
+    if jax.process_count() == 1 or "shares" not in state:
+        return dict(state)
+    return {**state, "shares": [share for each in _gathered(state) for share in each["shares"]]}
+
+
+def _gathered(value: Any) -> list[Any]:
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = np.asarray(multihost_utils.process_allgather(np.array(len(text))))
+    padded = np.zeros(sizes.max(), np.uint8)
+    padded[: len(text)] = text
+    texts = np.asarray(multihost_utils.process_allgather(padded))  # processes, bytes
+    return [
+        json.loads(one[:size].tobytes())
+        for one, size in zip(texts, sizes.ravel().tolist(), strict=True)
+    ]

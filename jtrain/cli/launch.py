@@ -1,0 +1,47 @@
+"""`jtrain launch --processes N VERB ...`: any verb in several processes on this machine."""
+
+import sys
+from collections.abc import Sequence
+
+from jtrain.cli import VERBS
+from jtrain.cli.arguments import Arguments
+from jtrain.errors import UserError
+from jtrain.launch import launch
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs it; gives the exit code of the first process that failed, or that of all."""
+    place = next((i for i, word in enumerate(argv) if word in VERBS), len(argv))
+    typed = _arguments().parse(argv[:place])
+    verb, *rest = argv[place:] or [""]
+    if verb in {"", "launch"}:
+        there = ", ".join(name for name in VERBS if name != "launch")
+        raise UserError(
+            f"jtrain launch: what is to be run in {typed.processes} processes? It is a verb and "
+            f"what follows it ({there}): jtrain launch --processes 2 run configs/shakespeare.yaml"
+        )
+    for name, least in (("processes", 1), ("devices", 0), ("port", 0)):
+        if getattr(typed, name) < least:
+            raise UserError(f"jtrain launch: --{name} is at least {least}; type --{name} 2, say")
+    command = [sys.executable, "-m", "jtrain", verb, *rest]
+    return launch(command, processes=typed.processes, devices=typed.devices, port=typed.port)
+
+
+def _arguments() -> Arguments:
+    parser = Arguments(
+        "launch",
+        "Runs a verb in several processes on this machine, as many machines would run it: a\n"
+        "rehearsal on CPU devices. They reach one another on the loopback alone. When one fails\n"
+        "all are ended, and its words come last.",
+        "--processes 2 --devices 4 run configs/shakespeare.yaml",
+        "--processes 4 run configs/shakespeare.yaml parallel.kind=fsdp",
+    )
+    words = "how many processes"
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help=words)
+    words = "CPU devices of each; without it one, or as many as the config says"
+    parser.add_argument("--devices", type=int, default=0, metavar="N", help=words)
+    words = "where the first one listens on the loopback; without it a port that is free"
+    parser.add_argument("--port", type=int, default=0, metavar="N", help=words)
+    words = "what is run in each, with all that follows it"
+    parser.add_argument("command", metavar="VERB ...", nargs="*", help=words)
+    return parser

@@ -1,0 +1,47 @@
+"""Makes one JAX of several processes."""
+
+from jtrain.cluster.cluster import Address, Cluster
+from jtrain.cluster.meet import Facts, bound, meet
+from jtrain.errors import ConfigError
+
+# Seconds after which JAX takes a process for dead. Its own 100 keep the others waiting that long;
+# the beats come from a thread of C++, which a busy Python does not hold up.
+HEARTBEAT = 30
+
+
+def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
+    """Joins the processes of a cluster; before JAX knows its devices, and once.
+
+    Args:
+        facts: by name, what has to be the same in all of them.
+        timeout: seconds to wait for all of them.
+
+    Raises:
+        PeerError: for a process that does not come.
+        ConfigError: if they differ, or JAX began before.
+    """
+    import jax
+
+    if cluster.coordinator is None or cluster.processes == 1:
+        return
+    meet(cluster, facts, timeout=timeout)
+    where = Address(bound(cluster.coordinator) or "::", cluster.coordinator.port)
+    try:
+        jax.distributed.initialize(
+            str(cluster.coordinator),
+            cluster.processes,
+            cluster.index,
+            local_device_ids=list(cluster.devices) or None,
+            cluster_detection_method="deactivate",
+            # Without it JAX listens on every interface.
+            coordinator_bind_address=str(where),
+            initialization_timeout=max(int(timeout), 60),  # all are there
+            heartbeat_timeout_seconds=HEARTBEAT,
+        )
+    except RuntimeError as error:
+        if "before" not in str(error):
+            raise
+        raise ConfigError(
+            f"{cluster.kind} has {cluster.processes} processes, and in this one JAX was used "
+            f"before they met. Call jt.run before anything that asks for devices or computes."
+        ) from None

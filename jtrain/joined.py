@@ -1,0 +1,125 @@
+"""A run's processes, joined: what they must have in common, and whether they have."""
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jtrain.checkpoint import Checkpoints
+from jtrain.cluster import Cluster, detect, start
+from jtrain.config.dump import flat
+from jtrain.config.words import spell
+from jtrain.directory import PACKAGES, Directory, version_of
+from jtrain.errors import ConfigError
+from jtrain.experiment import RunConfig
+
+# What of the environment changes numbers or devices.
+VARIABLES = (
+    "JAX_PLATFORMS",
+    "JAX_NUM_CPU_DEVICES",
+    "JAX_ENABLE_X64",
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "JAX_DEFAULT_PRNG_IMPL",
+    "JAX_THREEFRY_PARTITIONABLE",
+    "XLA_FLAGS",
+)
+
+
+def join(config: RunConfig, path: Path, *, trains: bool = True) -> Cluster:
+    """The processes that this one belongs to, once they are one JAX; before it is used.
+
+    They compare their configs, code, packages and devices, and what they see of the run in `path`.
+
+    Raises:
+        PeerError: for a process that does not come within `parallel.start_timeout` seconds.
+        ConfigError: for variables that contradict one another, or processes that differ: which,
+            and how.
+    """
+    if jax.distributed.is_initialized():
+        return Cluster(kind="by hand", processes=jax.process_count(), index=jax.process_index())
+    cluster = detect(os.environ)
+    if trains and cluster.role != "trains":
+        raise ConfigError(
+            f"{cluster.kind} says that this process only evaluates ({cluster.spelt}), and a run is "
+            f"evaluated by those that train. Leave this process out; jtrain eval {path.name} "
+            f"measures the newest checkpoint at any time."
+        )
+    if cluster.processes > 1:
+        start(cluster, facts(config, path), timeout=config.parallel.start_timeout)
+        refuse_unlike_devices()
+    return cluster
+
+
+def facts(config: RunConfig, path: Path) -> dict[str, str]:
+    """What all processes of a run must have the same, by name."""
+    return {
+        **{f"config {key}": spell(value) for key, value in flat(config).items()},
+        **{f"package {name}": version_of(name) or "none" for name in PACKAGES},
+        "python": platform.python_version(),
+        **{f"variable {name}": os.environ.get(name) or "none" for name in VARIABLES},
+        **_stands(path),
+        **{f"code {name}": digest for name, digest in _code(type(config))},
+    }
+
+
+def refuse_unlike_devices() -> None:
+    """Raises ConfigError, in all processes, if some have other devices than the first."""
+    by_process: dict[int, list[str]] = {}
+    for device in jax.devices():
+        by_process.setdefault(device.process_index, []).append(device.device_kind)
+    first = sorted(by_process[0])
+    for process, kinds in sorted(by_process.items()):
+        if sorted(kinds) != first:
+            raise ConfigError(
+                f"process 0 has {_counted(first)} and process {process} {_counted(kinds)}. Give "
+                f"each process as many devices of one kind (JAX_NUM_CPU_DEVICES on a CPU, "
+                f"CUDA_VISIBLE_DEVICES on GPUs)."
+            )
+
+
+def refuse_unshared(directory: Directory) -> None:
+    """Raises ConfigError, in all processes, if some do not see what the first one wrote.
+
+    Call it after `directory.begin`.
+    """
+    if jax.process_count() == 1:
+        return
+    multihost_utils.sync_global_devices("jtrain: the directory was begun")
+    seen = multihost_utils.process_allgather(np.array(directory.config.exists()))
+    if blind := np.flatnonzero(~np.asarray(seen)).tolist():
+        raise ConfigError(
+            f"{directory.path} was begun by process 0, and process {', '.join(map(str, blind))} "
+            f"does not see it. Run where all processes share a file system: the run's directory is "
+            f"runs/NAME below where you are."
+        )
+
+
+def _stands(path: Path) -> Mapping[str, str]:
+    """What is to be seen of the run: else one process would go on and another begin."""
+    newest = Checkpoints(path / "checkpoints").newest()
+    said = Directory(path).stands().get("status", "nothing")
+    return {f"run {path}": said if newest is None else f"{said} at step {newest}"}
+
+
+def _code(config: type) -> Iterator[tuple[str, str]]:
+    """The files that are run, and a digest of each: jtrain's, and the experiment's own."""
+    package = Path(__file__).parent
+    for file in sorted(package.rglob("*.py")):
+        yield f"jtrain/{file.relative_to(package)}", _digest(file)
+    own = getattr(sys.modules.get(config.__module__), "__file__", None)
+    if own and not Path(own).is_relative_to(package):
+        yield Path(own).name, _digest(Path(own))
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+
+
+def _counted(kinds: list[str]) -> str:
+    return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "none"

@@ -1,0 +1,105 @@
+"""One of several processes of a command."""
+
+import collections
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+KEPT = 400  # lines of what it said last
+# Runs what follows so that Linux kills it when who started it is gone, killed say: by
+# prctl(PR_SET_PDEATHSIG, SIGKILL). In a process before it, for JAX warns of functions after a fork.
+_TIE = """
+import ctypes, os, sys
+tie = getattr(ctypes.CDLL(None), "prctl", None)
+if tie: tie(1, 9)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+_TIED = (sys.executable, "-I", "-S", "-c", _TIE)
+
+
+class Member:
+    """A process that has begun; in a `with` block, after which neither it nor its children are.
+
+    The words of process 0 go where those of this process go. What the others say is kept, for the
+    case that they fail.
+    """
+
+    def __init__(self, index: int, command: Sequence[str], environ: Mapping[str, str]):
+        self.index, self.ended = index, 0.0
+        self._tail: collections.deque[str] = collections.deque(maxlen=KEPT)
+        shown = index == 0
+        self._process = subprocess.Popen(
+            [*_TIED, *command],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=None if shown else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches it through us, once
+        )
+        echo = sys.stderr if shown else None
+        pipes = [pipe for pipe in (self._process.stdout, self._process.stderr) if pipe]
+        self._readers = [
+            threading.Thread(target=self._read, args=(pipe, echo), daemon=True) for pipe in pipes
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def __enter__(self) -> "Member":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """How it ended, a signal's number below zero; None while it runs."""
+        code = self._process.poll()
+        if code is not None and not self.ended:
+            self.ended = time.monotonic()
+        return code
+
+    @property
+    def exit_code(self) -> int:
+        """The same as a shell says it: 128 and the number of the signal."""
+        code = self.code or 0
+        return code if code >= 0 else 128 - code
+
+    def signal(self, number: int) -> None:
+        """Hands a signal on, if it still runs."""
+        if self.code is None:
+            self._process.send_signal(number)
+
+    def end(self) -> None:
+        """Ends it at once, with all that it started; nothing if it has ended."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for reader in self._readers:
+            reader.join(timeout=1.0)
+
+    def last_words(self) -> str:
+        """What it said before it failed; of process 0 only how, as its words were shown."""
+        code = self.code or 0
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        words = "" if self.index == 0 else "".join(self._tail)
+        return f"{words}process {self.index} failed ({how}), and all were ended\n"
+
+    def _read(self, pipe: IO[bytes], echo: IO[str] | None) -> None:
+        with pipe:
+            for line in pipe:
+                text = line.decode(errors="replace")
+                self._tail.append(text)
+                if echo is not None:
+                    echo.write(text)
+                    echo.flush()

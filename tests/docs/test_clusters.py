@@ -1,0 +1,66 @@
+"""What the pages of docs/clusters say to set is enough, and says who each process is."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from jtrain.cluster import detect
+
+PAGES = Path(__file__).parents[2] / "docs" / "clusters"
+LINK = re.compile(r"\]\((clusters/[^)#]+)")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (PAGES / f"{page}.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def exported(page: str) -> dict[str, str]:
+    """The variables that a page sets."""
+    lines = [line.strip() for block in blocks(page, "bash") for line in block.splitlines()]
+    words = [shlex.split(line, comments=True)[1] for line in lines if line.startswith("export ")]
+    return dict(word.split("=", 1) for word in words)
+
+
+def test_a_page_for_each_is_linked():
+    notes = (PAGES.parent / "processes.md").read_text()
+    assert {f"clusters/{page.name}" for page in PAGES.iterdir()} == set(LINK.findall(notes))
+
+
+def test_a_job_set_tells_each_pod_its_place():
+    (text,) = blocks("jobset", "yaml")
+    (job,) = YAML(typ="safe").load(text)["spec"]["replicatedJobs"]
+    pods = job["template"]["spec"]
+    (container,) = pods["template"]["spec"]["containers"]
+    told = {each["name"]: each.get("value", each["name"].lower()) for each in container["env"]}
+    assert int(told["PODS_PER_JOB"]) == pods["parallelism"] == pods["completions"]
+    for index in range(pods["parallelism"]):
+        found = detect(told | {"JOB_COMPLETION_INDEX": f"{index}"})
+        assert (found.index, found.processes) == (index, pods["parallelism"])
+        assert str(found.coordinator) == "jobset_name-replicated_job_name-0-0.jobset_name:8476"
+
+
+@pytest.mark.parametrize(
+    ("page", "kind", "processes", "coordinator"),
+    [
+        ("tf_config", "TF_CONFIG", 2, "10.0.0.1:8476"),
+        ("one_machine", "jtrain", 2, "10.0.0.1:8476"),
+    ],
+)
+def test_the_variables_of_a_page_are_a_cluster(page, kind, processes, coordinator):
+    found = detect(exported(page))
+    assert (found.kind, found.processes, found.index) == (kind, processes, 0)
+    assert str(found.coordinator) == coordinator
+
+
+def test_the_hosts_of_a_slice_are_a_cluster():
+    assert "TPU_WORKER_ID=${HOSTNAME##*-w-}" in blocks("tpu_vm", "bash")[0]
+    found = detect(exported("tpu_vm") | {"TPU_WORKER_ID": "3"})
+    assert (found.kind, found.index, found.processes) == ("TPU slice", 3, 4)
+
+
+def test_a_job_of_slurm_is_started_by_srun():
+    assert "\nsrun " in blocks("slurm", "bash")[0]

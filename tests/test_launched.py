@@ -1,0 +1,127 @@
+"""One config under `jtrain launch`: stopped at one process, gone on with by another number."""
+
+import ipaddress
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from listening import descendants, listening
+from quick_study import CODE, at_home, trained, write_study
+
+from jtrain.hooks.metrics import read
+
+PATIENCE = 240  # seconds; alone on two cores it takes about 10
+SLOW = """
+
+class Slow(Arrays):
+    def __getitem__(self, indices):
+        time.sleep(float(os.environ.get("NAP", 0)))
+        return super().__getitem__(indices)
+"""
+STUDY = "import os\nimport time\n" + CODE.replace("    return Arrays(", "    return Slow(").replace(
+    "\n\n@jt.values\nclass Data", SLOW + "\n\n@jt.values\nclass Data"
+)
+VALUES = (
+    "steps=40",
+    "checkpoint.every=0",
+    "evaluate.every=5",
+    "log.leaves=5",
+    "optimizer.kind=sgd",
+)
+SPLIT = ("parallel.kind=fsdp", "parallel.min_size=0")
+
+
+class Stopped(NamedTuple):
+    """A run in two processes that was asked to end, by a signal to the second of them."""
+
+    home: Path
+    code: int
+    said: str
+    listened: set[str]
+
+    @property
+    def run(self) -> Path:
+        return self.home / "runs" / "quick"
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Stopped:
+    home = tmp_path_factory.mktemp("launched")
+    write_study(home, STUDY)
+    options = ["--processes", "2", "--devices", "2"]
+    words = ["run", "configs/quick.yaml", *VALUES, *SPLIT]
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    output = home / "output.txt"
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "jtrain", "launch", *options, *words],
+        cwd=home,
+        env=env | {"NAP": "0.1", "JAX_COMPILATION_CACHE_DIR": str(compiled)},
+        stdout=(file := output.open("w")),
+        stderr=subprocess.STDOUT,
+    )
+    listened, asked, deadline = set(), False, time.monotonic() + PATIENCE
+    try:
+        while process.poll() is None:
+            assert time.monotonic() < deadline
+            listened |= listening(process.pid)
+            if not asked and len(read(home / "runs" / "quick" / "metrics.jsonl")) > 5:
+                second = max(descendants(process.pid) - {process.pid})
+                os.kill(second, signal.SIGTERM)
+                asked = True
+            time.sleep(0.05)
+        return Stopped(home, process.returncode, output.read_text(), listened)
+    finally:
+        file.close()
+        process.kill()
+        process.wait()
+
+
+def test_a_signal_to_one_process_stops_all_at_one_step(stopped: Stopped):
+    assert stopped.code == 75, stopped.said
+    stands = json.loads((stopped.run / "run.json").read_text())
+    assert stands["status"] == "stopped"
+    assert 5 < stands["step"] < 40
+    assert "asked to end (a signal to one of the processes)" in stopped.said
+    steps = [int(path.name) for path in (stopped.run / "checkpoints").iterdir()]
+    assert max(steps) == stands["step"]
+
+
+def test_one_process_speaks_and_writes(stopped: Stopped):
+    names = {path.name for path in stopped.run.iterdir()}
+    files = {"config.yaml", "run.json", "metrics.jsonl", "speed.jsonl", "leaves.jsonl", "log.txt"}
+    assert names == {*files, "log-1.txt", "checkpoints"}
+    assert stopped.said.count("goes on from step") == 1
+    assert "process 0 of 2 (jtrain) at 127.0.0.1" in stopped.said
+    assert "process 1 of 2" not in stopped.said
+    assert "process 1 of 2" in (stopped.run / "log-1.txt").read_text()
+    steps = [row["step"] for row in read(stopped.run / "metrics.jsonl") if "loss" in row]
+    assert steps == list(range(1, len(steps) + 1)), "each row once"
+
+
+def test_nothing_listens_beyond_the_loopback(stopped: Stopped):
+    assert stopped.listened, "the coordinator was seen"
+    assert all(ipaddress.ip_address(each).is_loopback for each in stopped.listened)
+
+
+def test_one_process_goes_on_to_what_an_unbroken_run_comes_to(
+    stopped: Stopped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path
+):
+    write_study(tmp_path, STUDY)
+    at_home(tmp_path, monkeypatch, compiled)
+    unbroken = read(trained("configs/quick.yaml", *VALUES).directory.metrics)
+    monkeypatch.chdir(stopped.home)
+    there = read(stopped.run / "metrics.jsonl")
+    outcome = trained("configs/quick.yaml", *VALUES)
+    assert (outcome.status, outcome.step) == ("done", 40)
+    rows = read(outcome.directory.metrics)
+    assert rows[: len(there)] == there
+    assert [list(row) for row in rows] == [list(row) for row in unbroken]
+    numbers = lambda rows: np.array([x for row in rows for x in row.values()])
+    np.testing.assert_allclose(numbers(rows), numbers(unbroken), rtol=1e-5, atol=1e-6)
