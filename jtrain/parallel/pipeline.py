@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import eval_jaxpr
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
@@ -69,10 +70,11 @@ def through_stages(
     def compute(runs, at, moving):
         """What a stage makes of what it has; `at`: turns since it got the first microbatch."""
         real = (at >= 0) & (at < schedule.batches * schedule.repeats)
-        repeat = at // schedule.stages % schedule.repeats if schedule.repeats > 1 else 0
-        run = jax.tree.map(lambda leaf: leaf[repeat], runs)
-        x, rows = moving
-        return jax.lax.scan(lambda x, one: layer(one, x, rows), x, _learned_from(run, real))
+        if schedule.repeats == 1:
+            return _through(layer, _looked_up(runs, (0, real)), *moving)
+        opened, closed_over = _opened(layer, runs, *moving)
+        which = at // schedule.stages % schedule.repeats, real
+        return _run(opened, runs, which, closed_over, *moving)
 
     def turn(carry, number):
         waiting, (x, rows) = _exchange(schedule, number, *carry)
@@ -204,10 +206,17 @@ _rolled = jax.custom_vjp(_moved, nondiff_argnums=(0,))
 _rolled.defvjp(lambda by, x: (_moved(by, x), None), lambda by, _, grad: (_moved(-by, grad),))
 
 
-def _learned_from(run, real):
-    """`run`, whose gradient is 0, and not 0 x NaN, where what is computed by it is not real."""
+def _through(layer, run, x, rows):
+    """`x` after the layers of a run, and what each gave."""
+    return jax.lax.scan(lambda x, one: layer(one, x, rows), x, run)
+
+
+def _looked_up(runs, which):
+    """A run; its gradient is 0, and not 0 x NaN, where what is computed by it is not real."""
+    repeat, real = which
     inexact = lambda x: jnp.issubdtype(x.dtype, jnp.inexact)
-    return jax.tree.map(lambda x: _if_real(x, real) if inexact(x) else x, run)
+    learned_from = lambda x: _if_real(x, real) if inexact(x) else x
+    return jax.tree.map(lambda leaf: learned_from(leaf[repeat]), runs)
 
 
 @jax.custom_vjp
@@ -221,6 +230,55 @@ def _if_real_back(real, grad):
 
 
 _if_real.defvjp(lambda x, real: (x, real), _if_real_back)
+
+
+def _opened(layer, runs, x, rows):
+    """`layer` with what it closes over as its first argument, and that."""
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), runs)
+    jaxpr, like = jax.make_jaxpr(layer, return_shape=True)(one, x, rows)
+
+    def opened(closed_over, *given):
+        flat = eval_jaxpr(jaxpr.jaxpr, closed_over, *jax.tree.leaves(given))
+        return jax.tree.unflatten(jax.tree.structure(like), flat)
+
+    return opened, jaxpr.consts
+
+
+# Left to autodiff, the run that a turn looks up would be kept for the way back, for every turn.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _run(opened, runs, which, closed_over, x, rows):
+    """`x` after the layers of one of several runs, which is looked up again on the way back."""
+    return _of_run(opened, _looked_up(runs, which), closed_over, x, rows)
+
+
+def _of_run(opened, run, closed_over, x, rows):
+    return _through(functools.partial(opened, closed_over), run, x, rows)
+
+
+def _run_forward(opened, runs, which, *given):
+    of_run = functools.partial(_of_run, opened)
+    gave, back = jax.vjp(of_run, _looked_up(runs, which), *given)
+    return gave, (_with_run(back, None), runs, which)
+
+
+def _run_back(opened, kept, grads):
+    del opened
+    back, runs, which = kept
+    run, put = jax.vjp(lambda runs: _looked_up(runs, which), runs)
+    grad_run, *grads = _with_run(back, run)(grads)
+    return *put(grad_run), None, *grads
+
+
+def _with_run(back: Any, run: Any) -> Any:
+    """`back` with this in the place of what it keeps of its first argument.
+
+    Source: https://docs.jax.dev/en/latest/301/vjp-objects.html.
+    """
+    back.args_res = [run, *back.args_res[1:]]
+    return back
+
+
+_run.defvjp(_run_forward, _run_back)
 
 
 def _none(leaf, dims):

@@ -5,6 +5,7 @@ Models over stages and other axes: tests/every/test_every_axis.py.
 
 import dataclasses
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -97,6 +98,50 @@ def test_a_stage_computes_for_each_microbatch_once_and_in_order(way):
     busy = sum(done.values()) / (stages * schedule.turns)
     assert schedule.bubble == pytest.approx(1 - busy)
     assert f"{schedule.bubble:.1%}" in str(schedule)
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_what_a_layer_closes_over_is_learned_from(repeats):
+    (weights, indices), x, rows = jax.tree.map(jnp.asarray, given())
+
+    def slope(place):
+        def total(scale):
+            by = lambda one, x, rows: (x + scale * one[0] * rows["own"][:, None, None], ())
+            return (place.layers(by, (weights[:, None, None], indices), x, rows)[0] ** 2).sum()
+
+        return jax.jit(jax.grad(total))(jnp.float32(0.3))
+
+    place = axes(stage=2, repeats=repeats, data=4).build().placement
+    np.testing.assert_allclose(slope(place), slope(Anywhere()), rtol=1e-6)
+
+
+def kept_each_turn(repeats: int) -> tuple[set[tuple[int, ...]], int, int]:
+    """The shapes of what is kept of every turn for the way back, and the numbers of turns, runs."""
+    where = axes(stage=2, stage_batches=4, repeats=repeats, data=4).build()
+    turns, layers = where.schedule.turns, LAYERS // 2 // repeats
+    stack, x = jnp.ones((LAYERS, 5, 5)), jnp.ones((B, T, 5))
+    by = lambda one, x, _: (jnp.tanh(x @ one), ())
+    total = lambda stack: where.placement.layers(by, stack, x, ())[0].sum()
+    loops = list(scans(jax.make_jaxpr(jax.grad(total))(stack).jaxpr))
+    made = [out.aval.shape for loop in loops if not loop.params["reverse"] for out in loop.outvars]
+    return {shape for shape in made if shape[:1] == (turns,)}, turns, layers
+
+
+def scans(jaxpr: Any) -> Iterator[Any]:
+    for each in jaxpr.eqns:
+        if each.primitive.name == "scan":
+            yield each
+        for inner in jax.tree.leaves(each.params, is_leaf=lambda x: hasattr(x, "jaxpr")):
+            if hasattr(inner, "jaxpr"):
+                yield from scans(inner.jaxpr)
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 4])
+def test_the_way_back_keeps_what_layers_made_and_not_their_weights(repeats):
+    kept, turns, layers = kept_each_turn(repeats)
+    made = (turns, 2, layers, 4, B // 4 // 4, T, 5)  # by stage, layer and copy
+    assert any(sorted(shape) == sorted(made) for shape in kept), kept
+    assert not [shape for shape in kept if shape[-2:] == (5, 5)]
 
 
 MODEL = Transformer(
