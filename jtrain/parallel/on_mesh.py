@@ -41,7 +41,8 @@ class OnMesh(Compiling, abc.ABC):
         if jax.process_count() == 1:  # the devices may be none of this machine
             return 0, 1
         where = NamedSharding(self.mesh, self.rows(False)).addressable_devices_indices_map
-        here = sorted({index[0].start or 0 for index in where((self.shares,)).values()})
+        rows = where((self.shares,)).values()
+        here = sorted({index[0].start or 0 for index in rows if index is not None})
         index, count = here[0] // len(here), self.shares // len(here)
         if here != list(range(index * len(here), (index + 1) * len(here))):
             sizes = " x ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items())
