@@ -74,6 +74,8 @@ class _Jtrain(ModuleType):
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> object:
+        if name == "testing":
+            return importlib.import_module("jtrain.testing")
         if name not in _HOME:
             raise AttributeError(f"module 'jtrain' has no attribute {name!r}")
         value = getattr(importlib.import_module(f"jtrain.{_HOME[name]}"), name)

@@ -23,6 +23,7 @@ def opening(parts: Assembly, start: int | None) -> list[str]:
         f"{jax.devices()[0].device_kind} device{'s' if strategy.shares > 1 else ''}, "
         f"{batch} a step, {config.microbatches} microbatch"
         + ("es" if config.microbatches > 1 else ""),
+        *([parts.why] if parts.why else []),
         short(summary(parts.like)),
         *([str(strategy.schedule)] if strategy.schedule else []),
     ]

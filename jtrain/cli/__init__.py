@@ -17,6 +17,7 @@ VERBS = {
     "eval": "evaluate a run that was trained",
     "sample": "write a text as a run that was trained would",
     "show": "print a config's values and where each was said, or the help of a key",
+    "check": "show that no split of a batch changes what a config trains, or say what does",
     "plan": "print what a step takes on devices that are not here: memory, collectives",
     "data": "write text as token files; print what a config's batches hold",
     "sweep": "run a config with several values, side by side, and say which is best",

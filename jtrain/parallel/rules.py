@@ -16,7 +16,8 @@ AXES = ("slice", "stage", "data", "fsdp", "expert", "context", "tensor")
 # The axes that the rows of a batch are split over: stages, too, outside of the layers, where they
 # have nothing else to do.
 ROWS = ("stage", "slice", "data", "fsdp", "expert")
-SPLIT = "fsdp"  # the axis over which state is split that would else be the same on all its devices
+SPLIT = "fsdp"  # the axis whose devices are there to split the state
+SPLITS = (SPLIT, "context", "expert")  # and those that split it, too, where it would be the same
 
 # Earlier names choose first; an axis is taken once.
 STATE: Mapping[str, tuple[str, ...]] = {

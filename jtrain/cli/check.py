@@ -1,0 +1,120 @@
+"""`jtrain check CONFIG`: does the split of a batch change what a config trains?"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jtrain.cli.arguments import Arguments
+from jtrain.errors import UserError
+
+if TYPE_CHECKING:
+    from jtrain.experiment import RunConfig
+    from jtrain.testing.subject import Subject
+
+FAULT = 70
+MOVED = 0.02  # the deviation of what is added to the first parameters
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compares and prints; gives the exit code: 0 one result, 70 it depends on the split."""
+    typed = _arguments().parse(argv)
+    path, *words = typed.words or [""]
+    if not path or "=" in path:
+        raise UserError(
+            f"jtrain check: the first word is a config file, found {path or 'nothing'}; "
+            f"write jtrain check configs/NAME.yaml {path}".rstrip()
+        )
+    for name, least in {"devices": 1, "rows": 2}.items():
+        if getattr(typed, name) < least:
+            raise UserError(
+                f"jtrain check: --{name} {getattr(typed, name)} is too few to split; write "
+                f"--{name} 8, or at least {least}."
+            )
+    # What JAX reads when it is imported; what the environment says already stays.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(typed.devices))
+
+    from jtrain.config.resolve import resolve
+    from jtrain.testing import check
+
+    resolved = resolve(Path(path), words)
+    for note in resolved.notes:
+        print(note, file=sys.stderr)
+    of = subject_of(resolved.config, typed.rows)
+    report = check(of, most=typed.devices, tell=_tell)
+    print(json.dumps({"config": path, **report.plain()}) if typed.json else report.told())
+    return 0 if report.ok else FAULT
+
+
+def subject_of(config: "RunConfig", rows: int) -> "Subject":
+    """The loss of a config, its first batch cut to so many rows, and its first parameters.
+
+    The parameters are moved a little, so that what begins as zero takes part.
+
+    Raises:
+        UserError: if the config cannot be assembled on one device.
+    """
+    import jax
+
+    from jtrain.debug.one_step import alone
+    from jtrain.testing import placed, subject
+
+    parts = alone(config)
+    x, settled, state = parts.experiment, parts.config, parts.fresh()
+    batch = {name: array[:rows] for name, array in x.train[0].items()}
+    said = (
+        f"{config.name or 'the config'}: its first batch, {len(batch['row'])} of "
+        f"{x.train.size} rows; the model whole, its first parameters moved by {MOVED}; in float32"
+    )
+    return subject(
+        placed(lambda place: settled.build(place).loss),
+        _moved(jax.device_get(state.params)),
+        batch,
+        extra=jax.device_get(state.extra),
+        optimizer=x.optimizer,
+        couples=x.couples,
+        dims=x.dims,
+        seed=config.seed,
+        said=said,
+    )
+
+
+def _moved(params):
+    """Each number with a normal draw added."""
+    import jax
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+
+    def leaf(x):
+        return (x + MOVED * draw.standard_normal(np.shape(x))).astype(x.dtype)
+
+    return jax.tree.map(leaf, params)
+
+
+def _tell(line: str) -> None:
+    if sys.stderr.isatty():
+        print(f"comparing: {line}", file=sys.stderr, flush=True)
+
+
+def _arguments() -> Arguments:
+    parser = Arguments(
+        "check",
+        "Compares the loss, the gradient and the next state of a config under every split of a\n"
+        "batch (rows, microbatches, padding, masks, strategies) with one device, in float32 and\n"
+        "where that leaves it open in float64. Says what in the loss is wrong. Trains nothing.",
+        "configs/shakespeare.yaml",
+        "configs/shakespeare.yaml model.layers=2 --devices 8",
+        "configs/vae.yaml --rows 16 --json",
+    )
+    words = "a YAML file, values to change"
+    parser.add_argument("words", metavar="CONFIG [KEY=VALUE]", nargs="*", help=words)
+    words = "parts that the CPU is cut into (4)"
+    parser.add_argument("--devices", metavar="N", type=int, default=4, help=words)
+    words = "rows of the first batch that are taken (8)"
+    parser.add_argument("--rows", metavar="N", type=int, default=8, help=words)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

@@ -1,0 +1,108 @@
+"""What a check found: a table, and a sentence for each thing that is wrong."""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+from jtrain.testing.result import Distances
+
+Verdict = Literal["ok", "rounding", "named", "FAILS"]
+HEAD = ("check", "loss", "gradient", "state", "metrics", "float64", "worst", "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A comparison and its verdict.
+
+    `rounding`: off by more than float32 should be, and right in float64. `named`: it depends on the
+    layout, as it is known to.
+    """
+
+    check: str
+    verdict: Verdict
+    apart: Distances  # in float32
+    double: Distances | None = None  # in float64
+    why: str = ""
+    cause: str = ""  # the name of what is wrong: `mean of means`
+
+    def plain(self) -> dict[str, Any]:
+        """The same as numbers and names alone."""
+        return {
+            "check": self.check,
+            "verdict": self.verdict,
+            "float32": _plain(self.apart),
+            "float64": _plain(self.double) if self.double else None,
+            "worst": self.apart.worst,
+            "cause": self.cause,
+            "why": self.why,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All comparisons of a check."""
+
+    what: str  # was checked
+    rows: tuple[Row, ...]
+    left: tuple[str, ...] = ()  # what was not checked, and why
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing fails."""
+        return all(row.verdict != "FAILS" for row in self.rows)
+
+    @property
+    def causes(self) -> list[str]:
+        """The names of what is wrong or depends on the layout, each once, in order."""
+        return list(dict.fromkeys(row.cause for row in self.rows if row.cause))
+
+    def told(self) -> str:
+        """The table, and below it what is wrong and what was left out."""
+        lines = [HEAD, *(_cells(row) for row in self.rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+        table = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
+        paragraphs = [[self.what], table, self._said(), self.left, [self._end()]]
+        return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
+
+    def plain(self) -> dict[str, Any]:
+        """The same as numbers and names alone."""
+        return {
+            "ok": self.ok,
+            "what": self.what,
+            "checks": [row.plain() for row in self.rows],
+            "left": list(self.left),
+        }
+
+    def _said(self) -> list[str]:
+        """Each thing that is wrong once, after the comparisons that show it."""
+        checks: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.why:
+                checks.setdefault(row.why, []).append(row.check)
+        return [f"{', '.join(names)}: {why}" for why, names in checks.items()]
+
+    def _end(self) -> str:
+        wrong = sum(row.verdict == "FAILS" for row in self.rows)
+        if wrong:
+            return f"{wrong} of {len(self.rows)} comparisons FAIL."
+        return f"one result: all {len(self.rows)} comparisons hold."
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    a = row.apart
+    figures = [a.loss, a.gradient.by, a.state.by, a.metric.by]
+    double = _figure(row.double.largest) if row.double else ""
+    return (row.check, *map(_figure, figures), double, a.worst if a.largest else "", row.verdict)
+
+
+def _figure(x: float) -> str:
+    return "0" if x == 0 else f"{x:.0e}" if math.isfinite(x) else "inf"
+
+
+def _plain(a: Distances) -> dict[str, float | None]:
+    """JSON has no infinity: what cannot be compared is null."""
+    found = {"loss": a.loss, "gradient": a.gradient.by, "state": a.state.by, "metrics": a.metric.by}
+    return {name: x if math.isfinite(x) else None for name, x in found.items()}

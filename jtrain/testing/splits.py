@@ -1,0 +1,73 @@
+"""The ways to split the rows of a batch that a loss must not notice."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from jtrain.types import Batch
+
+Kind = Literal["order", "split", "mask"]
+
+
+class Split(NamedTuple):
+    """Parts that must add up to a whole."""
+
+    name: str
+    kind: Kind
+    parts: tuple[Batch, ...]
+    whole: Batch
+
+
+def splits(batch: Batch, *, hides: bool, meets: bool) -> Iterator[Split]:
+    """Another order, two halves twice, hidden rows and padding, in few shapes: all rows, and half.
+
+    Args:
+        batch: an even number of rows.
+        hides: whether its loss takes masks that hide rows.
+        meets: whether its rows meet by declaration: then only the whole of them is right.
+    """
+    rows = len(batch["mask"])
+    half, draw = rows // 2, np.random.default_rng(0)
+    yield Split("rows in another order", "order", (taken(batch, draw.permutation(rows)),), batch)
+    uneven = ragged(batch) if hides else batch
+    if not meets:
+        first, second = taken(uneven, np.arange(half)), taken(uneven, np.arange(half, rows))
+        yield Split("first and second half", "split", (first, second), uneven)
+        even, odd = (taken(uneven, np.arange(i, rows, 2)) for i in (0, 1))
+        yield Split("every other row", "split", (even, odd), uneven)
+    if hides:
+        short = np.arange(half)
+        yield Split("padded", "mask", (hidden(batch, short),), taken(batch, short))
+        some = np.sort(draw.permutation(rows)[:half])
+        yield Split("rows hidden", "mask", (hidden(batch, some),), taken(batch, some))
+
+
+def taken(batch: Batch, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """These rows alone."""
+    return {name: array[rows] for name, array in batch.items()}
+
+
+def hidden(batch: Batch, kept: np.ndarray) -> dict[str, np.ndarray]:
+    """The batch, its mask true for these rows alone and where it was."""
+    among = np.isin(np.arange(len(batch["mask"])), kept)
+    return {**batch, "mask": batch["mask"] & among}
+
+
+def ragged(batch: Batch) -> dict[str, np.ndarray]:
+    """The batch with its last rows hidden, so that no two parts of it weigh the same.
+
+    Half of them less one: of 16 rows on 8 devices the last three have none.
+    """
+    rows = len(batch["mask"])
+    kept = rows - max(rows // 2 - 1, 0)
+    short = hidden(batch, np.arange(kept))
+    return short if short["mask"].any() else dict(batch)
+
+
+def scrambled(batch: Batch) -> dict[str, np.ndarray]:
+    """The batch with other things in the rows that its mask hides; `row` and `mask` as they are."""
+    rows, mask = np.arange(len(batch["mask"])), batch["mask"]
+    from_real = np.where(mask, rows, np.roll(rows[mask], 1)[rows % max(mask.sum(), 1)])
+    other = taken(batch, from_real)
+    return {**other, "row": batch["row"], "mask": mask}

@@ -1,0 +1,264 @@
+"""Losses with one thing wrong, each beside the same without it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from line import height, line, points
+
+from jtrain.rows import first_key, row_keys
+from jtrain.types import Mean
+
+
+class Fault(NamedTuple):
+    """What is wrong, what it is called, and the same put right."""
+
+    wrong: dict[str, Any]  # of assert_invariant
+    right: dict[str, Any]
+    cause: str
+    says: str  # in the sentence
+
+
+def errors(params, batch):
+    return jnp.square(height(params, batch) - batch["y"])  # b
+
+
+def counted(batch):
+    return batch["mask"].sum(dtype=jnp.float32)
+
+
+def good(params, batch, rng):
+    return Mean.of(errors(params, batch), batch["mask"])
+
+
+def total(params, batch):
+    return jnp.where(batch["mask"], errors(params, batch), 0).sum()
+
+
+def mean_of_means(params, batch, rng):
+    return Mean(total(params, batch) / jnp.maximum(counted(batch), 1), jnp.float32(1))
+
+
+def padded_rows_counted(params, batch, rng):
+    return Mean(errors(params, batch).sum(), counted(batch))
+
+
+def divided_by_padded_size(params, batch, rng):
+    return Mean(total(params, batch), jnp.float32(len(batch["mask"])))
+
+
+def normalized(params, batch, mask):
+    """Heights less their mean over the rows where `mask` holds."""
+    y = height(params, batch)
+    return y - jnp.where(mask, y, 0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def batch_norm(params, batch, rng):
+    y = normalized(params, batch, batch["mask"])
+    return Mean.of(jnp.square(y - batch["y"]), batch["mask"])
+
+
+def batch_norm_over_hidden_rows(params, batch, rng):
+    y = normalized(params, batch, jnp.ones_like(batch["mask"]))
+    return Mean.of(jnp.square(y - batch["y"]), batch["mask"])
+
+
+def layer_norm(params, batch, rng):
+    x = batch["x"] - batch["x"].mean(1, keepdims=True)
+    return good(params, batch | {"x": x}, rng)
+
+
+def dropped(params, batch, rng, draw):
+    """The loss with inputs that `draw(rng)`, b 3, says."""
+    if rng is None:
+        return good(params, batch, None)
+    return good(params, batch | {"x": jnp.where(draw(rng), batch["x"], 0)}, rng)
+
+
+def by_key(keys):
+    return jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (3,)))(keys)
+
+
+def dropout(params, batch, rng):
+    return dropped(params, batch, rng, lambda rng: by_key(row_keys(rng, batch)))
+
+
+def dropout_of_the_position(params, batch, rng):
+    fold = jax.vmap(jax.random.fold_in, (None, 0))
+    return dropped(params, batch, rng, lambda rng: by_key(fold(rng, jnp.arange(len(batch["row"])))))
+
+
+def dropout_without_row_keys(params, batch, rng):
+    return dropped(params, batch, rng, lambda rng: jax.random.bernoulli(rng, 0.5, batch["x"].shape))
+
+
+def dropout_of_a_neighbour(params, batch, rng):
+    return dropped(params, batch, rng, lambda rng: by_key(jnp.roll(row_keys(rng, batch), 1)))
+
+
+def foreign_dropout(params, batch, rng):
+    """What a layer of another library does: one mask, by the key of the first row."""
+
+    def draw(rng):
+        return jax.random.bernoulli(first_key(row_keys(rng, batch)), 0.5, batch["x"].shape)
+
+    return dropped(params, batch, rng, draw)
+
+
+def with_accuracy(hits):
+    """The loss and a metric that is computed by `hits(good rows, batch)`."""
+
+    def loss(params, batch, rng):
+        right = (errors(params, batch) < 1).astype(jnp.float32)
+        return good(params, batch, rng), {"accuracy": hits(right, batch)}
+
+    return loss
+
+
+accuracy = with_accuracy(lambda right, batch: Mean.of(right, batch["mask"]))
+accuracy_of_hidden_rows = with_accuracy(lambda right, batch: Mean(right.sum(), counted(batch)))
+accuracy_of_means = with_accuracy(
+    lambda right, batch: Mean(
+        jnp.where(batch["mask"], right, 0).sum() / jnp.maximum(counted(batch), 1), jnp.float32(1)
+    )
+)
+
+
+def hardest_rows(params, batch, rng):
+    """The worse half of the rows."""
+    worst = jax.lax.top_k(
+        jnp.where(batch["mask"], errors(params, batch), 0), len(batch["row"]) // 2
+    )
+    return Mean(worst[0].sum(), counted(batch))
+
+
+def hardest_numbers(params, batch, rng):
+    """The worst number of each row."""
+    off = jnp.square(batch["x"] * params["slope"][None] - params["offset"])
+    return Mean.of(jax.lax.top_k(off, 1)[0][:, 0], batch["mask"])
+
+
+def expert_capacity(params, batch, rng):
+    """Two experts, each with places for half of the rows that are there; the first take them."""
+    chosen = jax.nn.one_hot((batch["x"][:, 0] > 0.4).astype(jnp.int32), 2) * batch["mask"][:, None]
+    place = (jnp.cumsum(chosen, 0) * chosen).sum(1)
+    served = place <= len(batch["row"]) / 4
+    return Mean.of(jnp.where(served, errors(params, batch), 0), batch["mask"])
+
+
+def expert_capacity_of_a_row(params, batch, rng):
+    """Places are those of the numbers of a row."""
+    place = jnp.cumsum(batch["x"] > 0, 1)
+    x = jnp.where(place <= 2, batch["x"], 0)
+    return good(params, batch | {"x": x}, rng)
+
+
+def weighted_by_position(params, batch, rng):
+    place = jnp.arange(len(batch["row"]), dtype=jnp.float32)
+    return Mean.of(errors(params, batch) * place, batch["mask"])
+
+
+def weighted_by_row(params, batch, rng):
+    return Mean.of(errors(params, batch) * batch["row"].astype(jnp.float32), batch["mask"])
+
+
+def auxiliary(params, batch):
+    return Mean.of(jnp.square(height(params, batch)), batch["mask"])
+
+
+def coefficient_of_rows(params, batch, rng):
+    return good(params, batch, rng) + 0.01 * len(batch["row"]) * auxiliary(params, batch)
+
+
+def coefficient(params, batch, rng):
+    return good(params, batch, rng) + 0.08 * auxiliary(params, batch)
+
+
+_DRAW = np.random.default_rng(0)
+
+
+def numpy_draws(params, batch, rng):
+    x = batch["x"] * np.float32(_DRAW.uniform(0.5, 1))
+    return good(params, batch | {"x": x}, rng)
+
+
+def tracing(params, batch, rng):
+    """Another loss where it is traced."""
+    traced = isinstance(batch["x"] + 1, jax.core.Tracer)
+    return good(params, batch | {"x": batch["x"] * (2 if traced else 1)}, rng)
+
+
+@jax.custom_vjp
+def _centred(x):
+    return x
+
+
+_centred.defvjp(lambda x: (x, None), lambda _, up: (up - up.mean(),))
+
+
+def gradient_of_the_batch(params, batch, rng):
+    y = _centred(height(params, batch))
+    return Mean.of(jnp.square(y - batch["y"]), batch["mask"])
+
+
+def _of(loss, **more):
+    return {"loss": loss, "params": line(), "batch": points(8), **more}
+
+
+def _fault(wrong, right, cause, says, **more):
+    return Fault(_of(wrong, **more), _of(right, **more), cause, says)
+
+
+FAULTS = {
+    "mean of means": _fault(mean_of_means, good, "mean of means", "weights 1, 1 of two halves"),
+    "padded rows counted": _fault(
+        padded_rows_counted, good, "hidden rows", "what the hidden rows hold is counted"
+    ),
+    "gradient divided by the padded size": _fault(
+        divided_by_padded_size,
+        good,
+        "padded size",
+        "its weight is 8 where the mask hides all but 4",
+    ),
+    "batch norm on a shard": _fault(
+        batch_norm, layer_norm, "batch statistic", "faults_of_losses.py:"
+    ),
+    "batch norm over hidden rows": _fault(
+        batch_norm_over_hidden_rows,
+        batch_norm,
+        "hidden rows in a statistic",
+        "a statistic over rows that counts them",
+        couples="batch",
+    ),
+    "dropout from the position": _fault(
+        dropout_of_the_position, dropout, "key of the position", "jt.row_keys(rng, batch)"
+    ),
+    "row_keys not used": _fault(
+        dropout_without_row_keys, dropout, "key of the position", "does not come from `row`"
+    ),
+    "dropout from a neighbour": _fault(
+        dropout_of_a_neighbour, dropout, "key of other rows", "each key for its row alone"
+    ),
+    "mask ignored in a metric": _fault(
+        accuracy_of_hidden_rows, accuracy, "hidden rows", "the metric 'accuracy'"
+    ),
+    "metric as a mean of means": _fault(
+        accuracy_of_means, accuracy, "mean of means", "the metric 'accuracy' has the weights 1, 1"
+    ),
+    "top-k by shard": _fault(hardest_rows, hardest_numbers, "rows are ranked", "top_k over rows"),
+    "expert capacity by shard": _fault(
+        expert_capacity, expert_capacity_of_a_row, "rows are ranked", "cumsum over rows"
+    ),
+    "weights from the position": _fault(
+        weighted_by_position, weighted_by_row, "position", "`batch['row']`"
+    ),
+    "auxiliary loss scaled by the rows of a slice": _fault(
+        coefficient_of_rows, coefficient, "coefficient of rows", "0.08 for all rows and 0.04, 0.04"
+    ),
+    "draws from numpy": _fault(numpy_draws, good, "not a function", "draws from elsewhere"),
+    "another program under jit": _fault(
+        tracing, good, "another program under jit", "where it is traced"
+    ),
+    "a derivative over the batch": _fault(gradient_of_the_batch, good, "gradient", "custom_vjp"),
+}

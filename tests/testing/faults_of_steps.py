@@ -1,0 +1,256 @@
+"""A step by hand with one thing wrong at a time, and strategies whose sums are wrong."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from faults_of_losses import Fault, auxiliary, dropout, errors, good, height, line, points
+
+from jtrain.parallel import Mirrored
+from jtrain.rows import with_rows
+from jtrain.state import TrainState
+from jtrain.terms import absorb, combine, in_terms
+from jtrain.types import Mean, stateful
+
+AXIS = "data"
+SGD = optax.sgd(0.1)
+CLIPPED = optax.chain(optax.clip_by_global_norm(0.5), SGD)
+DECAYED = optax.chain(optax.add_decayed_weights(0.1), SGD)
+
+
+def hand_made(wrong=""):
+    """A maker of steps as a user writes one; `wrong`: what is wrong with it."""
+    return functools.partial(_make, wrong)
+
+
+def _make(  # noqa: C901, PLR0915  a step as they are written, with all that can be wrong
+    wrong, loss, optimizer, *, microbatches=1, psum=None, ragged=False, **unused
+):
+    terms = in_terms(loss, ragged=ragged)
+    add = psum or (lambda tree: tree)
+
+    def parts_of(batch):
+        slice_of = lambda i: jax.tree.map(lambda x: x[i::microbatches], batch)
+        return [slice_of(i) for i in range(microbatches)]
+
+    def step(state, batch):  # noqa: C901, PLR0915
+        batch, rng = with_rows(batch), state.step_key()
+        if wrong == "key of the device" and psum:
+            rng = jax.random.fold_in(rng, jax.lax.axis_index(AXIS))
+        params, parts = state.params, parts_of(batch)
+        weights = [_weights(terms, state, part) for part in parts]
+        whole = add(jax.tree.map(lambda *w: sum(w), *weights))
+        if wrong == "padded size":
+            whole = [add(jnp.float32(len(batch["mask"]))) for _ in whole]
+        values, grads, metrics, changes = [], [], [], []
+        for number, (part, own) in enumerate(zip(parts, weights, strict=True)):
+            key = jax.random.fold_in(rng, number) if wrong == "key of the microbatch" else rng
+            divide = [jnp.maximum(w, 1) for w in own] if wrong == "mean of means" else whole
+
+            def share(params, part=part, key=key, own=own, divide=divide):
+                got = terms(params, state.extra, part, key)
+                if wrong == "auxiliary":  # its mean, once for each microbatch
+                    divide = [divide[0], jnp.maximum(own[1], 1)]
+                return combine(got.terms, divide), got
+
+            (value, got), grad = jax.value_and_grad(share, has_aux=True)(params)
+            if wrong == "clip":
+                grad = optax.clip_by_global_norm(0.5).update(grad, optax.EmptyState())[0]
+            values.append(value)
+            grads.append(grad)
+            metrics.append(got.metrics)
+            changes.append(got.extra)
+        total = lambda parts: add(jax.tree.map(lambda *x: sum(x), *parts))
+        value, grad = total(values), total(grads)
+        if wrong == "mean of means":
+            value, grad = jax.tree.map(lambda x: x / microbatches, (value, grad))
+        if wrong == "double sum":
+            value, grad = add((value, grad))
+        if wrong == "overwritten":
+            grad = grads[-1]
+        if wrong == "loss scale":
+            grad = jax.tree.map(lambda x: x * 2.0**10, grad)
+        if wrong == "metric":
+            mean = lambda *of: Mean(
+                sum(m.total / jnp.maximum(m.weight, 1) for m in of), jnp.float32(len(of))
+            )
+            told = jax.tree.map(mean, *metrics, is_leaf=lambda x: isinstance(x, Mean))
+        else:
+            told = total(metrics)
+        opt_state = state.opt_state
+        if wrong == "update first":
+            for one in grads:
+                updates, opt_state = optimizer.update(one, opt_state, params)
+                params = optax.apply_updates(params, updates)
+        else:
+            updates, opt_state = optimizer.update(grad, opt_state, params)
+            params = optax.apply_updates(params, updates)
+        if wrong == "decay":
+            params = jax.tree.map(
+                lambda new, old: new - 0.01 * (microbatches - 1) * old, params, state.params
+            )
+        if wrong == "stale":
+            late = jax.tree.map(
+                lambda old, now: 0.9 * old + 0.1 * now, state.opt_state.inner[1], state.params
+            )
+            opt_state = opt_state._replace(inner=(opt_state.inner[0], late))
+        last = changes[-1] if wrong == "last statistics" else total(changes)
+        after = TrainState(
+            step=state.step + 1,
+            skipped=state.skipped,
+            scale=state.scale,
+            params=params,
+            extra=absorb(state.extra, last),
+            opt_state=opt_state,
+            seed=state.seed,
+        )
+        return after, {**told, "loss": Mean(value, jnp.float32(1))}
+
+    return step
+
+
+def _weights(terms, state, part):
+    return [mean.weight for mean in terms(state.params, state.extra, part, None).terms.means]
+
+
+def averaged(optimizer):
+    """Beside the optimizer's state an average of the parameters that come out of the step."""
+
+    def update(grads, state, params):
+        updates, inner = optimizer.update(grads, state[0], params)
+        after = optax.apply_updates(params, updates)
+        mean = jax.tree.map(lambda old, now: 0.9 * old + 0.1 * now, state[1], after)
+        return updates, (inner, mean)
+
+    return optax.GradientTransformation(
+        lambda params: (optimizer.init(params), jax.tree.map(jnp.copy, params)), update
+    )
+
+
+def with_term(params, batch, rng):
+    return good(params, batch, rng) + 0.1 * auxiliary(params, batch)
+
+
+def with_metric(params, batch, rng):
+    off = errors(params, batch)
+    return good(params, batch, rng), {"off": Mean.of(jnp.sqrt(off), batch["mask"])}
+
+
+@stateful
+def with_statistics(params, extra, batch, rng):
+    """The loss, and a running mean of the heights."""
+    mean = Mean.of(height(params, batch), batch["mask"])
+    running = Mean(0.9 * extra["mean"] * mean.weight + 0.1 * mean.total, mean.weight)
+    return good(params, batch, rng), {}, {"mean": running}
+
+
+class Summing:
+    """A strategy with other sums."""
+
+    def __init__(self, inner, psum):
+        self._inner, self._psum = inner, psum
+
+    @property
+    def psum(self):
+        return self._psum(self._inner.psum)
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+class Doubled:
+    """A strategy whose devices all get the first one's rows."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def place(self, batch, *, stacked=False):
+        first = {name: array[: len(array) // 4] for name, array in batch.items()}
+        return self._inner.place({n: jnp.concatenate([x] * 4) for n, x in first.items()})
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+class Over(NamedTuple):
+    """Values of a strategy that is changed after it is built."""
+
+    change: object
+    impl: str = "shard_map"
+
+    def build(self):
+        return self.change(Mirrored(devices=4, impl=self.impl).build())
+
+
+def _over(change, name="four devices", impl="shard_map"):
+    return {name: Over(change, impl)}
+
+
+def _fault(cause, says, *, step=None, right_step=None, wrong=None, right=None, loss=good, **more):
+    of = {"loss": loss, "params": line(), "batch": points(8), "optimizer": SGD, **more}
+    steps = [{"step": made} if made else {} for made in (step, right_step)]
+    there = [{"strategies": s} if s else {"strategies": {}} for s in (wrong, right)]
+    return Fault({**of, **steps[0], **there[0]}, {**of, **steps[1], **there[1]}, cause, says)
+
+
+def _step(what, cause, says, **more):
+    return _fault(cause, says, step=hand_made(what), right_step=hand_made(), **more)
+
+
+PLAIN = _over(lambda inner: inner)
+FAULTS = {
+    "mean of means in a step": _step("mean of means", "mean of means", "2 microbatchs' own means"),
+    "clip before the reduction": _step(
+        "clip", "clip before the sum", "clipping, acts on each microbatch", optimizer=CLIPPED
+    ),
+    "weight decay for each microbatch": _step(
+        "decay", "decay per part", "weight decay acts again", optimizer=DECAYED
+    ),
+    "update before the sum": _step(
+        "update first", "optimizer per part", "called 2 times in a step", optimizer=optax.adam(0.1)
+    ),
+    "stale EMA": _step(
+        "stale", "stale average", "those of before the update", optimizer=averaged(SGD)
+    ),
+    "loss scale not divided": _step("loss scale", "loss scale", "is 2^10 times"),
+    "auxiliary loss for each microbatch": _step(
+        "auxiliary", "term by parts", "of each microbatch the mean of term 1", loss=with_term
+    ),
+    "key folded with the microbatch": _step(
+        "key of the microbatch", "key of the part", "the number of a microbatch", loss=dropout
+    ),
+    "last microbatch overwrites": _step("overwritten", "missing sum", "of the last microbatch"),
+    "gradient divided by the padded rows": _step("padded size", "padded size", "5/8"),
+    "metric as a mean of means in a step": _step(
+        "metric", "metric: mean of means", "the metric 'off'", loss=with_metric
+    ),
+    "running statistics of the last microbatch": _step(
+        "last statistics",
+        "statistics of one part",
+        "the last microbatch alone",
+        loss=with_statistics,
+        extra={"mean": jnp.float32(0.5)},
+    ),
+    "dropout from the device's index": _step(
+        "key of the device",
+        "key of the part",
+        "axis_index",
+        loss=dropout,
+        wrong=PLAIN,
+        right=PLAIN,
+    ),
+    "missing psum": _fault(
+        "missing sum",
+        "a psum is missing",
+        wrong=_over(lambda inner: Summing(inner, lambda psum: lambda tree: tree)),
+        right=PLAIN,
+    ),
+    "double psum": _step(
+        "double sum", "double sum", "4 times that of one device", wrong=PLAIN, right=PLAIN
+    ),
+    "every device has the rows of the first": _fault(
+        "missing sum", "first device alone", wrong=_over(Doubled), right=PLAIN
+    ),
+}

@@ -1,0 +1,29 @@
+"""Faults at the borders of sequences that are split are caught and told apart."""
+
+import optax
+import pytest
+from faults_along_time import FAULTS, batch, over_time, params
+
+import jtrain as jt
+from jtrain.parallel import Axes
+
+SPLIT = {"context": Axes(devices=2, context=2, fsdp=1)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause", "says"),
+    [pytest.param(*fault, id=name, marks=pytest.mark.thorough) for name, fault in FAULTS.items()],
+)
+def test_is_caught_and_named(wrong, cause, says):
+    of = jt.testing.subject(over_time(wrong), params(), batch(), optimizer=optax.sgd(0.1))
+    report = jt.testing.check(of, SPLIT)
+    assert report.causes == [cause]
+    assert [row.check for row in report.rows if row.verdict == "FAILS"] == ["context"]
+    assert says in report.told()
+
+
+@pytest.mark.thorough
+def test_put_right_it_is_accepted():
+    report = jt.testing.assert_invariant(over_time(), params(), batch(), strategies=SPLIT)
+    assert report.causes == []
+    assert report.rows[-1].check == "context"
