@@ -31,13 +31,17 @@ class OnMesh(Compiling, abc.ABC):
         """The product of the sizes of those axes."""
         return math.prod(self.mesh.shape[axis] for axis in self._rows)
 
-    @functools.cached_property
+    @property
     def part(self) -> tuple[int, int]:
         """By the rows that the mesh gives to the devices of this process.
 
         Raises:
             ShardingError: if they are no even part in one piece.
         """
+        return self._part
+
+    @functools.cached_property
+    def _part(self) -> tuple[int, int]:
         if jax.process_count() == 1:  # the devices may be none of this machine
             return 0, 1
         where = NamedSharding(self.mesh, self.rows(False)).addressable_devices_indices_map
