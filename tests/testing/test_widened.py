@@ -20,28 +20,32 @@ def test_draws_are_those_of_float32():
     normal = lambda key: jax.random.normal(key, (100,))
     drawn = in_double(normal, key)
     assert drawn.dtype == np.float64
-    np.testing.assert_allclose(drawn, normal(key), rtol=3e-6, atol=1e-7)
+    # In the tail float32 has three digits less of it.
+    np.testing.assert_allclose(drawn, normal(key), rtol=1e-5, atol=1e-7)
 
 
-def program(x, w):
-    """Loops, branches, a table that is looked up, casts to float32, products and their gradient."""
+def program(x, w, cast):
+    """Loops, branches, a table that is looked up, products, and the gradient of it all."""
 
     def loss(w):
         rows = w[jnp.array([0, 2, 2])]
-        y = jax.nn.softmax((x.astype(jnp.float32) @ rows.T).astype(jnp.float32))
-        y, _ = jax.lax.scan(lambda c, r: (jnp.tanh(c + r), c), y[0], y)
-        y = jax.lax.while_loop(lambda c: c.sum() < 2, lambda c: c * 1.5, y)
+        y = jax.nn.softmax(cast(cast(x) @ rows.T))
+        last, seen = jax.lax.scan(lambda c, r: (jnp.tanh(c + r), c), y[0], y)
+        y = jax.lax.while_loop(lambda c: c.sum() < 2, lambda c: c * 1.5, seen.max(0))
+        y = jax.lax.stop_gradient(y) + last
         return jax.lax.cond(y[0] > 0, lambda: jnp.exp(y).sum(), lambda: y.sum())
 
-    return jax.jit(jax.value_and_grad(jax.checkpoint(loss), allow_int=False))(w)
+    return jax.jit(jax.value_and_grad(jax.checkpoint(loss)))(w)
 
 
-def test_is_as_exact_as_float64():
-    """Against differences quotients of itself, and numpy's own float64 for a plain product."""
+def test_is_as_exact_as_float64_though_it_casts_to_float32():
     draw = np.random.default_rng(0)
-    x, w = draw.normal(size=(4, 3)).astype("f"), draw.normal(size=(3, 3)).astype("f")
-    product = in_double(lambda x, w: x @ w, x, w)
-    np.testing.assert_allclose(product, x.astype("d") @ w.astype("d"), rtol=1e-14)
+    x, w = (jnp.asarray(draw.normal(size=size), jnp.float32) for size in ((4, 3), (3, 3)))
+    got = in_double(lambda x, w: program(x, w, lambda y: y.astype(jnp.float32)), x, w)
+    with jax.enable_x64(True):  # the same without the casts
+        want = jax.device_get(program(*wide((x, w)), lambda y: y))
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-14)
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-12, atol=1e-14)
 
 
 def test_what_cannot_be_looked_into_is_refused():
