@@ -3,15 +3,16 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.stages import Lowered
 
+from jtrain.built import Weights, built, makers, shapes
+from jtrain.by_memory import layout_of
 from jtrain.checkpoint import Start, starting
 from jtrain.data.calls import Calls
-from jtrain.errors import ConfigError
 from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.jaxprs import operations
@@ -23,12 +24,10 @@ from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.by_hand import gather
 from jtrain.parallel.offload import at_rest, brought, laid_near
 from jtrain.precision import computed_in
-from jtrain.state import TrainState, new_state
+from jtrain.state import TrainState
 from jtrain.step import StepFn, make_step, many
 from jtrain.terms import Returned, in_terms
 from jtrain.types import Batch, Extra, Key, LossFn, Once, Params, Stateful
-
-Weights: TypeAlias = tuple[Params, Extra]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +39,7 @@ class Assembly:
     experiment: Experiment
     like: TrainState  # shapes, dtypes and shardings
     lengths: Lengths  # the config's durations, before they were counted in steps
+    why: str = ""  # the layout was chosen, if it was
 
     def fresh(self) -> TrainState:
         """The state before the first step, made straight into its shardings.
@@ -48,7 +48,7 @@ class Assembly:
             UserError: if `init_from` names what is not there or does not fit.
         """
         to = _shardings(self.like)
-        weights, state = _makers(self.config, self.experiment)
+        weights, state = makers(self.config, self.experiment)
         given = self.experiment.init
         if self.begins is not None:
             given = self.begins.read(jax.jit(weights, out_shardings=(to.params, to.extra))())
@@ -67,12 +67,17 @@ class Assembly:
     @functools.cached_property
     def loss(self) -> LossFn | Stateful:
         """The loss, computed in the config's precision; one object, that it is traced once."""
-        return computed_in(self.experiment.loss, self.config.precision.compute)
+        x, compute = self.experiment, self.config.precision.compute
+        return computed_in(x.loss, compute, self.strategy.lay(self.like.params, x.dims).params)
 
     @functools.cached_property
     def calls(self) -> Calls:
         """What each call of the step takes, as numpy arrays: this process's rows."""
-        return Calls(_mine(self.experiment.train), self.config.steps_per_call)
+        return Calls(self.mine(self.experiment.train), self.config.steps_per_call)
+
+    def mine(self, batches: Any) -> Any:
+        """The same batches, of which this process reads only the rows of its devices."""
+        return batches.shard(*self.strategy.part)
 
     def place(self, batch: Batch) -> Batch:
         """What a call of the step takes, on the devices."""
@@ -98,7 +103,7 @@ class Assembly:
     def _step(self) -> tuple[StepFn, TrainState, Batch]:
         """What is compiled, and what for."""
         config, x, strategy = self.config, self.experiment, self.strategy
-        terms, params = self._terms(_mine(x.train)[0]), self._weights[0]
+        terms, params = self._terms(self.mine(x.train)[0]), self._weights[0]
         refuse_unused_params(terms, params)
         strategy.refuse_unused_axes(self.like, x.dims)
         if config.precision.compute is not None:
@@ -118,7 +123,7 @@ class Assembly:
         )
         step = at_rest(step, self.like)
         step = many(step, unroll=unroll) if self._stack else step
-        return step, self.like, _shapes(x.train, *self._stack)
+        return step, self.like, self._shapes(x.train, *self._stack)
 
     @property
     def _stack(self) -> tuple[int, ...]:
@@ -144,13 +149,13 @@ class Assembly:
         metrics: dict[str, list[str]] = {}
         for name, rows in self.sets.items():
             program = make_evaluate(self.loss, ragged=rows.ragged)
-            metrics[name] = ["loss", *jax.eval_shape(program, self._weights, _shapes(rows))[1]]
+            metrics[name] = ["loss", *jax.eval_shape(program, self._weights, self._shapes(rows))[1]]
         check_best(self.config.checkpoint.best, metrics)
 
     def measure(self, state: TrainState, name: str = "valid") -> dict[str, float]:
         """The metrics of a state over all of a set."""
         rows = self.sets[name]
-        mine = _mine(rows)
+        mine = self.mine(rows)
         batches = (self.strategy.place(mine[i]) for i in range(len(rows)))
         weights = self.evaluation_params(state), state.extra
         return evaluate(self._evaluation(name), weights, batches)
@@ -197,16 +202,19 @@ class Assembly:
     def _evaluation(self, name: str) -> EvaluateFn:
         """Compiled at its first use; sets whose batches are alike share one."""
         rows, strategy = self.sets[name], self.strategy
-        kind = rows.ragged, repr(_shapes(rows))
+        kind = rows.ragged, repr(self._shapes(rows))
         if kind not in self._evaluations:
             fn = make_evaluate(self.loss, psum=strategy.psum, ragged=rows.ragged)
-            example = strategy.place(_mine(rows)[0])
+            example = strategy.place(self.mine(rows)[0])
             self._evaluations[kind] = strategy.compile(fn, self._weights, example)
         return self._evaluations[kind]
 
     @functools.cached_property
     def _evaluations(self) -> dict[tuple[bool, str], EvaluateFn]:
         return {}
+
+    def _shapes(self, batches: Any, *stack: int) -> Batch:
+        return shapes(batches, *stack, part=self.strategy.part)
 
     def _terms(self, batch: Batch) -> Callable[[Params], Returned]:
         terms = in_terms(self.loss, ragged=self.experiment.train.ragged)
@@ -229,17 +237,12 @@ def assemble(
             no Experiment.
         DataError: if the data is not what the config says it is.
     """
-    strategy = config.parallel.build(among)
+    layout, why = layout_of(config, among)
+    config, strategy = dataclasses.replace(config, parallel=layout), layout.build(among)
     check_divides(config.batch, strategy.shares, config.microbatches)
     config, lengths = in_steps(config, strategy.placement, seconds)
-    experiment = config.build(strategy.placement)
-    if not isinstance(experiment, Experiment):
-        raise ConfigError(
-            f"experiment {config.experiment}: `build` is to return a jt.Experiment and returned a "
-            f"{type(experiment).__name__}. Write `return jt.Experiment(init=..., loss=..., "
-            f"train=..., optimizer=self.optimizer.build(self.steps))`."
-        )
-    weights, state = _makers(config, experiment)
+    experiment = built(config, strategy.placement)
+    weights, state = makers(config, experiment)
     shapes = jax.eval_shape(lambda: state(weights()))
     like = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -247,7 +250,12 @@ def assemble(
         strategy.shardings(shapes, experiment.dims),
     )
     parts = Assembly(
-        config=config, strategy=strategy, experiment=experiment, like=like, lengths=lengths
+        config=config,
+        strategy=strategy,
+        experiment=experiment,
+        like=like,
+        lengths=lengths,
+        why=why,
     )
     for rows in parts.sets.values():
         check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")
@@ -255,32 +263,5 @@ def assemble(
     return parts
 
 
-def _makers(
-    config: RunConfig, x: Experiment
-) -> tuple[Callable[[], Weights], Callable[[Weights], TrainState]]:
-    """The weights by the seed; and the state before the first step, from weights."""
-    keys = lambda: jax.random.split(jax.random.key(config.seed))  # of the weights, of the run
-    weights = lambda: x.init(keys()[0]) if callable(x.init) else x.init
-
-    def state(weights: Weights) -> TrainState:
-        params, extra = weights
-        return new_state(params, x.optimizer, keys()[1], extra, scale=config.precision.scale())
-
-    return weights, state
-
-
 def _shardings(like: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.sharding, like)
-
-
-def _shapes(batches: Any, *stack: int) -> Batch:
-    """A whole batch, as shapes and dtypes alone; or a stack of them."""
-    of = lambda array: jax.ShapeDtypeStruct(
-        (*stack, batches.size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype)
-    )
-    return {name: of(array) for name, array in _mine(batches)[0].items()}
-
-
-def _mine(batches: Any) -> Any:
-    """The rows that this process reads."""
-    return batches.shard(jax.process_index(), jax.process_count())

@@ -13,7 +13,7 @@ from jtrain.errors import ConfigError, DataError
 from jtrain.optim import Optimizer
 from jtrain.optim.recipe import Recipe
 from jtrain.optim.schedules import LearningRate, Schedule
-from jtrain.parallel import Parallel
+from jtrain.parallel import Auto, Layout, Parallel
 from jtrain.precision import Precision
 from jtrain.trees import named_leaves
 from jtrain.types import Batches, Extra, Once, Params, Tree
@@ -165,6 +165,21 @@ def _is_name(schedule: Any) -> bool:
 def strategy(given: str | Parallel) -> Parallel:
     """The values of a strategy, by its name or itself."""
     return _named("parallel", given, Parallel)() if isinstance(given, str) else given
+
+
+def layout(given: str | Layout) -> Layout:
+    """The values of a layout, by its name or itself.
+
+    Raises:
+        ConfigError: for `auto`, which goes by what a step takes.
+    """
+    found = strategy(given)
+    if isinstance(found, Auto):
+        raise ConfigError(
+            'parallel="auto" is found by what a training step takes, and nothing is trained here. '
+            'Write parallel="mirrored", or "fsdp" for weights that no device holds whole.'
+        )
+    return found
 
 
 def precision(given: str | Precision) -> Precision:

@@ -22,7 +22,7 @@ def dependence(fn: Callable[..., Any], *args: Any) -> list[set[int]]:
 
 def operations(fn: Callable[..., Any], *args: Any) -> set[str]:
     """The names of all primitives in `fn(*args)`, the inner ones too. Nothing is run."""
-    return {eqn.primitive.name for eqn in _equations(fn, *args)}
+    return {eqn.primitive.name for eqn in equations(fn, *args)}
 
 
 def product_types(fn: Callable[..., Any], *args: Any) -> list[Any]:
@@ -30,7 +30,7 @@ def product_types(fn: Callable[..., Any], *args: Any) -> list[Any]:
 
     That of its wider factor; what stands in a loop counts once.
     """
-    products = (e for e in _equations(fn, *args) if e.primitive.name in PRODUCTS)
+    products = (e for e in equations(fn, *args) if e.primitive.name in PRODUCTS)
     return [jnp.result_type(*(x.aval.dtype for x in e.invars[:2])) for e in products]
 
 
@@ -49,7 +49,8 @@ def inner(eqn: Any) -> list[Any]:
     return [p for value in eqn.params.values() for p in programs(value)]
 
 
-def _equations(fn: Callable[..., Any], *args: Any) -> Iterator[Any]:
+def equations(fn: Callable[..., Any], *args: Any) -> Iterator[Any]:
+    """The operations of `fn(*args)`, the inner ones too. Nothing is run."""
     todo = [jax.make_jaxpr(fn)(*args).jaxpr]
     while todo:
         for eqn in todo.pop().eqns:

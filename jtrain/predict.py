@@ -12,7 +12,7 @@ from jtrain.cache import keep_compiled_programs
 from jtrain.errors import ConfigError, LossError
 from jtrain.evaluate import evaluate as over
 from jtrain.evaluate import make_evaluate
-from jtrain.parallel import Parallel, Strategy, check_divides
+from jtrain.parallel import Layout, Strategy, check_divides
 from jtrain.trees import named_leaves
 from jtrain.types import Batch, Extra, LossFn, Once, Params, Stateful
 
@@ -27,7 +27,7 @@ def evaluate(
     *,
     batch: int = 0,
     extra: Extra = (),
-    parallel: str | Parallel = "mirrored",
+    parallel: str | Layout = "mirrored",
 ) -> dict[str, float]:
     """The loss and the metrics over all of `data`, each row once; `rows` says how many.
 
@@ -56,7 +56,7 @@ def predict(
     data: given.Data,
     *,
     batch: int = 0,
-    parallel: str | Parallel = "mirrored",
+    parallel: str | Layout = "mirrored",
 ) -> Any:  # a pytree of numpy arrays, each n ...
     """What `apply(params, batch)` gives for each row of `data`, in the order of the data.
 
@@ -90,10 +90,10 @@ def predict(
     return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
 
-def _laid_out(data: given.Data, batch: int, parallel: str | Parallel) -> tuple[Strategy, Once]:
+def _laid_out(data: given.Data, batch: int, parallel: str | Layout) -> tuple[Strategy, Once]:
     """Where it is computed, and what of, in batches that split evenly."""
     keep_compiled_programs()
-    strategy = given.strategy(parallel).build()
+    strategy = given.layout(parallel).build()
     size = batch or -(-ROWS // strategy.shares) * strategy.shares
     rows = given.once(data, size)
     check_divides(rows.size, strategy.shares, 1)
@@ -107,7 +107,7 @@ def _placed(strategy: Strategy, tree: Any) -> Any:
 
 def _batch(strategy: Strategy, rows: Once, step: int) -> Batch:
     """The rows that this process reads, on the devices."""
-    return strategy.place(rows.shard(jax.process_index(), jax.process_count())[step])
+    return strategy.place(rows.shard(*strategy.part)[step])
 
 
 def _check_rows(outputs: Any, size: int) -> None:

@@ -37,11 +37,14 @@ class Laid:
     """Bytes of it on each device."""
     host: int
     """Bytes of it in the memory of the host, for each device."""
+    why: str = ""
+    """The layout was chosen, if it was."""
 
     def plain(self) -> dict[str, Any]:
         """The same as plain numbers and names, in bytes; the axes of each dim that is split."""
         return {
             "layout": self.line,
+            "why": self.why,
             "axes": dict(self.axes),
             "bytes": self.whole,
             "device_bytes": self.device,
@@ -78,7 +81,7 @@ def laid(parts: Assembly) -> Laid:
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
     device = sum(of.bytes for of in leaves if not of.host) if leaves else whole
     host = sum(of.bytes for of in leaves if of.host)
-    return Laid(line, strategy.axes, leaves, whole, device, host)
+    return Laid(line, strategy.axes, leaves, whole, device, host, parts.why)
 
 
 def table(of: Laid) -> str:
@@ -86,11 +89,12 @@ def table(of: Laid) -> str:
     sums = f"state      {size(of.whole)} whole, {size(of.device)} on a device"
     if of.host:
         sums += f", {size(of.host)} for it in the memory of the host"
+    head = [of.line, of.why] if of.why else [of.line]
     if not of.leaves:
-        return f"{of.line}\n{sums}"
+        return "\n".join([*head, sums])
     rows = [COLUMNS, *(_row(group) for group in alike(of.leaves))]
     lines = columns(rows, right=(COLUMNS.index("bytes"), COLUMNS.index("a device")))
-    return "\n".join([of.line, "", *lines, "", *_sums(of), sums])
+    return "\n".join([*head, "", *lines, "", *_sums(of), sums])
 
 
 def alike(leaves: tuple[Decision, ...]) -> list[Alike]:

@@ -80,8 +80,8 @@ def make_step(
             return state.scale.up(combine(got.terms, weights)), (got.metrics, got.extra)
 
         def gradient(params):  # of the loss over the whole batch
-            of_rows, copy = jax.value_and_grad(share, has_aux=True), narrowed(params, compute)
-            copy = lay.params(copy) if compute is not None else copy
+            of_rows = jax.value_and_grad(share, has_aux=True)
+            copy = lay.params(narrowed(params, compute))
             put = lambda sums: (sums[0], lay.each(sums[1]))
             (value, rest), grads = total(lambda rows: of_rows(copy, rows), lay=put)
             grads = optax.tree.cast_like(lay.summed(grads), params)

@@ -135,7 +135,7 @@ class Model(NamedTuple):
 class Lay(NamedTuple):
     """Where a step puts trees of the structure of the parameters, each function giving its own."""
 
-    params: Callable[[Params], Params]  # a copy of them: where they are
+    params: Callable[[Params], Params]  # the copy of them that is computed with
     each: Callable[[Params], Params]  # the gradient of a microbatch
     summed: Callable[[Params], Params]  # that of the batch
 

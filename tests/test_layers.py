@@ -11,7 +11,7 @@ ORDER = [
     {"cluster"},
     {"values", "types", "durations"},
     {"trees", "jaxprs", "rows", "all_processes"},
-    {"flops"},
+    {"flops", "kept"},
     # The shelves: one thing a file.
     {"config", "data", "models", "losses", "optim", "parallel", "precision", "trackers"},
     {"experiment", "terms", "given"},
@@ -23,6 +23,8 @@ ORDER = [
     {"loop"},
     {"hooks"},
     {"lengths", "judged", "directory", "report"},
+    {"built"},
+    {"by_memory"},
     {"assemble"},
     {"summary", "sharding", "leaf_statistics", "tracked"},
     {"opening", "watch", "joined"},

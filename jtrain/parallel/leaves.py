@@ -7,7 +7,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 
-from jtrain.parallel.rules import SPLIT, STATE, Choice, Sizes, axes_of, split_largest, split_named
+from jtrain.parallel.rules import (
+    SPLIT,
+    SPLITS,
+    STATE,
+    Choice,
+    Sizes,
+    axes_of,
+    split_largest,
+    split_named,
+)
 from jtrain.trees import name, named_leaves
 from jtrain.types import Dims
 
@@ -35,10 +44,10 @@ class Leaves:
     """How the leaves of a state are split over a mesh.
 
     A leaf whose dims have names goes by the rules; then, what is still the same on all devices of
-    the axis `fsdp` is split over it by its largest dim, if `zero` reaches it and it has at least
+    an axis of `over` is split over it by its largest dim, if `zero` reaches it and it has at least
     `min_size` elements.
 
-    `zero`: of what is split over `fsdp`. 1: the optimizer's state; 2: also the gradients that
+    `zero`: of what is split so. 1: the optimizer's state; 2: also the gradients that
     microbatches add up; 3: also the parameters and all else. Source: Rajbhandari et al. 2020,
     https://arxiv.org/abs/1910.02054.
     """
@@ -46,6 +55,14 @@ class Leaves:
     sizes: Sizes
     zero: Zero = 3
     min_size: int = 0
+    over: tuple[str, ...] = SPLITS
+    """The axes that state is split over where it would else be the same on all their devices."""
+
+    @property
+    def used(self) -> "Leaves":
+        """How parameters are split that a step computes with: what the devices of `context` and
+        `expert` hold a part each of between steps, all of them need at once."""
+        return dataclasses.replace(self, over=(SPLIT,))
 
     def specs(self, tree: Any, dims: Mapping[str, Dims], *, split: bool | None = None) -> Any:
         """The spec of each leaf, in a tree of its structure; `split` overrules `zero`."""
@@ -53,11 +70,13 @@ class Leaves:
             lambda path, leaf: self.choose(name(path), leaf.shape, dims, split).spec, tree
         )
 
-    def decisions(self, tree: Any, dims: Mapping[str, Dims]) -> list[Decision]:
+    def decisions(
+        self, tree: Any, dims: Mapping[str, Dims], *, split: bool | None = None
+    ) -> list[Decision]:
         """What was decided of each leaf, in order."""
         found = []
         for leaf, array in named_leaves(tree).items():
-            choice = self.choose(leaf, array.shape, dims)
+            choice = self.choose(leaf, array.shape, dims, split)
             parts = math.prod(
                 self.sizes[a] for d in range(array.ndim) for a in axes_of(choice.spec, d)
             )
@@ -71,20 +90,20 @@ class Leaves:
         """How a leaf is split."""
         moments = leaf.split("/")[0] == "opt_state"
         reached = (self.zero >= (1 if moments else 3)) if split is None else split
-        parts, small = self.sizes.get(SPLIT, 1), math.prod(shape) < self.min_size
-        over = reached and parts > 1 and not small
-        rules = (
-            STATE
-            if over
-            else {n: tuple(a for a in axes if a != SPLIT) for n, axes in STATE.items()}
-        )
+        splits = [axis for axis in self.over if self.sizes.get(axis, 1) > 1]
+        small = math.prod(shape) < self.min_size
+        over = reached and splits and not small
+        rules = {**STATE, "width": splits if over else ()}
         choice = Choice()
         named = dims_of(leaf, len(shape), dims)
         if named is not None:
             choice = split_named(shape, named, rules, self.sizes)
-        if over and not any(SPLIT in axes_of(choice.spec, dim) for dim in range(len(shape))):
-            return split_largest(shape, choice, SPLIT, self.sizes)
-        if reached and parts > 1 and small and shape:
+        if over:
+            for axis in splits:
+                if not any(axis in axes_of(choice.spec, dim) for dim in range(len(shape))):
+                    choice = split_largest(shape, choice, axis, self.sizes)
+            return choice
+        if reached and splits and small and shape:
             why = f"fewer than {self.min_size} elements"
             return choice._replace(left=(*choice.left, why))
         return choice

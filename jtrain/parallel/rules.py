@@ -16,7 +16,8 @@ AXES = ("slice", "stage", "data", "fsdp", "expert", "context", "tensor")
 # The axes that the rows of a batch are split over: stages, too, outside of the layers, where they
 # have nothing else to do.
 ROWS = ("stage", "slice", "data", "fsdp", "expert")
-SPLIT = "fsdp"  # the axis over which state is split that would else be the same on all its devices
+SPLIT = "fsdp"  # the axis whose devices are there to split the state
+SPLITS = (SPLIT, "context", "expert")  # and those that split it, too, where it would be the same
 
 # Earlier names choose first; an axis is taken once.
 STATE: Mapping[str, tuple[str, ...]] = {
@@ -60,12 +61,14 @@ def activations(
     }
 
 
-def copies_of(zero: int) -> tuple[str, ...]:
+def copies_of(zero: int, gather: str = "turn") -> tuple[str, ...]:
     """The axes whose devices have all of the gradient until it is summed over them, by `zero`.
 
-    Not `expert`, whose devices exchange tokens, though they have, too.
+    With `gather` "step" those of `fsdp` do whatever is split between steps. Not `expert`, whose
+    devices exchange tokens, though they have, too.
     """
-    return ("slice", "data") if zero > 1 else ("slice", "data", SPLIT)
+    split = zero > 1 and gather == "turn"
+    return ("slice", "data") if split else ("slice", "data", SPLIT)
 
 
 class Choice(NamedTuple):

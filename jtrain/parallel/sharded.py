@@ -55,7 +55,9 @@ class Sharded(OnMesh):
         self.leaves = Leaves(dict(mesh.shape), zero, min_size)
         self._seen = Seen()
         self._activations = activations(
-            split=zero > 0, sequence=sequence, copies=copies_of(zero) if schedule else ()
+            split=zero > 0,
+            sequence=sequence,
+            copies=copies_of(zero, schedule.gather) if schedule else (),
         )
 
     @property
@@ -78,18 +80,19 @@ class Sharded(OnMesh):
     def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
         """Every axis splits a leaf, or did split an activation that the placement was told of."""
         refuse_nothing_saved(self._offload, self._seen.saved)
-        refuse_unused(self.axes, self._seen, self.decisions(tree, dims))
+        refuse_unused(self.axes, self._seen, self.leaves.used.decisions(tree, dims))
 
     def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
         """Gradients are split as soon as `zero` reaches them: 1 once summed, 2 and 3 at once."""
         zero = self.leaves.zero
 
-        def to(split: bool) -> Callable[[Params], Params]:
-            where = self._named(self.leaves.specs(params, dims, split=split))
+        def to(leaves: Leaves, split: bool) -> Callable[[Params], Params]:
+            where = self._named(leaves.specs(params, dims, split=split))
             return lambda tree: jax.lax.with_sharding_constraint(tree, where)
 
-        split = to(True) if zero else UNLAID.summed
-        return Lay(to(zero == 3), each=split if zero > 1 else UNLAID.each, summed=split)
+        split = to(self.leaves, True) if zero else UNLAID.summed
+        each = split if zero > 1 else UNLAID.each
+        return Lay(to(self.leaves.used, zero == 3), each=each, summed=split)
 
     def whole(self, fn: Callable, stacked: bool) -> Callable:
         """`fn` itself: there is one copy, and the compiler splits it."""

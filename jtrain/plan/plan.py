@@ -35,6 +35,8 @@ class Plan:
     """That tracing and compiling took here."""
     schedule: Schedule | None = None
     """Of the pipeline, if layers are in stages."""
+    why: str = ""
+    """The layout was chosen, if it was."""
 
     @property
     def peak(self) -> int:
@@ -50,6 +52,7 @@ class Plan:
             "layout": dict(self.layout),
             "memory": {**self.memory, "peak": self.peak, "leaves": self.leaves},
             "collectives": by_axes(self.collectives),
+            "why": self.why,
             "bubble": self.schedule.bubble if self.schedule else 0.0,
             "seconds": round(self.seconds, 1),
         }
@@ -78,6 +81,7 @@ def plan(config: RunConfig, where: Topology) -> Plan:
         collectives=tuple(collectives(program.as_text() or "", layout)),
         seconds=took,
         schedule=parts.strategy.schedule,
+        why=parts.why,
     )
 
 

@@ -8,8 +8,7 @@ def table(plan: Plan) -> str:
     """Lines: the layout, memory a device, bytes a device sends in a step."""
     layout = " x ".join(f"{axis} {size}" for axis, size in plan.layout.items())
     lines = [f"{plan.topology}: {plan.devices} devices, {layout}; compiled in {plan.seconds:.0f} s"]
-    if plan.schedule:
-        lines.append(str(plan.schedule))
+    lines += [str(said) for said in (plan.why, plan.schedule) if said]
     memory, limit = plan.memory, plan.memory["limit"]
     lines += ["", "memory of a device"]
     rows = {

@@ -3,22 +3,12 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jtrain.config.nearest import did_you_mean
 from jtrain.errors import ConfigError
 
-# GiB of a device that a program may use: what libtpu 0.0.51 says of one that is too large.
-LIMITS: Mapping[str, float] = {
-    "v2": 7.48,
-    "v3": 15.48,
-    "v4": 15.25,
-    "v5e": 15.75,
-    "v5p": 95.73,
-    "v6e": 31.24,
-    "tpu7x": 94.74,
-}
 SPELT = re.compile(r"(?:(\d+)\*)?([a-z]\w*):(\d+(?:x\d+)*)")
 
 
@@ -38,6 +28,8 @@ def topology(name: str) -> Topology:
     Raises:
         ConfigError: for a name that is none, or if the compiler for it is not installed.
     """
+    from jtrain.parallel.memory import CHIPS, memory_of
+
     found = SPELT.fullmatch(name)
     if found is None:
         raise ConfigError(
@@ -47,14 +39,15 @@ def topology(name: str) -> Topology:
     slices, kind, shape = int(found[1] or 1), found[2], found[3]
     if kind == "cpu":
         return _cpu(name, slices, shape)
-    if kind not in LIMITS:
-        kinds = ["cpu", *LIMITS]
+    if kind not in CHIPS:
+        kinds = ["cpu", *CHIPS]
         near = did_you_mean(kind, kinds)
         raise ConfigError(
             f"--topology {name}: there is no compiler for {kind!r} here; kinds: "
             f"{', '.join(kinds)}{near or '.'}"
         )
-    return Topology(name, _tpu(name, slices, kind, shape), int(LIMITS[kind] * 2**30))
+    devices = _tpu(name, slices, kind, shape)
+    return Topology(name, devices, memory_of(devices))
 
 
 def prepare(name: str) -> None:

@@ -1,26 +1,28 @@
 """A loss that computes in a narrower type than its parameters are kept in."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jtrain.types import Leaf, LossFn, Params, Stateful
+from jtrain.types import UNLAID, Leaf, LossFn, Params, Stateful
 
 
-def computed_in(loss: LossFn | Stateful, dtype: Any) -> LossFn | Stateful:
-    """`loss` of the parameters cast to `dtype`; itself where that is None.
+def computed_in(
+    loss: LossFn | Stateful, dtype: Any, lay: Callable[[Params], Params] = UNLAID.params
+) -> LossFn | Stateful:
+    """`loss` of the parameters cast to `dtype`, as they are where that is None, and laid by `lay`.
 
     Gradients come back in the type that the parameters are kept in. Neither the batch nor `extra`
     is cast: targets and running statistics keep their digits, and a model casts its inputs to the
     type of its parameters.
     """
-    if dtype is None:
-        return loss
+    copy = lambda params: lay(narrowed(params, dtype))
     if isinstance(loss, Stateful):
         inner = loss.loss
-        return Stateful(lambda params, *rest: inner(narrowed(params, dtype), *rest))
-    return lambda params, *rest: loss(narrowed(params, dtype), *rest)
+        return Stateful(lambda params, *rest: inner(copy(params), *rest))
+    return lambda params, *rest: loss(copy(params), *rest)
 
 
 def narrowed(params: Params, dtype: Any) -> Params:

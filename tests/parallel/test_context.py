@@ -91,6 +91,7 @@ def slope(where: Strategy, case: Case) -> tuple[Any, Any]:
     model = values.build(where.placement)
 
     def loss(params, batch):
+        params = laid(params)
         inputs, targets, real = inputs_and_targets(batch)
         keys = row_keys(jax.random.key(7), batch) if values.dropout else None
         given = params, {}, None, True, inputs, keys, segments_of(batch)
@@ -104,7 +105,8 @@ def slope(where: Strategy, case: Case) -> tuple[Any, Any]:
         return value + 1e-3 * jnp.mean(late * jnp.square(logits))
 
     init = lambda: model.init(jax.random.key(0))[0]
-    lies = where.shardings(jax.eval_shape(init), model.dims)
+    like = jax.eval_shape(init)
+    lies, laid = where.shardings(like, model.dims), where.lay(like, model.dims).params
     params = jax.device_put(jax.jit(init)(), lies)
     return jax.device_get(
         jax.jit(jax.value_and_grad(loss))(params, where.place(batch(case.packed)))

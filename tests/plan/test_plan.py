@@ -10,9 +10,10 @@ from jtrain.assemble import assemble
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
+from jtrain.parallel.memory import CHIPS
 from jtrain.plan.plan import plan
 from jtrain.plan.table import size, table
-from jtrain.plan.topology import LIMITS, topology
+from jtrain.plan.topology import topology
 
 CONFIG = "configs/shakespeare.yaml"
 SMALL = ["batch=16", "data.context=32", "model.context=32", "model.layers=2", "model.width=64"]
@@ -79,4 +80,4 @@ def test_what_is_missing_is_said(words, said, capsys):
 
 def test_every_limit_is_less_than_a_chip_is_sold_with():
     sold = {"v2": 8, "v3": 16, "v4": 16, "v5e": 16, "v5p": 96, "v6e": 32, "tpu7x": 96}  # GiB
-    assert all(0.9 * sold[kind] < limit < sold[kind] for kind, limit in LIMITS.items())
+    assert all(0.9 * sold[kind] < chip.gib < sold[kind] for kind, chip in CHIPS.items())
