@@ -31,8 +31,8 @@ def program(x, w, cast):
         rows = w[jnp.array([0, 2, 2])]
         y = jax.nn.softmax(cast(cast(x) @ rows.T))
         last, seen = jax.lax.scan(lambda c, r: (jnp.tanh(c + r), c), y[0], y)
-        y = jax.lax.while_loop(lambda c: c.sum() < 2, lambda c: c * 1.5, seen.max(0))
-        y = jax.lax.stop_gradient(y) + last
+        start = jax.lax.stop_gradient(seen.max(0))
+        y = jax.lax.while_loop(lambda c: c.sum() < 2, lambda c: c * 1.5, start) + last
         return jax.lax.cond(y[0] > 0, lambda: jnp.exp(y).sum(), lambda: y.sum())
 
     return jax.jit(jax.value_and_grad(jax.checkpoint(loss)))(w)
