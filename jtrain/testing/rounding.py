@@ -113,7 +113,8 @@ def _arguments(of: Subject, batch: Mapping[str, Any]) -> tuple[Any, ...]:
     arrays = {name: jnp.asarray(array) for name, array in batch.items()}
     with jax.enable_x64(False):
         terms = in_terms(of.alone(), ragged=not of.masks)
-        means = jax.jit(lambda *a: terms(*a, None).terms.means)(of.params, of.extra, arrays)
+        weigh = jax.jit(lambda params, extra, batch: terms(params, extra, batch, None).terms.means)
+        means = weigh(of.params, of.extra, arrays)
     return [mean.weight for mean in means], of.params, of.extra, arrays
 
 
