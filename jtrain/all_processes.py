@@ -10,13 +10,14 @@ from jax.experimental import multihost_utils
 
 
 def of_all(state: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON in which the lists `shares` of all processes are one, in their order.
+    """JSON in which the mappings `shares` of all processes are one; without them it is unchanged.
 
-    Every process calls this at the same time where there is such a list; all others go unchanged.
+    Where there is one every process calls this at the same time.
     """
     if jax.process_count() == 1 or "shares" not in state:
         return dict(state)
-    return {**state, "shares": [share for each in _gathered(state) for share in each["shares"]]}
+    every = [each["shares"] for each in _gathered(state)]
+    return {**state, "shares": {part: place for each in every for part, place in each.items()}}
 
 
 def _gathered(value: Any) -> list[Any]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.stages import Lowered
 
-from jtrain.built import Weights, built, makers, mine, shapes
+from jtrain.built import Weights, built, makers, shapes
 from jtrain.by_memory import layout_of
 from jtrain.checkpoint import Start, starting
 from jtrain.data.calls import Calls
@@ -73,7 +73,11 @@ class Assembly:
     @functools.cached_property
     def calls(self) -> Calls:
         """What each call of the step takes, as numpy arrays: this process's rows."""
-        return Calls(mine(self.experiment.train), self.config.steps_per_call)
+        return Calls(self.mine(self.experiment.train), self.config.steps_per_call)
+
+    def mine(self, batches: Any) -> Any:
+        """The same batches, of which this process reads only the rows of its devices."""
+        return batches.shard(*self.strategy.part)
 
     def place(self, batch: Batch) -> Batch:
         """What a call of the step takes, on the devices."""
@@ -99,7 +103,7 @@ class Assembly:
     def _step(self) -> tuple[StepFn, TrainState, Batch]:
         """What is compiled, and what for."""
         config, x, strategy = self.config, self.experiment, self.strategy
-        terms, params = self._terms(mine(x.train)[0]), self._weights[0]
+        terms, params = self._terms(self.mine(x.train)[0]), self._weights[0]
         refuse_unused_params(terms, params)
         strategy.refuse_unused_axes(self.like, x.dims)
         if config.precision.compute is not None:
@@ -119,7 +123,7 @@ class Assembly:
         )
         step = at_rest(step, self.like)
         step = many(step, unroll=unroll) if self._stack else step
-        return step, self.like, shapes(x.train, *self._stack)
+        return step, self.like, self._shapes(x.train, *self._stack)
 
     @property
     def _stack(self) -> tuple[int, ...]:
@@ -145,14 +149,14 @@ class Assembly:
         metrics: dict[str, list[str]] = {}
         for name, rows in self.sets.items():
             program = make_evaluate(self.loss, ragged=rows.ragged)
-            metrics[name] = ["loss", *jax.eval_shape(program, self._weights, shapes(rows))[1]]
+            metrics[name] = ["loss", *jax.eval_shape(program, self._weights, self._shapes(rows))[1]]
         check_best(self.config.checkpoint.best, metrics)
 
     def measure(self, state: TrainState, name: str = "valid") -> dict[str, float]:
         """The metrics of a state over all of a set."""
         rows = self.sets[name]
-        here = mine(rows)
-        batches = (self.strategy.place(here[i]) for i in range(len(rows)))
+        mine = self.mine(rows)
+        batches = (self.strategy.place(mine[i]) for i in range(len(rows)))
         weights = self.evaluation_params(state), state.extra
         return evaluate(self._evaluation(name), weights, batches)
 
@@ -198,16 +202,19 @@ class Assembly:
     def _evaluation(self, name: str) -> EvaluateFn:
         """Compiled at its first use; sets whose batches are alike share one."""
         rows, strategy = self.sets[name], self.strategy
-        kind = rows.ragged, repr(shapes(rows))
+        kind = rows.ragged, repr(self._shapes(rows))
         if kind not in self._evaluations:
             fn = make_evaluate(self.loss, psum=strategy.psum, ragged=rows.ragged)
-            example = strategy.place(mine(rows)[0])
+            example = strategy.place(self.mine(rows)[0])
             self._evaluations[kind] = strategy.compile(fn, self._weights, example)
         return self._evaluations[kind]
 
     @functools.cached_property
     def _evaluations(self) -> dict[tuple[bool, str], EvaluateFn]:
         return {}
+
+    def _shapes(self, batches: Any, *stack: int) -> Batch:
+        return shapes(batches, *stack, part=self.strategy.part)
 
     def _terms(self, batch: Batch) -> Callable[[Params], Returned]:
         terms = in_terms(self.loss, ragged=self.experiment.train.ragged)

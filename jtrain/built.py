@@ -44,15 +44,15 @@ def makers(
     return weights, state
 
 
-def shapes(batches: Any, *stack: int, parts: int = 1) -> Batch:
-    """A whole batch, or one of so many `parts`, as shapes and dtypes alone; or a stack of them."""
+def shapes(batches: Any, *stack: int, parts: int = 1, part: tuple[int, int] | None = None) -> Batch:
+    """A whole batch, or one of so many `parts`, as shapes and dtypes alone; or a stack of them.
+
+    `part` is that of the rows which are read to find out: `Strategy.part`; none said, this
+    process's of all processes.
+    """
     of = lambda array: jax.ShapeDtypeStruct(
         (*stack, batches.size // parts, *array.shape[1:]),
         jax.dtypes.canonicalize_dtype(array.dtype),
     )
-    return {name: of(array) for name, array in mine(batches)[0].items()}
-
-
-def mine(batches: Any) -> Any:
-    """The rows that this process reads."""
-    return batches.shard(jax.process_index(), jax.process_count())
+    seen = batches.shard(*part or (jax.process_index(), jax.process_count()))
+    return {name: of(array) for name, array in seen[0].items()}

@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import jax
-
 from jtrain.assemble import Assembly
 from jtrain.data import ReadAhead
 from jtrain.data.not_finite import not_finite
@@ -79,5 +77,5 @@ def reader(parts: Assembly, start: int) -> ReadAhead:
 def _blame(parts: Assembly, last: int) -> str:
     """What in the data may be why the loss is not finite any more."""
     seen = parts.config.log.every + 10 * parts.config.steps_per_call  # some were in flight
-    train = parts.experiment.train.shard(jax.process_index(), jax.process_count())
+    train = parts.mine(parts.experiment.train)
     return not_finite(train, range(max(1, last - seen), last + 1))

@@ -41,8 +41,7 @@ class LeafStatistics:
         largest absolute value; `update_norm` and `param_norm`; `ratio`, the one over the other.
         """
         parts = self._parts
-        mine = parts.experiment.train.shard(jax.process_index(), jax.process_count())
-        batch = parts.strategy.place(mine[step])
+        batch = parts.strategy.place(parts.mine(parts.experiment.train)[step])
         if self._program is None:
             looks = looking(parts)
             self._program = parts.strategy.compile(looks, parts.like, batch)

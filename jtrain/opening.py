@@ -43,7 +43,6 @@ def opening(parts: Assembly, start: int | None) -> list[str]:
 
 def _shared(parts: Assembly) -> str:
     """How the processes share out what is read."""
-    count = jax.process_count()
-    mine = parts.experiment.train.shard(jax.process_index(), count)
-    by_index = f"data: by index, each of {count} processes reads its own rows of every batch"
-    return getattr(mine, "told", by_index)
+    index, count = parts.strategy.part
+    by_index = f"data: by index, this process reads part {index} of {count} of every batch's rows"
+    return getattr(parts.mine(parts.experiment.train), "told", by_index)

@@ -107,7 +107,7 @@ def _placed(strategy: Strategy, tree: Any) -> Any:
 
 def _batch(strategy: Strategy, rows: Once, step: int) -> Batch:
     """The rows that this process reads, on the devices."""
-    return strategy.place(rows.shard(jax.process_index(), jax.process_count())[step])
+    return strategy.place(rows.shard(*strategy.part)[step])
 
 
 def _check_rows(outputs: Any, size: int) -> None:

@@ -76,7 +76,7 @@ def heard() -> Iterator[list[str]]:
             lines += file.read().splitlines()
 
 
-def sent(found: Plan, axis: str) -> dict[str, float]:
+def sent(found: Plan, axis: str) -> dict[str, int]:
     """Bytes that a device sends along an axis, by kind."""
     return by_axes(found.collectives).get(axis, {})
 

@@ -17,7 +17,7 @@ class Steps(Protocol):
 class Keeps(Protocol):
     """Batches that go on with what a run kept of them.
 
-    It is the same in each process; or it has a list `shares`, and those of all are put together.
+    It is the same in each process; or it has a mapping `shares`, and those of all are one.
     """
 
     def state(self, step: int) -> Mapping[str, Any]:

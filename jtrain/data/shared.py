@@ -61,12 +61,12 @@ class Shared:
         return mine
 
     def state(self, step: int) -> dict[str, Any]:
-        """A place at or before a step, as JSON; of a stream of its own one in a list, `shares`.
+        """A place at or before a step, as JSON; of a stream of its own under its part in `shares`.
 
-        Those of all processes in one list, in order, are what `restore` takes.
+        Those of all processes together are what `restore` takes.
         """
         place = self._batches.state(step)
-        return {"shares": [place]} if self._own else place
+        return {"shares": {f"{self._index}": place}} if self._own else place
 
     def restore(self, state: Mapping[str, Any], /) -> None:
         """Makes a place known that batches like these gave by `state`.
@@ -84,7 +84,7 @@ class Shared:
                 f"{'file' if there else 'data'}; or start a new run with sharing=data, which goes "
                 f"on with any number."
             )
-        self._batches.restore(state["shares"][self._index] if there else state)
+        self._batches.restore(state["shares"][f"{self._index}"] if there else state)
 
     def _begin(self, index: int, count: int) -> None:
         self._part, self._index, self._count = Part(self.size, index, count), index, count

@@ -11,7 +11,7 @@ from jtrain.parallel.layout import filled, mesh_of
 from jtrain.parallel.leaves import Zero
 from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import AXES
-from jtrain.parallel.schedule import schedule_of
+from jtrain.parallel.schedule import Gather, schedule_of
 from jtrain.parallel.sharded import Sharded
 from jtrain.parallel.starting import Starting
 from jtrain.values import values
@@ -39,6 +39,9 @@ class Axes(Starting):
     repeats: int = Field(default=1, ge=1)
     """Times that a microbatch goes round the stages, each of which then has so many runs of layers,
     apart from one another: as much less idle time."""
+    gather: Gather = "turn"
+    """When a pipeline gathers the weights that `zero` splits and scatters their gradients: turn, as
+    they are used, each turn anew; step, once in a step, and both are whole until it ends."""
     data: int = Field(default=1, ge=0)
     """Copies of the state, each with its part of the rows."""
     fsdp: int = Field(default=0, ge=0)
@@ -78,7 +81,7 @@ class Axes(Starting):
             zero=self.zero,
             min_size=self.min_size,
             sequence=self.sequence,
-            schedule=schedule_of(sizes["stage"], self.stage_batches, self.repeats),
+            schedule=schedule_of(sizes["stage"], self.stage_batches, self.repeats, self.gather),
             context_by=self.context_by,
             offload=self.offload,
         )

@@ -61,12 +61,14 @@ def activations(
     }
 
 
-def copies_of(zero: int) -> tuple[str, ...]:
+def copies_of(zero: int, gather: str = "turn") -> tuple[str, ...]:
     """The axes whose devices have all of the gradient until it is summed over them, by `zero`.
 
-    Not `expert`, whose devices exchange tokens, though they have, too.
+    With `gather` "step" those of `fsdp` do whatever is split between steps. Not `expert`, whose
+    devices exchange tokens, though they have, too.
     """
-    return ("slice", "data") if zero > 1 else ("slice", "data", SPLIT)
+    split = zero > 1 and gather == "turn"
+    return ("slice", "data") if split else ("slice", "data", SPLIT)
 
 
 class Choice(NamedTuple):

@@ -1,8 +1,11 @@
 """Which stage of a pipeline computes what and when, and how much of the time none does."""
 
 import dataclasses
+from typing import Literal, TypeAlias
 
 from jtrain.errors import ConfigError
+
+Gather: TypeAlias = Literal["turn", "step"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +19,7 @@ class Schedule:
     stages: int
     batches: int  # microbatches, a multiple of the stages
     repeats: int = 1
+    gather: Gather = "turn"  # how often weights that are split over `fsdp` are gathered
 
     @property
     def groups(self) -> int:
@@ -40,14 +44,17 @@ class Schedule:
         )
 
 
-def schedule_of(stages: int, batches: int, repeats: int) -> Schedule | None:
+def schedule_of(
+    stages: int, batches: int, repeats: int, gather: Gather = "turn"
+) -> Schedule | None:
     """The schedule for these values of `Axes`; None where there is one stage.
 
     Raises:
         ConfigError: if they do not fit together.
     """
     if stages == 1:
-        for name, value, plain in (("stage_batches", batches, 0), ("repeats", repeats, 1)):
+        asked = ("stage_batches", batches, 0), ("repeats", repeats, 1), ("gather", gather, "turn")
+        for name, value, plain in asked:
             if value != plain:
                 raise ConfigError(
                     f"parallel.{name}={value} is of a pipeline, and parallel.stage=1 is none. Set "
@@ -60,4 +67,4 @@ def schedule_of(stages: int, batches: int, repeats: int) -> Schedule | None:
             f"parallel.stage_batches={batches} microbatches enter in groups of parallel.stage="
             f"{stages}, which does not divide them. Nearest: parallel.stage_batches={near}."
         )
-    return Schedule(stages, batches or stages, repeats)
+    return Schedule(stages, batches or stages, repeats, gather)

@@ -55,7 +55,9 @@ class Sharded(OnMesh):
         self.leaves = Leaves(dict(mesh.shape), zero, min_size)
         self._seen = Seen()
         self._activations = activations(
-            split=zero > 0, sequence=sequence, copies=copies_of(zero) if schedule else ()
+            split=zero > 0,
+            sequence=sequence,
+            copies=copies_of(zero, schedule.gather) if schedule else (),
         )
 
     @property

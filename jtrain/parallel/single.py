@@ -21,6 +21,7 @@ class OneDevice(Compiling):
     """Everything on one device."""
 
     shares = 1
+    part = (0, 1)
     axes: Mapping[str, int] = {}
     psum = None
 

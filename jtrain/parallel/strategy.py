@@ -27,6 +27,14 @@ class Strategy(Protocol):
         ...
 
     @property
+    def part(self) -> tuple[int, int]:
+        """Which part of a batch's rows this process has on its devices, of how many: 1 of 4.
+
+        Processes whose devices hold the same rows have the same part.
+        """
+        ...
+
+    @property
     def axes(self) -> Mapping[str, int]:
         """The axes of the mesh and their sizes; none on one device."""
         ...

@@ -80,7 +80,7 @@ def test_goes_on_from_what_all_processes_kept(files: list[Path], policy: str):
     kept = [json.loads(json.dumps(part.state(7))) for part in parts]
     state = kept[0]
     if "shares" in state:
-        state = {"shares": [share for each in kept for share in each["shares"]]}
+        state = {"shares": kept[0]["shares"] | kept[1]["shares"]}
     for index in range(2):
         again = batches(files, policy).shard(index, 2)
         again.restore(state)
@@ -89,7 +89,7 @@ def test_goes_on_from_what_all_processes_kept(files: list[Path], policy: str):
 
 def test_places_of_two_processes_are_none_of_four(files: list[Path]):
     parts = [batches(files, "file").shard(index, 2) for index in range(2)]
-    state = {"shares": [share for part in parts for share in part.state(0)["shares"]]}
+    state = {"shares": parts[0].state(0)["shares"] | parts[1].state(0)["shares"]}
     with pytest.raises(DataError, match=r"2 streams, one a process.*4 streams.*Go on with 2 proc"):
         batches(files, "file").shard(0, 4).restore(state)
     with pytest.raises(DataError, match=r"one stream for all.*2 streams.*sharing=data"):

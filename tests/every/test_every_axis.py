@@ -71,6 +71,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp x expert x tensor": {"expert": 2, "fsdp": 2, "tensor": 2},
     "stage x data": {"stage": 4, "data": 2, "fsdp": 1},
     "stage x fsdp, zero 1": {"stage": 2, "fsdp": 4, "zero": 1},
+    "stage x fsdp, gathered once": {"stage": 2, "fsdp": 4, "gather": "step"},
     "stage x tensor x data": {"stage": 2, "tensor": 2, "data": 2, "fsdp": 1, "stage_batches": 4},
     "stage x slice x fsdp, circular": {"stage": 2, "slice": 2, "fsdp": 2, "repeats": 2},
 }
@@ -105,6 +106,7 @@ THOROUGH = [
     Case("zero 2", "llama remat", 2),
     Case("fsdp x expert", "switch", 2),
     Case("stage x slice x fsdp, circular", "gpt", 2),
+    Case("stage x fsdp, gathered once", "llama remat", 1),
 ]
 MATRIX = [
     Case(layout, model, 1 + (i + j) % 2)

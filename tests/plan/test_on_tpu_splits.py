@@ -16,6 +16,7 @@ from tpu_programs import (
     F32,
     GRADIENTS,
     LAYERS,
+    TABLES,
     TABLES_GRADIENTS,
     WIDTH,
     bytes_of,
@@ -88,6 +89,23 @@ def test_a_pipeline_sends_a_microbatch_to_the_next_stage_and_one_from_and_to_its
     assert near(sent(found, "stage")["all-reduce"], 2 * 3 / 4 * TABLES_GRADIENTS, 0.01)
     assert sent(found, "stage").get("all-gather", 0) < 1e5
     assert by_axes(found.collectives).keys() == {"stage"}
+
+
+@pytest.mark.parametrize(
+    ("gather", "gathered", "scattered"), [("turn", 2 * 7, 7), ("step", 1, 1)], ids=["turn", "step"]
+)
+def test_the_weights_of_a_stage_are_gathered_every_turn_or_once(gather, gathered, scattered):
+    found = sent(planned("v5e:2x4", split(stage=4, fsdp=2, gather=gather)), "fsdp")
+    stage = BLOCKS / 4 * BF16 / 2  # each device has a half of a stage's
+    assert near(found["all-gather"], gathered * stage + TABLES * BF16 / 2, 0.01)
+    assert near(found["reduce-scatter"], scattered * stage, 0.01)
+
+
+def test_a_circular_pipeline_keeps_no_weights_for_the_way_back():
+    words = ("model.layers=8", "model.remat=full")
+    found = planned("v5e:2x2", split(stage=4, stage_batches=8, repeats=2), *words)
+    turns, run = 8 * 2 + 3, BLOCKS / LAYERS * BF16  # a layer a run
+    assert found.memory["temporaries"] < turns * run / 2
 
 
 def test_experts_send_tokens_to_all_others_and_back():
