@@ -1,7 +1,8 @@
 """Milliseconds of a step whose rows are split over 1, 2, 4 devices or 2 processes of this machine.
 
 nanoGPT's CPU setting: 4 layers, 4 heads, width 128, context 64, batch 12, 65 tokens, AdamW. Each
-contestant is a process of its own, or two; they take turns, the others being idle meanwhile. With a Python that has TensorFlow, MirroredStrategy over as many logical CPUs takes turns with them.
+contestant is a process of its own, or two; they take turns, the others being idle meanwhile. With
+a Python that has TensorFlow, MirroredStrategy over as many logical CPUs takes turns with them.
 
     python benchmarks/data_parallel.py [--rounds 15] [--steps 8] [--tensorflow PYTHON]
 """
