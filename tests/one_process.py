@@ -92,7 +92,8 @@ def refused() -> str:
 
 
 def main(port: str, index: int, count: int, results: str) -> None:
-    jax.distributed.initialize(f"localhost:{port}", count, index)
+    where = f"127.0.0.1:{port}"
+    jax.distributed.initialize(where, count, index, coordinator_bind_address=where)
     assert (jax.device_count(), jax.local_device_count()) == (4 * count, 4)
     out = {"stacked": stacked(strategy("mirrored jit", 4), index, count), "refused": refused()}
     for name in NAMES:

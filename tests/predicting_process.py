@@ -27,7 +27,8 @@ def loss(params, batch, rng):
 
 def main(port: str, index: int, results: str) -> None:
     """Predicts, evaluates, and trains for a time that the first process measures."""
-    jax.distributed.initialize(f"localhost:{port}", 2, index)
+    where = f"127.0.0.1:{port}"
+    jax.distributed.initialize(where, 2, index, coordinator_bind_address=where)
     out = {}
     for parallel in ("mirrored", "fsdp"):
         found = jt.predict(apply, W, X, batch=16, parallel=parallel)  # 45 rows: the last are 13

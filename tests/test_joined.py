@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from quick_study import at_home, config_of, trained, write_study
+from quick_study import at_home, config_of, write_study
 
 import jtrain.joined
 from jtrain.cli import main
@@ -72,9 +72,12 @@ def test_another_environment_is_the_one_that_differs(monkeypatch):
 
 def test_a_run_that_only_one_sees_is_the_one_that_differs():
     before = known()
-    trained(CONFIG, "steps=2")
+    checkpoint = RUN / "checkpoints" / "200"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "about.json").write_text("{}")
+    (RUN / "run.json").write_text('{"status": "running"}')
     assert differing(before, known()) == {f"run {RUN}"}
-    assert known()[f"run {RUN}"] == "done at step 2"
+    assert (before[f"run {RUN}"], known()[f"run {RUN}"]) == ("nothing", "running at step 200")
 
 
 def test_other_devices_are_named(monkeypatch):
@@ -124,6 +127,7 @@ def test_a_process_that_never_comes_ends_the_run_in_time(monkeypatch, capsys):
     assert not RUN.exists()
 
 
+@pytest.mark.thorough
 def test_two_seeds_end_both_processes_with_the_same_words():
     where = f"127.0.0.1:{free_port()}"
     processes = [

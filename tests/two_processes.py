@@ -17,7 +17,7 @@ def in_two_processes(
         patience: seconds for each.
     """
     with socket.socket() as listener:
-        listener.bind(("localhost", 0))
+        listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
     command = [sys.executable, "-W", "error", str(script)]
     processes = [

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ import numpy as np
 from jtrain.assemble import Assembly, assemble
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints
+from jtrain.cluster import detect
 from jtrain.config.dump import plain_values
 from jtrain.data import ReadAhead
 from jtrain.debug.stages import Stage, Stages
@@ -63,10 +65,11 @@ def fast(config: RunConfig, *, tell: Callable[[str], None]) -> list[Stage]:
     """
     keep_compiled_programs()
     stages, each = Stages(tell), config.steps_per_call
-    if jax.process_count() > 1:
+    cluster = detect(os.environ)
+    if cluster.processes > 1:
         raise ConfigError(
-            f"--fast rehearses a run in one process, and here are {jax.process_count()}. Type it "
-            f"in one."
+            f"--fast rehearses a run in one process, and here are {cluster.processes} "
+            f"({cluster.spelt}). Type it in one: jtrain launch rehearses several."
         )
     with stages.stage("builds") as stage:
         parts = _shortened(assemble(config))

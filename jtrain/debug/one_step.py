@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jtrain.assemble import Assembly, assemble
+from jtrain.cluster import detect
 from jtrain.errors import ConfigError
 from jtrain.experiment import RunConfig
 from jtrain.parallel import Single
@@ -33,10 +35,11 @@ def on_one_device(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: in several processes.
     """
-    if jax.process_count() > 1:
+    cluster = detect(os.environ)
+    if cluster.processes > 1:
         raise ConfigError(
-            f"a run is looked into in one process, and here are {jax.process_count()}. "
-            f"Type the same command without `jtrain launch`."
+            f"a run is looked into in one process, and here are {cluster.processes} "
+            f"({cluster.spelt}). Type the same command without `jtrain launch`."
         )
     return dataclasses.replace(config, parallel=Single(), steps_per_call=1)
 

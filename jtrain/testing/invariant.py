@@ -12,6 +12,7 @@ from jtrain.testing.eager import eager
 from jtrain.testing.layouts import Layout, fitting
 from jtrain.testing.report import Report, Row
 from jtrain.testing.result import Distances, distances
+from jtrain.testing.rounding import in_bfloat16
 from jtrain.testing.splits import splits
 from jtrain.testing.steps import of_steps
 from jtrain.testing.subject import Loss, MakeStep, Placed, Subject, subject
@@ -87,7 +88,7 @@ def check(
         tell: gets a word about each comparison as it begins, for it takes a while.
     """
     rows, left = [], list(_left(of))
-    for row in _of_loss(of, tell):
+    for row in of_loss(of, tell):
         rows.append(row)
         if row.verdict == "FAILS" and row.check == "eager":
             break  # no function of its arguments: all else would fail for this
@@ -97,12 +98,15 @@ def check(
     if any(row.verdict == "named" for row in rows):
         build = of.loss.build
         of = dataclasses.replace(of, loss=Placed(lambda place: without_draws(build(place))))
+    tell("bfloat16")
+    narrow = in_bfloat16(of, left)
+    rows += [narrow] if narrow else []
     chosen = fitting(of.rows, of.dims, most=most) if strategies is None else strategies
     rows += of_steps(of, chosen, tell, left)
     return Report(_what(of), tuple(rows), tuple(left))
 
 
-def _of_loss(of: Subject, tell: Callable[[str], None]) -> Iterator[Row]:
+def of_loss(of: Subject, tell: Callable[[str], None] = lambda line: None) -> Iterator[Row]:
     """The loss by itself: eager, and its sums."""
     single, double = OfRows(of), OfRows(of, double=True)
     displaced: Cause | None = None

@@ -65,7 +65,7 @@ class OfRows:
     def _arguments(self, batch: Batch) -> tuple[Any, ...]:
         arrays = {name: jnp.asarray(array) for name, array in batch.items()}
         rng = (self.subject.step_key,) if self.draws else ()
-        given = self.subject.params, self.subject.extra, arrays
+        given = jax.tree.map(jnp.asarray, (self.subject.params, self.subject.extra, arrays))
         return (*wide(given), *rng) if self.double else (*given, *rng)
 
     def _number(self, x: Any) -> jax.Array:
@@ -73,7 +73,7 @@ class OfRows:
 
     @functools.cached_property
     def _sums(self) -> Callable[..., Any]:
-        return self._compiled(_sums_of(self.subject.alone(), not self.subject.masks))
+        return self._compiled(sums_of(self.subject.alone(), not self.subject.masks))
 
     @functools.cached_property
     def _weights(self) -> Callable[..., Any]:
@@ -83,7 +83,8 @@ class OfRows:
         return jax.jit(widened(fn) if self.double else fn)
 
 
-def _sums_of(loss: Loss, ragged: bool) -> Callable[..., tuple[Returned, Any]]:
+def sums_of(loss: Loss, ragged: bool) -> Callable[..., tuple[Returned, Any]]:
+    """`(weights, params, extra, batch, rng=None) -> (Returned, gradient)`, to be compiled."""
     terms = in_terms(loss, ragged=ragged)
 
     def sums(weights: Any, params: Any, extra: Any, batch: Any, rng: Any = None) -> Any:

@@ -22,7 +22,8 @@ def value(step: int) -> np.ndarray:
 
 def main(directory: Path, port: str, index: int) -> None:
     """Saves three steps, and restores the best under another sharding."""
-    jax.distributed.initialize(f"localhost:{port}", 2, index)
+    where = f"127.0.0.1:{port}"
+    jax.distributed.initialize(where, 2, index, coordinator_bind_address=where)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     columns = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "x"))

@@ -189,3 +189,14 @@ def test_two_at_once_are_refused(study, capfd):
     assert main(["run", CONFIG, "--fast", "--eager"]) == 2
     assert "--fast and --eager are two things" in capfd.readouterr().err
     assert os.listdir() == ["experiments", "configs"] or not Path("runs").exists()
+
+
+@pytest.mark.parametrize("option", ["--fast", "--eager", "--find-nan"])
+def test_one_of_several_processes_is_not_looked_into(option: str, study, monkeypatch, capsys):
+    study()
+    for name, value in {"COORDINATOR": "127.0.0.1:4000", "PROCESSES": "2", "PROCESS": "1"}.items():
+        monkeypatch.setenv(f"JTRAIN_{name}", value)
+    assert main(["run", CONFIG, option]) == 2
+    said = capsys.readouterr().err
+    assert "in one process, and here are 2 (JTRAIN_PROCESSES=2" in said
+    assert "Type" in said

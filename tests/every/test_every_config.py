@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 
 import jtrain as jt
+from jtrain.cli.check import subject_of
 from jtrain.config.dump import dump
 from jtrain.config.resolve import resolve
 from jtrain.data.prepare import prepare
 from jtrain.data.tokenizing import ByBytes
 from jtrain.hooks.metrics import results
+from jtrain.parallel import Mirrored
+from jtrain.testing import check
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -161,6 +164,27 @@ def test_trains_a_few_steps_over_all_devices(name: str):
     assert np.isfinite(list(outcome.results[3].values())).all()
     again = resolve(outcome.directory.config, schema=type(config)).config
     assert again == config
+
+
+# In each run of CI: rows that meet. `jtrain check` runs whole in tests/cli.
+PROVED = ("two_towers",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.thorough if n in PROVED else pytest.mark.slow)
+        for n in CONFIGS
+    ],
+)
+def test_gives_one_result_however_its_batches_are_split(name: str):
+    of = subject_of(tiny(name, "parallel={kind: single}").config, rows=8)
+    quick = {"copies": Mirrored(devices=4, impl="shard_map"), "parts": Mirrored(devices=4, zero=3)}
+    report = check(of, {k: v for k, v in quick.items() if of.couples != "batch" or k == "parts"})
+    assert report.ok, report.told()
+    assert not report.causes
+    assert "bfloat16" in report.told()
+    assert report.rows[-1].check == "parts"
 
 
 @pytest.mark.parametrize("name", CURVES)

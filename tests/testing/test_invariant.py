@@ -1,0 +1,114 @@
+"""What a check takes, what it leaves out and says so, and what it refuses."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from line import height, line, points, squared
+
+import jtrain as jt
+from jtrain.errors import ConfigError, LossError
+from jtrain.parallel import Mirrored
+from jtrain.testing.compare import apart
+from jtrain.testing.layouts import fitting
+
+SGD = {"optimizer": optax.sgd(0.1)}
+
+
+def scalar(params, batch, rng):
+    return jnp.square(height(params, batch) - batch["y"]).mean()
+
+
+@pytest.mark.thorough
+def test_a_plain_scalar_is_checked_without_masks():
+    report = jt.testing.assert_invariant(scalar, line(), points(8), strategies={})
+    assert "Masks, padding and ragged batches were not compared" in report.told()
+    assert "jt.Mean.of(values_by_row" in report.told()
+    checks = [row.check for row in report.rows]
+    assert "first and second half" in checks
+    assert "padded" not in checks
+
+
+@pytest.mark.thorough
+def test_rows_that_meet_by_declaration_are_not_parted():
+    centred = lambda p, b, rng: jt.Mean.of(
+        jnp.square(height(p, b) - Meaning.of(height(p, b), b["mask"])), b["mask"]
+    )
+    there = {"named": Mirrored(devices=2), "copies": Mirrored(devices=2, impl="shard_map")}
+    report = jt.testing.assert_invariant(
+        centred, line(), points(8), couples="batch", strategies=there
+    )
+    assert 'the rows meet, by couples="batch"' in report.told()
+    assert "copies was not compared: it would cut the batch" in report.told()
+    assert report.rows[-1].check == "named"
+
+
+class Meaning:
+    """A mean over the rows that count."""
+
+    @staticmethod
+    def of(values, mask):
+        return jnp.where(mask, values, 0).sum() / mask.sum()
+
+
+def test_a_batch_of_one_row_is_refused():
+    with pytest.raises(LossError, match=r"this batch has 1\. Give at least 2") as caught:
+        jt.testing.assert_invariant(squared, line(), points(1))
+    assert "batch=8 of a config" in str(caught.value)
+    jt.testing.subject(squared, line(), points(2), **SGD)
+
+
+def test_a_batch_without_rows_that_count_is_refused():
+    with pytest.raises(LossError, match="the mask hides all rows of the batch"):
+        jt.testing.subject(squared, line(), points(4, hidden=4), **SGD)
+
+
+def test_parameters_without_a_gradient_are_refused():
+    with pytest.raises(LossError, match=r"int32 values, which have no gradient.*`extra`"):
+        jt.testing.subject(squared, {**line(), "count": jnp.int32(3)}, points(4), **SGD)
+    with pytest.raises(LossError, match="there are no parameters"):
+        jt.testing.subject(lambda p, b, rng: jt.Mean.of(b["y"], b["mask"]), {}, points(4), **SGD)
+
+
+@pytest.mark.thorough
+def test_more_devices_than_there_are_are_refused_with_how_to_have_them():
+    with pytest.raises(ConfigError, match=r"--xla_force_host_platform_device_count=16") as caught:
+        jt.testing.assert_invariant(
+            squared, line(), points(16), strategies={"many": Mirrored(devices=16)}
+        )
+    assert "jtrain check CONFIG --devices" in str(caught.value)
+
+
+def test_an_odd_row_is_left_out_and_rows_and_masks_are_added():
+    x, y = (points(7)[name] for name in ("x", "y"))
+    of = jt.testing.subject(squared, line(), {"x": x, "y": y}, **SGD)
+    assert of.rows == 6
+    np.testing.assert_array_equal(of.batch["row"], np.arange(6))
+    assert of.batch["mask"].all()
+
+
+def test_strategies_are_those_that_the_rows_divide_into():
+    assert list(fitting(8, {}, most=4)) == [
+        "mirrored on 2",
+        "mirrored on 4",
+        "shard_map on 4",
+        "pmap on 4",
+        "zero 1 on 4",
+        "zero 2 on 4",
+        "fsdp on 4 (zero 3)",
+    ]
+    assert "shard_map on 2" in fitting(6, {})
+    assert fitting(7, {}) == {}
+    dims = {"blocks/up": ("layers", "width", "hidden"), "q": ("width", "heads", None)}
+    along = [name for name in fitting(8, dims) if "data" in name]
+    assert along == ["tensor 2, data 4", "stage 2, data 4", "context 2, data 4"]
+
+
+def test_distances_are_relative_over_the_whole_tree():
+    want = {"a": np.array([3.0, 4.0]), "b": np.array([0.0])}
+    got = {"a": np.array([3.0, 4.0]), "b": np.array([0.5])}
+    assert apart(got, want) == (pytest.approx(0.1), "b")
+    assert apart(want, want).by == 0
+    assert apart({"a": want["a"]}, want).by == float("inf")
+    assert apart({**want, "a": np.array([3.0, np.nan])}, want).by == float("inf")
+    assert apart({"n": np.int32(3)}, {"n": np.int32(4)}) == (float("inf"), "n")

@@ -1,0 +1,71 @@
+"""What bfloat16 is allowed follows from the roundings of the program itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jtrain.testing.rounding import UNIT, in_bfloat16, spread_of
+from jtrain.testing.subject import subject
+from jtrain.testing.sums import sums_of
+from jtrain.types import Mean
+
+ROWS, TURNS = 8, 48
+DRAW = np.random.default_rng(0)
+BATCH = {"x": DRAW.uniform(1, 2, (ROWS, 4)).astype(np.float32)}
+
+
+def of(loss, *shape):
+    params = {"w": jnp.asarray(DRAW.uniform(0.5, 1, shape), jnp.float32)}
+    return subject(loss, params, BATCH, optimizer=optax.sgd(0.1))
+
+
+def chain(params, batch, rng):
+    """Of each row one number, multiplied 48 times."""
+    x = batch["x"][:, 0].astype(jnp.bfloat16) * params["w"].astype(jnp.bfloat16)
+    for turn in range(TURNS):
+        x = x * jnp.bfloat16(1.25 if turn % 2 else 0.796875)
+    return Mean.of(x.astype(jnp.float32), batch["mask"])
+
+
+def test_the_spread_is_that_of_independent_roundings():
+    """In closed form: a rounding, uniform in -u .. u, has the variance u^2 / 3."""
+    given = of(chain, 1)
+    spread = spread_of(sums_of(given.alone(), True), given, given.batch)
+    # Each factor is exact, so that 48 products, two casts, and the first product round.
+    one_row = UNIT * np.sqrt((TURNS + 2) / 3)
+    assert one_row / np.sqrt(ROWS) / 2 < spread.loss < one_row * 1.5
+
+
+def product(params, batch):
+    return jnp.abs(batch["x"].astype(params["w"].dtype) @ params["w"])  # b k
+
+
+def summed(params, batch, rng):
+    """What XLA sums in float32 and rounds once."""
+    return Mean.of(product(params, batch).astype(jnp.float32).mean(1), batch["mask"])
+
+
+def running(params, batch, rng):
+    """A sum that is rounded at each of 2,000 numbers, and stands still once it is large."""
+    add = lambda total, column: (total + column, None)
+    start = jnp.zeros(len(batch["x"]), params["w"].dtype)
+    total = jax.lax.scan(add, start, product(params, batch).T)[0]
+    return Mean.of(total.astype(jnp.float32), batch["mask"])
+
+
+def test_rounding_once_a_value_is_accepted_and_what_stands_still_is_not():
+    row = in_bfloat16(of(summed, 4, 2000), [])
+    assert row.verdict == "ok"
+    assert 1e-5 < row.apart.gradient.by < 0.01
+    row = in_bfloat16(of(running, 4, 2000), [])
+    assert (row.verdict, row.cause) == ("FAILS", "rounding in bfloat16")
+    assert "a sum that stays in bfloat16" in row.why
+
+
+def test_where_nothing_is_narrow_it_says_so():
+    left: list[str] = []
+    wide = lambda params, batch, rng: Mean.of((batch["x"] @ params["w"])[:, 0], batch["mask"])
+    assert in_bfloat16(of(wide, 4, 1), left) is None
+    assert "bfloat16 was not compared" in left[0]
+    assert "Cast them where they enter the model" in left[0]
