@@ -28,6 +28,7 @@ from jaxtyping import Array, Float
 
 from jtrain.errors import ShardingError
 from jtrain.parallel.schedule import Schedule
+from jtrain.trees import at_least_f32
 from jtrain.types import Layer, Params
 
 STAGE = "stage"
@@ -40,6 +41,13 @@ class Split(NamedTuple):
     parts: int  # of the rows of a copy
     axes: tuple[str, ...]  # of the copies
     mesh: Mesh
+
+
+class Runs(NamedTuple):
+    """The layers of the stages, s c r k ..., in runs of k."""
+
+    weights: Any
+    sums: Any  # of what is learned of them
 
 
 Constrain = Callable[..., Array]  # (x, *dims)
@@ -65,16 +73,16 @@ def through_stages(
     """
     _check(schedule, stack, len(x), split.copies * split.parts)
     numbers = jnp.arange(schedule.stages)
-    runs = jax.tree.map(functools.partial(_by_stage, schedule, split), stack)
+    runs = _with_sums(split, jax.tree.map(functools.partial(_by_stage, schedule, split), stack))
 
     def compute(runs, at, moving):
         """What a stage makes of what it has; `at`: turns since it got the first microbatch."""
         real = (at >= 0) & (at < schedule.batches * schedule.repeats)
         if schedule.repeats == 1:
-            return _through(layer, _looked_up(runs, (0, real)), *moving)
-        opened, closed_over = _opened(layer, runs, *moving)
+            return _through(layer, _looked_up(runs.weights, runs.sums, (0, real)), *moving)
+        opened, closed_over = _opened(layer, runs.weights, *moving)
         which = at // schedule.stages % schedule.repeats, real
-        return _run(opened, runs, which, closed_over, *moving)
+        return _run(opened, runs.weights, runs.sums, which, closed_over, *moving)
 
     def turn(carry, number):
         waiting, (x, rows) = _exchange(schedule, number, *carry)
@@ -152,7 +160,10 @@ def _by_stage(schedule, split, leaf):
     """
     runs = leaf.reshape(schedule.repeats, schedule.stages, -1, *leaf.shape[1:])
     runs = jnp.moveaxis(runs, 1, 0)[:, None]
-    runs = jnp.broadcast_to(runs, (runs.shape[0], split.copies, *runs.shape[2:]))
+    return _placed(split, jnp.broadcast_to(runs, (len(runs), split.copies, *runs.shape[2:])))
+
+
+def _placed(split, runs):
     rest = [P.UNCONSTRAINED] * (runs.ndim - 2)
     where = NamedSharding(split.mesh, P(STAGE, split.axes or None, *rest))
     return jax.lax.with_sharding_constraint(runs, where)
@@ -211,30 +222,57 @@ def _through(layer, run, x, rows):
     return jax.lax.scan(lambda x, one: layer(one, x, rows), x, run)
 
 
-def _looked_up(runs, which):
-    """A run; its gradient is 0, and not 0 x NaN, where what is computed by it is not real."""
-    repeat, real = which
-    inexact = lambda x: jnp.issubdtype(x.dtype, jnp.inexact)
-    learned_from = lambda x: _if_real(x, real) if inexact(x) else x
-    return jax.tree.map(lambda leaf: learned_from(leaf[repeat]), runs)
+def _with_sums(split, weights):
+    """Weights, and zeros: what is learned of the weights is the gradient of these.
+
+    So it is summed over turns in at least float32, whatever the weights are in.
+    """
+    apart = lambda leaf: _apart(leaf) if _inexact(leaf) else (leaf, leaf)
+    both = jax.tree.map(apart, weights)
+    pick = lambda index: jax.tree.map(lambda _, pair: pair[index], weights, both)
+    return Runs(pick(0), jax.tree.map(functools.partial(_placed, split), pick(1)))
 
 
 @jax.custom_vjp
-def _if_real(x, real):
-    del real
+def _apart(leaf):
+    return leaf, jnp.zeros(leaf.shape, at_least_f32(leaf[:0]).dtype)
+
+
+_apart.defvjp(
+    lambda leaf: (_apart(leaf), leaf[:0]), lambda none, grads: (grads[1].astype(none.dtype),)
+)
+
+
+def _looked_up(weights, sums, which):
+    """A run; its gradient is 0, and not 0 x NaN, where what is computed by it is not real."""
+    repeat, real = which
+    learned = lambda leaf, zero: _learned(leaf[repeat], zero[repeat], real)
+    return jax.tree.map(
+        lambda leaf, zero: learned(leaf, zero) if _inexact(leaf) else leaf[repeat], weights, sums
+    )
+
+
+def _inexact(leaf):
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+@jax.custom_vjp
+def _learned(x, zero, real):
+    del zero, real
     return x
 
 
-def _if_real_back(real, grad):
-    return jnp.where(real, grad, jnp.zeros_like(grad)), None
+def _learned_back(kept, grad):
+    real, none = kept
+    return None, jnp.where(real, grad, jnp.zeros_like(grad)).astype(none.dtype), None
 
 
-_if_real.defvjp(lambda x, real: (x, real), _if_real_back)
+_learned.defvjp(lambda x, zero, real: (x, (real, zero[:0])), _learned_back)
 
 
-def _opened(layer, runs, x, rows):
+def _opened(layer, weights, x, rows):
     """`layer` with what it closes over as its first argument, and that."""
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), runs)
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), weights)
     jaxpr, like = jax.make_jaxpr(layer, return_shape=True)(one, x, rows)
 
     def opened(closed_over, *given):
@@ -246,27 +284,27 @@ def _opened(layer, runs, x, rows):
 
 # Left to autodiff, the run that a turn looks up would be kept for the way back, for every turn.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run(opened, runs, which, closed_over, x, rows):
+def _run(opened, weights, sums, which, closed_over, x, rows):
     """`x` after the layers of one of several runs, which is looked up again on the way back."""
-    return _of_run(opened, _looked_up(runs, which), closed_over, x, rows)
+    return _of_run(opened, _looked_up(weights, sums, which), closed_over, x, rows)
 
 
 def _of_run(opened, run, closed_over, x, rows):
     return _through(functools.partial(opened, closed_over), run, x, rows)
 
 
-def _run_forward(opened, runs, which, *given):
+def _run_forward(opened, weights, sums, which, *given):
     of_run = functools.partial(_of_run, opened)
-    gave, back = jax.vjp(of_run, _looked_up(runs, which), *given)
-    return gave, (_with_run(back, None), runs, which)
+    gave, back = jax.vjp(of_run, _looked_up(weights, sums, which), *given)
+    return gave, (_with_run(back, None), weights, sums, which)
 
 
 def _run_back(opened, kept, grads):
     del opened
-    back, runs, which = kept
-    run, put = jax.vjp(lambda runs: _looked_up(runs, which), runs)
+    back, weights, sums, which = kept
+    run, put = jax.vjp(lambda sums: _looked_up(weights, sums, which), sums)
     grad_run, *grads = _with_run(back, run)(grads)
-    return *put(grad_run), None, *grads
+    return None, *put(grad_run), None, *grads
 
 
 def _with_run(back: Any, run: Any) -> Any:

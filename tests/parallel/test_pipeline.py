@@ -115,6 +115,20 @@ def test_what_a_layer_closes_over_is_learned_from(repeats):
     np.testing.assert_allclose(slope(place), slope(Anywhere()), rtol=1e-6)
 
 
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_microbatches_are_summed_in_float32(repeats):
+    own = np.ones((B, 1, 2), np.float32)
+    own[0, 0, 0] = own[-1, 0, 1] = 256  # the first microbatch and the last
+    x, rows = jnp.zeros((B, 1, 2), jnp.bfloat16), jnp.asarray(own, jnp.bfloat16)
+    place = axes(stage=2, stage_batches=B, repeats=repeats, devices=2).build().placement
+    by = lambda one, x, rows: (x + one * rows, ())
+    total = lambda stack: place.layers(by, stack, x, rows)[0].astype(jnp.float32).sum()
+    slopes = jax.jit(jax.grad(total))(jnp.ones((4, 1, 1, 2), jnp.bfloat16))
+    assert slopes.dtype == jnp.bfloat16
+    # In bfloat16 256 + 1 is 256, fifteen times.
+    np.testing.assert_array_equal(slopes.astype(np.float32), np.full((4, 1, 1, 2), 272))
+
+
 def kept_each_turn(repeats: int) -> tuple[set[tuple[int, ...]], int, int]:
     """The shapes of what is kept of every turn for the way back, and the numbers of turns, runs."""
     where = axes(stage=2, stage_batches=4, repeats=repeats, data=4).build()
