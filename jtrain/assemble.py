@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.stages import Lowered
 
 from jtrain.built import Weights, built, makers, shapes
@@ -103,7 +104,7 @@ class Assembly:
     def _step(self) -> tuple[StepFn, TrainState, Batch]:
         """What is compiled, and what for."""
         config, x, strategy = self.config, self.experiment, self.strategy
-        terms, params = self._terms(self.mine(x.train)[0]), self._weights[0]
+        terms, params = self._terms(self._alike(x.train)), self._weights[0]
         refuse_unused_params(terms, params)
         strategy.refuse_unused_axes(self.like, x.dims)
         if config.precision.compute is not None:
@@ -212,6 +213,12 @@ class Assembly:
     @functools.cached_property
     def _evaluations(self) -> dict[tuple[bool, str], EvaluateFn]:
         return {}
+
+    def _alike(self, batches: Any) -> Batch:
+        """A batch of as many rows as a whole one, to trace what is traced with values: of this
+        process's rows, again and again."""
+        own, parts = self.mine(batches)[0], self.strategy.part[1]
+        return own if parts == 1 else {n: np.concatenate([x] * parts) for n, x in own.items()}
 
     def _shapes(self, batches: Any, *stack: int) -> Batch:
         return shapes(batches, *stack, part=self.strategy.part)

@@ -68,6 +68,7 @@ def run(
 
     Raises:
         UserError: for what config, data or disk do not allow; then nothing was trained.
+        PeerError: if another process of the run does not come.
     """
     keep_compiled_programs()
     config = config if config.name else dataclasses.replace(config, name=config.experiment)

@@ -1,4 +1,4 @@
-"""How far a loss in bfloat16 is from float32, and how far its roundings alone may put it."""
+"""How far a loss in bfloat16 is off, and how far its roundings alone may put it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -33,13 +33,13 @@ class Spread(NamedTuple):
 
 
 def in_bfloat16(of: Subject, left: list[str]) -> Row | None:
-    """The loss in bfloat16 against float32, on half of the rows, without draws.
+    """The loss in bfloat16 against itself without its roundings, on half of the rows, no draws.
 
-    What is allowed is derived from the very program: it is run in float64 with each value that it
-    holds in bfloat16 multiplied by 1 + r / 256, r uniform in -1 .. 1 as a rounding is, 8 times; and
-    a difference of at most 6 times the root of the mean square of those is rounding. A difference
-    that is larger comes from what rounds otherwise than once a value: sums that stay in bfloat16,
-    counts above 256.
+    What is allowed is derived from the very program: it is run in float64 as it is, which is what
+    the loss in float32 is to 1e-6, and 8 times with each value that it holds in bfloat16 multiplied
+    by 1 + r / 256, r uniform in -1 .. 1 as a rounding is. A difference of at most 6 times the root
+    of the mean square of theirs is rounding. One that is larger comes from what rounds otherwise
+    than once a value: sums that stay in bfloat16, counts above 256.
 
     None, with why in `left`, where nothing of it is computed in bfloat16 or a kernel hides it.
 
@@ -55,10 +55,9 @@ def in_bfloat16(of: Subject, left: list[str]) -> Row | None:
     except LossError as error:
         left.append(f"bfloat16 was not compared: {error}")
         return None
-    exact = _values(sums_of(of.alone(), ragged), of, batch)
     narrow = sums_of(loss, ragged)
     try:
-        spread = spread_of(narrow, of, batch)
+        exact, spread = spread_of(narrow, of, batch)
     except NotImplementedError as error:
         left.append(f"bfloat16 was not compared: {error}.")
         return None
@@ -85,23 +84,26 @@ def in_bfloat16(of: Subject, left: list[str]) -> Row | None:
     )
 
 
-def spread_of(fn: Callable[..., Any], of: Subject, batch: Mapping[str, Any]) -> Spread:
-    """How far random roundings of all that is in bfloat16 put them, the root of the mean square.
+def spread_of(
+    fn: Callable[..., Any], of: Subject, batch: Mapping[str, Any]
+) -> tuple[tuple[Any, Any], Spread]:
+    """Loss and gradient without a rounding, and how far random ones put them: mean square's root.
 
     Raises:
         NotImplementedError: if a kernel hides what it computes.
     """
 
-    def rounded(seed: Any, *given: Any) -> Any:
-        return widened(fn, after=lambda variable, x: _rounded(variable, x, seed))(*given)
+    def rounded(seed: Any, unit: Any, *given: Any) -> Any:
+        return widened(fn, after=lambda variable, x: _rounded(variable, x, seed, unit))(*given)
 
     with jax.enable_x64(True):
         given = wide(_arguments(of, batch))
-        exact = _of(jax.jit(widened(fn))(*given))
-        run = jax.jit(rounded)
-        drawn = [_of(run(jnp.uint64(seed), *given)) for seed in range(1, DRAWS + 1)]
+        compiled = jax.jit(rounded)
+        run = lambda seed, unit: _of(compiled(jnp.uint64(seed), jnp.float64(unit), *given))
+        exact = run(0, 0.0)
+        drawn = [run(seed, UNIT) for seed in range(1, DRAWS + 1)]
     square = lambda which: np.mean([apart(one[which], exact[which]).by ** 2 for one in drawn])
-    return Spread(float(square(0) ** 0.5), float(square(1) ** 0.5))
+    return exact, Spread(float(square(0) ** 0.5), float(square(1) ** 0.5))
 
 
 def _values(fn: Callable[..., Any], of: Subject, batch: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -127,8 +129,8 @@ def _of(found: Any) -> tuple[Any, Any]:
     return np.float64(sum(values)), gradient
 
 
-def _rounded(variable: Any, x: Leaf, seed: Leaf) -> Leaf:
-    """`x` off by up to a unit roundoff where the program holds it in bfloat16."""
+def _rounded(variable: Any, x: Leaf, seed: Leaf, unit: Leaf) -> Leaf:
+    """`x` off by up to a `unit`, relative, where the program holds it in bfloat16."""
     if variable.aval.dtype != jnp.bfloat16:
         return x
     # Drawn from the number itself, so that each turn of a loop rounds by itself: SplitMix64,
@@ -138,4 +140,4 @@ def _rounded(variable: Any, x: Leaf, seed: Leaf) -> Leaf:
     z = (z ^ (z >> jnp.uint64(27))) * jnp.uint64(0x94D049BB133111EB)
     z = z ^ (z >> jnp.uint64(31))
     uniform = (z >> jnp.uint64(11)).astype(jnp.float64) * 2.0**-52 - 1
-    return x * (1 + UNIT * uniform)
+    return x * (1 + unit * uniform)

@@ -6,12 +6,14 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from jtrain.jaxprs import inner
+
 Equation: TypeAlias = Any  # of a jaxpr
 After: TypeAlias = Callable[[Any, Any], Any]  # (a variable, its value) -> what goes on
 
 # What holds a program and only calls it: its equations stand in its place.
 CALLS = {
-    *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"),
+    *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "remat", "remat2", "checkpoint"),
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
 }
 # What holds another language, or a layout of its own.
@@ -85,7 +87,7 @@ def _equation(equation: Equation, inputs: list[Any], after: After) -> Sequence[A
         return _run(called, inputs, after)
     if name in INNER:
         return INNER[name](equation, inputs, after)
-    if name in OPAQUE:
+    if name in OPAQUE or (inner(equation) and not name.startswith("scatter")):
         raise NotImplementedError(f"{name} cannot be looked into")
     pairs = zip(equation.outvars, _bound(equation, inputs), strict=True)
     return [after(variable, _held(x)) for variable, x in pairs]

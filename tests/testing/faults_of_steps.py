@@ -1,5 +1,6 @@
 """A step by hand with one thing wrong at a time, and strategies whose sums are wrong."""
 
+import copy
 import functools
 from typing import NamedTuple
 
@@ -146,32 +147,26 @@ def with_statistics(params, extra, batch, rng):
     return good(params, batch, rng), {}, {"mean": running}
 
 
-class Summing:
-    """A strategy with other sums."""
-
-    def __init__(self, inner, psum):
-        self._inner, self._psum = inner, psum
-
-    @property
-    def psum(self):
-        return self._psum(self._inner.psum)
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
+def changed(inner, **members):
+    """The strategy with other members than its class has."""
+    other = copy.copy(inner)
+    other.__class__ = type("Changed", (type(inner),), members)
+    return other
 
 
-class Doubled:
+def missing_sum(inner):
+    """A strategy whose sums sum nothing."""
+    return changed(inner, psum=property(lambda self: lambda tree: tree))
+
+
+def first_rows(inner):
     """A strategy whose devices all get the first one's rows."""
-
-    def __init__(self, inner):
-        self._inner = inner
 
     def place(self, batch, *, stacked=False):
         first = {name: array[: len(array) // 4] for name, array in batch.items()}
-        return self._inner.place({n: jnp.concatenate([x] * 4) for n, x in first.items()})
+        return inner.place({n: jnp.concatenate([x] * 4) for n, x in first.items()})
 
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
+    return changed(inner, place=place)
 
 
 class Over(NamedTuple):
@@ -244,13 +239,13 @@ FAULTS = {
     "missing psum": _fault(
         "missing sum",
         "a psum is missing",
-        wrong=_over(lambda inner: Summing(inner, lambda psum: lambda tree: tree)),
+        wrong=_over(missing_sum),
         right=PLAIN,
     ),
     "double psum": _step(
         "double sum", "double sum", "4 times that of one device", wrong=PLAIN, right=PLAIN
     ),
     "every device has the rows of the first": _fault(
-        "missing sum", "first device alone", wrong=_over(Doubled), right=PLAIN
+        "missing sum", "first device alone", wrong=_over(first_rows), right=PLAIN
     ),
 }

@@ -31,7 +31,7 @@ def chain(params, batch, rng):
 def test_the_spread_is_that_of_independent_roundings():
     """In closed form: a rounding, uniform in -u .. u, has the variance u^2 / 3."""
     given = of(chain, 1)
-    spread = spread_of(sums_of(given.alone(), True), given, given.batch)
+    _, spread = spread_of(sums_of(given.alone(), True), given, given.batch)
     # Each factor is exact, so that 48 products, two casts, and the first product round.
     one_row = UNIT * np.sqrt((TURNS + 2) / 3)
     assert one_row / np.sqrt(ROWS) / 2 < spread.loss < one_row * 1.5
