@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, Int, Shaped
 from jtrain.parallel.attending import Attending, ContextBy
 from jtrain.parallel.experts import over_experts
 from jtrain.parallel.offload import Offload, policy
-from jtrain.parallel.pipeline import Split, through_stages
+from jtrain.parallel.pipeline import through_stages
 from jtrain.parallel.rules import ROWS, split_evenly
+from jtrain.parallel.runs import Split
 from jtrain.parallel.schedule import Schedule
 from jtrain.parallel.seen import Seen
 from jtrain.types import Anywhere, Attention, Dims, Layer, Params
