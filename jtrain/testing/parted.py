@@ -34,6 +34,6 @@ class Parted:
         return len(self.parts)
 
 
-def is_near(got: float, value: float) -> bool:
+def is_near(got: float, value: float | int) -> bool:
     """Whether a number is what an explanation gives."""
-    return math.isfinite(value) and abs(got - value) <= MATCH * max(abs(value), 1e-12)
+    return bool(math.isfinite(value) and abs(got - value) <= MATCH * max(abs(value), 1e-12))
