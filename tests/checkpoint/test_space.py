@@ -1,6 +1,7 @@
 """A disk that is full or cannot be written is found before training, or at the next call."""
 
 import contextlib
+import gc
 import resource
 import shutil
 import time
@@ -14,6 +15,17 @@ from checkpoint_states import like, same_bits
 
 from jtrain.checkpoint import Checkpoints, bytes_of, check_writable
 from jtrain.errors import CheckpointError
+
+# The storage library's own tasks complain, now and then, when those that failed are collected.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """So that they do it here, and not in the test of another file."""
+    yield
+    gc.collect()
+
 
 STATE = {"w": jnp.arange(200_000.0), "step": jnp.int32(1)}
 
@@ -87,8 +99,6 @@ def test_a_disk_that_takes_no_byte_is_found_before_training(tmp_path: Path):
         check_writable(tmp_path, 1)
 
 
-# The storage library's own tasks complain, now and then, when those that failed are collected.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_write_that_fails_is_raised_by_wait(tmp_path: Path, capfd):
     with files_of_at_most(100_000):
         checkpoints = Checkpoints(tmp_path)
