@@ -30,6 +30,24 @@ class Arguments(argparse.ArgumentParser):
             raise UserError(f"{self.prog}: no option {word}; there is {', '.join(options)}{meant}")
         return typed
 
+    def config_and_words(self, words: Sequence[str], options: str = "") -> tuple[str, list[str]]:
+        """The config file, and the words after it.
+
+        Args:
+            options: what else the verb must be told, as it is typed.
+
+        Raises:
+            UserError: if the first word is none.
+        """
+        path, *rest = words or [""]
+        if path and "=" not in path:
+            return path, rest
+        typed = " ".join(filter(None, [self.prog, "configs/NAME.yaml", options, path]))
+        raise UserError(
+            f"{self.prog}: the first word is a config file, found {path or 'nothing'}; "
+            f"write {typed}"
+        )
+
     def error(self, message: str):
         """A mistake in what was typed."""
         raise UserError(f"{self.prog}: {message}; {self.prog} --help says how")

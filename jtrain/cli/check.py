@@ -20,13 +20,9 @@ MOVED = 0.02  # the deviation of what is added to the first parameters
 
 def main(argv: Sequence[str]) -> int:
     """Compares and prints; gives the exit code: 0 one result, 70 it depends on the split."""
-    typed = _arguments().parse(argv)
-    path, *words = typed.words or [""]
-    if not path or "=" in path:
-        raise UserError(
-            f"jtrain check: the first word is a config file, found {path or 'nothing'}; "
-            f"write jtrain check configs/NAME.yaml {path}".rstrip()
-        )
+    parser = _arguments()
+    typed = parser.parse(argv)
+    path, words = parser.config_and_words(typed.words)
     for name, least in {"devices": 1, "rows": 2}.items():
         if getattr(typed, name) < least:
             raise UserError(

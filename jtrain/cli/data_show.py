@@ -12,7 +12,7 @@ from jtrain.cli.arguments import Arguments
 from jtrain.cli.pictures import as_bytes, in_blocks, in_shades
 from jtrain.config.resolve import resolve
 from jtrain.data.tokenizer import fingerprint
-from jtrain.errors import ConfigError, UserError
+from jtrain.errors import ConfigError
 from jtrain.hooks.png import grid, png
 from jtrain.types import Anywhere
 
@@ -21,26 +21,23 @@ BOUNDARY, PADDING = "⏐", "·"  # between two documents of a row; what is no ta
 
 def show(argv: Sequence[str]) -> int:
     """Prints some rows; gives the exit code."""
-    typed = show_arguments().parse(argv)
-    if not typed.config or "=" in typed.config:
-        found = typed.config or "nothing"
-        raise UserError(
-            f"jtrain data show: the first word is a config file, found {found}; "
-            f"write jtrain data show configs/NAME.yaml {typed.config}".rstrip()
-        )
+    parser = show_arguments()
+    typed = parser.parse(argv)
+    path, words = parser.config_and_words(typed.words)
     step, count = _number("--step", typed.step, 0), _number("--rows", typed.rows, 1)
-    resolved = resolve(Path(typed.config), typed.settings)
+    resolved = resolve(Path(path), words)
     config = resolved.config
     experiment = config.build(Anywhere())
     batch = {name: np.asarray(array) for name, array in experiment.train[step].items()}
     rows = {name: array[:count] for name, array in batch.items()}
     tokenizer = _tokenizer(config)
     if typed.out:
-        Path(typed.out).write_bytes(png(grid(as_bytes(_images(rows, typed.config)))))
+        Path(typed.out).write_bytes(png(grid(as_bytes(_images(rows, path)))))
     if typed.json:
-        print(json.dumps(_object(batch, rows, tokenizer, typed)))
+        made = {"config": path, "step": step, **_object(batch, rows, tokenizer)}
+        print(json.dumps(made))
         return 0
-    print(f"{typed.config}: step {step}, {len(batch['row'])} rows of")
+    print(f"{path}: step {step}, {len(batch['row'])} rows of")
     print(
         "\n".join(
             f"  {name:9} {array.dtype} {list(array.shape[1:])}" for name, array in batch.items()
@@ -111,14 +108,14 @@ def _images(rows: Mapping[str, np.ndarray], config: str) -> np.ndarray:
 
 
 def _object(
-    batch: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], tokenizer: Any, typed: Any
+    batch: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], tokenizer: Any
 ) -> dict[str, Any]:
     arrays = {
         name: {"dtype": str(array.dtype), "shape": list(array.shape)}
         for name, array in batch.items()
     }
     known = fingerprint(tokenizer) if hasattr(tokenizer, "description") else None
-    found = {"config": typed.config, "step": int(typed.step), "arrays": arrays, "tokenizer": known}
+    found = {"arrays": arrays, "tokenizer": known}
     if "tokens" in rows:
         found["rows"] = texts(rows, tokenizer)
     return found
@@ -142,9 +139,8 @@ def show_arguments() -> Arguments:
         "configs/shakespeare.yaml --step 100 --rows 4",
         "configs/fashion_mnist.yaml --out rows.png",
     )
-    parser.add_argument("config", metavar="CONFIG", nargs="?", default="", help="a YAML file")
-    words = "values to change, as for jtrain run"
-    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=words)
+    words = "a YAML file, values to change"
+    parser.add_argument("words", metavar="CONFIG [KEY=VALUE]", nargs="*", help=words)
     parser.add_argument("--step", default="0", help="which batch (0, the first)")
     parser.add_argument("--rows", default="8", help="how many of its rows (8)")
     parser.add_argument("--out", metavar="FILE.png", help="write the pictures into a file instead")

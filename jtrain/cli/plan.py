@@ -12,13 +12,9 @@ from jtrain.plan.topology import prepare, topology
 
 def main(argv: Sequence[str]) -> int:
     """Compiles and prints; gives the exit code."""
-    typed = _arguments().parse(argv)
-    path, *words = typed.words or [""]
-    if not path or "=" in path:
-        raise UserError(
-            f"jtrain plan: the first word is a config file, found {path or 'nothing'}; "
-            f"write jtrain plan configs/NAME.yaml --topology v5e:4x4 {path}".rstrip()
-        )
+    parser = _arguments()
+    typed = parser.parse(argv)
+    path, words = parser.config_and_words(typed.words, "--topology v5e:4x4")
     if not typed.topology:
         raise UserError(
             f"jtrain plan: for what devices? Write jtrain plan {path} --topology v5e:4x4, or cpu:8."

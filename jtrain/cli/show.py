@@ -20,16 +20,12 @@ from jtrain.plan.topology import prepare, topology
 
 def main(argv: Sequence[str]) -> int:
     """Prints what was asked for; gives the exit code."""
-    typed = _arguments().parse(argv)
-    path, *words = typed.words or [""]
-    if typed.schema and not path:
+    parser = _arguments()
+    typed = parser.parse(argv)
+    if typed.schema and not typed.words:
         print(json.dumps(json_schema(Top), indent=2))
         return 0
-    if not path or "=" in path:
-        raise UserError(
-            f"jtrain show: the first word is a config file, found {path or 'nothing'}; "
-            f"write jtrain show configs/NAME.yaml {path}".rstrip()
-        )
+    path, words = parser.config_and_words(typed.words)
     if typed.topology:
         _prepare(path, typed.topology, typed.sharding)
     resolved = resolve(Path(path), [word for word in words if "=" in word])
