@@ -20,6 +20,7 @@ from jtrain.testing.sums import OfRows, together
 from jtrain.testing.verdict import DOUBLE, SINGLE, judged
 from jtrain.testing.walk import without_draws
 from jtrain.testing.why_rows import Cause, cause_of_split
+from jtrain.testing.widened import if_seen
 from jtrain.types import Batch, Couples, Dims, Extra, Params
 
 
@@ -119,7 +120,7 @@ def of_loss(of: Subject, tell: Callable[[str], None] = lambda line: None) -> Ite
             parts, whole = split.parts, [split.whole]
             return distances(together(rows, parts)[0], together(rows, whole)[0])
 
-        near, exact = apart(single), _if_seen(lambda apart=apart: apart(double))
+        near, exact = apart(single), if_seen(lambda apart=apart: apart(double))
         rows, tolerance = (double, DOUBLE) if exact else (single, SINGLE)
         why = lambda split=split, rows=rows, t=tolerance: cause_of_split(split, rows, t)
         if displaced:  # a split moves rows, too
@@ -128,14 +129,6 @@ def of_loss(of: Subject, tell: Callable[[str], None] = lambda line: None) -> Ite
         if split.kind == "order" and row.why:
             displaced = Cause(row.cause, row.why, fault=row.verdict == "FAILS")
         yield row
-
-
-def _if_seen(measure: Callable[[], Distances]) -> Distances | None:
-    """None where a kernel hides what it computes."""
-    try:
-        return measure()
-    except NotImplementedError:
-        return None
 
 
 def _left(of: Subject) -> Iterator[str]:

@@ -23,6 +23,7 @@ from jtrain.testing.verdict import SINGLE, judged
 from jtrain.testing.walk import Stepping, Way, without_draws
 from jtrain.testing.why_rows import Cause
 from jtrain.testing.why_steps import Parted, cause_of_step
+from jtrain.testing.widened import if_seen
 from jtrain.types import Batch, Stateful
 
 EXPLAINED = 1e-5  # differences above it are looked into: float32 makes none so large
@@ -94,11 +95,8 @@ class _Steps:
         return judged(compared.name, single, double, lambda: self._cause(compared, stepping, got))
 
     def _double(self, compared: _Compared) -> Distances | None:
-        try:
-            got = Stepping(self.of, compared.way._replace(double=True))(self.batch)
-            return distances(got, self.want(True))
-        except NotImplementedError:
-            return None
+        stepping = Stepping(self.of, compared.way._replace(double=True))
+        return if_seen(lambda: distances(stepping(self.batch), self.want(True)))
 
     @functools.cache  # noqa: B019
     def want(self, double: bool) -> Result:

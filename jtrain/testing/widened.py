@@ -1,13 +1,14 @@
 """A function computed in float64, its random draws still made in float32."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from jtrain.jaxprs import inner
 
+T = TypeVar("T")
 Equation: TypeAlias = Any  # of a jaxpr
 After: TypeAlias = Callable[[Any, Any], Any]  # (a variable, its value) -> what goes on
 
@@ -44,6 +45,14 @@ def widened(fn: Callable, *, after: After = lambda variable, x: x) -> Callable:
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
     return call
+
+
+def if_seen(measure: Callable[[], T]) -> T | None:
+    """What it gives; None where a kernel or a callback hides what is computed."""
+    try:
+        return measure()
+    except NotImplementedError:
+        return None
 
 
 def wide(tree: Any) -> Any:
