@@ -23,6 +23,12 @@ def strict_dtypes():
         yield
 
 
+@pytest.fixture
+def from_the_top(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
+    """The project's folder is the current one, as where a person types `jtrain run configs/...`."""
+    monkeypatch.chdir(pytestconfig.rootpath)
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the runs of a file keep what they compiled, for one another."""

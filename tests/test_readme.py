@@ -27,9 +27,7 @@ COMMANDS = [
 TEST = "python3 -m pip install -e '.[test]' && python3 -m pytest"
 
 
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(ROOT)
+pytestmark = pytest.mark.usefixtures("from_the_top")
 
 
 def section(title: str) -> str:

@@ -43,9 +43,9 @@ def test_the_code_of_a_note_runs_from_top_to_bottom(note: Path, tmp_path, monkey
         exec(compile("\n" * line + code, note, "exec"), namespace)
 
 
+@pytest.mark.usefixtures("from_the_top")
 @pytest.mark.parametrize("line", [line for line, _ in commands()])
-def test_a_command_of_a_note_can_be_typed(line: str, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_a_command_of_a_note_can_be_typed(line: str):
     verb, *words = shlex.split(line.partition("jtrain ")[2])
     assert verb in VERBS
     typed = importlib.import_module(f"jtrain.cli.{verb}")._arguments().parse(words)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import by_name
 from layouts import distance
 
 from jtrain.errors import ConfigError, ShardingError
@@ -63,13 +64,7 @@ def both_ways(place):
     return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(weights, x)
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(way, id=name, marks=() if name in QUICK else pytest.mark.slow)
-        for name, way in WAYS.items()
-    ],
-)
+@pytest.mark.parametrize("way", by_name(WAYS, QUICK, pytest.mark.slow))
 def test_layers_in_stages_give_what_they_give_one_after_the_other(way):
     (value, (y, gave)), grads = both_ways(axes(**way).build().placement)
     (wanted, (plain, gives)), slopes = both_ways(Anywhere())

@@ -35,12 +35,7 @@ from jtrain.plan.plan import plan
 from jtrain.plan.topology import topology
 from jtrain.state import new_state
 
-pytestmark = pytest.mark.compiler
-
-
-@pytest.fixture(autouse=True)
-def _here(monkeypatch, pytestconfig):
-    monkeypatch.chdir(pytestconfig.rootpath)
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("from_the_top")]
 
 
 def test_data_parallel_sends_the_gradients_once():

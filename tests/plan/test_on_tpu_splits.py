@@ -32,12 +32,7 @@ from jtrain.parallel.layout import mesh_of
 from jtrain.plan.collectives import by_axes
 from jtrain.plan.topology import topology
 
-pytestmark = pytest.mark.compiler
-
-
-@pytest.fixture(autouse=True)
-def _here(monkeypatch, pytestconfig):
-    monkeypatch.chdir(pytestconfig.rootpath)
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("from_the_top")]
 
 
 def split(**axes: object) -> str:

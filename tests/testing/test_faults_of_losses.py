@@ -4,6 +4,7 @@ import faults_along_time
 import faults_of_steps
 import optax
 import pytest
+from cases import by_name
 from faults_of_losses import FAULTS, foreign_dropout, line, points
 
 import jtrain as jt
@@ -20,31 +21,17 @@ def rows(given):
     return list(of_loss(jt.testing.subject(*made, optimizer=optax.sgd(0.1), **rest)))
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(fault, id=name, marks=() if name in QUICK else pytest.mark.thorough)
-        for name, fault in FAULTS.items()
-    ],
-)
+@pytest.mark.parametrize("fault", by_name(FAULTS, QUICK, pytest.mark.thorough))
 def test_is_caught_and_named(fault):
     wrong = [row for row in rows(fault.wrong) if row.verdict == "FAILS"]
     assert wrong[0].cause == fault.cause
     assert fault.says in wrong[0].why
 
 
-RIGHT = {fault.right["loss"]: fault.right for fault in FAULTS.values()}
+RIGHT = {fault.right["loss"].__name__: fault.right for fault in FAULTS.values()}
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        pytest.param(
-            given, id=loss.__name__, marks=() if loss.__name__ in ACCEPTED else pytest.mark.thorough
-        )
-        for loss, given in RIGHT.items()
-    ],
-)
+@pytest.mark.parametrize("given", by_name(RIGHT, ACCEPTED, pytest.mark.thorough))
 def test_the_same_put_right_is_accepted(given):
     found = rows(given)
     assert {row.verdict for row in found} == {"ok"}

@@ -2,6 +2,7 @@
 
 import optax
 import pytest
+from cases import by_name
 from faults_of_steps import FAULTS
 
 import jtrain as jt
@@ -18,26 +19,14 @@ def rows(given):
     return list(of_steps(of, given["strategies"], lambda line: None, []))
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(fault, id=name, marks=() if name in QUICK else pytest.mark.thorough)
-        for name, fault in FAULTS.items()
-    ],
-)
+@pytest.mark.parametrize("fault", by_name(FAULTS, QUICK, pytest.mark.thorough))
 def test_is_caught_and_named(fault):
     wrong = [row for row in rows(fault.wrong) if row.verdict == "FAILS"]
     assert {row.cause for row in wrong} == {fault.cause}
     assert any(fault.says in row.why for row in wrong)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(fault, id=name, marks=() if name == "missing psum" else pytest.mark.slow)
-        for name, fault in FAULTS.items()
-    ],
-)
+@pytest.mark.parametrize("fault", by_name(FAULTS, ["missing psum"], pytest.mark.slow))
 def test_put_right_it_is_accepted(fault):
     found = rows(fault.right)
     assert {row.verdict for row in found} <= {"ok", "rounding"}
