@@ -10,6 +10,10 @@ os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=1"
 )
 
+# A device that waits for others holds a thread, and may wait for several at once: with as many
+# threads as devices all of them wait at times, and XLA ends the process (docs/log.md).
+os.environ["NPROC"] = "32"
+
 import jax
 import pytest
 

@@ -5,7 +5,7 @@ masks would be kept for every turn.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,29 +13,36 @@ import jax.numpy as jnp
 from jtrain.parallel.schedule import Schedule
 
 
-def exchange(schedule: Schedule, turn: Any, waiting: Any, moving: Any) -> tuple[Any, Any]:
+class How(NamedTuple):
+    """When one enters, and how a turn is spent in which none does."""
+
+    schedule: Schedule
+    skips: bool  # sends nothing then, by a branch
+
+
+def exchange(how: How, turn: Any, waiting: Any, moving: Any) -> tuple[Any, Any]:
     """Where one comes out and one goes in, both in the place of the other."""
     exact = lambda x: jnp.issubdtype(x.dtype, jnp.inexact)
-    swap = lambda *pair: (_swap if exact(pair[0]) else _swapped)(schedule, turn, *pair)
+    swap = lambda *pair: (_swap if exact(pair[0]) else _swapped)(how, turn, *pair)
     both = jax.tree.map(swap, waiting, moving)
     pick = lambda index: jax.tree.map(lambda _, pair: pair[index], moving, both)
     return pick(0), pick(1)
 
 
-def _swapped(schedule, turn, waiting, moving):
-    group, here, enters = _now(schedule, turn, moving)
+def _swapped(how, turn, waiting, moving):
+    group, here, enters = _now(how.schedule, turn, moving)
     column = jax.lax.dynamic_index_in_dim(waiting, group, 1, keepdims=False)
     # One moves to stage 0 as it is wanted there, and home again in as many turns.
-    out = _only_if(enters, functools.partial(_moved, -1), jnp.where(here, moving, column))
+    out = _only_if(how, enters, functools.partial(_moved, -1), jnp.where(here, moving, column))
     waiting = jax.lax.dynamic_update_index_in_dim(waiting, out, group, 1)
     return waiting, jnp.where(here, column, moving)
 
 
-def _swap_back(schedule, turn, grads):
+def _swap_back(how, turn, grads):
     waiting, moving = grads
-    group, here, enters = _now(schedule, turn, moving)
+    group, here, enters = _now(how.schedule, turn, moving)
     column = jax.lax.dynamic_index_in_dim(waiting, group, 1, keepdims=False)
-    out = _only_if(enters, functools.partial(_moved, 1), column)
+    out = _only_if(how, enters, functools.partial(_moved, 1), column)
     column = jnp.where(here, moving, out)
     waiting = jax.lax.dynamic_update_index_in_dim(waiting, column, group, 1)
     return None, waiting, jnp.where(here, out, moving)
@@ -49,8 +56,10 @@ def _now(schedule, turn, moving):
     return turn // whole, enters & first, enters
 
 
-def _only_if(yes, move, x):
-    return move(x) if yes is True else jax.lax.cond(yes, move, lambda x: x, x)
+def _only_if(how, yes, move, x):
+    if yes is True:
+        return move(x)
+    return jax.lax.cond(yes, move, lambda x: x, x) if how.skips else jnp.where(yes, move(x), x)
 
 
 # Left to autodiff, it would keep its masks for every turn, as large as what they hide.

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrain.errors import ShardingError
-from jtrain.parallel.moving import exchange, roll
+from jtrain.parallel.moving import How, exchange, roll
 from jtrain.parallel.runs import STAGE, Split, runs_of, through_run
 from jtrain.parallel.schedule import Schedule
 from jtrain.types import Layer, Params
@@ -53,6 +53,9 @@ def through_stages(
     _check(schedule, stack, len(x), split.copies * split.parts)
     numbers = jnp.arange(schedule.stages)
     runs = runs_of(schedule, split, stack)
+    # A CPU runs a branch beside what stands after it: permutations that meet in another order on
+    # each device take all its threads, and wait for ever (docs/log.md).
+    how = How(schedule, skips=split.mesh.devices.flat[0].platform != "cpu")
 
     def compute(runs, at, moving):
         """What a stage makes of what it has; `at`: turns since it got the first microbatch."""
@@ -61,7 +64,7 @@ def through_stages(
         return through_run(schedule.repeats, layer, runs, which, real, *moving)
 
     def turn(carry, number):
-        waiting, (x, rows) = exchange(schedule, number, *carry)
+        waiting, (x, rows) = exchange(how, number, *carry)
         at = number - numbers
         x, gave = jax.vmap(of_copies, spmd_axis_name=STAGE)(runs, at, placed((x, rows)))
         moving = jax.tree.map(functools.partial(roll, by=1), (x, rows))
@@ -79,7 +82,7 @@ def through_stages(
     moving = placed(jax.tree.map(lambda leaf: leaf[:, 0], jax.lax.stop_gradient(waiting)))
     turns = jnp.arange(schedule.turns)
     carry, gave = jax.lax.scan(turn, (waiting, moving), turns)
-    (x, _), _ = exchange(schedule, jnp.asarray(schedule.turns), *carry)
+    (x, _), _ = exchange(how, jnp.asarray(schedule.turns), *carry)
     x = constrain(_back(schedule, split, x), "rows", "time", "width")
     return x, jax.tree.map(functools.partial(_by_layer, schedule, split), gave)
 

@@ -55,13 +55,23 @@ def given():
 
 
 def both_ways(place):
-    (weights, indices), x, rows = given()
+    return both_ways_of(place).compile()(*parameters())
+
+
+def parameters():
+    (weights, _), x, _ = given()
+    return weights, x
+
+
+def both_ways_of(place):
+    """The program of the value and its gradients."""
+    (_, indices), _, rows = given()
 
     def total(weights, x):
         y, gave = place.layers(layer, (weights, indices), x, rows)
         return (y**2).sum() + gave["sum"].sum(), (y, gave)
 
-    return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(weights, x)
+    return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True)).lower(*parameters())
 
 
 @pytest.mark.parametrize("way", by_name(WAYS, QUICK, pytest.mark.slow))
@@ -74,6 +84,11 @@ def test_layers_in_stages_give_what_they_give_one_after_the_other(way):
     np.testing.assert_array_equal(gave["index"], gives["index"])
     assert distance(grads, slopes) < 1e-6
     assert np.isfinite(jax.tree.leaves(slopes)[0]).all()
+
+
+def test_on_a_cpu_nothing_is_sent_in_a_branch():
+    place = axes(**WAYS["circular, two groups"]).build().placement
+    assert "conditional(" not in both_ways_of(place).compile().as_text()
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
