@@ -73,3 +73,18 @@ class SaveBest(Hook):
         best = self._evaluation.best
         if best is not None and best.step == step:
             self._save.at(step, state)
+
+
+class SaveFailed(Hook):
+    """Asks after each step whether the last save could be written.
+
+    Args:
+        check: raises why it could not; never waits.
+    """
+
+    def __init__(self, check: Callable[[], None]):
+        self._check = check
+
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+        """Raises it within a step."""
+        self._check()
