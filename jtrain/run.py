@@ -94,7 +94,7 @@ def run(
         parts = paced(config, there.pace)
         there.refuse_another_tokenizer(parts.experiment.tokenizer)
         checkpoints.check_room(parts.like)
-        start = checkpoints.newest()
+        start = checkpoints.resume()
         if start is not None:
             parts.calls.restore(checkpoints.about(start).get("batches", {}))
         # A run that goes on has all in its checkpoint, wherever its first parameters came from.
@@ -118,7 +118,7 @@ def run(
                 signals,
                 hooks=hooks,
                 start=start,
-                news=[*cluster.news(), *begins, *changed],
+                news=[*cluster.news(), *checkpoints.news, *begins, *changed],
             )
             return _finish(parts, there, checkpoints, watch, ended)
 

@@ -25,7 +25,7 @@ from jtrain.hooks.metrics import Metrics, results
 from jtrain.hooks.pictures import Pictures
 from jtrain.hooks.plain import Observer, hook_of
 from jtrain.hooks.progress import Progress
-from jtrain.hooks.saving import Save, SaveBest
+from jtrain.hooks.saving import Save, SaveBest, SaveFailed
 from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
 from jtrain.leaf_statistics import leaves
@@ -103,7 +103,7 @@ class Watch:
             self.save = Save(every=often or config.steps, save=keep)
         self.held: tuple[Params, Extra] | None = None
         """The best weights, where a best is kept and there is no directory for it."""
-        self._parts, self._saves = parts, directory is not None
+        self._parts, self._saves, self._checkpoints = parts, directory is not None, checkpoints
         self._log = Log(
             every=every,
             stop=config.steps,
@@ -153,6 +153,7 @@ class Watch:
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._saves else []),
+            *([SaveFailed(self._checkpoints.check)] if self._checkpoints else []),
         ]
 
     def over(self) -> Stop | None:
@@ -251,7 +252,11 @@ class _Keep:
         self._watch.metrics.sync()
         with self._watch.pause("saving"):
             best = self._watch.best()
-            self._checkpoints.save(step, state, about, best.number(step) if best else None)
+            number = best.number(step) if best else None
+            self._checkpoints.save(step, state, about, number, self._sealed)
+
+    def _sealed(self, step: int) -> None:
+        """Says it when it is so: run.json names no step that a power cut would take."""
         self._directory.say("running", step=step)
 
 

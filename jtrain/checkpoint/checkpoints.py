@@ -3,14 +3,16 @@
 import contextlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jtrain import trees
-from jtrain.checkpoint import folder, keeping, leaves, space, storage
+from jtrain.checkpoint import ending, fingerprint, folder, keeping, leaves, space, storage
+from jtrain.checkpoint.lock import Lock
+from jtrain.checkpoint.resuming import newest_whole
 from jtrain.checkpoint.task import Task
 from jtrain.errors import CheckpointError
 from jtrain.types import Leaf, Tree
@@ -20,8 +22,9 @@ class Checkpoints:
     """The checkpoints in a directory: `keep` of the newest, and the best by a number.
 
     Making one costs nothing and changes nothing on the disk: a reader may look on while another
-    process trains. Close it (or use `with`) before the program ends: a save that is still being
-    written when the interpreter goes is lost.
+    process trains. One process writes at a time: the first `prepare`, `resume` or `save` takes the
+    directory, `close` gives it back. Where a program ends without `close` (or `with`), a save that
+    is being written is waited for; if it fails, a line says so and the exit code is 70.
 
     In a run of several processes each makes one, over the same shared directory, and each calls
     `save` with the same step.
@@ -32,12 +35,21 @@ class Checkpoints:
         self.directory = Path(directory).absolute()
         self._keep, self._goal = keep, keeping.Goal.parse(best)
         self._writer: storage.Writer | None = None
+        self._lock: Lock | None = None
+        self._whole: set[int] = set()
+        self.news: list[str] = []
+        """Lines about checkpoints that were set aside because they are damaged."""
         self._opening = threading.Lock()
         self._preparing: Task | None = None
         self._saving: Task | None = None
 
     def save(
-        self, step: int, state: Any, about: Mapping[str, Any], best_value: float | int | None = None
+        self,
+        step: int,
+        state: Any,
+        about: Mapping[str, Any],
+        best_value: float | int | None = None,
+        sealed: Callable[[int], None] = lambda step: None,
     ) -> None:
         """Returns when the arrays of `state` may be donated; they are written beside training.
 
@@ -49,16 +61,20 @@ class Checkpoints:
             state: any pytree of arrays, typed keys among them.
             about: JSON that is kept inside: the config, versions, metrics.
             best_value: the number by which the best is kept, if there is one.
+            sealed: is told the step when the checkpoint would outlive a power cut, in a thread.
 
         Raises:
-            CheckpointError: if this save or the last one could not be written, and why.
+            CheckpointError: if this save or the last one could not be written, and why; or another
+                process writes in the directory.
         """
         self.wait()
+        self._take()
         arrays = leaves.flatten(state)
         _check_json(about)
         record = {
             "step": step,
             "leaves": trees.describe(state),
+            "fingerprints": {},
             "best": {
                 "name": self._goal.name if self._goal else "",
                 "value": best_value if best_value is None else float(best_value),
@@ -67,7 +83,9 @@ class Checkpoints:
         }
         # In a thread from its first moment: a Ctrl-C ends our waiting, never Orbax in its middle.
         copied = threading.Event()
-        self._saving = Task(lambda: self._write(step, arrays, record, copied))
+        begun = fingerprint.begin(arrays)
+        self._saving = Task(lambda: self._write(step, arrays, record, begun, copied, sealed))
+        ending.promise(self)
         self._saving.start()
         copied.wait()
         self.check()
@@ -95,11 +113,15 @@ class Checkpoints:
         try:
             self.wait()
         finally:
+            ending.kept(self)
             if self._preparing is not None:
                 self._preparing.wait()
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -112,8 +134,20 @@ class Checkpoints:
         return folder.steps(self.directory)
 
     def newest(self) -> int | None:
-        """The last complete step, if there is one."""
+        """The last complete step, if there is one; its bytes are not read."""
         return max(self.steps(), default=None)
+
+    def resume(self) -> int | None:
+        """The last step of which every byte is what was sealed; for the process that trains.
+
+        Damaged ones that are newer are set aside, renamed and not deleted; `news` says so. In a run
+        of several processes the first one reads, and all call this.
+        """
+        self._take()
+        step, news = newest_whole(self.directory)
+        self._whole |= {step} if step is not None else set()
+        self.news += news
+        return step
 
     def best(self) -> int | None:
         """The step with the best number, if any has one; the earliest of equals."""
@@ -135,27 +169,32 @@ class Checkpoints:
         """
         return folder.record(self.directory, step)["about"]
 
-    def restore(self, step: int, like: Tree) -> Tree:
+    def restore(self, step: int, like: Tree, *, cast: bool = False) -> Tree:
         """The state of a step, in the structure of `like` and laid out as its leaves say.
 
         Args:
             step: one of `steps()`.
             like: a pytree of arrays or of `jax.ShapeDtypeStruct`; a leaf without a sharding comes
                 back as a numpy array. The devices and axes may be others than those of the save.
+            cast: whether leaves may come in another dtype than they were saved in.
 
         Raises:
             CheckpointError: if the step is not there, is damaged, or is of another structure, shape
-                or dtype, with a table of what differs. Nothing is read then.
+                or dtype, with a table of what differs; nothing is read then. If a leaf is another
+                than that which was saved, after it was read.
         """
         self.wait()
         record = folder.record(self.directory, step)
-        leaves.check_same(record["leaves"], like, f"checkpoint {step} in {self.directory}")
-        folder.check_files(self.directory, step, record["files"])
+        where = f"checkpoint {step} in {self.directory}"
+        stored = leaves.check_same(record["leaves"], like, where, cast=cast)
+        if step not in self._whole:
+            folder.check(self.directory, step)
         try:
-            flat = storage.read(self.directory / str(step) / folder.STATE, leaves.flatten(like))
+            flat = storage.read(self.directory / str(step) / folder.STATE, stored)
         except storage.UnreadableError as error:
             raise folder.damaged(self.directory, step, str(error)) from None
-        return leaves.unflatten(like, flat)
+        self._check_leaves(step, record["fingerprints"], flat)
+        return leaves.unflatten(like, leaves.cast_as(flat, like) if cast else flat)
 
     def check_room(self, state: Any) -> None:
         """Makes sure, before training, that the directory takes what is going to be saved.
@@ -174,9 +213,23 @@ class Checkpoints:
 
         Only for the process that trains, best beside the first compilation. The first `save` does
         the same where this was not called, and takes a second longer.
+
+        Raises:
+            CheckpointError: if another process writes in the directory, or it cannot be written.
         """
+        self._take()
         self._preparing = Task(self._open)
         self._preparing.start()
+
+    def _take(self) -> None:
+        if self._lock is None and jax.process_index() == 0:
+            self._lock = Lock(self.directory)
+
+    def _check_leaves(self, step: int, saved: Mapping[str, str], flat: Mapping[str, Leaf]) -> None:
+        now = fingerprint.read(fingerprint.begin({name: flat[name] for name in saved}))
+        if wrong := [name for name in saved if now[name] != saved[name]]:
+            what = ", ".join(f"{n} has the fingerprint {now[n]}, and had {saved[n]}" for n in wrong)
+            raise folder.damaged(self.directory, step, f"its files are whole, but {what}")
 
     def _open(self) -> storage.Writer:
         with self._opening:
@@ -187,21 +240,30 @@ class Checkpoints:
             return self._writer
 
     def _write(
-        self, step: int, arrays: Mapping[str, Leaf], record: Mapping[str, Any], copied: Any
+        self,
+        step: int,
+        arrays: Mapping[str, Leaf],
+        record: dict[str, Any],
+        prints: Mapping[str, Any],
+        copied: threading.Event,
+        sealed: Callable[[int], None],
     ) -> None:
         """The whole of a save, in a thread of its own."""
         begun = None
         try:
             writer = self._open()
+            self._whole.discard(step)
             if jax.process_index() == 0:
                 begun = folder.begin(self.directory, step)
             writer.start(folder.saving(self.directory, step) / folder.STATE, arrays)
             copied.set()
+            record["fingerprints"] = fingerprint.read(prints)
             writer.finish()
             try:
                 if begun is not None:
                     folder.commit(begun, record)
-                    self._delete_dispensable()
+                    sealed(step)
+                    self._delete_dispensable(step)
             finally:
                 writer.meet(f"{step}")
         except (OSError, ValueError, RuntimeError) as error:  # what the disk and Orbax raise
@@ -211,9 +273,11 @@ class Checkpoints:
         finally:
             copied.set()
 
-    def _delete_dispensable(self) -> None:
+    def _delete_dispensable(self, saved: int) -> None:
+        """Deletes older ones; never the one whose bytes were read and sealed a moment ago."""
         for step in keeping.dispensable(self.steps(), self._keep, self.best()):
-            folder.delete(self.directory, step)
+            if step != saved:
+                folder.delete(self.directory, step)
 
     def _failure(self, step: int, arrays: Mapping[str, Leaf], error: Exception) -> str:
         need, whole = space.size(space.bytes_of(arrays)), self.steps()

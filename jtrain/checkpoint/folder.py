@@ -2,39 +2,79 @@
 
 ```
 checkpoints/
-  300/          complete: `state/` has the arrays, `about.json` what is said of them
+  300/          complete: `state/` has the arrays, `about.json` what is said of them, `seal.json`
+                what each file was when it was whole
   400.saving/   being written, or left by a save that was killed
   300.replaced/ the older 300, while a newer one takes its place
   200.deleting/ being deleted, or left by a deletion that was killed
+  100.damaged/  set aside, because its seal did not hold; never deleted by itself
+  .writer       who writes here (lock.py)
 ```
-A checkpoint appears by one rename, after everything in it was written and flushed, and goes by one
-rename before anything in it is deleted. So a process that dies anywhere leaves whole checkpoints
-and leftovers, never half of one under the name of a whole.
+A checkpoint appears by one rename, after everything in it was written, sealed and flushed, and
+goes by one rename before anything in it is deleted. So a process that dies anywhere leaves whole
+checkpoints and leftovers, never half of one under the name of a whole. What is listed has a seal,
+and all files that the seal names, of their sizes; every byte is read before one is restored.
+
+Format 1, before there were seals: `about.json` has the sizes, under `files`, and no `format`.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jtrain.checkpoint import seal
 from jtrain.errors import CheckpointError
 
 STATE, ABOUT = "state", "about.json"
-_LOCK = ".__lock"  # TensorStore takes its locks away a moment after it has reported the end
-_SAVING, _REPLACED, _DELETING = ".saving", ".replaced", ".deleting"
+_RECORD = ("step", "leaves", "best", "about")
+_SAVING, _REPLACED, _DELETING, _DAMAGED = ".saving", ".replaced", ".deleting", ".damaged"
 
 
 def steps(directory: Path) -> list[int]:
-    """The steps of the complete checkpoints, ascending."""
+    """The steps of the complete checkpoints, ascending; their bytes are not read."""
+    return [step for step in named(directory) if not faults(directory, step, full=False)]
+
+
+def named(directory: Path) -> list[int]:
+    """The steps whose checkpoints have a name here, ascending, whole or damaged."""
     if not directory.is_dir():
         return []
     return sorted(
         int(path.name)
         for path in directory.iterdir()
-        if path.name.isascii() and path.name.isdigit() and (path / ABOUT).is_file()
+        if path.name.isascii() and path.name.isdigit() and path.name == str(int(path.name))
+        if any((path / part).exists() for part in (STATE, ABOUT, seal.SEAL))
     )
+
+
+def faults(directory: Path, step: int, *, full: bool) -> list[str]:
+    """What of a checkpoint is otherwise than when it was sealed; nothing if it is whole.
+
+    Args:
+        directory: of the checkpoints.
+        step: one of them.
+        full: reads every byte; otherwise only names and sizes are compared.
+    """
+    path = directory / str(step)
+    try:
+        if _unsealed(path):
+            sizes = {name: [size] for name, size in record(directory, step)["files"].items()}
+            sizes[ABOUT] = [(path / ABOUT).stat().st_size]  # of which it cannot say its own
+            return seal.differences(path, sizes, full=False)
+        return seal.faults(path, step, full=full)
+    except OSError as error:  # deleted since it was listed, say
+        return [f"cannot be read ({error})"]
+
+
+def set_aside(directory: Path, step: int) -> Path:
+    """Where a damaged checkpoint lies from now on: under a name that is never listed."""
+    taken = len(list(directory.glob(f"{step}{_DAMAGED}*")))
+    path = directory / f"{step}{_DAMAGED}{f'-{taken + 1}' if taken else ''}"
+    (directory / str(step)).rename(path)
+    seal.sync(directory)
+    return path
 
 
 def leftovers(directory: Path) -> list[Path]:
@@ -74,17 +114,16 @@ def abandon(path: Path) -> None:
 
 
 def commit(written: Path, record: Mapping[str, Any]) -> None:
-    """Makes what `begin` began the checkpoint of its step, in place of an older one."""
-    files = _flush(written)
-    about = written / ABOUT
-    about.write_text(json.dumps({**record, "files": files}, indent=1) + "\n", encoding="utf-8")
-    _sync(about)
+    """Makes what `begin` began the checkpoint of its step, sealed, in place of an older one."""
+    said = {"format": seal.FORMAT, **record}
+    (written / ABOUT).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    seal.seal(written, int(written.stem))
     place = written.with_suffix("")
     replaced = place.with_suffix(_REPLACED)
     if place.exists():
         place.rename(replaced)
     written.rename(place)
-    _sync(written.parent)
+    seal.sync(written.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -93,6 +132,7 @@ def delete(directory: Path, step: int) -> None:
     path = directory / f"{step}{_DELETING}"
     shutil.rmtree(path, ignore_errors=True)
     (directory / str(step)).rename(path)
+    seal.sync(directory)  # or a power cut could undo the renaming and not the deletions
     shutil.rmtree(path)
 
 
@@ -103,29 +143,31 @@ def record(directory: Path, step: int) -> dict[str, Any]:
         CheckpointError: if it is not there or cannot be read.
     """
     path = directory / str(step) / ABOUT
-    if not path.is_file():
-        raise CheckpointError(
-            f"there is no checkpoint of step {step} in {directory}: {_there(directory)}"
-        )
+    if step not in named(directory):
+        raise _missing(directory, step)
+    old = _unsealed(path.parent)
+    if wrong := "" if old else seal.fault_of(path.parent, ABOUT):
+        raise damaged(directory, step, wrong)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {key: found[key] for key in ("step", "leaves", "best", "about", "files")}
+        sizes = {"files": found["files"]} if old else {}
+        prints = {"fingerprints": found.get("fingerprints", {})}
+        return {**sizes, **prints, **{key: found[key] for key in _RECORD}}
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise damaged(directory, step, f"{path} is not what was written ({error!r})") from None
 
 
-def check_files(directory: Path, step: int, files: Mapping[str, int]) -> None:
-    """Makes sure that every file of a checkpoint is there with the size that was written, in bytes.
+def check(directory: Path, step: int) -> None:
+    """Makes sure that a checkpoint is there, and reads every byte of it.
 
     Raises:
-        CheckpointError: naming the first that is not.
+        CheckpointError: if a file is not what it was when it was sealed.
     """
-    for name, size in files.items():
-        path = directory / str(step) / name
-        found = path.stat().st_size if path.is_file() else None
-        if found != size:
-            state = "missing" if found is None else f"{found} bytes long, and was {size}"
-            raise damaged(directory, step, f"{path} is {state}")
+    if step not in named(directory):
+        raise _missing(directory, step)
+    if found := faults(directory, step, full=True):
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise damaged(directory, step, found[0] + more)
 
 
 def damaged(directory: Path, step: int, what: str) -> CheckpointError:
@@ -133,8 +175,17 @@ def damaged(directory: Path, step: int, what: str) -> CheckpointError:
     others = [other for other in steps(directory) if other != step]
     advice = "It is the only one: start the run again from its beginning."
     if others:
-        advice = f"To go on from another ({_listed(others)}): rm -r {directory / str(step)}."
+        advice = (
+            f"There are others ({_listed(others)}): jtrain run goes on from the newest that is "
+            f"whole, and jtrain eval takes --step {others[-1]}."
+        )
     return CheckpointError(f"checkpoint {step} is damaged: {what}. {advice}")
+
+
+def _missing(directory: Path, step: int) -> CheckpointError:
+    return CheckpointError(
+        f"there is no checkpoint of step {step} in {directory}: {_there(directory)}"
+    )
 
 
 def _there(directory: Path) -> str:
@@ -154,21 +205,12 @@ def _listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _flush(directory: Path) -> dict[str, int]:
-    """Forces all files to the disk; the size of each in bytes, by its path in the directory."""
-    sizes = {}
-    for path in sorted(directory.rglob("*")):
-        if path.name.endswith(_LOCK):
-            continue
-        _sync(path)
-        if path.is_file():
-            sizes[path.relative_to(directory).as_posix()] = path.stat().st_size
-    return sizes
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _unsealed(path: Path) -> bool:
+    """Whether a checkpoint is of format 1."""
+    if (path / seal.SEAL).exists():
+        return False
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        found = json.loads((path / ABOUT).read_text(encoding="utf-8"))
+        return "format" not in found and {*_RECORD, "files"} <= found.keys()
+    except (ValueError, AttributeError, OSError):
+        return False

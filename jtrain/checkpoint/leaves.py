@@ -58,13 +58,27 @@ def unflatten(like: Tree, flat: Mapping[str, Leaf]) -> Tree:
     return jax.tree_util.tree_map_with_path(leaf, like)
 
 
-def check_same(found: Mapping[str, str], like: Any, where: str) -> None:
-    """Makes sure that a checkpoint with leaves `found` (as by trees.describe) fits `like`.
+def check_same(
+    found: Mapping[str, str], like: Any, where: str, *, cast: bool = False
+) -> dict[str, Leaf]:
+    """What to ask of a checkpoint with leaves `found` (as by trees.describe) for `like`.
+
+    Args:
+        found: each leaf's dtype and shape, by its name.
+        like: what is asked for.
+        where: names the checkpoint in the message.
+        cast: whether a leaf may be of another dtype; it is then asked for as it was stored.
 
     Raises:
         CheckpointError: with a row for each leaf that differs.
     """
-    expected = trees.describe(like)
+    expected, asked = trees.describe(like), flatten(like)
+    for name in expected.keys() & found.keys() if cast else ():
+        dtype, _, shape = found[name].partition("[")
+        if expected[name].endswith(f"[{shape}") and "key<" not in dtype + expected[name]:
+            expected[name] = found[name]
+            at = getattr(asked[name], "sharding", None)
+            asked[name] = jax.ShapeDtypeStruct(asked[name].shape, jnp.dtype(dtype), sharding=at)
     rows = []
     for name in sorted(expected.keys() | found.keys()):
         here, there = expected.get(name, "-"), found.get(name, "-")
@@ -82,6 +96,12 @@ def check_same(found: Mapping[str, str], like: Any, where: str) -> None:
             f"Build the state from the config that is stored with the checkpoint, or start a new "
             f"run with this one (name=...)."
         )
+    return asked
+
+
+def cast_as(flat: Mapping[str, Leaf], like: Any) -> dict[str, Leaf]:
+    """The arrays of `flat`, each in the dtype that it has in `like`."""
+    return {name: flat[name].astype(leaf.dtype) for name, leaf in flatten(like).items()}
 
 
 def table(rows: list[tuple[str, str, str, str]]) -> str:

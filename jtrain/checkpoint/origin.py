@@ -54,8 +54,8 @@ class Stored:
     """A checkpoint: its parameters, and what stands beside them."""
 
     def __init__(self, directory: Path, step: int):
+        folder.check(directory, step)
         record = folder.record(directory, step)
-        folder.check_files(directory, step, record["files"])
         self.where = str(directory / str(step))
         self._directory, self._step = directory, step
         self._kept = {_name(kept): kept for kept in record["leaves"] if _name(kept)}

@@ -26,14 +26,14 @@ class Task:
         """Whether it has come to its end, or to an error."""
         return self._ended.is_set()
 
-    def wait(self) -> BaseException | None:
-        """What it raised, when it has come to its end; None too if it never began.
+    def wait(self, seconds: float | None = None) -> BaseException | None:
+        """What it raised, when it has come to its end or time is up; None too if it never began.
 
         A task never begins where a Ctrl-C came between `start` and its thread.
         """
         if not self._begun.wait(_BEGINS_WITHIN):
             return None
-        self._ended.wait()
+        self._ended.wait(seconds)
         return self._error
 
     def _run(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.checkpoint import folder
+from jtrain.checkpoint import folder, seal
 from jtrain.errors import CheckpointError
 
 
@@ -21,7 +21,7 @@ def whole(directory: Path) -> dict[int, str]:
     """What each listed checkpoint holds, having been checked."""
     for step in folder.steps(directory):
         record = folder.record(directory, step)
-        folder.check_files(directory, step, record["files"])
+        folder.check(directory, step)
         assert (directory / str(step) / "state" / "data").read_text() == record["about"]["text"]
     return {
         step: folder.record(directory, step)["about"]["text"] for step in folder.steps(directory)
@@ -50,7 +50,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, count: int) -> list[str]:
         (Path, "rename"),
         (Path, "write_text"),
         (shutil, "rmtree"),
-        (folder, "_sync"),
+        (seal, "sync"),
     ]:
         monkeypatch.setattr(owner, what, watched(what, getattr(owner, what)))
     return done
@@ -134,11 +134,12 @@ def test_a_damaged_checkpoint_says_so_and_what_to_do(tmp_path: Path, name: str, 
     else:
         path.write_text(text[: len(text) // 2] if damage == "cut" else "")
     with pytest.raises(CheckpointError) as refusal:
-        folder.check_files(tmp_path, 2, folder.record(tmp_path, 2)["files"])
-    if (name, damage) == ("about.json", "gone"):
-        assert "there is no checkpoint of step 2" in str(refusal.value)
-        return
-    advice = f"To go on from another (1): rm -r {tmp_path / '2'}."
-    assert str(refusal.value).endswith(advice)
-    shutil.rmtree(tmp_path / "2")
+        folder.check(tmp_path, 2)
+    message = str(refusal.value)
+    assert message.startswith(f"checkpoint 2 is damaged: {name}: is ")
+    assert message.endswith("newest that is whole, and jtrain eval takes --step 1.")
+    assert folder.steps(tmp_path) == [1]
+    assert folder.set_aside(tmp_path, 2) == tmp_path / "2.damaged"
+    folder.clear_leftovers(tmp_path)
     assert whole(tmp_path) == {1: "one"}
+    assert (tmp_path / "2.damaged").is_dir(), "it may be all that is left of somebody's work"

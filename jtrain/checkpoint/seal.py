@@ -1,0 +1,143 @@
+"""The seal of a checkpoint: what each of its files was when it was whole.
+
+`seal.json` is written last and forced to the disk after all that it names, so a directory whose
+seal holds is one that was written to its end and has not changed since. A digest finds damage and
+not malice: whoever can write the files can write a seal too.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+SEAL, FORMAT, DIGEST = "seal.json", 2, "xxh3-128"
+_LOCK = ".__lock"  # TensorStore takes its locks away a moment after it has reported the end
+_BLOCK = 1 << 20  # bytes that are read at a time
+
+
+def seal(directory: Path, step: int) -> None:
+    """Forces every file and folder to the disk, and writes down what each file is.
+
+    Raises:
+        OSError: what the disk says.
+    """
+    files = {}
+    for name, path in _files(directory):
+        sync(path)
+        files[name] = [path.stat().st_size, digest(path)]
+    for path in sorted(path for path in directory.rglob("*") if path.is_dir()):
+        sync(path)
+    said = {"format": FORMAT, "digest": DIGEST, "step": step, "files": files}
+    text = json.dumps({**said, "seal": _of_text(said)}, indent=1) + "\n"
+    (directory / SEAL).write_text(text, encoding="utf-8")
+    sync(directory / SEAL)
+    sync(directory)
+
+
+def faults(directory: Path, step: int, *, full: bool) -> list[str]:
+    """What is otherwise than when it was sealed, each with its file; nothing if it is whole.
+
+    Args:
+        step: whose checkpoint it has to be.
+        full: reads every byte; otherwise only names and sizes are compared.
+    """
+    try:
+        said = _read(directory)
+    except _BrokenError as error:
+        return [str(error)]
+    found = [f"{SEAL}: is of step {said['step']}"] if said["step"] != step else []
+    return found + differences(directory, said["files"], full=full)
+
+
+def fault_of(directory: Path, name: str) -> str:
+    """What is otherwise with one of the files; empty if nothing is."""
+    try:
+        files = _read(directory)["files"]
+    except _BrokenError as error:
+        return str(error)
+    wrong = differences(directory, files, full=True, only=name)
+    return wrong[0] if wrong else ""
+
+
+def differences(
+    directory: Path, files: Mapping[str, Any], *, full: bool, only: str = ""
+) -> list[str]:
+    """Where a directory's files differ from `files`: the size of each in bytes, and its digest."""
+    there = dict(_files(directory))
+    found = []
+    for name in [only] if only else sorted(files.keys() | there.keys()):
+        path = directory / name
+        if name not in there:
+            found.append(f"{name}: is missing")
+        elif name not in files:
+            found.append(f"{name}: was not there when it was sealed")
+        elif path.is_symlink():
+            found.append(f"{name}: is a link, and was a file")
+        elif (size := path.stat().st_size) != files[name][0]:
+            found.append(f"{name}: is {size} bytes long, and was {files[name][0]}")
+        elif full and (now := _readable(path)) != files[name][1]:
+            found.append(f"{name}: its digest is {now}, and was {files[name][1]}")
+    return found
+
+
+def digest(path: Path) -> str:
+    """Of a file's bytes, in hexadecimal: 3.5 GB/s where SHA-256 makes 1 (200 MB, one core)."""
+    import xxhash
+
+    found, block = xxhash.xxh3_128(), memoryview(bytearray(_BLOCK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            found.update(block[:count])
+    return found.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Forces a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _BrokenError(Exception):
+    """What is wrong with a seal itself."""
+
+
+def _read(directory: Path) -> dict[str, Any]:
+    try:
+        said = json.loads((directory / SEAL).read_text(encoding="utf-8"))
+        kept, now = said.pop("seal"), _of_text(said)
+        known = said["format"] <= FORMAT and said["digest"] == DIGEST
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _BrokenError(f"{SEAL}: cannot be read ({type(error).__name__}: {error})") from None
+    if kept != now:
+        raise _BrokenError(f"{SEAL}: its own digest is {now}, and it says {kept}")
+    if not known:
+        raise _BrokenError(
+            f"{SEAL}: is of format {said['format']} with {said['digest']}, and this jtrain reads "
+            f"up to {FORMAT} with {DIGEST}: take a newer one"
+        )
+    return said
+
+
+def _files(directory: Path) -> Iterator[tuple[str, Path]]:
+    """Each file but the seal, by its path in the directory."""
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if name != SEAL and not name.endswith(_LOCK) and (path.is_symlink() or not path.is_dir()):
+            yield name, path
+
+
+def _readable(path: Path) -> str:
+    try:
+        return digest(path)
+    except OSError as error:
+        return f"not to be had ({error.strerror})"
+
+
+def _of_text(said: Mapping[str, Any]) -> str:
+    import xxhash
+
+    return xxhash.xxh3_128(json.dumps(said, sort_keys=True).encode()).hexdigest()
