@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jtrain.errors import CheckpointError
+
 SEAL, FORMAT, DIGEST = "seal.json", 2, "xxh3-128"
 _LOCK = ".__lock"  # TensorStore takes its locks away a moment after it has reported the end
 _BLOCK = 1 << 20  # bytes that are read at a time
@@ -29,8 +31,7 @@ def seal(directory: Path, step: int) -> None:
     for path in sorted(path for path in directory.rglob("*") if path.is_dir()):
         sync(path)
     said = {"format": FORMAT, "digest": DIGEST, "step": step, "files": files}
-    text = json.dumps({**said, "seal": _of_text(said)}, indent=1) + "\n"
-    (directory / SEAL).write_text(text, encoding="utf-8")
+    (directory / SEAL).write_text(_text(said), encoding="utf-8")
     sync(directory / SEAL)
     sync(directory)
 
@@ -41,6 +42,9 @@ def faults(directory: Path, step: int, *, full: bool) -> list[str]:
     Args:
         step: whose checkpoint it has to be.
         full: reads every byte; otherwise only names and sizes are compared.
+
+    Raises:
+        CheckpointError: if it is of a format that is not known yet: that is no damage.
     """
     try:
         said = _read(directory)
@@ -107,17 +111,21 @@ class _BrokenError(Exception):
 
 def _read(directory: Path) -> dict[str, Any]:
     try:
-        said = json.loads((directory / SEAL).read_text(encoding="utf-8"))
-        kept, now = said.pop("seal"), _of_text(said)
+        text = (directory / SEAL).read_text(encoding="utf-8")
+        said = json.loads(text)
+        kept, now = said.pop("seal"), _digest(said)
         known = said["format"] <= FORMAT and said["digest"] == DIGEST
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _BrokenError(f"{SEAL}: cannot be read ({type(error).__name__}: {error})") from None
     if kept != now:
         raise _BrokenError(f"{SEAL}: its own digest is {now}, and it says {kept}")
+    if text != _text(said):
+        raise _BrokenError(f"{SEAL}: is not written as it was")
     if not known:
-        raise _BrokenError(
-            f"{SEAL}: is of format {said['format']} with {said['digest']}, and this jtrain reads "
-            f"up to {FORMAT} with {DIGEST}: take a newer one"
+        raise CheckpointError(
+            f"{directory} is a checkpoint of format {said['format']} with {said['digest']}, and "
+            f"this jtrain reads up to {FORMAT} with {DIGEST}. Take the jtrain that wrote it, or a "
+            f"newer one: pip install -U jtrain."
         )
     return said
 
@@ -137,7 +145,11 @@ def _readable(path: Path) -> str:
         return f"not to be had ({error.strerror})"
 
 
-def _of_text(said: Mapping[str, Any]) -> str:
+def _text(said: Mapping[str, Any]) -> str:
+    return json.dumps({**said, "seal": _digest(said)}, indent=1) + "\n"
+
+
+def _digest(said: Mapping[str, Any]) -> str:
     import xxhash
 
     return xxhash.xxh3_128(json.dumps(said, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,104 @@
+"""A leaf is known by its fingerprint wherever it lies, and by no other leaf's."""
+
+import json
+import random
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoint_states import like
+
+from jtrain.checkpoint import Checkpoints, fingerprint, folder, seal
+from jtrain.errors import CheckpointError
+
+
+def of(leaf) -> str:
+    return fingerprint.read(fingerprint.begin({"leaf": leaf}))["leaf"]
+
+
+def by_hand(words: list[int]) -> str:
+    """The sums, said once more in Python's own integers."""
+    full, sums = 2**32 - 1, [0, 0]
+    for place, word in enumerate(words):
+        at = place * 0x9E3779B1 & full
+        x = word ^ at
+        x = (x ^ x >> 16) * 0x85EBCA6B & full
+        x = (x ^ x >> 13) * 0xC2B2AE35 & full
+        x ^= x >> 16
+        y = (x ^ at >> 7) * 0x27D4EB2F & full
+        sums = [(sums[0] + x) & full, (sums[1] + (y ^ y >> 15)) & full]
+    return f"{sums[0]:08x}{sums[1]:08x}"
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "int8", "bool", "complex64", "int4", "float8_e4m3fn", "uint16"]
+)
+def test_is_the_same_on_a_device_and_on_the_host_for_every_type(dtype: str):
+    values = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)) * 5, jnp.float32)
+    leaf = values.astype(dtype)
+    assert of(leaf) == of(np.asarray(leaf))
+    row, column = np.argwhere(np.asarray(leaf.astype("complex64")))[0]
+    assert of(leaf) != of(leaf.at[row, column].set(jnp.zeros((), dtype)))
+
+
+def test_is_what_it_says_by_hand():
+    words = np.random.default_rng(0).integers(0, 2**32, (3, 4, 5), np.uint32)
+    assert of(words) == of(jnp.asarray(words)) == by_hand(words.ravel().tolist())
+    wide = np.arange(5, dtype=">i8") - 2
+    assert of(wide) == by_hand(wide.astype("<i8").view("<u4").tolist())
+    assert of(jnp.float32(1)) == by_hand([0x3F800000])
+    assert of(np.zeros((0, 3))) == of(jnp.zeros((0, 3))) == "0" * 16
+
+
+def test_is_the_same_under_any_sharding():
+    leaf = jax.random.normal(jax.random.key(0), (16, 8, 4))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
+    for spec in (("a",), (None, "b"), ("b", "a"), (("a", "b"),)):
+        at = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+        assert of(jax.device_put(leaf, at)) == of(leaf)
+    there = jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec("a"), memory_kind="pinned_host"
+    )
+    assert of(jax.device_put(leaf, there)) == of(leaf)
+
+
+def test_every_flipped_bit_and_every_swap_is_seen():
+    leaf = np.random.default_rng(0).normal(size=2000).astype(np.float32)
+    draw, known = random.Random(0), of(leaf)
+    seen = set()
+    for _ in range(300):
+        other = leaf.copy()
+        other.view(np.uint32)[draw.randrange(2000)] ^= 1 << draw.randrange(32)
+        seen.add(of(other))
+    for _ in range(100):
+        other, (i, j) = leaf.copy(), draw.sample(range(2000), 2)
+        other[[i, j]] = other[[j, i]]
+        seen.add(of(other))
+    zeros = [of(np.zeros(n, np.float32)) for n in (1, 2, 2000)]
+    assert known not in {*seen, *zeros}
+    assert len(seen) == 400
+    assert len(set(zeros)) == 3
+
+
+def test_a_leaf_that_changed_on_its_way_is_named_though_its_files_are_whole(tmp_path: Path):
+    state = {"a": jnp.arange(9.0), "b": jnp.arange(9.0) + 1, "c": jnp.float32(2)}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, {})
+        checkpoints.save(2, {**state, "b": state["b"].at[3].set(0)}, {})
+        checkpoints.wait()
+        about = tmp_path / "2" / "about.json"  # what was on the device is told by step 1
+        said = json.loads(about.read_text())
+        said["fingerprints"] = json.loads((tmp_path / "1" / "about.json").read_text())[
+            "fingerprints"
+        ]
+        about.write_text(json.dumps(said))
+        seal.seal(tmp_path / "2", 2)
+        assert folder.faults(tmp_path, 2, full=True) == []
+        for ask in (like(state), jax.tree.map(np.asarray, state)):
+            with pytest.raises(CheckpointError) as refusal:
+                checkpoints.restore(2, ask)
+            message = str(refusal.value)
+            assert "its files are whole, but b has the fingerprint" in message
+            assert message.count("fingerprint") == 1, "a and c are as they were"

@@ -1,0 +1,104 @@
+"""One process writes in a directory; a second is told at once who that is."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from jtrain.checkpoint import Checkpoints, lock
+from jtrain.errors import CheckpointError
+
+SCRIPT = Path(__file__).with_name("writing_process.py")
+
+
+def begun(directory: Path, how: str) -> subprocess.Popen:
+    command = [sys.executable, str(SCRIPT), str(directory), how]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return process
+
+
+def test_a_second_writer_is_refused_in_a_second_and_a_dead_one_gives_way(tmp_path: Path):
+    with begun(tmp_path, "hold") as process:
+        try:
+            second = Checkpoints(tmp_path)
+            for attempt in (second.prepare, second.resume, lambda: second.save(1, STATE, {})):
+                start = time.monotonic()
+                with pytest.raises(CheckpointError) as refusal:
+                    attempt()
+                assert time.monotonic() - start < 1
+            assert second.steps() == [], "reading is free"
+        finally:
+            process.kill()
+    told = str(refusal.value)
+    assert re.search(rf"process {process.pid} on \S+ writes there since \d{{4}}-", told)
+    assert f"end it (kill {process.pid})" in told
+    assert "name=..." in told
+    assert (tmp_path / lock.NAME).exists(), "it died with it"
+    second.save(1, STATE, {})
+    second.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
+def test_a_forked_child_does_not_hold_what_its_parent_held(tmp_path: Path):
+    with begun(tmp_path, "fork") as process:
+        process.kill()
+        process.wait()
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(1, STATE, {})
+
+
+def test_the_one_who_closes_gives_it_back(tmp_path: Path):
+    for step in (1, 2):
+        with Checkpoints(tmp_path) as checkpoints, Checkpoints(tmp_path) as other:
+            checkpoints.save(step, STATE, {})
+            assert lock.holder(tmp_path)["pid"] == os.getpid()
+            with pytest.raises(CheckpointError, match=f"process {os.getpid()} on"):
+                other.prepare()
+    assert lock.holder(tmp_path) == {}
+
+
+def test_a_lock_that_says_nothing_is_taken_over(tmp_path: Path):
+    for left in ("", "no json", json.dumps([1]), json.dumps({"pid": "x"})):
+        (tmp_path / lock.NAME).write_text(left)
+        lock.Lock(tmp_path).release()
+
+
+@pytest.mark.thorough
+def test_many_who_take_turns_are_never_two(tmp_path: Path):
+    """The file goes away with each; whoever had it open must not believe it is the lock."""
+    code = """
+import sys, pathlib, jtrain.checkpoint.lock as lock
+lock._PATIENCE = 20
+place = pathlib.Path(sys.argv[1])
+for _ in range(40):
+    held = lock.Lock(place)
+    inside = place / "inside"
+    inside.touch(exist_ok=False)
+    inside.unlink()
+    held.release()
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    processes = [subprocess.Popen(command) for _ in range(4)]
+    assert [process.wait(60) for process in processes] == [0] * 4
+
+
+def test_a_file_system_without_locks_refuses_nobody(tmp_path: Path, monkeypatch):
+    def unknown(*_):
+        raise OSError(45 if sys.platform == "darwin" else 95, "Operation not supported")
+
+    monkeypatch.setattr(lock.fcntl, "flock", unknown)
+    with Checkpoints(tmp_path) as one, Checkpoints(tmp_path) as other:
+        one.save(1, STATE, {})
+        one.wait()
+        other.save(2, STATE, {})
+
+
+STATE = {"x": jnp.int32(1)}

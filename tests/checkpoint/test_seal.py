@@ -1,0 +1,201 @@
+"""Whatever happens to a file of a checkpoint is seen, and what was whole is gone on with."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoint_states import like, same_bits
+from corruption import (
+    KINDS,
+    files_of,
+    flip,
+    flip_in_any_file,
+    from_another_step,
+    saved,
+    seen,
+    swap,
+    zero,
+)
+
+from jtrain.checkpoint import Checkpoints, folder, seal
+from jtrain.errors import CheckpointError
+
+# What keeps all names and sizes is seen when the bytes are read, and not by listing.
+QUIETLY = (flip, flip_in_any_file, zero, swap, from_another_step)
+FORMATS = Path(__file__).with_name("formats")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory):
+    """Two steps in a directory, and the state of the second."""
+    directory = tmp_path_factory.mktemp("whole")
+    return directory, saved(directory)
+
+
+@pytest.fixture
+def hurt(whole, tmp_path: Path) -> Path:
+    """A copy of them, to be damaged."""
+    return shutil.copytree(whole[0], tmp_path / "hurt")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_damage_is_seen(kind, hurt: Path):
+    kept = shutil.copytree(hurt / "2", hurt.parent / "kept")
+    assert folder.faults(hurt, 2, full=True) == []
+    for seed in range(6):
+        damage, found = seen(hurt, seed, kinds=(kind,))
+        assert found, f"{damage} (seed {seed})"
+        assert len(found[0]) < 300
+        assert 2 not in folder.steps(hurt) or kind in QUIETLY, f"{damage} is listed"
+        shutil.rmtree(hurt / "2")
+        shutil.copytree(kept, hurt / "2")
+    assert folder.faults(hurt, 1, full=True) == folder.faults(hurt, 2, full=True) == []
+
+
+def test_a_flipped_bit_is_refused_with_its_file_and_nothing_is_read(hurt: Path, whole):
+    path = next(path for path in files_of(hurt / "2") if path.parent.name == "d")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with Checkpoints(hurt) as checkpoints:
+        assert checkpoints.newest() == 2, "listing reads no bytes"
+        with pytest.raises(CheckpointError) as refusal:
+            checkpoints.restore(2, like(whole[1]))
+    told = str(refusal.value)
+    assert told.startswith(
+        f"checkpoint 2 is damaged: {path.relative_to(hurt / '2')}: its digest is"
+    )
+    assert "jtrain eval takes --step 1" in told
+
+
+def test_each_damaged_step_is_set_aside_in_a_line_and_the_newest_whole_one_taken(hurt: Path, whole):
+    for step in (3, 4):
+        shutil.copytree(hurt / "2", hurt / str(step))  # their seals are those of step 2
+    (hurt / "2" / "state" / "manifest.ocdbt").write_bytes(b"")
+    with Checkpoints(hurt) as checkpoints:
+        assert checkpoints.resume() == 1
+        assert [line.split(":")[0] for line in checkpoints.news] == [
+            f"checkpoint {step} is damaged and was set aside as {hurt / f'{step}.damaged'}"
+            for step in (4, 3, 2)
+        ]
+        assert checkpoints.steps() == [1]
+        assert int(checkpoints.restore(1, like(whole[1]))["step"]) == 1
+        for step in (2, 3):
+            checkpoints.save(step, {"x": jnp.int32(step)}, {})
+        checkpoints.wait()
+        assert checkpoints.steps() == [2, 3], "those that are kept"
+    assert {path.name for path in hurt.glob("*.damaged")} == {"2.damaged", "3.damaged", "4.damaged"}
+    (hurt / "3" / "about.json").unlink()
+    with Checkpoints(hurt) as checkpoints:
+        assert checkpoints.resume() == 2
+    assert (hurt / "3.damaged-2").is_dir(), "the first one is not overwritten"
+
+
+def test_where_all_are_damaged_nothing_is_deleted(hurt: Path):
+    for step in (1, 2):
+        (hurt / str(step) / "seal.json").write_text("{}")
+    with Checkpoints(hurt) as checkpoints:
+        assert checkpoints.resume() is None
+        assert len(checkpoints.news) == 2
+    assert sorted(path.name for path in hurt.iterdir()) == ["1.damaged", "2.damaged"]
+
+
+def test_reading_takes_nothing_away(hurt: Path, whole):
+    (hurt / "2" / "about.json").write_text("{}")
+    before = sorted(path.name for path in hurt.iterdir())
+    looking = Checkpoints(hurt)
+    assert looking.newest() == 1
+    with pytest.raises(CheckpointError, match=r"checkpoint 2 is damaged: about\.json"):
+        looking.restore(2, like(whole[1]))
+    assert sorted(path.name for path in hurt.iterdir()) == before
+
+
+def test_the_seal_is_written_after_all_is_on_the_disk(tmp_path: Path, monkeypatch):
+    events: list[str] = []
+    sync, rename, write = seal.sync, Path.rename, Path.write_text
+    told = lambda path: path.relative_to(tmp_path).as_posix()
+    monkeypatch.setattr(seal, "sync", lambda path: (events.append(told(path)), sync(path)))
+    monkeypatch.setattr(
+        Path, "rename", lambda a, b: (events.append(f"{told(a)} > {told(b)}"), rename(a, b))[1]
+    )
+    monkeypatch.setattr(
+        Path, "write_text", lambda p, *a, **k: (events.append(f"{told(p)}!"), write(p, *a, **k))[1]
+    )
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"x": jnp.arange(9)}, {}, sealed=lambda step: events.append("said"))
+    files = {f"1.saving/{path.relative_to(tmp_path / '1')}" for path in (tmp_path / "1").rglob("*")}
+    last = ["1.saving/seal.json!", "1.saving/seal.json", "1.saving", "1.saving > 1", ".", "said"]
+    assert events[-6:] == last
+    assert set(events[:-6]) == {"1.saving/about.json!", *files} - {"1.saving/seal.json"}
+
+
+def test_no_step_is_named_while_it_is_written(tmp_path: Path):
+    named: list[tuple[int, list[int]]] = []
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in (1, 2, 3):
+            say = lambda step: named.append((step, folder.steps(tmp_path)))
+            checkpoints.save(step, {"x": jnp.arange(1000)}, {}, sealed=say)
+            assert checkpoints.newest() in (step, step - 1 or None)
+    assert named == [(1, [1]), (2, [1, 2]), (3, [1, 2, 3])]
+
+
+def test_two_saves_of_one_state_have_one_seal_but_for_the_names(tmp_path: Path):
+    """Else the digests would say nothing of the contents."""
+    state = {"x": jnp.arange(100.0)}
+    for name in "ab":
+        with Checkpoints(tmp_path / name) as checkpoints:
+            checkpoints.save(1, state, {})
+    digests = [
+        {
+            kept[1]
+            for kept in json.loads((tmp_path / n / "1/seal.json").read_text())["files"].values()
+        }
+        for n in "ab"
+    ]
+    assert len(digests[0] & digests[1]) >= 3
+
+
+def test_a_checkpoint_of_a_later_format_is_not_taken_for_damage(tmp_path: Path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(seal, "FORMAT", 3)
+        saved(tmp_path)
+    with Checkpoints(tmp_path) as checkpoints:
+        for look in (checkpoints.newest, checkpoints.resume):
+            with pytest.raises(CheckpointError, match=r"format 3 .* reads up to 2 .* pip install"):
+                look()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"], "it is not set aside"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_every_format_there_ever_was_is_read(version: int, tmp_path: Path):
+    directory = shutil.copytree(FORMATS / str(version), tmp_path / "old")
+    state = {
+        "params": {"kernel": jnp.arange(12.0).reshape(3, 4) / 7, "low": jnp.arange(5.0)},
+        "rng": jax.random.key(7),
+        "step": jnp.int32(3),
+    }
+    state["params"]["low"] = state["params"]["low"].astype(jnp.bfloat16)
+    with Checkpoints(directory) as checkpoints:
+        assert checkpoints.resume() == 3
+        assert checkpoints.about(3) == {"note": f"format {version}"}
+        assert same_bits(checkpoints.restore(3, like(state)), state)
+        checkpoints.save(4, state, {})
+    assert folder.steps(directory) == [3, 4]
+    cut = next(path for path in files_of(directory / "3") if path.parent.name == "d")
+    cut.write_bytes(cut.read_bytes()[:-1])
+    assert folder.steps(directory) == [4], "an old one is known by its sizes"
+
+
+def test_a_digest_is_that_of_another_program(tmp_path: Path):
+    """Of `xxhsum -H2`, and so of anything that speaks XXH3."""
+    (tmp_path / "empty").write_bytes(b"")
+    assert seal.digest(tmp_path / "empty") == "99aa06d3014798d86001c324468d497f"
+    long = np.arange(3_000_000, dtype=np.uint8).tobytes()
+    (tmp_path / "long").write_bytes(long)
+    import xxhash
+
+    assert seal.digest(tmp_path / "long") == xxhash.xxh3_128_hexdigest(long)
