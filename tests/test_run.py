@@ -16,7 +16,7 @@ from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
 from jtrain.checkpoint import Checkpoints
-from jtrain.errors import ConfigError, LossError
+from jtrain.errors import CheckpointError, ConfigError, LossError
 from jtrain.hooks.metrics import read
 from jtrain.hooks.metrics import results as measured
 from jtrain.run import Outcome
@@ -68,6 +68,10 @@ def cut():
 
 def stands(outcome: Outcome) -> dict:
     return json.loads(outcome.directory.status.read_text())
+
+
+def stands_of(path: str) -> dict:
+    return json.loads((Path(path) / "run.json").read_text())
 
 
 def steps_of(prefix: str, outcome: Outcome) -> list[int]:
@@ -225,6 +229,58 @@ def test_cut_off_after_its_last_checkpoint_it_only_says_that_it_is_done(monkeypa
     outcome = trained(CONFIG)
     assert outcome.status == "done"
     assert kept(outcome) == unbroken()
+
+
+def test_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(unbroken):
+    with pytest.raises(PowerCutError):
+        trained(CONFIG, hooks=[At(11, cut)])
+    kept_here = Path("runs/quick/checkpoints")
+    assert sorted(path.name for path in kept_here.iterdir()) == ["10", "5"]
+    path = next(path for path in (kept_here / "10").rglob("d/*") if path.stat().st_size > 200)
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 4
+    path.write_bytes(data)
+    outcome = trained(CONFIG)
+    log = outcome.directory.log.read_text()
+    assert log.count("checkpoint 10 is damaged and was set aside as") == 1
+    assert f"{path.name}: its digest is" in log
+    assert "goes on from step 5 of 12" in log
+    assert (kept_here / "10.damaged").is_dir()
+    assert kept(outcome) == unbroken()
+
+
+def test_run_json_names_only_steps_that_are_sealed(monkeypatch):
+    from jtrain.directory import Directory
+
+    said, say = [], Directory.say
+
+    def watched(directory, status, **facts):
+        said.append((facts["step"], Checkpoints(directory.checkpoints).newest() or 0))
+        say(directory, status, **facts)
+
+    monkeypatch.setattr(Directory, "say", watched)
+    trained(CONFIG)
+    assert said == [(0, 0), (5, 5), (10, 10), (12, 12), (12, 12)]
+
+
+def test_a_checkpoint_that_could_not_be_written_ends_the_run_within_a_step(monkeypatch):
+    from jtrain.checkpoint import seal
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    steps, saves = [], []
+    monkeypatch.setattr(seal, "seal", lambda *_: saves.append(1) or full())
+
+    def slowly(step, state):
+        steps.append(step)
+        time.sleep(0.2 if step >= 20 else 0)
+
+    with pytest.raises(CheckpointError, match=r"checkpoint 20 could not .* No space left"):
+        trained(CONFIG, "steps=400", "checkpoint.every=20", "evaluate.every=0", hooks=[slowly])
+    assert 20 <= steps[-1] < 40, "it waits for the next save"
+    assert len(saves) == 1
+    assert stands_of("runs/quick")["step"] == 0
 
 
 @pytest.mark.parametrize(

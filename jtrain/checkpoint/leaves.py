@@ -6,6 +6,7 @@ asks for it has it. A typed key is stored as the integers that it is made of.
 """
 
 import difflib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,6 +57,15 @@ def unflatten(like: Tree, flat: Mapping[str, Leaf]) -> Tree:
         )
 
     return jax.tree_util.tree_map_with_path(leaf, like)
+
+
+def stored(described: str) -> jax.ShapeDtypeStruct:
+    """What is stored for `float32[2, 3]` (as by trees.describe); for a key, its integers."""
+    dtype, _, shape = described.partition("[")
+    dims = tuple(json.loads(f"[{shape}"))
+    if dtype.startswith("key<"):
+        return jax.ShapeDtypeStruct((*dims, 2 if dtype == "key<fry>" else 4), jnp.uint32)
+    return jax.ShapeDtypeStruct(dims, jnp.dtype(dtype))
 
 
 def check_same(

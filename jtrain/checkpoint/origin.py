@@ -1,16 +1,13 @@
 """Where parameters to start from lie: a checkpoint of a run, or a file of tensors."""
 
-import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jtrain.checkpoint import folder, storage
+from jtrain.checkpoint import folder, leaves, storage
 from jtrain.checkpoint.checkpoints import Checkpoints
 from jtrain.checkpoint.tensors import ENDING, INDEX, tensors
 from jtrain.config.nearest import did_you_mean
@@ -59,9 +56,11 @@ class Stored:
         self.where = str(directory / str(step))
         self._directory, self._step = directory, step
         self._kept = {_name(kept): kept for kept in record["leaves"] if _name(kept)}
-        described = {name: _struct(record["leaves"][kept]) for name, kept in self._kept.items()}
+        described = {name: record["leaves"][kept] for name, kept in self._kept.items()}
         self.found: Mapping[str, jax.ShapeDtypeStruct] = {
-            name: leaf for name, leaf in described.items() if leaf is not None
+            name: leaves.stored(said)
+            for name, said in described.items()
+            if not said.startswith("key<")
         }
 
     def read(self, wanted: Mapping[str, Leaf], /) -> dict[str, Leaf]:
@@ -128,9 +127,3 @@ def _name(kept: str) -> str:
     """`blocks/0/kernel` for `params/blocks/0/kernel`; empty for what is no part of a model."""
     part, _, name = kept.partition("/")
     return {"params": name, "extra": kept}.get(part, "")
-
-
-def _struct(described: str) -> jax.ShapeDtypeStruct | None:
-    """Of `float32[2, 3]`; None for a key."""
-    parts = re.fullmatch(r"(\w+)(\[.*\])", described)
-    return parts and jax.ShapeDtypeStruct(json.loads(parts[2]), jnp.dtype(parts[1]))

@@ -19,6 +19,7 @@ VERBS = {
     "show": "print a config's values and where each was said, or the help of a key",
     "check": "show that no split of a batch changes what a config trains, or say what does",
     "plan": "print what a step takes on devices that are not here: memory, collectives",
+    "ckpt": "list, verify, show, compare, remove and export checkpoints",
     "data": "write text as token files; print what a config's batches hold",
     "sweep": "run a config with several values, side by side, and say which is best",
     "launch": "do any of these in several processes on this machine",

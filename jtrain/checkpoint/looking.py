@@ -1,0 +1,253 @@
+"""What the checkpoints in a directory are, without a run: listed, verified, compared, removed."""
+
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jtrain.checkpoint import fingerprint, folder, keeping, leaves, seal, storage
+from jtrain.checkpoint.lock import Lock
+from jtrain.config.nearest import did_you_mean
+from jtrain.errors import CheckpointError
+from jtrain.types import Leaf
+
+RUNS = Path("runs")
+_SET_ASIDE = re.compile(r"(\d+)\.damaged(-\d+)?")
+
+
+def find(path: str) -> tuple[Path, int | None]:
+    """The directory of checkpoints that a path means, and the step if it is one of them.
+
+    Args:
+        path: a run, or its name in runs/, a directory of checkpoints, or a checkpoint.
+
+    Raises:
+        CheckpointError: if it is none of them.
+    """
+    for place in (Path(path), RUNS / path):
+        if place.name.isdigit() and int(place.name) in folder.named(place.parent):
+            return place.parent, int(place.name)
+        for directory in (place / "checkpoints", place):
+            if folder.named(directory) or set_aside(directory):
+                return directory, None
+    there = sorted(directory.parent.name for directory in RUNS.glob("*/checkpoints"))
+    raise CheckpointError(
+        f"{path} is no run with a checkpoint, and no checkpoint. In runs/ there is "
+        f"{', '.join(there) or 'none'}{did_you_mean(Path(path).name, there)}; write its name, or "
+        f"the path of a checkpoint: runs/NAME/checkpoints/STEP."
+    )
+
+
+def step_of(directory: Path, asked: int | Literal["newest", "best"]) -> int:
+    """The step that is asked for.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    there = folder.steps(directory)
+    if isinstance(asked, int):
+        folder.record(directory, asked)
+        return asked
+    if not there:
+        raise CheckpointError(
+            f"{directory} has no whole checkpoint; damaged ones are "
+            f"{', '.join(map(str, folder.named(directory))) or 'none'}. Name one by --step, or "
+            f"see what is wrong: jtrain ckpt verify {directory}"
+        )
+    step = there[-1] if asked == "newest" else _best(directory)
+    if step is None:
+        raise CheckpointError(
+            f"{directory} has no best checkpoint: none was kept by a metric (checkpoint.best). "
+            f"Write --step newest, or one of {', '.join(map(str, there))}."
+        )
+    return step
+
+
+def listed(directory: Path) -> list[dict[str, Any]]:
+    """Of each step, ascending, what `jtrain ckpt ls` tells; names and sizes are looked at."""
+    whole, best = folder.steps(directory), _best(directory)
+    rows = []
+    for step in folder.named(directory):
+        path = directory / str(step)
+        wrong = folder.faults(directory, step, full=False)
+        said = {} if wrong else folder.record(directory, step)["best"]
+        marks = ["newest"] * (step == whole[-1:][0]) if whole else []
+        rows.append(
+            {
+                "step": step,
+                "bytes": bytes_of(path),
+                "seconds": path.stat().st_mtime,
+                "format": seal.FORMAT if (path / seal.SEAL).exists() else 1,
+                "best": {**said} if said.get("name") else {},
+                "marks": marks + ["best"] * (step == best),
+                "faults": wrong,
+            }
+        )
+    return rows
+
+
+def set_aside(directory: Path) -> list[Path]:
+    """Those that were damaged and renamed."""
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if _SET_ASIDE.fullmatch(path.name))
+
+
+def verified(directory: Path, step: int) -> dict[str, Any]:
+    """What is wrong with a step after every byte of it was read, and how long that took."""
+    start = time.perf_counter()
+    found = folder.faults(directory, step, full=True)
+    size = bytes_of(directory / str(step))
+    return {
+        "step": step,
+        "bytes": size,
+        "seconds": time.perf_counter() - start,
+        "sealed": (directory / str(step) / seal.SEAL).exists(),
+        "faults": found,
+    }
+
+
+def shown(directory: Path, step: int) -> dict[str, Any]:
+    """What a checkpoint says of itself: each leaf, and what was said about it."""
+    record = folder.record(directory, step)
+    prints = record["fingerprints"]
+    return {
+        "step": step,
+        "path": str(directory / str(step)),
+        "leaves": {
+            name: {"is": said, "bytes": _bytes(said), "fingerprint": prints.get(name, "")}
+            for name, said in record["leaves"].items()
+        },
+        "best": record["best"],
+        "about": record["about"],
+    }
+
+
+def differing(one: tuple[Path, int], other: tuple[Path, int]) -> list[dict[str, Any]]:
+    """The leaves that two checkpoints do not have in common, by structure or by value.
+
+    Values are told apart by their fingerprints; only leaves that differ are read.
+    """
+    folder.check(*one)
+    folder.check(*other)
+    first, second = (folder.record(*place)["leaves"] for place in (one, other))
+    same = sorted(name for name in first.keys() & second.keys() if first[name] == second[name])
+    prints = [_prints(place, same) for place in (one, other)]
+    apart = [name for name in same if prints[0][name] != prints[1][name]]
+    values = [arrays(*place, apart) for place in (one, other)]
+    rows = []
+    for name in sorted(first.keys() | second.keys()):
+        said = [leaf.get(name, "-") for leaf in (first, second)]
+        if name in apart:
+            rows.append({"leaf": name, "is": said, "apart": _apart(*(v[name] for v in values))})
+        elif name not in same:
+            rows.append({"leaf": name, "is": said, "apart": None})
+    return rows
+
+
+def removed(directory: Path, step: int, *, force: bool = False) -> int:
+    """Bytes that are free after a checkpoint was removed.
+
+    Raises:
+        CheckpointError: if it is the last whole one and not `force`, or a run writes there.
+    """
+    if step not in folder.named(directory):
+        folder.record(directory, step)
+    lock = Lock(directory)
+    try:
+        others = [n for n in folder.steps(directory) if n != step]
+        others = others if force else _first_whole(directory, others)
+        if not others and not force and not folder.faults(directory, step, full=True):
+            raise CheckpointError(
+                f"checkpoint {step} in {directory} is the last one that is whole: without it the "
+                f"run begins again. To remove it all the same: jtrain ckpt rm "
+                f"{directory / str(step)} --force"
+            )
+        size = bytes_of(directory / str(step))
+        folder.delete(directory, step)
+        return size
+    finally:
+        lock.release()
+
+
+def remove_set_aside(directory: Path) -> int:
+    """Bytes that are free after those that were set aside are gone."""
+    lock = Lock(directory)
+    try:
+        paths = set_aside(directory)
+        size = sum(map(bytes_of, paths))
+        for path in paths:
+            shutil.rmtree(path)
+        return size
+    finally:
+        lock.release()
+
+
+def arrays(directory: Path, step: int, names: list[str]) -> dict[str, np.ndarray]:
+    """These leaves of a checkpoint, keys as the integers they are made of.
+
+    Raises:
+        CheckpointError: if they cannot be read.
+    """
+    said = folder.record(directory, step)["leaves"]
+    like: dict[str, Leaf] = {name: leaves.stored(said[name]) for name in names}
+    if not like:
+        return {}
+    try:
+        found = storage.read((directory / str(step) / folder.STATE).absolute(), like, some=True)
+    except storage.UnreadableError as error:
+        raise folder.damaged(directory, step, str(error)) from None
+    return {name: np.asarray(found[name]) for name in names}
+
+
+def bytes_of(path: Path) -> int:
+    """Of all files of a directory."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _best(directory: Path) -> int | None:
+    """The best by the metric that the newest was saved under."""
+    there = folder.steps(directory)
+    said = {step: folder.record(directory, step)["best"] for step in there}
+    name = said[there[-1]]["name"] if there else ""
+    if not name:
+        return None
+    about = folder.record(directory, there[-1])["about"]
+    goal = keeping.Goal.parse(about.get("config", {}).get("checkpoint", {}).get("best", "") or name)
+    values = {
+        step: best["value"]
+        for step, best in said.items()
+        if best["name"] == name and best["value"] is not None
+    }
+    return keeping.best_of(values, goal) if goal else None
+
+
+def _first_whole(directory: Path, steps: list[int]) -> list[int]:
+    whole: Callable[[int], bool] = lambda step: not folder.faults(directory, step, full=True)
+    return next(([step] for step in reversed(steps) if whole(step)), [])
+
+
+def _prints(place: tuple[Path, int], names: list[str]) -> Mapping[str, str]:
+    kept = folder.record(*place)["fingerprints"]
+    unknown = [name for name in names if name not in kept]  # of format 1
+    return {**kept, **fingerprint.read(fingerprint.begin(arrays(*place, unknown)))}
+
+
+def _apart(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference of two elements; NaN where one is NaN and the other is not."""
+    wide = np.complex128 if np.iscomplexobj(one) else np.float64
+    first, second = one.astype(wide), other.astype(wide)
+    equal = (first == second) | (np.isnan(first) & np.isnan(second))
+    gaps = np.abs(first[~equal] - second[~equal])
+    return float(gaps.max()) if gaps.size else 0.0
+
+
+def _bytes(said: str) -> int:
+    leaf: jax.ShapeDtypeStruct = leaves.stored(said)
+    return math.prod(leaf.shape) * leaf.dtype.itemsize

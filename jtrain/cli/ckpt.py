@@ -1,0 +1,230 @@
+"""`jtrain ckpt ls | verify | show | diff | rm | export`: the checkpoints of a run, looked at."""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jtrain.cli.arguments import Arguments
+from jtrain.cli.trained import asked_step
+from jtrain.config.nearest import did_you_mean
+from jtrain.errors import UserError
+
+DOES = {
+    "ls": "list the steps, their sizes, which is newest and best, and which are damaged",
+    "verify": "read every byte and say what is not as it was sealed",
+    "show": "print the leaves of a checkpoint and what was said about it",
+    "diff": "name the leaves that differ between two checkpoints, and by how much",
+    "rm": "remove a step; never the last whole one unless --force",
+    "export": "write the parameters as a .safetensors file",
+}
+FAULT = 70
+
+
+def main(argv: Sequence[str]) -> int:
+    """Does what was asked; gives the exit code, 70 where a checkpoint is damaged."""
+    does, *rest = argv or ["--help"]
+    if does in {"-h", "--help"}:
+        print("\n".join(f"jtrain ckpt {name:7} {what}" for name, what in DOES.items()))
+        return 0
+    if does not in DOES:
+        raise UserError(
+            f"jtrain ckpt: {does} is none of {', '.join(DOES)}{did_you_mean(does, DOES)}; "
+            f"write jtrain ckpt ls RUN"
+        )
+    typed = _arguments_of(does).parse(rest)
+
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # the accelerator is for the run that may train
+    acts: Mapping[str, Callable[[argparse.Namespace], tuple[Any, str, int]]] = {
+        "ls": _ls,
+        "verify": _verify,
+        "show": _show,
+        "diff": _diff,
+        "rm": _rm,
+        "export": _export,
+    }
+    found, text, code = acts[does](typed)
+    print(json.dumps(found) if typed.json else text)
+    return code
+
+
+def _ls(typed: argparse.Namespace) -> tuple[Any, str, int]:
+    from jtrain.checkpoint import looking
+
+    directory, _ = looking.find(typed.run)
+    rows, aside = looking.listed(directory), looking.set_aside(directory)
+    lines = [("step", "size", "saved", "", "")]
+    for row in rows:
+        best = row["best"]
+        said = f"{best['name']} {best['value']:.6g}" if best.get("value") is not None else ""
+        marks = ", ".join(row["marks"])
+        state = f"DAMAGED: {row['faults'][0]}" if row["faults"] else marks
+        lines.append((str(row["step"]), _size(row["bytes"]), _when(row["seconds"]), said, state))
+    for path in aside:
+        size, when = _size(looking.bytes_of(path)), _when(path.stat().st_mtime)
+        lines.append((path.name, size, when, "", "set aside; to remove: ckpt rm --damaged"))
+    found = {"directory": str(directory), "steps": rows, "damaged": [path.name for path in aside]}
+    return found, _columns(lines), 0
+
+
+def _verify(typed: argparse.Namespace) -> tuple[Any, str, int]:
+    from jtrain.checkpoint import folder, looking
+
+    directory, named = looking.find(typed.run)
+    asked = named if named is not None else asked_step(typed.step, "ckpt") if typed.step else None
+    steps = folder.named(directory) if asked is None else [looking.step_of(directory, asked)]
+    found = [looking.verified(directory, step) for step in steps]
+    lines = []
+    for one in found:
+        told = "whole" if one["sealed"] else "whole by its sizes: it was saved before seals were"
+        took = f"({_size(one['bytes'])} in {one['seconds']:.2f} s)"
+        lines.append(f"{one['step']}  {'DAMAGED' if one['faults'] else told}  {took}")
+        lines += [f"  {fault}" for fault in one["faults"]]
+    damaged = any(one["faults"] for one in found)
+    if damaged:
+        lines.append(
+            "jtrain run goes on from the newest that is whole, and sets damaged ones aside"
+        )
+    return {"directory": str(directory), "steps": found}, "\n".join(lines), FAULT * damaged
+
+
+def _show(typed: argparse.Namespace) -> tuple[Any, str, int]:
+    from jtrain.checkpoint import looking
+
+    found = looking.shown(*_one(typed))
+    leaves = [("leaf", "is", "size", "fingerprint")]
+    leaves += [
+        (name, leaf["is"], _size(leaf["bytes"]), leaf["fingerprint"])
+        for name, leaf in found["leaves"].items()
+    ]
+    about = [f"{name}: {json.dumps(value)}" for name, value in found["about"].items()]
+    return found, "\n".join([f"{found['path']}", *about, "", _columns(leaves)]), 0
+
+
+def _diff(typed: argparse.Namespace) -> tuple[Any, str, int]:
+    from jtrain.checkpoint import looking
+
+    one, other = (_one(typed, run) for run in (typed.run, typed.other))
+    rows = looking.differing(one, other)
+    lines = [("leaf", "here", "there", "largest difference")]
+    for row in rows:
+        apart = "" if row["apart"] is None else f"{row['apart']:.6g}"
+        lines.append((row["leaf"], *row["is"], apart))
+    paths = [str(directory / str(step)) for directory, step in (one, other)]
+    text = _columns(lines) if rows else f"{paths[0]} and {paths[1]} hold the same state"
+    return {"checkpoints": paths, "leaves": rows}, text, 0
+
+
+def _rm(typed: argparse.Namespace) -> tuple[Any, str, int]:
+    from jtrain.checkpoint import looking
+
+    directory, named = looking.find(typed.run)
+    if typed.damaged:
+        size = looking.remove_set_aside(directory)
+        return {"bytes": size}, f"{_size(size)} are free again", 0
+    if named is None and not typed.step:
+        raise UserError(
+            f"jtrain ckpt rm: which step of {directory}? Write --step N, or --damaged for what was "
+            f"set aside; jtrain ckpt ls {typed.run} lists them"
+        )
+    step = named
+    if step is None:
+        asked = asked_step(typed.step, "ckpt")
+        step = asked if isinstance(asked, int) else looking.step_of(directory, asked)
+    size = looking.removed(directory, step, force=typed.force)
+    return {"step": step, "bytes": size}, f"{step} is removed: {_size(size)} are free again", 0
+
+
+def _export(typed: argparse.Namespace) -> tuple[Any, str, int]:
+    from jtrain.checkpoint import export, folder, looking
+
+    directory, step = _one(typed)
+    folder.check(directory, step)
+    leaves = folder.record(directory, step)["leaves"]
+    names = export.names(leaves, typed.all)
+    if not names:
+        raise UserError(
+            f"jtrain ckpt export: {directory / str(step)} has no leaf params/..., only "
+            f"{', '.join(list(leaves)[:5])}; write --all for every leaf"
+        )
+    read = looking.arrays(directory, step, list(names.values()))
+    tensors = {called: read[name] for called, name in names.items()}
+    out = Path(typed.out or f"{directory.parent.name}-{step}.safetensors")
+    size = export.write(out, tensors, {"step": str(step), "from": str(directory), "format": "np"})
+    found = {"out": str(out), "step": step, "tensors": len(tensors), "bytes": size}
+    return found, f"{out}: {len(tensors)} tensors of step {step}, {_size(size)}", 0
+
+
+def _one(typed: argparse.Namespace, run: str = "") -> tuple[Path, int]:
+    """The one checkpoint that is meant."""
+    from jtrain.checkpoint import looking
+
+    directory, named = looking.find(run or typed.run)
+    if named is not None:
+        return directory, named
+    return directory, looking.step_of(directory, asked_step(typed.step or "newest", "ckpt"))
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _size(count: int) -> str:
+    from jtrain.checkpoint.space import size
+
+    return size(count)
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _arguments() -> Arguments:
+    """What may follow `jtrain ckpt`, of any kind."""
+    return _Any("ckpt", "\n".join(DOES.values()))
+
+
+class _Any(Arguments):
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        does, *rest = argv
+        return _arguments_of(does).parse(rest)
+
+
+def _arguments_of(does: str) -> Arguments:
+    examples = {
+        "ls": ("shakespeare",),
+        "verify": ("shakespeare", "runs/shakespeare/checkpoints/400"),
+        "show": ("shakespeare --step best",),
+        "diff": ("shakespeare shakespeare-2", "runs/a/checkpoints/100 runs/a/checkpoints/200"),
+        "rm": ("shakespeare --step 200", "shakespeare --damaged"),
+        "export": ("shakespeare --step best --out shakespeare.safetensors",),
+    }
+    parser = Arguments(f"ckpt {does}", f"To {DOES[does]}.", *examples[does])
+    run = "a run, its name in runs/, or the path of a checkpoint"
+    parser.add_argument("run", metavar="RUN", help=run)
+    if does == "diff":
+        parser.add_argument("other", metavar="RUN", help="another")
+    if does != "ls":
+        step = "newest, best or a number; all of them if not said" if does == "verify" else ""
+        step = step or ("newest, best or a number" + " (default newest)" * (does != "rm"))
+        parser.add_argument("--step", default="", help=step)
+    if does == "rm":
+        force = "the last whole one too"
+        parser.add_argument("--force", action="store_true", help=force)
+        aside = "all that were set aside because they are damaged"
+        parser.add_argument("--damaged", action="store_true", help=aside)
+    if does == "export":
+        out = "the file; RUN-STEP.safetensors where you are if not said"
+        parser.add_argument("--out", metavar="FILE", default="", help=out)
+        everything = "the optimizer's state and the keys too"
+        parser.add_argument("--all", action="store_true", help=everything)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

@@ -1,0 +1,176 @@
+"""`jtrain ckpt`: what lies there, whether it is whole, and what it is made of."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jtrain.checkpoint import Checkpoints, lock
+from jtrain.checkpoint.origin import Tensors
+from jtrain.cli import main
+
+RUN = "runs/a/checkpoints"
+
+
+def state(step: int) -> dict:
+    return {
+        "params": {"block": {"kernel": jnp.arange(12.0).reshape(3, 4) + step}, "bias": jnp.ones(4)},
+        "opt_state": {"mu": jnp.arange(4, dtype=jnp.int32) * step},
+        "rng": jax.random.key(3),
+    }
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("kept")
+    config = {"checkpoint": {"best": "lowest loss"}}
+    with Checkpoints(place / RUN, keep=0, best="lowest loss") as checkpoints:
+        for step, loss in ((10, 0.5), (20, 0.25), (30, 0.75)):
+            checkpoints.save(step, state(step), {"config": config}, loss)
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _home(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(kept, tmp_path / "home")
+    monkeypatch.chdir(tmp_path / "home")
+
+
+def told(capfd, *words: str, code: int = 0) -> str:
+    assert main(["ckpt", *words]) == code
+    said = capfd.readouterr()
+    return said.out if code in (0, 70) else said.err
+
+
+def found(capfd, *words: str, code: int = 0) -> dict:
+    return json.loads(told(capfd, *words, "--json", code=code))
+
+
+def damage(step: int) -> None:
+    path = next(path for path in Path(RUN, str(step)).rglob("d/*") if path.is_file())
+    path.write_bytes(path.read_bytes()[::-1])
+
+
+@pytest.mark.parametrize("run", ["a", "runs/a", RUN])
+def test_lists_each_step_with_what_it_is(run: str, capfd):
+    damage(30)
+    Path(RUN, "10", "about.json").unlink()
+    Path(RUN, "10").rename(Path(RUN, "10.damaged"))
+    Path(RUN, "5.saving").mkdir()
+    said = found(capfd, "ls", run)
+    assert [(row["step"], row["marks"], row["faults"]) for row in said["steps"]] == [
+        (20, ["best"], []),
+        (30, ["newest"], []),  # its bytes are read by verify
+    ]
+    assert said["damaged"] == ["10.damaged"]
+    lines = told(capfd, "ls", run).splitlines()
+    assert len(lines) == 4
+    assert lines[1].endswith("loss 0.25  best")
+    assert "set aside" in lines[3]
+
+
+def test_verify_reads_every_byte_and_ends_with_70_where_one_is_wrong(capfd):
+    assert [one["faults"] for one in found(capfd, "verify", "a")["steps"]] == [[], [], []]
+    damage(20)
+    said = found(capfd, "verify", "a", code=70)["steps"]
+    assert [bool(one["faults"]) for one in said] == [False, True, False]
+    text = told(capfd, "verify", "a", code=70)
+    assert "20  DAMAGED" in text
+    assert "its digest is" in text
+    assert told(capfd, "verify", f"{RUN}/30").startswith("30  whole")
+    assert told(capfd, "verify", "a", "--step", "10").startswith("10  whole")
+
+
+def test_show_says_all_about_one(capfd):
+    said = found(capfd, "show", "a", "--step", "best")
+    assert said["step"] == 20
+    assert said["about"]["config"] == {"checkpoint": {"best": "lowest loss"}}
+    kernel = said["leaves"]["params/block/kernel"]
+    assert (kernel["is"], kernel["bytes"], len(kernel["fingerprint"])) == ("float32[3, 4]", 48, 16)
+    assert "params/block/kernel  float32[3, 4]  48 bytes" in told(capfd, "show", "a")
+
+
+def test_diff_names_the_leaves_that_differ_and_by_how_much(capfd):
+    rows = found(capfd, "diff", f"{RUN}/10", f"{RUN}/30")["leaves"]
+    assert [(row["leaf"], row["apart"]) for row in rows] == [
+        ("opt_state/mu", 60.0),
+        ("params/block/kernel", 20.0),
+    ]
+    assert "hold the same state" in told(capfd, "diff", "a", f"{RUN}/30")
+    with Checkpoints(Path("runs/b/checkpoints")) as checkpoints:
+        checkpoints.save(30, {**state(30), "opt_state": {"nu": jnp.zeros(4)}}, {})
+    rows = found(capfd, "diff", "a", "b")["leaves"]
+    assert [(row["leaf"], row["is"]) for row in rows] == [
+        ("opt_state/mu", ["int32[4]", "-"]),
+        ("opt_state/nu", ["-", "float32[4]"]),
+    ]
+
+
+def test_rm_never_removes_the_last_whole_one_unless_forced(capfd):
+    damage(10)
+    for step in (20, 30):
+        code = 2 if step == 30 else 0
+        text = told(capfd, "rm", "a", "--step", str(step), code=code)
+    assert "is the last one that is whole" in text
+    assert found(capfd, "rm", "a", "--step", "10")["bytes"] > 1000
+    (advice,) = [part for part in text.split("jtrain ")[1:] if "--force" in part]
+    assert main(advice.split()) == 0
+    assert list(Path(RUN).iterdir()) == []
+
+
+def test_rm_waits_for_no_run_and_takes_nothing_from_one(capfd):
+    held = lock.Lock(Path(RUN))
+    assert "writes there since" in told(capfd, "rm", "a", "--step", "10", code=2)
+    held.release()
+    shutil.copytree(Path(RUN, "10"), Path(RUN, "10.damaged"))
+    assert found(capfd, "rm", "a", "--damaged")["bytes"] > 1000
+    assert sorted(path.name for path in Path(RUN).iterdir()) == ["10", "20", "30"]
+
+
+def test_export_writes_what_others_and_init_from_read(capfd):
+    said = found(capfd, "export", "a", "--step", "best")
+    assert said == {"out": "a-20.safetensors", "step": 20, "tensors": 2, "bytes": said["bytes"]}
+    assert Path(said["out"]).stat().st_size == said["bytes"]
+    theirs = load_file(said["out"])
+    assert sorted(theirs) == ["bias", "block.kernel"]
+    np.testing.assert_array_equal(theirs["block.kernel"], state(20)["params"]["block"]["kernel"])
+    assert sorted(Tensors(Path(said["out"])).found) == ["bias", "block/kernel"]
+    said = found(capfd, "export", "a", "--all", "--out", "out/all.safetensors")
+    theirs = load_file("out/all.safetensors")
+    assert sorted(theirs) == ["opt_state.mu", "params.bias", "params.block.kernel", "rng"]
+    assert theirs["rng"].dtype == np.uint32
+    assert [path.name for path in Path("out").iterdir()] == ["all.safetensors"]
+
+
+def test_export_takes_nothing_from_a_damaged_one(capfd):
+    damage(30)
+    assert "checkpoint 30 is damaged" in told(capfd, "export", "a", code=2)
+    assert not Path("a-30.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (("lss", "a"), "did you mean ls?; write jtrain ckpt ls RUN"),
+        (("ls", "aa"), "In runs/ there is a; did you mean a?"),
+        (("show", "a", "--step", "last"), "write newest, best or a number"),
+        (("show", "a", "--step", "11"), "there are 10, 20, 30. Ask for one of these"),
+        (("rm", "a"), "Write --step N, or --damaged"),
+        (("export", "a", "--out", "a.bin"), "Write --out a.safetensors"),
+        (("show", "a", "--steps", "1"), "--step"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_type(words, advice, capfd):
+    assert advice in told(capfd, *words, code=2)
+
+
+def test_without_words_it_says_what_there_is(capfd):
+    text = told(capfd)
+    assert [line.split()[2] for line in text.splitlines()] == [
+        "ls", "verify", "show", "diff", "rm", "export"
+    ]  # fmt: skip
