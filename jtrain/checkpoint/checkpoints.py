@@ -229,6 +229,8 @@ class Checkpoints:
         now = fingerprint.read(fingerprint.begin({name: flat[name] for name in saved}))
         if wrong := [name for name in saved if now[name] != saved[name]]:
             what = ", ".join(f"{n} has the fingerprint {now[n]}, and had {saved[n]}" for n in wrong)
+            if self._lock is not None:  # or the next start would take it again
+                what += f"; it was set aside as {folder.set_aside(self.directory, step)}"
             raise folder.damaged(self.directory, step, f"its files are whole, but {what}")
 
     def _open(self) -> storage.Writer:

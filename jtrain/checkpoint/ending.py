@@ -36,6 +36,7 @@ def promise(closes: Closes) -> None:
     global _registered
     if not _registered:
         getattr(threading, "_register_atexit")(_keep)  # noqa: B009  it has no public name
+        os.register_at_fork(after_in_child=_promised.clear)  # the thread that writes is not there
         _registered = True
     if closes not in _promised:
         _promised.append(closes)

@@ -18,6 +18,7 @@ and all files that the seal names, of their sizes; every byte is read before one
 Format 1, before there were seals: `about.json` has the sizes, under `files`, and no `format`.
 """
 
+import itertools
 import json
 import shutil
 from collections.abc import Mapping
@@ -70,8 +71,8 @@ def faults(directory: Path, step: int, *, full: bool) -> list[str]:
 
 def set_aside(directory: Path, step: int) -> Path:
     """Where a damaged checkpoint lies from now on: under a name that is never listed."""
-    taken = len(list(directory.glob(f"{step}{_DAMAGED}*")))
-    path = directory / f"{step}{_DAMAGED}{f'-{taken + 1}' if taken else ''}"
+    names = (f"{step}{_DAMAGED}{f'-{n}' if n > 1 else ''}" for n in itertools.count(1))
+    path = next(path for name in names if not (path := directory / name).exists())
     (directory / str(step)).rename(path)
     seal.sync(directory)
     return path

@@ -96,9 +96,14 @@ def test_a_leaf_that_changed_on_its_way_is_named_though_its_files_are_whole(tmp_
         about.write_text(json.dumps(said))
         seal.seal(tmp_path / "2", 2)
         assert folder.faults(tmp_path, 2, full=True) == []
+    with Checkpoints(tmp_path) as checkpoints:
         for ask in (like(state), jax.tree.map(np.asarray, state)):
             with pytest.raises(CheckpointError) as refusal:
                 checkpoints.restore(2, ask)
             message = str(refusal.value)
             assert "its files are whole, but b has the fingerprint" in message
             assert message.count("fingerprint") == 1, "a and c are as they were"
+        assert checkpoints.resume() == 2
+        with pytest.raises(CheckpointError, match=r"it was set aside as .*2\.damaged\. There are"):
+            checkpoints.restore(2, like(state))
+        assert checkpoints.resume() == 1, "what trains does not take it a second time"
