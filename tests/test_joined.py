@@ -12,6 +12,7 @@ import pytest
 from quick_study import at_home, config_of, write_study
 
 import jtrain.joined
+from jtrain.checkpoint import folder
 from jtrain.cli import main
 from jtrain.directory import Directory
 from jtrain.errors import ConfigError
@@ -72,9 +73,7 @@ def test_another_environment_is_the_one_that_differs(monkeypatch):
 
 def test_a_run_that_only_one_sees_is_the_one_that_differs():
     before = known()
-    checkpoint = RUN / "checkpoints" / "200"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "about.json").write_text("{}")
+    folder.commit(folder.begin(RUN / "checkpoints", 200), {})
     (RUN / "run.json").write_text('{"status": "running"}')
     assert differing(before, known()) == {f"run {RUN}"}
     assert (before[f"run {RUN}"], known()[f"run {RUN}"]) == ("nothing", "running at step 200")

@@ -1,6 +1,7 @@
 """One of two processes with two devices each: DIRECTORY PORT INDEX. Not a test itself."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -44,6 +45,10 @@ def main(directory: Path, port: str, index: int) -> None:
         checkpoints.wait()
         # Every process sees the same at once, or they would resume from different steps.
         assert (checkpoints.steps(), checkpoints.best()) == ([2, 4], 2)
+        if index == 0:  # its seal is of another step
+            shutil.copytree(directory / "4", directory / "5")
+        assert checkpoints.resume() == 4
+        assert len(checkpoints.news) == (index == 0), "of the processes one speaks"
         like = {
             "w": jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=columns),
             "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
