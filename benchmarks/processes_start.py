@@ -1,13 +1,15 @@
-"""Seconds from the command to the first finished step: two processes over one.
+"""Seconds to the first finished step, on the wall and of CPU: two processes over one.
 
 Both train the transformer of configs/shakespeare.yaml on two CPU devices: one process with
 both, or two with one each, by `jtrain launch`. Cold: an empty compile cache; warm: that of the run
 before. They take turns.
 
-    python benchmarks/processes_start.py [--rounds 3]
+    python benchmarks/processes_start.py [--rounds 5]
 """
 
 import argparse
+import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -28,8 +30,8 @@ COMMANDS = {
 }
 
 
-def seconds_to_first_step(command: list[str], cache: Path, *, warm: bool) -> float:
-    """Wall time from the start of the command to its line `step 1 ...`."""
+def seconds_to_first_step(command: list[str], cache: Path, *, warm: bool) -> tuple[float, float]:
+    """From the command to its line `step 1 ...`: on the wall, and of CPU of all its processes."""
     if not warm:
         shutil.rmtree(cache, ignore_errors=True)
     env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PLATFORMS": "cpu"}
@@ -48,7 +50,7 @@ def seconds_to_first_step(command: list[str], cache: Path, *, warm: bool) -> flo
             assert child.stdout is not None
             for line in child.stdout:
                 if line.split()[:1] == ["step"]:
-                    took = time.perf_counter() - began
+                    took = time.perf_counter() - began, cpu_seconds(child.pid)
                     break
             else:
                 raise RuntimeError(f"{command} ended before its first step")
@@ -56,23 +58,41 @@ def seconds_to_first_step(command: list[str], cache: Path, *, warm: bool) -> flo
     return took
 
 
+def cpu_seconds(pid: int) -> float:
+    """What a process, and those that it started and still run, have used; of Linux alone."""
+    fields = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields[int(file.parent.name)] = file.read_text().rpartition(")")[2].split()
+    family = [pid]
+    for one in family:
+        family += [other for other, (_, parent, *_) in fields.items() if int(parent) == one]
+    ticks = sum(int(fields[one][11]) + int(fields[one][12]) for one in family)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     """Prints a table for a cold and a warm cache."""
     parser = argparse.ArgumentParser(description="Seconds to the first finished step.")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     print(machine())
     with tempfile.TemporaryDirectory() as caches:
         for warm in (False, True):
-            contestants = {
-                name: lambda name=name, warm=warm: seconds_to_first_step(
-                    COMMANDS[name], Path(caches) / name.replace(" ", "-"), warm=warm
-                )
-                for name in COMMANDS
-            }
-            times = take_turns(contestants, rounds, warmup=int(warm))
+            of_cpu = {name: [] for name in COMMANDS}
+
+            def take(name: str, warm: bool = warm, of_cpu: dict[str, list] = of_cpu) -> float:
+                cache = Path(caches) / name.replace(" ", "-")
+                wall, cpu = seconds_to_first_step(COMMANDS[name], cache, warm=warm)
+                of_cpu[name].append(cpu)
+                return wall
+
+            turns = {name: functools.partial(take, name) for name in COMMANDS}
+            times = take_turns(turns, rounds, warmup=int(warm))
             print(f"\n{'warm' if warm else 'cold'}\n\n{table(times, 's', 'one process')}")
-            print(ratio(times["two processes"], times["one process"]), flush=True)
+            print(ratio(times["two processes"], times["one process"]))
+            used = {name: seconds[-rounds:] for name, seconds in of_cpu.items()}
+            print(f"\n{table(used, 's of CPU', 'one process')}", flush=True)
 
 
 if __name__ == "__main__":

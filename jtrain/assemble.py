@@ -24,6 +24,7 @@ from jtrain.optim import Evaluated, evaluation_params
 from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.by_hand import gather
 from jtrain.parallel.offload import at_rest, brought, laid_near
+from jtrain.parallel.programs import compiled
 from jtrain.precision import computed_in
 from jtrain.state import TrainState
 from jtrain.step import StepFn, make_step, many
@@ -54,7 +55,9 @@ class Assembly:
         if self.begins is not None:
             given = self.begins.read(jax.jit(weights, out_shardings=(to.params, to.extra))())
         if callable(given):
-            return jax.jit(lambda: state(weights()), out_shardings=to)()
+            return compiled(
+                jax.jit(lambda: state(weights()), out_shardings=to).lower(), self.like
+            )()
         # Copied, for the first step gives up its state, and who gave the weights may keep them.
         placed = jax.device_put(given, _shardings(self._weights))
         return jax.jit(lambda w: state(jax.tree.map(jnp.copy, w)), out_shardings=to)(placed)

@@ -90,8 +90,8 @@ def run(
         Signals(every=config.steps_per_call) as signals,
         Checkpoints(there.checkpoints, keep=kept.keep, best=kept.best) as checkpoints,
     ):
-        checkpoints.prepare()  # beside the compiler
         parts = paced(config, there.pace)
+        checkpoints.prepare()  # beside the compiler; it asks for devices, which are settled now
         there.refuse_another_tokenizer(parts.experiment.tokenizer)
         checkpoints.check_room(parts.like)
         start = checkpoints.resume()

@@ -16,6 +16,7 @@ from listening import descendants, listening
 from quick_study import CODE, at_home, trained, write_study
 
 from jtrain.hooks.metrics import read
+from jtrain.launch.launch import environment, free_port
 
 PATIENCE = 240  # seconds; alone on two cores it takes about 10
 SLOW = """
@@ -125,3 +126,47 @@ def test_one_process_goes_on_to_what_an_unbroken_run_comes_to(
     assert [list(row) for row in rows] == [list(row) for row in unbroken]
     numbers = lambda rows: np.array([x for row in rows for x in row.values()])
     np.testing.assert_allclose(numbers(rows), numbers(unbroken), rtol=1e-5, atol=1e-6)
+
+
+def alike(home: Path, compiled: Path, *words: str) -> list[tuple[int, str, str]]:
+    """Of each of two processes that were started as by `srun`: exit code, output, complaints."""
+    where = f"127.0.0.1:{free_port()}"
+    plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    plain["JAX_COMPILATION_CACHE_DIR"] = str(compiled)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "jtrain", *words],
+            cwd=home,
+            env=environment(plain, where, index, 2, 2),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=PATIENCE) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(each.returncode, *two) for each, two in zip(processes, said, strict=True)]
+
+
+@pytest.mark.thorough
+def test_one_process_says_what_all_have_measured(stopped: Stopped, compiled: Path):
+    ends = alike(stopped.home, compiled, "eval", "quick", *SPLIT, "--json")
+    assert [code for code, *_ in ends] == [0, 0], ends
+    (_, first, _), (_, second, _) = ends
+    assert json.loads(first)["valid"]["rows"] == 50
+    assert second == ""
+
+
+@pytest.mark.thorough
+def test_more_devices_than_rows_are_refused_by_all_processes(stopped: Stopped, compiled: Path):
+    words = ["run", "configs/quick.yaml", "name=few", "batch=2", *SPLIT]
+    for code, _, complaints in alike(stopped.home, compiled, *words):
+        assert code == 2
+        assert "batch: 2 rows do not divide into 4 devices x 1 microbatches" in complaints
+        assert "Nearest: 4 (batch=4)" in complaints
+        assert "Traceback" not in complaints
+    assert not (stopped.home / "runs" / "few").exists()

@@ -411,6 +411,24 @@ def test_what_changes_results_is_refused_with_the_commands_to_type(setting: str,
     assert (directory / "config.yaml").read_bytes() == before
 
 
+def test_nothing_asks_for_devices_before_the_layout_has_said_how_many(monkeypatch):
+    """Or a CPU is one device, whatever `parallel.devices` says: seen in one run of two."""
+    spine, order = sys.modules["jtrain.run"], []
+    settled, prepare = spine.paced, Checkpoints.prepare
+
+    def settle(*given):
+        parts = settled(*given)
+        order.append("the layout")
+        return parts
+
+    monkeypatch.setattr(spine, "paced", settle)
+    monkeypatch.setattr(
+        Checkpoints, "prepare", lambda self: (order.append("storage"), prepare(self))
+    )
+    trained(CONFIG)
+    assert order == ["the layout", "storage"]
+
+
 def test_a_run_that_failed_before_its_first_step_keeps_no_name(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("jtrain.assemble.make_step", _refuse)

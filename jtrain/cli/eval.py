@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.trained import asked_step, config_of
+from jtrain.cli.trained import asked_step, config_of, said_apart, speaks
 from jtrain.config.resolve import resolve
 
 
@@ -16,7 +16,11 @@ def main(argv: Sequence[str]) -> int:
 
     from jtrain.trained import measure
 
-    step, numbers = measure(resolved.config, path.parent, asked_step(typed.step, "eval"))
+    asked = asked_step(typed.step, "eval")
+    with said_apart():
+        step, numbers = measure(resolved.config, path.parent, asked)
+    if not speaks():
+        return 0
     if typed.json:
         found = {"run": str(typed.run), "step": step, **numbers}
         print(json.dumps(found, default=lambda array: array.tolist()))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.trained import asked_step, config_of
+from jtrain.cli.trained import asked_step, config_of, said_apart, speaks
 from jtrain.config.node import DEFAULT, TYPED, Node, Origin, stop
 from jtrain.config.resolve import check, resolve
 from jtrain.experiment import Prompt
@@ -27,7 +27,10 @@ def main(argv: Sequence[str]) -> int:
     from jtrain.trained import complete
 
     step = asked_step(typed.step, "sample")
-    step, text = complete(resolved.config, path.parent, prompt, seed=seed, step=step)
+    with said_apart():
+        step, text = complete(resolved.config, path.parent, prompt, seed=seed, step=step)
+    if not speaks():
+        return 0
     if typed.json:
         print(json.dumps({"run": str(typed.run), "step": step, "text": text}))
     else:

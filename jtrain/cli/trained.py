@@ -1,9 +1,15 @@
-"""The run that a verb is about, and which of its steps."""
+"""The run that a verb is about, which of its steps, and who says what was found."""
 
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from jtrain.errors import CheckpointError, ConfigError
+
+OUTPUT, COMPLAINTS = 1, 2  # what a process has open from the first
 
 
 def config_of(run: str, verb: str) -> Path:
@@ -16,6 +22,27 @@ def config_of(run: str, verb: str) -> Path:
         f"jtrain {verb}: {run} is no directory of a run; in runs/ there is "
         f"{', '.join(there) or 'none: train one by jtrain run CONFIG'}"
     )
+
+
+def speaks() -> bool:
+    """Whether this process prints what was found: the first of those that found it together."""
+    import jax
+
+    return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def said_apart() -> Iterator[None]:
+    """Within, what is printed goes where complaints go: gloo tells of its connections by C++."""
+    sys.stdout.flush()
+    output = os.dup(OUTPUT)
+    os.dup2(COMPLAINTS, OUTPUT)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(output, OUTPUT)
+        os.close(output)
 
 
 def asked_step(step: str, verb: str) -> int | Literal["newest", "best"]:

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, TypeAlias
 
 from jtrain.cluster.cluster import Address, Cluster
@@ -62,15 +62,42 @@ def bound(address: Address) -> str:
     return ""
 
 
+def reached(cluster: Cluster, timeout: float) -> socket.socket:
+    """A connection to process 0, once it listens.
+
+    Raises:
+        PeerError: if it does not within so many seconds.
+    """
+    address, deadline = _address(cluster), time.monotonic() + timeout
+    longest = 0.05 if address.loopback else 0.5  # between two tries; a thousand machines may try
+    pause, why = 0.01, "nobody listens"
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            return socket.create_connection(address, timeout=min(left, HELLO))
+        except socket.gaierror:
+            why = f"no machine is called {address.host}"
+        except OSError as error:
+            why = error.strerror or "no answer"
+        time.sleep(min(pause, max(left, 0)))
+        pause = min(2 * pause, longest)
+    raise PeerError(
+        f"process {cluster.index} of {cluster.processes} looked {timeout:g} s for process 0 at "
+        f"{address} and did not find it ({why}). Start process 0 there, or name its machine by "
+        f"{_variables(cluster)}; parallel.start_timeout waits longer."
+    )
+
+
 def _receive(cluster: Cluster, facts: Facts, timeout: float) -> None:
     came: dict[int, _Came] = {}
     error: ConfigError | PeerError | None = None
     with contextlib.ExitStack() as stack:
-        for one in _comers(stack, cluster, timeout):
-            error = _out_of_place(cluster, one, came)
-            came[one.index if error is None else -1] = one
-            if error or len(came) == cluster.processes - 1:
-                break
+        with contextlib.closing(_comers(stack, cluster, timeout)) as comers:
+            for one in comers:
+                error = _out_of_place(cluster, one, came)
+                came[one.index if error is None else -1] = one
+                if error or len(came) == cluster.processes - 1:
+                    break
+        # Nobody listens from here on, so that who is answered finds JAX's listener or none.
         error = error or _missing(cluster, came, timeout) or _differing(facts, came)
         kind = "" if error is None else type(error).__name__
         for one in came.values():
@@ -80,21 +107,23 @@ def _receive(cluster: Cluster, facts: Facts, timeout: float) -> None:
         raise error
 
 
-def _comers(stack: contextlib.ExitStack, cluster: Cluster, timeout: float) -> Iterator[_Came]:
+def _comers(
+    stack: contextlib.ExitStack, cluster: Cluster, timeout: float
+) -> Generator[_Came, None, None]:
     """Those that come in time; strangers are let go."""
     deadline = time.monotonic() + timeout
-    listener = stack.enter_context(_listener(cluster))
-    while (left := deadline - time.monotonic()) > 0:
-        listener.settimeout(left)
-        try:
-            peer, (host, *_) = listener.accept()
-        except TimeoutError:
-            return
-        stack.enter_context(peer)
-        peer.settimeout(HELLO)
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            said = _heard(peer)
-            yield _Came(peer, host, int(said["index"]), int(said["processes"]), said["facts"])
+    with _listener(cluster) as listener:
+        while (left := deadline - time.monotonic()) > 0:
+            listener.settimeout(left)
+            try:
+                peer, (host, *_) = listener.accept()
+            except TimeoutError:
+                return
+            stack.enter_context(peer)
+            peer.settimeout(HELLO)
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                said = _heard(peer)
+                yield _Came(peer, host, int(said["index"]), int(said["processes"]), said["facts"])
 
 
 def _listener(cluster: Cluster) -> socket.socket:
@@ -113,7 +142,7 @@ def _listener(cluster: Cluster) -> socket.socket:
 
 def _visit(cluster: Cluster, facts: Facts, timeout: float) -> None:
     address, deadline = _address(cluster), time.monotonic() + timeout
-    with _reached(cluster, address, deadline, timeout) as peer:
+    with reached(cluster, timeout) as peer:
         answer: Any = None
         with contextlib.suppress(OSError, ValueError):
             peer.settimeout(HELLO)
@@ -131,24 +160,6 @@ def _visit(cluster: Cluster, facts: Facts, timeout: float) -> None:
         )
     if answer["jtrain"]:
         raise {"ConfigError": ConfigError}.get(answer["jtrain"], PeerError)(answer["error"])
-
-
-def _reached(cluster: Cluster, address: Address, deadline: float, timeout: float) -> socket.socket:
-    pause, why = 0.01, "nobody listens"
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            return socket.create_connection(address, timeout=min(left, HELLO))
-        except socket.gaierror:
-            why = f"no machine is called {address.host}"
-        except OSError as error:
-            why = error.strerror or "no answer"
-        time.sleep(min(pause, max(left, 0)))
-        pause = min(2 * pause, 0.5)
-    raise PeerError(
-        f"process {cluster.index} of {cluster.processes} looked {timeout:g} s for process 0 at "
-        f"{address} and did not find it ({why}). Start process 0 there, or name its machine by "
-        f"{_variables(cluster)}; parallel.start_timeout waits longer."
-    )
 
 
 def _out_of_place(

@@ -1,7 +1,7 @@
 """Makes one JAX of several processes."""
 
 from jtrain.cluster.cluster import Address, Cluster
-from jtrain.cluster.meet import Facts, bound, meet
+from jtrain.cluster.meet import Facts, bound, meet, reached
 from jtrain.errors import ConfigError
 
 # Seconds after which JAX takes a process for dead. Its own 100 keep the others waiting that long;
@@ -25,6 +25,9 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
     if cluster.coordinator is None or cluster.processes == 1:
         return
     meet(cluster, facts, timeout=timeout)
+    if cluster.index:
+        # A client of gRPC that finds nobody tries again only after a second.
+        reached(cluster, timeout).close()
     where = Address(bound(cluster.coordinator) or "::", cluster.coordinator.port)
     try:
         jax.distributed.initialize(

@@ -12,6 +12,7 @@ from jax.stages import Lowered
 
 from jtrain.errors import ConfigError, RetraceError
 from jtrain.parallel.leaves import Decision
+from jtrain.parallel.programs import compiled
 from jtrain.parallel.schedule import Schedule
 from jtrain.trees import named_leaves
 from jtrain.types import Batch, Dims, Lay, Params, Placement
@@ -118,7 +119,7 @@ class Compiling(abc.ABC):
     ) -> Callable:
         """As `Strategy.compile`."""
         lowered = self.lower(fn, state, batch, stacked=stacked, keeps=keeps)
-        return _compiled_once(lowered, *plain(state, batch))
+        return _once(compiled(lowered, state), *plain(state, batch))
 
 
 def plain(state: Any, batch: Any) -> tuple[Any, Any]:
@@ -126,9 +127,8 @@ def plain(state: Any, batch: Any) -> tuple[Any, Any]:
     return jax.eval_shape(lambda s, b: (s, b), state, batch)
 
 
-def _compiled_once(lowered: Lowered, *abstract: Any) -> Callable:
+def _once(program: Any, *abstract: Any) -> Callable:
     """The program for such arrays; anything else given to it is an error."""
-    program: Any = lowered.compile()
 
     def call(state: Any, batch: Any) -> Any:
         try:

@@ -1,0 +1,97 @@
+"""Compiled programs, kept for the processes that JAX's own cache does not serve."""
+
+import contextlib
+import hashlib
+import os
+import pickle
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.serialize_executable import deserialize_and_load, serialize
+from jax.sharding import Mesh, NamedSharding
+from jax.stages import Compiled, Lowered
+
+from jtrain.parallel.devices import Device
+
+
+def compiled(lowered: Lowered, state: Any) -> Compiled:
+    """The program, which is compiled once on this machine while JAX's compile cache is on.
+
+    JAX keeps programs for all processes but those of CPUs after the first: only the first writes,
+    and what it wrote has a name made of its own devices, under which no other looks (jax 0.10 to
+    0.12). For these each program lies in a file beside JAX's.
+
+    Args:
+        state: what it takes or gives, in any tree, of leaves with shardings.
+    """
+    devices = _devices(state)
+    file = _file(lowered, devices)
+    if file is None:
+        return lowered.compile()
+    program = _loaded(file, devices)
+    if program is None:
+        program = lowered.compile()
+        _keep(program, file)
+    return program
+
+
+def _devices(state: Any) -> Sequence[Device]:
+    """Those of the first leaf that lies on a mesh, in its order; none without one."""
+    for leaf in jax.tree.leaves(state):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+            return list(np.ravel(sharding.mesh.devices))
+    return []
+
+
+def _file(lowered: Lowered, devices: Sequence[Device]) -> Path | None:
+    """Where this process keeps the program; None if JAX does, or nobody may."""
+    settings: Any = jax.config  # their names are made as JAX starts
+    where = settings.jax_compilation_cache_dir
+    on = bool(where) and settings.jax_enable_compilation_cache
+    if not (on and devices and devices[0].platform == "cpu" and jax.process_index() > 0):
+        return None
+    text = lowered.as_text()
+    if "callback" in text:  # it has addresses of this process
+        return None
+    ids = [device.id for device in devices]
+    place = f"process {jax.process_index()} of {jax.process_count()}, devices {ids}"
+    flags = os.environ.get("XLA_FLAGS", "")
+    versions = [metadata.version(package) for package in ("jax", "jaxlib")]
+    said = "\n".join((text, place, *versions, flags, _instructions()))
+    return Path(where) / "processes" / hashlib.sha256(said.encode()).hexdigest()
+
+
+def _instructions() -> str:
+    """What the processor can do, where Linux says it: a program may use all of it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return ""
+
+
+def _loaded(file: Path, devices: Sequence[Device]) -> Compiled | None:
+    """The program in `file`; None if there is none, or none that is whole."""
+    try:
+        said = pickle.loads(file.read_bytes())
+        return deserialize_and_load(*said, execution_devices=devices)
+    except (OSError, EOFError, ValueError, pickle.UnpicklingError, jax.errors.JaxRuntimeError):
+        return None
+
+
+def _keep(program: Compiled, file: Path) -> None:
+    """Writes it, whole; nothing where it cannot be written, and the next run compiles it again."""
+    with contextlib.suppress(
+        OSError, ValueError, TypeError, NotImplementedError, pickle.PicklingError
+    ):
+        said = pickle.dumps(serialize(program))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as whole:
+            whole.write(said)
+        os.replace(whole.name, file)

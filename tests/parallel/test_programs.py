@@ -1,0 +1,100 @@
+"""Programs are kept for processes that JAX's own cache does not serve."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.stages import Lowered
+
+from jtrain.parallel.devices import Device
+from jtrain.parallel.programs import compiled
+
+DEVICES = {
+    "one": lambda: jax.devices()[:1],
+    "another": lambda: jax.devices()[3:4],
+    "some": lambda: jax.devices()[2:4],
+    "all": jax.devices,
+    "all turned round": lambda: jax.devices()[::-1],
+}
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Where the second of two processes keeps its programs."""
+    settings: Any = jax.config
+    before = settings.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    yield tmp_path / "processes"
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def quarters(x: jax.Array) -> dict[str, jax.Array]:
+    return {"y": x / 4, "sum": x.sum()}
+
+
+def traced(devices: list[Device], fn: Any = quarters) -> tuple[Lowered, jax.Array]:
+    """`fn` of rows over these devices, which it is given for good; and such rows."""
+    rows = NamedSharding(Mesh(np.array(devices), "rows"), P("rows"))
+    x = jax.device_put(np.arange(16, dtype=np.float32), rows)
+    return jax.jit(fn, donate_argnums=0).lower(x), x
+
+
+def refuse(self: Lowered) -> None:
+    raise AssertionError("it was compiled again")
+
+
+@pytest.mark.parametrize("devices", DEVICES.values(), ids=DEVICES)
+def test_the_second_start_compiles_nothing(kept, monkeypatch, devices):
+    lowered, x = traced(devices())
+    first = jax.device_get(compiled(lowered, x)(x))
+    assert len(list(kept.iterdir())) == 1
+    lowered, x = traced(devices())
+    monkeypatch.setattr(Lowered, "compile", refuse)
+    second = compiled(lowered, x)(x)
+    assert second["sum"] == first["sum"] == 120
+    np.testing.assert_array_equal(second["y"], first["y"])
+    np.testing.assert_array_equal(second["y"], np.arange(16) / 4)
+    assert list(second["y"].sharding.mesh.devices.flat) == devices()
+    assert x.is_deleted(), "it takes what it is given for good, as before"
+
+
+def test_other_devices_have_another_program(kept):
+    for devices in DEVICES.values():
+        lowered, x = traced(devices())
+        compiled(lowered, x)
+    assert len(list(kept.iterdir())) == len(DEVICES)
+
+
+def test_what_was_not_written_whole_is_compiled_again(kept):
+    lowered, x = traced(jax.devices())
+    compiled(lowered, x)
+    (file,) = kept.iterdir()
+    whole = file.read_bytes()
+    for broken in (b"", whole[: len(whole) // 2], b"no pickle"):
+        file.write_bytes(broken)
+        lowered, x = traced(jax.devices())
+        assert compiled(lowered, x)(x)["sum"] == 120
+        assert len(file.read_bytes()) == len(whole)
+
+
+def test_a_program_that_calls_python_is_not_kept(kept):
+    def shows(x: jax.Array) -> jax.Array:
+        jax.debug.print("{}", x.sum())
+        return x + 1
+
+    lowered, x = traced(jax.devices(), shows)
+    np.testing.assert_array_equal(compiled(lowered, x)(x), np.arange(1, 17))
+    assert not kept.exists()
+
+
+def test_where_jax_keeps_it_nothing_is_kept_beside(kept, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 0)
+    lowered, x = traced(jax.devices())
+    assert compiled(lowered, x)(x)["sum"] == 120
+    assert not kept.exists()
