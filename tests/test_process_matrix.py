@@ -54,12 +54,12 @@ def launched(processes: int, devices: int, stop: int, layouts: dict[str, str]) -
         assert launch(command, processes=processes, devices=devices) == 0
 
 
-def params(run: Path) -> list[np.ndarray]:
-    """Of the last checkpoint, restored to one device."""
+def params(run: Path, last: int = 4) -> list[np.ndarray]:
+    """Of the checkpoint after the last step, restored to one device."""
     config = resolve(CONFIG, [*TINY, "parallel={kind: single}"]).config
     with Checkpoints(run / "checkpoints") as checkpoints:
-        assert checkpoints.newest() == 4
-        state = checkpoints.restore(4, assemble(config).like)
+        assert checkpoints.newest() == last
+        state = checkpoints.restore(last, assemble(config).like)
     return [np.asarray(leaf) for leaf in named_leaves(state.params).values()]
 
 
@@ -95,3 +95,23 @@ def test_another_number_of_processes_goes_on(first, second, alone, tmp_path, mon
         launched(processes, devices, stop, LAYOUTS)
     for name in LAYOUTS:
         check_same(tmp_path / "runs" / name, alone)
+
+
+@pytest.mark.slow
+def test_a_hundred_steps_stay_near_those_of_one_device(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    hundred = "steps=100 evaluate.every=50"
+    launched(1, 1, 0, {"alone": f"parallel.kind=single {hundred}"})
+    launched(2, 2, 0, {name: f"{layout} {hundred}" for name, layout in LAYOUTS.items()})
+    alone = tmp_path / "runs" / "alone"
+    of = lambda run: np.array([r["loss"] for r in read(run / "metrics.jsonl") if "loss" in r])
+    expected, trained = of(alone), params(alone, 100)
+    assert len(expected) == 100
+    for name in LAYOUTS:
+        run = tmp_path / "runs" / name
+        losses = float(np.max(np.abs(of(run) / expected - 1)))
+        parameters = distance(params(run, 100), trained)
+        with capfd.disabled():
+            print(f"\n{name}: losses {losses:.1e}, parameters {parameters:.1e}")
+        assert losses <= 1e-4
+        assert parameters <= 1e-4

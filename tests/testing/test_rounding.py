@@ -69,3 +69,14 @@ def test_where_nothing_is_narrow_it_says_so():
     assert in_bfloat16(of(wide, 4, 1), left) is None
     assert "bfloat16 was not compared" in left[0]
     assert "Cast them where they enter the model" in left[0]
+
+
+def test_a_loss_that_takes_no_narrow_parameters_is_no_fault():
+    def convolved(params, batch, rng):
+        out = jax.lax.conv(batch["x"][:, None], params["w"], (1,), "SAME")
+        return Mean.of(out.mean((1, 2)), batch["mask"])
+
+    left: list[str] = []
+    assert in_bfloat16(of(convolved, 1, 1, 3), left) is None
+    assert "the loss does not take its parameters so: lax.conv" in left[0]
+    assert "float32, bfloat16" in left[0]
