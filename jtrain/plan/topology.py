@@ -57,7 +57,8 @@ def prepare(name: str) -> None:
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     kind, _, count = name.partition(":")
-    if kind == "cpu" and count.isdecimal():
+    forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if kind == "cpu" and count.isdecimal() and not forced:
         os.environ.setdefault("JAX_NUM_CPU_DEVICES", count)
 
 
