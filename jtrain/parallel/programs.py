@@ -98,11 +98,17 @@ def _loaded(file: Path, devices: Sequence[Device]) -> Compiled | None:
 
 def _keep(program: Compiled, file: Path) -> None:
     """Writes it, whole; nothing where it cannot be written, and the next run compiles it again."""
-    with contextlib.suppress(
-        OSError, ValueError, TypeError, NotImplementedError, pickle.PicklingError
-    ):
+    try:
         said = pickle.dumps(serialize(program))
+    # JAX writes down no program that closes over arrays, and pickle no tree of a local class.
+    except (ValueError, TypeError, AttributeError, NotImplementedError, pickle.PicklingError):
+        return
+    with contextlib.suppress(OSError):
         file.parent.mkdir(0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as whole:
-            whole.write(hashlib.sha256(said).digest() + said)
-        os.replace(whole.name, file)
+            try:
+                whole.write(hashlib.sha256(said).digest() + said)
+                whole.flush()
+                os.replace(whole.name, file)
+            except OSError:
+                os.unlink(whole.name)

@@ -96,6 +96,16 @@ def test_nobody_else_may_write_a_program_and_none_of_another_user_is_read(kept, 
     assert compiled(lowered, x)(x)["sum"] == 120
 
 
+def test_a_full_disk_leaves_nothing_behind(kept, monkeypatch):
+    def full(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    lowered, x = traced(jax.devices())
+    assert compiled(lowered, x)(x)["sum"] == 120
+    assert list(kept.iterdir()) == []
+
+
 def test_a_program_that_calls_python_is_not_kept(kept):
     def shows(x: jax.Array) -> jax.Array:
         jax.debug.print("{}", x.sum())
