@@ -9,6 +9,8 @@ from collections.abc import Iterator
 # Read when libtpu is loaded: it says its warnings on the standard error.
 os.environ |= {"TPU_STDERR_LOG_LEVEL": "1", "TPU_MIN_LOG_LEVEL": "1"}
 
+from made_whole import made_whole
+
 from jtrain.config.resolve import resolve
 from jtrain.plan.collectives import Collective, by_axes
 from jtrain.plan.plan import Plan, plan
@@ -53,11 +55,6 @@ def planned(where: str, *words: str) -> Plan:
         found = plan(resolve(CONFIG, [*SMALL, *words]).config, topology(where))
     assert not made_whole(said), made_whole(said)
     return found
-
-
-def made_whole(said: list[str]) -> list[str]:
-    """The lines in which the compiler warns that it knows no way from one split to another."""
-    return [line for line in said if "Involuntary full rematerialization" in line]
 
 
 @contextlib.contextmanager

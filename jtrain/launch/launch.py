@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
+from jtrain.cluster import cpu_devices
 from jtrain.errors import ConfigError
 from jtrain.launch.member import Member
 
@@ -56,7 +57,7 @@ def environment(
         "JTRAIN_COORDINATOR": coordinator,
         "JTRAIN_PROCESSES": f"{processes}",
         "JTRAIN_PROCESS": f"{index}",
-        **({"JAX_NUM_CPU_DEVICES": f"{devices}"} if devices else {}),
+        **({cpu_devices.NUMBER: f"{devices}"} if devices else {}),
     }
 
 

@@ -90,7 +90,8 @@ class ByName:
         dims: Sequence[Dims],
     ) -> Float[Array, "b t d"]:
         """`mix` on each device, of the tokens of its `expert` axis and its own experts."""
-        return over_experts(self._mesh, mix, x, chosen, weights, kernels, dims)
+        copies = self._rules["copies"] if self._schedule else ()
+        return over_experts(self._mesh, mix, x, chosen, weights, kernels, dims, copies)
 
     def layers(
         self, layer: Layer, stack: Params, x: Float[Array, "b t d"], rows: Any

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 
+from jtrain.cluster import cpu_devices
 from jtrain.errors import ConfigError
 
 Device: TypeAlias = Any  # a jax.Device
@@ -23,8 +24,7 @@ def devices(count: int, among: Sequence[Device] | None = None) -> list[Device]:
     """
     if among is not None:
         return _first(list(among), count)
-    forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if count and not forced and "JAX_NUM_CPU_DEVICES" not in os.environ:
+    if count and not cpu_devices.is_said(os.environ):
         # Too late once a backend runs; then there are as many as there are.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", count)

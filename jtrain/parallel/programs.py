@@ -18,6 +18,8 @@ from jax.stages import Compiled, Lowered
 
 from jtrain.parallel.devices import Device
 
+DIGEST = hashlib.sha256().digest_size  # bytes, before what they are of
+
 
 def compiled(lowered: Lowered, state: Any) -> Compiled:
     """The program, which is compiled once on this machine while JAX's compile cache is on.
@@ -77,21 +79,36 @@ def _instructions() -> str:
 
 
 def _loaded(file: Path, devices: Sequence[Device]) -> Compiled | None:
-    """The program in `file`; None if there is none, or none that is whole."""
+    """The program in `file`; None if there is none, none that is whole, or it is another user's.
+
+    It is machine code like that of JAX's own files beside it, and is trusted as far: who may write
+    there may run what he likes. So nobody else may, and what another wrote is not read.
+    """
     try:
-        said = pickle.loads(file.read_bytes())
-        return deserialize_and_load(*said, execution_devices=devices)
+        if file.stat().st_uid != os.getuid():
+            return None
+        whole = file.read_bytes()
+        digest, said = whole[:DIGEST], whole[DIGEST:]
+        if hashlib.sha256(said).digest() != digest:
+            return None
+        return deserialize_and_load(*pickle.loads(said), execution_devices=devices)
     except (OSError, EOFError, ValueError, pickle.UnpicklingError, jax.errors.JaxRuntimeError):
         return None
 
 
 def _keep(program: Compiled, file: Path) -> None:
     """Writes it, whole; nothing where it cannot be written, and the next run compiles it again."""
-    with contextlib.suppress(
-        OSError, ValueError, TypeError, NotImplementedError, pickle.PicklingError
-    ):
+    try:
         said = pickle.dumps(serialize(program))
-        file.parent.mkdir(parents=True, exist_ok=True)
+    # JAX writes down no program that closes over arrays, and pickle no tree of a local class.
+    except (ValueError, TypeError, AttributeError, NotImplementedError, pickle.PicklingError):
+        return
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as whole:
-            whole.write(said)
-        os.replace(whole.name, file)
+            try:
+                whole.write(hashlib.sha256(said).digest() + said)
+                whole.flush()
+                os.replace(whole.name, file)
+            except OSError:
+                os.unlink(whole.name)

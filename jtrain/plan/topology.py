@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from jtrain.cluster import cpu_devices
 from jtrain.config.nearest import did_you_mean
 from jtrain.errors import ConfigError
 
@@ -57,8 +58,8 @@ def prepare(name: str) -> None:
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     kind, _, count = name.partition(":")
-    if kind == "cpu" and count.isdecimal():
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", count)
+    if kind == "cpu" and count.isdecimal() and not cpu_devices.is_said(os.environ):
+        os.environ[cpu_devices.NUMBER] = count
 
 
 def _cpu(name: str, slices: int, shape: str) -> Topology:

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from layouts import distance, keep_gradient
+from made_whole import made_whole
 
 from jtrain.losses.balance import with_router
 from jtrain.losses.chunked_next_token import chunked_next_token
@@ -107,6 +108,7 @@ THOROUGH = [
     Case("fsdp x expert", "switch", 2),
     Case("stage x slice x fsdp, circular", "gpt", 2),
     Case("stage x fsdp, gathered once", "llama remat", 1),
+    Case("stage x tensor x data", "mixtral", 1),
 ]
 MATRIX = [
     Case(layout, model, 1 + (i + j) % 2)
@@ -192,7 +194,7 @@ def check(case: Case, steps: int, optimizer: str, printed: Any) -> str:
     assert apart.max() < 1e-4, figures
     if optimizer == "sgd":
         assert params < 1e-4, figures
-    assert "Involuntary" not in printed.readouterr().err
+    assert not made_whole(printed.readouterr().err.splitlines())
     return figures
 
 
@@ -214,9 +216,7 @@ def test_more_layouts_take_the_steps_of_one_device(case, capfd):
     ids=str,
 )
 def test_takes_a_hundred_steps_of_one_device(case, optimizer, capfd):
-    figures = check(case, 100, optimizer, capfd)
-    with capfd.disabled():
-        print(f"\n{figures}")
+    print(check(case, 100, optimizer, capfd))  # shown by -rA
 
 
 def test_dropout_and_ragged_rows_are_part_of_what_is_compared():

@@ -76,11 +76,34 @@ def test_what_was_not_written_whole_is_compiled_again(kept):
     compiled(lowered, x)
     (file,) = kept.iterdir()
     whole = file.read_bytes()
-    for broken in (b"", whole[: len(whole) // 2], b"no pickle"):
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for broken in (b"", whole[: len(whole) // 2], b"no pickle", bytes(flipped)):
         file.write_bytes(broken)
         lowered, x = traced(jax.devices())
         assert compiled(lowered, x)(x)["sum"] == 120
         assert len(file.read_bytes()) == len(whole)
+
+
+def test_nobody_else_may_write_a_program_and_none_of_another_user_is_read(kept, monkeypatch):
+    lowered, x = traced(jax.devices())
+    compiled(lowered, x)
+    (file,) = kept.iterdir()
+    assert (kept.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+    monkeypatch.setattr("os.getuid", lambda: file.stat().st_uid + 1)
+    monkeypatch.setattr("pickle.loads", refuse)
+    lowered, x = traced(jax.devices())
+    assert compiled(lowered, x)(x)["sum"] == 120
+
+
+def test_a_full_disk_leaves_nothing_behind(kept, monkeypatch):
+    def full(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    lowered, x = traced(jax.devices())
+    assert compiled(lowered, x)(x)["sum"] == 120
+    assert list(kept.iterdir()) == []
 
 
 def test_a_program_that_calls_python_is_not_kept(kept):

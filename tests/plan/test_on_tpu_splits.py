@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding
+from made_whole import made_whole
 from tpu_programs import (
     ACTIVATION,
     BF16,
@@ -22,7 +23,6 @@ from tpu_programs import (
     bytes_of,
     crossing,
     heard,
-    made_whole,
     near,
     planned,
     sent,

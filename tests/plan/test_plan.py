@@ -1,6 +1,7 @@
 """A plan of a run on the parts of this CPU, and what is said where none can be made."""
 
 import json
+import os
 import sys
 
 import jax
@@ -13,7 +14,7 @@ from jtrain.errors import ConfigError
 from jtrain.parallel.memory import CHIPS
 from jtrain.plan.plan import plan
 from jtrain.plan.table import size, table
-from jtrain.plan.topology import topology
+from jtrain.plan.topology import prepare, topology
 
 CONFIG = "configs/shakespeare.yaml"
 SMALL = ["batch=16", "data.context=32", "model.context=32", "model.layers=2", "model.width=64"]
@@ -81,3 +82,13 @@ def test_what_is_missing_is_said(words, said, capsys):
 def test_every_limit_is_less_than_a_chip_is_sold_with():
     sold = {"v2": 8, "v3": 16, "v4": 16, "v5e": 16, "v5p": 96, "v6e": 32, "tpu7x": 96}  # GiB
     assert all(0.9 * sold[kind] < chip.gib < sold[kind] for kind, chip in CHIPS.items())
+
+
+def test_what_the_environment_says_of_devices_stays(monkeypatch):
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    prepare("cpu:2")  # the flags say eight
+    assert "JAX_NUM_CPU_DEVICES" not in os.environ
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
+    prepare("cpu:2")
+    assert os.environ["JAX_NUM_CPU_DEVICES"] == "3"
