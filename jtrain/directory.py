@@ -19,13 +19,17 @@ from jtrain.errors import ConfigError, DataError
 from jtrain.hooks.rewrite import rewrite
 from jtrain.version import __version__
 
-# What changes no number that a run computes from its state on, so a run may go on with others.
-MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log")
+# What changes no number that a run computes from its state on, so a run may go on with others; and
+# what it does about a bad step, for a run that one has stopped goes on with another answer.
+MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log", "guard")
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
 
 
 class Directory:
-    """`runs/NAME/`: config.yaml, run.json, metrics.jsonl, speed.jsonl, checkpoints/, log.txt."""
+    """`runs/NAME/`: config.yaml, run.json, metrics.jsonl, speed.jsonl, checkpoints/, log.txt.
+
+    And events.jsonl, once a step was bad.
+    """
 
     def __init__(self, path: Path, again: str = "", process: int = 0):
         """`again` is what goes on with the run, where it is not the config in the directory.
@@ -39,6 +43,7 @@ class Directory:
         self.samples = path / "samples.txt"
         self.checkpoints = path / "checkpoints"
         self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
+        self.events = path / "events.jsonl"
         self.again = again or f"jtrain run {self.config}"
 
     def begin(self, config: Top) -> None:

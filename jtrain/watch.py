@@ -10,14 +10,18 @@ import jax.numpy as jnp
 
 from jtrain.all_processes import of_all
 from jtrain.assemble import Assembly
+from jtrain.bad_step import taken
 from jtrain.checkpoint import Checkpoints
 from jtrain.checkpoint.keeping import Goal
 from jtrain.config.dump import plain_values
+from jtrain.config.guard import Skip
 from jtrain.directory import Directory
 from jtrain.durations import Duration
 from jtrain.hooks.early_stop import EarlyStop
 from jtrain.hooks.evaluating import Evaluate, hearing
+from jtrain.hooks.events import Bad, Events
 from jtrain.hooks.finite import Finite
+from jtrain.hooks.guard import Guard
 from jtrain.hooks.history import History
 from jtrain.hooks.leaves import Leaves
 from jtrain.hooks.log import Lines, Log
@@ -41,6 +45,12 @@ class Watch:
     """What observes a run from `start` on; use it in a `with` block.
 
     Without a directory and checkpoints it keeps in memory what is measured, and writes nothing.
+
+    Args:
+        start: the step of the checkpoint that the run goes on from; None at its beginning.
+        earlier: the bad steps for which it went back.
+        known: what its guard knew at the checkpoint.
+        screen: where it is told.
     """
 
     def __init__(
@@ -50,6 +60,8 @@ class Watch:
         checkpoints: Checkpoints | None = None,
         *,
         start: int | None = None,
+        earlier: Sequence[int] = (),
+        known: Mapping[str, float] = {},
         screen: TextIO | None = None,
     ):
         config, x = parts.config, parts.experiment
@@ -77,6 +89,12 @@ class Watch:
         )
         self._stack.callback(self.speed.close)
         self._stack.callback(self.metrics.close)
+        self.events = Events(first and first.events, resumed_at=start)
+        """Where bad steps are written down."""
+        self._stack.callback(self.events.close)
+        self.guard: Guard | None = None
+        """What ends the run at a bad step, if bad steps end it."""
+        self._earlier, self._known = earlier, known
         self.evaluations = {
             name: self._evaluation(parts, directory, name, start) for name in parts.sets
         }
@@ -138,23 +156,40 @@ class Watch:
         if config.evaluate.patience:
             mine.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
         evaluations = hearing(self.evaluations, mine)
-        finite = Finite(
-            every=self._log.every,
-            tell=self.lines.say,
-            start=int(state.step),
-            skipped=int(state.skipped),
-            minimum=getattr(state.scale, "minimum", 0.0),
-        )
+        judge = self._judge(state)
         best = self.best()
         return [
             *(self.speed, self._log, self.progress, self.metrics),
             *([self._tracking] if self._tracking else []),
-            *(finite, *self._looks, *evaluations, *mine),
+            *(judge, *self._looks, *evaluations, *mine),
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._saves else []),
             *([SaveFailed(self._checkpoints.check)] if self._checkpoints else []),
         ]
+
+    @property
+    def bad(self) -> Bad | None:
+        """The step after which nothing is worth keeping, if there is one."""
+        return self.guard and self.guard.bad
+
+    def _judge(self, state: TrainState) -> Hook:
+        """The hook that the config's `guard` stands for."""
+        policy, minimum = self._parts.config.guard, getattr(state.scale, "minimum", 0.0)
+        if not isinstance(policy, Skip):
+            known = {"earlier": self._earlier, "known": self._known}
+            self.guard = Guard(policy, minimum=minimum, **known)
+            return self.guard
+        return Finite(
+            every=self._log.every,
+            tell=self.lines.say,
+            start=int(state.step),
+            skipped=int(state.skipped),
+            minimum=minimum,
+            most=policy.most,
+            within=policy.within,
+            event=lambda bad: self.events.append(bad, "skipped", **taken(self._parts, bad.step)),
+        )
 
     def over(self) -> Stop | None:
         """Why a run that was killed is done, if what was measured before says so."""
@@ -240,13 +275,18 @@ class _Keep:
         self._directory, self._checkpoints = directory, checkpoints
 
     def __call__(self, step: int, state: TrainState) -> None:
+        if self._watch.bad:
+            return
         found = {name: x.results.get(step, {}) for name, x in self._watch.evaluations.items()}
+        guard = self._watch.guard
         about = {
             "config": plain_values(self._parts.config),
             "jtrain": __version__,
             "jax": jax.__version__,
             "valid": {},
             "batches": of_all(self._parts.calls.state(step)),
+            "without": [list(window) for window in self._parts.windows],
+            "guard": guard.means.state() if guard else {},
             **{name: _numbers(results) for name, results in found.items()},
         }
         self._watch.metrics.sync()
