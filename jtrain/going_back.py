@@ -9,6 +9,7 @@ that goes on: what dies between the two begins there too.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jtrain.all_processes import of_first
 from jtrain.assemble import Assembly
@@ -31,7 +32,7 @@ class Begin:
     """That leave out what is to be left out."""
     earlier: Sequence[int]
     """The bad steps for which it went back."""
-    known: Mapping[str, float]
+    known: Mapping[str, Any]
     """What its guard knew at the checkpoint."""
 
 

@@ -29,6 +29,7 @@ from jtrain.hooks.metrics import Metrics, results
 from jtrain.hooks.pictures import Pictures
 from jtrain.hooks.plain import Observer, hook_of
 from jtrain.hooks.progress import Progress
+from jtrain.hooks.recent import Recent
 from jtrain.hooks.saving import Save, SaveBest, SaveFailed
 from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
@@ -61,7 +62,7 @@ class Watch:
         *,
         start: int | None = None,
         earlier: Sequence[int] = (),
-        known: Mapping[str, float] = {},
+        known: Mapping[str, Any] = {},
         screen: TextIO | None = None,
     ):
         config, x = parts.config, parts.experiment
@@ -156,12 +157,12 @@ class Watch:
         if config.evaluate.patience:
             mine.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
         evaluations = hearing(self.evaluations, mine)
-        judge = self._judge(state)
+        judges = self._judges(state)
         best = self.best()
         return [
             *(self.speed, self._log, self.progress, self.metrics),
             *([self._tracking] if self._tracking else []),
-            *(judge, *self._looks, *evaluations, *mine),
+            *(*judges, *self._looks, *evaluations, *mine),
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._saves else []),
@@ -173,14 +174,15 @@ class Watch:
         """The step after which nothing is worth keeping, if there is one."""
         return self.guard and self.guard.bad
 
-    def _judge(self, state: TrainState) -> Hook:
-        """The hook that the config's `guard` stands for."""
+    def _judges(self, state: TrainState) -> list[Hook]:
+        """The hooks that the config's `guard` stands for."""
         policy, minimum = self._parts.config.guard, getattr(state.scale, "minimum", 0.0)
         if not isinstance(policy, Skip):
             known = {"earlier": self._earlier, "known": self._known}
             self.guard = Guard(policy, minimum=minimum, **known)
-            return self.guard
-        return Finite(
+            return [self.guard]
+        recent = Recent(every=self._parts.config.steps_per_call)
+        finite = Finite(
             every=self._log.every,
             tell=self.lines.say,
             start=int(state.step),
@@ -188,8 +190,10 @@ class Watch:
             minimum=minimum,
             most=policy.most,
             within=policy.within,
+            recent=recent,
             event=lambda bad: self.events.append(bad, "skipped", **taken(self._parts, bad.step)),
         )
+        return [recent, finite]
 
     def over(self) -> Stop | None:
         """Why a run that was killed is done, if what was measured before says so."""

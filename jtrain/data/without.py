@@ -50,8 +50,9 @@ class Without:
         """Those of `count` steps, stacked; None where they cannot be read at once."""
         several = getattr(self._batches, "several", None)
         first, last = self.number(step), self.number(step + count - 1)
-        together = several is not None and last - first == count - 1
-        return several(first, count) if together else None
+        if several is None or last - first > count - 1:
+            return None
+        return several(first, count)
 
     def state(self, step: int) -> Mapping[str, Any]:
         """As `Keeps`; nothing where the step says it all."""

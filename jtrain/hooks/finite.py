@@ -2,17 +2,12 @@
 
 import collections
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import jax
-import numpy as np
 
 from jtrain.hooks.events import Bad
+from jtrain.hooks.recent import Recent
 from jtrain.loop import Hook, Stop
-from jtrain.types import Metrics
 
 FIND = "The operation, the leaf and the rows: the same command with --find-nan."
-_TOLD = ("loss", "grad_norm", "skipped")
 
 
 class Finite(Hook):
@@ -30,6 +25,7 @@ class Finite(Hook):
             its place, and nothing is said; at it the run is stopped.
         most: steps skipped of the last `within` at which the run is stopped; 0: however many.
         within: steps.
+        recent: knows the steps since the last look; stands among the hooks too.
         event: is told of each step that was skipped.
     """
 
@@ -43,41 +39,29 @@ class Finite(Hook):
         minimum: float = 0.0,
         most: int = 0,
         within: int = 1000,
+        recent: Recent | None = None,
         event: Callable[[Bad], None] = lambda bad: None,
     ):
         self.every, self._minimum = every, minimum
         self._tell, self._step, self._skipped = tell, start, skipped
         self._most, self._within, self._event = most, within, event
-        self._calls: collections.deque[tuple[int, Metrics]] = collections.deque()
-        self._bad: list[Bad] = []
-
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Keeps the numbers, as they lie on the device, until the next look."""
-        del state
-        self._calls.append((step, {name: metrics[name] for name in _TOLD}))
+        self._recent, self._bad = recent, collections.deque[int]()
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
         """Compares the number of skipped steps with that of the last look."""
         first, steps, before = self._step + 1, step - self._step, self._skipped
         skipped = round(numbers["skipped"]) - before
         self._step, self._skipped = step, before + skipped
-        calls = [self._calls.popleft() for _ in self._calls.copy() if self._calls[0][0] <= step]
+        found = self._found(step, before) if skipped else []
+        if self._recent:
+            self._recent.forget(step)
         scale = numbers.get("loss_scale")
         if skipped == 0 or (scale is not None and scale > self._minimum):
             return None
-        found = _skipped(calls, before)
         for bad in found:
             self._event(bad)
-        self._bad += found
-        recent = [bad.step for bad in self._bad if bad.step > step - self._within]
-        if 0 < self._most <= len(recent):
-            return Stop(
-                f"{len(recent)} steps within {self._within} were skipped, and guard.most is "
-                f"{self._most}: step {found[-1].step} {found[-1].what}. The parameters are those "
-                f"of the last finite step. Check the data for NaN or infinity, or lower "
-                f"optimizer.lr. {FIND}",
-                "failed",
-            )
+        if stop := self._too_many(found):
+            return stop
         if scale is not None:
             return Stop(
                 f"the loss scale is at its minimum of {scale:g} and {skipped} of the steps {first} "
@@ -99,18 +83,28 @@ class Finite(Hook):
             "failed",
         )
 
+    def _found(self, step: int, before: int) -> list[Bad]:
+        """The steps since the last look that were skipped, of which there were so many before."""
+        found = []
+        for told in self._recent.upto(step) if self._recent else []:
+            if told.skipped > before:
+                what = f"is not finite: loss {told.loss:.4g}, gradient norm {told.grad_norm:.4g}"
+                found.append(Bad(told.step, what, told.loss, told.grad_norm))
+            before = told.skipped
+        return found
 
-def _skipped(calls: list[tuple[int, Metrics]], before: int) -> list[Bad]:
-    """The steps of these calls that were skipped, where so many were before them."""
-    bad = []
-    for last, metrics in calls:
-        told = jax.device_get(metrics)
-        found = {name: np.atleast_1d(mean.value()) for name, mean in told.items()}
-        for place, count in enumerate(found["skipped"]):
-            step = last - len(found["skipped"]) + 1 + place
-            if count > before:
-                loss, norm = float(found["loss"][place]), float(found["grad_norm"][place])
-                what = f"is not finite: loss {loss:.4g}, gradient norm {norm:.4g}"
-                bad.append(Bad(step, what, loss, norm))
-            before = round(count)
-    return bad
+    def _too_many(self, found: list[Bad]) -> Stop | None:
+        """Ends the run if more were skipped than may be."""
+        for bad in found if self._most else []:
+            self._bad.append(bad.step)
+            while self._bad[0] <= bad.step - self._within:
+                self._bad.popleft()
+            if len(self._bad) >= self._most:
+                return Stop(
+                    f"{len(self._bad)} steps within {self._within} were skipped, and guard.most is "
+                    f"{self._most}: step {bad.step} {bad.what}. The parameters are those of the "
+                    f"last finite step. Check the data for NaN or infinity, or lower optimizer.lr. "
+                    f"{FIND}",
+                    "failed",
+                )
+        return None

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jtrain.config.guard import Rollback as GoBack
 from jtrain.config.guard import Stop as End
@@ -31,7 +32,7 @@ class Guard(Hook):
         *,
         minimum: float = 0.0,
         earlier: Sequence[int] = (),
-        known: Mapping[str, float] = {},
+        known: Mapping[str, Any] = {},
     ):
         self._policy, self._minimum, self._earlier = policy, minimum, earlier
         self.means = Running(policy.spike.memory)

@@ -1,12 +1,12 @@
-"""Numbers that are not finite, put anywhere into a run that goes back and leaves their batch out."""
+"""Numbers that are not finite, put into a run that goes back and leaves their batch out."""
 
 import dataclasses
-import io
+import os
 import random
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -25,49 +25,63 @@ from jtrain.trees import named_leaves
 from jtrain.types import Batch, Extra, Key, Leaf, Mean, Metrics, Params, Placement
 
 SIZES = {"up": (2, 8), "bias": (8,), "down": (8, 3)}
-PLACES = (
-    *(f"parameter {name}" for name in SIZES),
-    *(f"gradient {name}" for name in SIZES),
+Place: TypeAlias = Literal[
+    "parameter up",
+    "parameter bias",
+    "parameter down",
+    "gradient up",
+    "gradient bias",
+    "gradient down",
     "total of the loss",
     "total of a change of extra",
     "the batch",
-)
+]
 """Where a fault may be."""
-VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
+PLACES: tuple[Place, ...] = get_args(Place)
+VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "1e4": 1e4}
 STEPS, EVERY = 12, 4  # of a trial, and between its checkpoints
 
 
 @jt.values
 class Fault:
-    """A value that is not finite, at one place of one batch."""
+    """A value that is not finite, or large, at one place of one batch."""
 
     batch: int
     """Its number, from 0."""
-    place: Literal[PLACES]
+    place: Place
     """Where it gets in."""
-    value: Literal["nan", "inf", "-inf"] = "nan"
-    """What it is."""
+    value: Literal["nan", "inf", "-inf", "1e4"] = "nan"
+    """What is added there."""
     row: int = 0
     """The row of the batch that brings it."""
+
+
+@jt.values
+class Data:
+    """Points about three corners."""
+
+    faults: tuple[Fault, ...] = ()
+    """What is wrong with them."""
 
 
 @jt.values
 class Config(jt.RunConfig):
     """A small classifier of points with running statistics, whose data has faults."""
 
-    faults: tuple[Fault, ...] = ()
+    data: Data = Data()
+    """The points."""
 
     def build(self, place: Placement) -> jt.Experiment:
         """Points about three corners."""
         del place
         draw = np.random.default_rng(0)
         label = draw.integers(3, size=200).astype(np.int32)
-        corner = np.float32([[0, 1], [1, -1], [-1, -1]])[label]
+        corner = np.array([[0, 1], [1, -1], [-1, -1]], np.float32)[label]
         points = Arrays(x=corner + draw.normal(size=(200, 2)).astype(np.float32), label=label)
         return jt.Experiment(
             init=_init,
             loss=jt.stateful(_loss),
-            train=Faulty(Shuffled(points, size=self.batch, seed=self.seed), self.faults),
+            train=Faulty(Shuffled(points, size=self.batch, seed=self.seed), self.data.faults),
             optimizer=self.optimizer.build(self.steps),
         )
 
@@ -110,17 +124,18 @@ def injected(seed: int, folder: Path) -> Trial:
     fault = Fault(
         batch=draw.randrange(STEPS),
         place=draw.choice(PLACES),
-        value=draw.choice(list(VALUES)),
+        value=draw.choice(("nan", "inf", "-inf")),
         row=draw.randrange(16),
     )
     first = max(0, fault.batch - back)
     went = config(folder.name, (fault,), Rollback(back=back, skip=after))
     never = config(folder.name, (fault,), Rollback(without=((first, first + after),)))
     looks = Clean()
-    ends = [
-        jt.run(each, hooks=hooks, screen=io.StringIO(), directory=folder / name)
-        for name, each, hooks in (("went", went, [looks]), ("never", never, []))
-    ]
+    with open(os.devnull, "w") as nowhere:
+        ends = [
+            jt.run(each, hooks=hooks, screen=nowhere, directory=folder / name)
+            for name, each, hooks in (("went", went, [looks]), ("never", never, []))
+        ]
     wrong = [f"step {step}: {leaf}" for step, leaf in looks.found]
     wrong += [f"{end.directory.path.name}: {end.why}" for end in ends if end.status != "done"]
     wrong += different(*(end.directory.path for end in ends))
@@ -142,7 +157,13 @@ def config(name: str, faults: tuple[Fault, ...] = (), guard: Any = None, **more:
     }
     guard = {} if guard is None else {"guard": guard}
     return Config(
-        experiment="faulty", name=name, steps=STEPS, batch=16, faults=faults, **guard, **values
+        experiment="faulty",
+        name=name,
+        steps=STEPS,
+        batch=16,
+        data=Data(faults=faults),
+        **guard,
+        **values,
     )
 
 
@@ -182,10 +203,12 @@ def _loss(
 ) -> tuple[Mean, Metrics, Extra]:
     del rng
     fault = dict(zip(PLACES, batch["fault"].sum(0), strict=True))
-    w = {n: p + fault[f"parameter {n}"] for n, p in params.items()}
-    w = {n: _tainted(p, fault[f"gradient {n}"]) for n, p in w.items()}
+    cast = lambda place, leaf: fault[place].astype(leaf.dtype)
+    w = {n: p + cast(f"parameter {n}", p) for n, p in params.items()}
+    w = {n: _tainted(p, cast(f"gradient {n}", p)) for n, p in w.items()}
     x = batch["x"] + fault["the batch"]
-    logits = jnp.tanh((x - extra["mean"][None]) @ w["up"] + w["bias"][None]) @ w["down"]
+    up = (x - extra["mean"][None]).astype(w["up"].dtype) @ w["up"] + w["bias"][None]
+    logits = (up + jnp.tanh(up)) @ w["down"]  # nothing that is not finite is bent back to 1
     loss, metrics = cross_entropy(logits, batch["label"], batch["mask"])
     loss = dataclasses.replace(loss, total=loss.total + fault["total of the loss"])
     rows = batch["mask"].astype(jnp.float32)
