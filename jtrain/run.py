@@ -21,6 +21,7 @@ from jtrain.hooks.signals import Signals
 from jtrain.joined import join, refuse_unshared
 from jtrain.loop import Ended, Stop
 from jtrain.pace import paced
+from jtrain.private import private_files
 from jtrain.state import TrainState
 from jtrain.trackers import check_installed
 from jtrain.watch import Watch
@@ -47,6 +48,7 @@ class Outcome:
         return next(iter(self.sets.values()), {})
 
 
+@private_files()
 def run(
     config: RunConfig,
     *,
