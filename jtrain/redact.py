@@ -50,7 +50,7 @@ _ALWAYS = (
 )
 _PERHAPS = ("token", "key", "auth")  # secret if the value is no plain word or number
 
-_NAME = r"[A-Za-z0-9_.-]*"
+_NAME = r"(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]{0,64}"
 _VALUE = r"(\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|[^\s,;&\"'}\])]+)"
 _NAMED = re.compile(
     rf"(?P<name>{_NAME}(?:{'|'.join((*_ALWAYS[:9], 'key', 'token', 'auth', 'cookie'))}))"
@@ -58,7 +58,7 @@ _NAMED = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+([A-Za-z0-9+/=._~-]{8,})", re.IGNORECASE)
-_HOST = re.compile(r"(\b[a-z][a-z0-9+.-]*://)([^\s/@:\"']*:[^\s/@\"']+|[^\s/@:\"']{8,})@")
+_HOST = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)([^\s/@:\"']*:[^\s/@\"']+|[^\s/@:\"']{8,})@")
 _BLOCK = re.compile(
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
@@ -78,13 +78,32 @@ _SHAPES = re.compile(
 )
 _RUN = re.compile(r"[A-Za-z0-9+]{20,}")  # which may have been drawn at random
 # What a key or token may be and is no secret: `image`, `<pad>`, `params/blocks/0/qkv`, `1e-3`.
+_PART = r"(?:[^\W\d_]{1,20}\d{0,4}|\d{1,6})"
 _PLAIN = re.compile(
     r"[<\[({|][^\n]{0,30}[>\])}|]?|[^(\[]*[(\[].*|[\d.,e+-]*|\W{0,4}"
-    r"|[./]*(?:[^\W\d_]{1,20}\d{0,4}|\d{1,6})(?:[\W_]{1,2}(?:[^\W\d_]{1,20}\d{0,4}|\d{1,6}))*[\W_]{0,2}"
+    rf"|[\W_]{{0,3}}{_PART}(?:[\W_]{{1,2}}{_PART})*[\W_]{{0,2}}"
 )
 # What follows a name in an error message: `model.secret: is no key`.
-_SAID = {"is", "are", "was", "must", "has", "had", "no", "not", "the", "a", "an", "needs", "does",
-         "cannot", "none", "found", "one", "write", "only"}  # fmt: skip
+_SAID = {
+    *(
+        "a",
+        "an",
+        "and",
+        "are",
+        "as",
+        "by",
+        "cannot",
+        "does",
+        "found",
+        "had",
+        "has",
+        "how",
+        "if",
+        "in",
+    ),
+    *("is", "it", "must", "needs", "no", "none", "not", "of", "one", "only", "or", "that", "the"),
+    *("this", "to", "was", "what", "when", "where", "which", "write"),
+}
 
 
 def redacted(text: str) -> str:

@@ -9,13 +9,12 @@ from typing import Any
 
 import jax
 import pytest
+from quick_study import write_study
 
 from jtrain.cache import keep_compiled_programs
 from jtrain.errors import ConfigError
 from jtrain.hooks.rewrite import rewrite
 from jtrain.private import UMASK, created, private_files, refuse_links
-
-ROOT = Path(__file__).parents[2]
 
 
 def modes(directory: Path) -> dict[str, int]:
@@ -28,15 +27,7 @@ def modes(directory: Path) -> dict[str, int]:
 
 def trained(where: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """A run of two steps in `where`/runs/small, by a user whose umask hides nothing."""
-    words = [
-        "run",
-        str(ROOT / "configs/digits.yaml"),
-        "steps=2",
-        "steps_per_call=1",
-        "name=small",
-        "batch=8",
-    ]
-    words += ["evaluate.every=0", "checkpoint.every=1", "model.widths=[8]"]
+    words = ["run", str(write_study(where)), "steps=2", "name=small", "checkpoint.every=1"]
     code = f"import os, sys; os.umask(0); from jtrain.cli import main; sys.exit(main({words!r}))"
     env = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
     env.pop("JAX_COMPILATION_CACHE_DIR", None)
