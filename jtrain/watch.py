@@ -18,6 +18,7 @@ from jtrain.durations import Duration
 from jtrain.hooks.early_stop import EarlyStop
 from jtrain.hooks.evaluating import Evaluate, hearing
 from jtrain.hooks.finite import Finite
+from jtrain.hooks.heartbeat import Heartbeat
 from jtrain.hooks.history import History
 from jtrain.hooks.leaves import Leaves
 from jtrain.hooks.log import Lines, Log
@@ -30,11 +31,14 @@ from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
 from jtrain.leaf_statistics import leaves
 from jtrain.loop import Hook, Stop
+from jtrain.pulse import PULSE
 from jtrain.state import TrainState
 from jtrain.tracked import tracking
 from jtrain.trackers import End
 from jtrain.types import Extra, Params
 from jtrain.version import __version__
+
+_PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}  # as the pulse says it
 
 
 class Watch:
@@ -147,6 +151,7 @@ class Watch:
         )
         best = self.best()
         return [
+            Heartbeat(every=config.steps_per_call),
             *(self.speed, self._log, self.progress, self.metrics),
             *([self._tracking] if self._tracking else []),
             *(finite, *self._looks, *evaluations, *mine),
@@ -163,7 +168,11 @@ class Watch:
     @contextlib.contextmanager
     def pause(self, what: str) -> Iterator[None]:
         """Shows what is done beside training, and counts no time for it."""
-        with self.speed.pause(), self.progress.during(what):
+        with (
+            self.speed.pause(),
+            self.progress.during(what),
+            PULSE.during(_PHASES.get(what, "eval")),
+        ):
             yield
 
     def __enter__(self) -> "Watch":
@@ -257,6 +266,7 @@ class _Keep:
 
     def _sealed(self, step: int) -> None:
         """Says it when it is so: run.json names no step that a power cut would take."""
+        PULSE.kept(step)
         self._directory.say("running", step=step)
 
 

@@ -8,7 +8,7 @@ import pytest
 # Each line may import the lines above it. Names on one line may not import one another.
 ORDER = [
     {"errors", "version", "cache"},
-    {"cluster"},
+    {"cluster", "pulse"},
     {"values", "types", "durations"},
     {"trees", "jaxprs", "rows", "all_processes"},
     {"flops", "kept"},
