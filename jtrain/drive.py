@@ -40,7 +40,7 @@ def drive(
         ConfigError: if one of `hooks` is no hook, or waits for what there is not.
     """
     config = parts.config
-    with reader(parts, start or 0) as feed:
+    with reader(parts, start or 0, watch.record and watch.record.saw) as feed:
         watch.waited = lambda: feed.waited
         for line in [*opening(parts, start), *news]:
             watch.lines.say(line)
@@ -71,10 +71,18 @@ def compiled(parts: Assembly, make: Callable[[], TrainState]) -> tuple[StepFn, T
             return step, state.result()
 
 
-def reader(parts: Assembly, start: int) -> ReadAhead:
-    """What each call of the step takes, from step `start` on."""
+def reader(
+    parts: Assembly, start: int, saw: Callable[[int, Batch], None] | None = None
+) -> ReadAhead:
+    """What each call of the step takes, from step `start` on; `saw` is shown it beforehand."""
     calls, each = parts.calls, parts.config.steps_per_call
-    read = lambda call: parts.place(calls[call])
+
+    def read(call: int) -> Batch:
+        batch = calls[call]
+        if saw:
+            saw(call, batch)
+        return parts.place(batch)
+
     return ReadAhead(read, start=start // each, stop=parts.config.steps // each)
 
 

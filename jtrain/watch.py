@@ -26,6 +26,7 @@ from jtrain.hooks.metrics import Metrics, results
 from jtrain.hooks.pictures import Pictures
 from jtrain.hooks.plain import Observer, hook_of
 from jtrain.hooks.progress import Progress
+from jtrain.hooks.recording import Record
 from jtrain.hooks.saving import Save, SaveBest, SaveFailed
 from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
@@ -79,6 +80,11 @@ class Watch:
         self.metrics = (
             Metrics(first.metrics, every=every, resumed_at=start) if first else self.history
         )
+        call = config.steps_per_call
+        self.record = first and Record(first.steps, every=call, resumed_at=start)
+        """What is recorded of every step, where there is a directory and it is ours to write."""
+        if self.record:
+            self._stack.callback(self.record.close)
         self._stack.callback(self.speed.close)
         self._stack.callback(self.metrics.close)
         self.evaluations = {
@@ -100,7 +106,7 @@ class Watch:
         keep = (
             _Keep(parts, self, directory, checkpoints) if directory and checkpoints else self._hold
         )
-        often, call = config.checkpoint.every, config.steps_per_call
+        often = config.checkpoint.every
         if isinstance(often, Duration):  # in time
             self.save = Save(every=call, save=keep, seconds=often.seconds)
         else:
@@ -153,6 +159,7 @@ class Watch:
         return [
             Heartbeat(every=config.steps_per_call),
             *(self.speed, self._log, self.progress, self.metrics),
+            *([self.record] if self.record else []),
             *([self._tracking] if self._tracking else []),
             *(finite, *self._looks, *evaluations, *mine),
             *([self.pictures] if self.pictures and config.log.pictures else []),
@@ -259,6 +266,8 @@ class _Keep:
             **{name: _numbers(results) for name, results in found.items()},
         }
         self._watch.metrics.sync()
+        if self._watch.record:
+            self._watch.record.sync()
         with self._watch.pause("saving"):
             best = self._watch.best()
             number = best.number(step) if best else None
