@@ -27,7 +27,7 @@ PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grai
 
 
 class Directory:
-    """`runs/NAME/`: config.yaml, run.json, metrics.jsonl, speed.jsonl, checkpoints/, log.txt."""
+    """`runs/NAME/`: config.yaml, run.json, {metrics,speed,steps}.jsonl, checkpoints/, log.txt."""
 
     def __init__(self, path: Path, again: str = "", process: int = 0):
         """`again` is what goes on with the run, where it is not the config in the directory.
@@ -40,6 +40,7 @@ class Directory:
         self.log = path / ("log.txt" if self.first else f"log-{process}.txt")
         self.samples = path / "samples.txt"
         self.checkpoints = path / "checkpoints"
+        self.steps = path / "steps.jsonl"
         self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
         self.again = again or f"jtrain run {self.config}"
 

@@ -18,6 +18,7 @@ from jtrain.durations import Duration
 from jtrain.hooks.early_stop import EarlyStop
 from jtrain.hooks.evaluating import Evaluate, hearing
 from jtrain.hooks.finite import Finite
+from jtrain.hooks.heartbeat import Heartbeat
 from jtrain.hooks.history import History
 from jtrain.hooks.leaves import Leaves
 from jtrain.hooks.log import Lines, Log
@@ -25,16 +26,20 @@ from jtrain.hooks.metrics import Metrics, results
 from jtrain.hooks.pictures import Pictures
 from jtrain.hooks.plain import Observer, hook_of
 from jtrain.hooks.progress import Progress
+from jtrain.hooks.recording import Record
 from jtrain.hooks.saving import Save, SaveBest, SaveFailed
 from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
 from jtrain.leaf_statistics import leaves
 from jtrain.loop import Hook, Stop
+from jtrain.pulse import PULSE
 from jtrain.state import TrainState
 from jtrain.tracked import tracking
 from jtrain.trackers import End
 from jtrain.types import Extra, Params
 from jtrain.version import __version__
+
+_PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}  # as the pulse says it
 
 
 class Watch:
@@ -75,6 +80,11 @@ class Watch:
         self.metrics = (
             Metrics(first.metrics, every=every, resumed_at=start) if first else self.history
         )
+        call = config.steps_per_call
+        self.record = first and Record(first.steps, every=call, resumed_at=start)
+        """What is recorded of every step, where there is a directory and it is ours to write."""
+        if self.record:
+            self._stack.callback(self.record.close)
         self._stack.callback(self.speed.close)
         self._stack.callback(self.metrics.close)
         self.evaluations = {
@@ -96,7 +106,7 @@ class Watch:
         keep = (
             _Keep(parts, self, directory, checkpoints) if directory and checkpoints else self._hold
         )
-        often, call = config.checkpoint.every, config.steps_per_call
+        often = config.checkpoint.every
         if isinstance(often, Duration):  # in time
             self.save = Save(every=call, save=keep, seconds=often.seconds)
         else:
@@ -147,7 +157,9 @@ class Watch:
         )
         best = self.best()
         return [
+            Heartbeat(every=config.steps_per_call),
             *(self.speed, self._log, self.progress, self.metrics),
+            *([self.record] if self.record else []),
             *([self._tracking] if self._tracking else []),
             *(finite, *self._looks, *evaluations, *mine),
             *([self.pictures] if self.pictures and config.log.pictures else []),
@@ -163,7 +175,11 @@ class Watch:
     @contextlib.contextmanager
     def pause(self, what: str) -> Iterator[None]:
         """Shows what is done beside training, and counts no time for it."""
-        with self.speed.pause(), self.progress.during(what):
+        with (
+            self.speed.pause(),
+            self.progress.during(what),
+            PULSE.during(_PHASES.get(what, "eval")),
+        ):
             yield
 
     def __enter__(self) -> "Watch":
@@ -250,6 +266,8 @@ class _Keep:
             **{name: _numbers(results) for name, results in found.items()},
         }
         self._watch.metrics.sync()
+        if self._watch.record:
+            self._watch.record.sync()
         with self._watch.pause("saving"):
             best = self._watch.best()
             number = best.number(step) if best else None
@@ -257,6 +275,7 @@ class _Keep:
 
     def _sealed(self, step: int) -> None:
         """Says it when it is so: run.json names no step that a power cut would take."""
+        PULSE.kept(step)
         self._directory.say("running", step=step)
 
 

@@ -10,7 +10,7 @@ ORDER = [
     {"errors", "version", "redact"},
     {"private"},
     {"cache"},
-    {"cluster"},
+    {"cluster", "pulse"},
     {"values", "types", "durations"},
     {"trees", "jaxprs", "rows", "all_processes"},
     {"flops", "kept"},

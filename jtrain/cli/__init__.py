@@ -20,6 +20,8 @@ VERBS = {
     "show": "print a config's values and where each was said, or the help of a key",
     "check": "show that no split of a batch changes what a config trains, or say what does",
     "plan": "print what a step takes on devices that are not here: memory, collectives",
+    "replay": "take a step of a run again: the same bits, and from all sides",
+    "diff": "say where two runs part: the first step, number, batch and leaf",
     "ckpt": "list, verify, show, compare, remove and export checkpoints",
     "data": "write text as token files; print what a config's batches hold",
     "sweep": "run a config with several values, side by side, and say which is best",
