@@ -1,19 +1,21 @@
 """The steps of a run, compiled, fed and watched."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jtrain.assemble import Assembly
-from jtrain.bad_step import taken, told
+from jtrain.bad_step import told
 from jtrain.data import ReadAhead
 from jtrain.data.not_finite import not_finite
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
 from jtrain.loop import Ended, train
 from jtrain.opening import opening
+from jtrain.pulse import PULSE
 from jtrain.state import TrainState
 from jtrain.step import StepFn
+from jtrain.types import Batch
 from jtrain.watch import Watch
 
 
@@ -39,7 +41,7 @@ def drive(
         ConfigError: if one of `hooks` is no hook, or waits for what there is not.
     """
     config = parts.config
-    with reader(parts, start or 0) as feed:
+    with reader(parts, start or 0, watch.record and watch.record.saw) as feed:
         watch.waited = lambda: feed.waited
         for line in [*opening(parts, start), *news]:
             watch.lines.say(line)
@@ -47,7 +49,7 @@ def drive(
         ended = train(
             step,
             state,
-            feed,
+            _told(feed),
             start=start or 0,
             stop=start if start and over else config.steps,
             hooks=observers,
@@ -56,9 +58,9 @@ def drive(
     stop = ended.stop or (over if start else None)
     if stop is not None and stop.kind == "failed":
         why = f"{stop.why} {_blame(parts, ended.step)}"
-        if watch.bad:
-            why += f" {told(parts, ended.state, watch.bad.step)}"
-            watch.events.append(watch.bad, "stopped", **taken(parts, watch.bad.step), why=why)
+        if bad := watch.guarded.bad:
+            why += f" {told(parts, ended.state, bad.step)}"
+            watch.guarded.wrote(bad, "stopped", why=why)
         stop = dataclasses.replace(stop, why=why)
     return dataclasses.replace(ended, stop=stop)
 
@@ -67,16 +69,36 @@ def compiled(parts: Assembly, make: Callable[[], TrainState]) -> tuple[StepFn, T
     """The compiled step, and the state that `make` gives beside its compilation."""
     with ThreadPoolExecutor(1) as beside:
         state, checked = beside.submit(make), beside.submit(parts.check_evaluation)
-        step = parts.compile_step()
+        with PULSE.during("compile"):
+            step = parts.compile_step()
         checked.result()
-        return step, state.result()
+        with PULSE.during("restore"):
+            return step, state.result()
 
 
-def reader(parts: Assembly, start: int) -> ReadAhead:
-    """What each call of the step takes, from step `start` on."""
+def reader(
+    parts: Assembly, start: int, saw: Callable[[int, Batch], None] | None = None
+) -> ReadAhead:
+    """What each call of the step takes, from step `start` on; `saw` is shown it beforehand."""
     calls, each = parts.calls, parts.config.steps_per_call
-    read = lambda call: parts.place(calls[call])
+
+    def read(call: int) -> Batch:
+        batch = calls[call]
+        if saw:
+            saw(call, batch)
+        return parts.place(batch)
+
     return ReadAhead(read, start=start // each, stop=parts.config.steps // each)
+
+
+def _told(feed: Iterable[Batch]) -> Iterator[Batch]:
+    """The same batches; the pulse says while one is waited for."""
+    batches = iter(feed)
+    while True:
+        PULSE.phase("data")
+        batch = next(batches)
+        PULSE.phase("step")
+        yield batch
 
 
 def _blame(parts: Assembly, last: int) -> str:

@@ -13,12 +13,13 @@ from typing import Any
 
 from jtrain.all_processes import of_first
 from jtrain.assemble import Assembly
-from jtrain.bad_step import taken
 from jtrain.checkpoint import Checkpoints
 from jtrain.data.without import Window, merged, number_of
 from jtrain.directory import Directory
 from jtrain.errors import CheckpointError, ConfigError
-from jtrain.hooks.events import Bad, Events, decisions
+from jtrain.experiment import RunConfig
+from jtrain.guarded import Guarded
+from jtrain.hooks.events import Bad, decisions
 from jtrain.loop import Rollback
 
 
@@ -54,20 +55,20 @@ def begins(parts: Assembly, directory: Directory, checkpoints: Checkpoints) -> B
     return Begin(start, parts, found["steps"], about.get("guard", {}))
 
 
-def decide(parts: Assembly, events: Events, why: Rollback, bad: Bad | None) -> str:
-    """Writes down what is left out from now on; a line that says it.
-
-    Args:
-        events: of the run.
-        why: what was asked for.
-        bad: what is known of the step.
-    """
-    data = taken(parts, why.step)
-    first = max(0, data["batch"] - why.back)
+def decide(parts: Assembly, guarded: Guarded, why: Rollback) -> str:
+    """Writes down what is left out from now on; a line that says it."""
+    first = max(0, parts.train.number(why.step - 1) - why.back)
     window = [first, first + why.skip]
-    bad = bad or Bad(why.step, why.why, math.nan, math.nan)
-    events.append(bad, "rolled back", **data, without=window)
+    bad = guarded.bad or Bad(why.step, why.why, math.nan, math.nan)
+    guarded.wrote(bad, "rolled back", without=window)
     return f"{why.why} Going back, and on without batches {first} to {window[1] - 1}."
+
+
+def decided(config: RunConfig, directory: Directory) -> RunConfig:
+    """The same values, and in `guard.without` what the run has decided to leave out too."""
+    windows = [*config.guard.without, *(each.window for each in decisions(directory.events))]
+    guard = dataclasses.replace(config.guard, without=merged(windows))
+    return dataclasses.replace(config, guard=guard)
 
 
 def _agree(asked: Sequence[Window], directory: Directory, checkpoints: Checkpoints) -> dict:

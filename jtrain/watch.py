@@ -10,18 +10,15 @@ import jax.numpy as jnp
 
 from jtrain.all_processes import of_all
 from jtrain.assemble import Assembly
-from jtrain.bad_step import taken
 from jtrain.checkpoint import Checkpoints
 from jtrain.checkpoint.keeping import Goal
-from jtrain.config.dump import plain_values
-from jtrain.config.guard import Skip
+from jtrain.config.dump import told
 from jtrain.directory import Directory
 from jtrain.durations import Duration
+from jtrain.guarded import Guarded
 from jtrain.hooks.early_stop import EarlyStop
 from jtrain.hooks.evaluating import Evaluate, hearing
-from jtrain.hooks.events import Bad, Events
-from jtrain.hooks.finite import Finite
-from jtrain.hooks.guard import Guard
+from jtrain.hooks.heartbeat import Heartbeat
 from jtrain.hooks.history import History
 from jtrain.hooks.leaves import Leaves
 from jtrain.hooks.log import Lines, Log
@@ -29,17 +26,20 @@ from jtrain.hooks.metrics import Metrics, results
 from jtrain.hooks.pictures import Pictures
 from jtrain.hooks.plain import Observer, hook_of
 from jtrain.hooks.progress import Progress
-from jtrain.hooks.recent import Recent
+from jtrain.hooks.recording import Record
 from jtrain.hooks.saving import Save, SaveBest, SaveFailed
 from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
 from jtrain.leaf_statistics import leaves
 from jtrain.loop import Hook, Stop
+from jtrain.pulse import PULSE
 from jtrain.state import TrainState
 from jtrain.tracked import tracking
 from jtrain.trackers import End
 from jtrain.types import Extra, Params
 from jtrain.version import __version__
+
+_PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}  # as the pulse says it
 
 
 class Watch:
@@ -49,8 +49,7 @@ class Watch:
 
     Args:
         start: the step of the checkpoint that the run goes on from; None at its beginning.
-        earlier: the bad steps for which it went back.
-        known: what its guard knew at the checkpoint.
+        earlier, known: as `Guarded` takes them.
         screen: where it is told.
     """
 
@@ -88,14 +87,16 @@ class Watch:
         self.metrics = (
             Metrics(first.metrics, every=every, resumed_at=start) if first else self.history
         )
-        self._stack.callback(self.speed.close)
-        self._stack.callback(self.metrics.close)
-        self.events = Events(first and first.events, resumed_at=start)
-        """Where bad steps are written down."""
-        self._stack.callback(self.events.close)
-        self.guard: Guard | None = None
-        """What ends the run at a bad step, if bad steps end it."""
-        self._earlier, self._known = earlier, known
+        call = config.steps_per_call
+        self.record = first and Record(first.steps, every=call, resumed_at=start)
+        """What is recorded of every step, where there is a directory and it is ours to write."""
+        if self.record:
+            self._stack.callback(self.record.close)
+        for each in (self.speed, self.metrics):
+            self._stack.callback(each.close)
+        guarded = Guarded(parts, directory, start=start, earlier=earlier, known=known)
+        self.guarded = self._stack.enter_context(guarded)
+        """What is done about bad steps."""
         self.evaluations = {
             name: self._evaluation(parts, directory, name, start) for name in parts.sets
         }
@@ -115,7 +116,7 @@ class Watch:
         keep = (
             _Keep(parts, self, directory, checkpoints) if directory and checkpoints else self._hold
         )
-        often, call = config.checkpoint.every, config.steps_per_call
+        often = config.checkpoint.every
         if isinstance(often, Duration):  # in time
             self.save = Save(every=call, save=keep, seconds=often.seconds)
         else:
@@ -157,43 +158,19 @@ class Watch:
         if config.evaluate.patience:
             mine.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
         evaluations = hearing(self.evaluations, mine)
-        judges = self._judges(state)
+        guards = self.guarded.hooks(state, every=self._log.every, tell=self.lines.say)
         best = self.best()
         return [
+            Heartbeat(every=config.steps_per_call),
             *(self.speed, self._log, self.progress, self.metrics),
+            *([self.record] if self.record else []),
             *([self._tracking] if self._tracking else []),
-            *(*judges, *self._looks, *evaluations, *mine),
+            *(*guards, *self._looks, *evaluations, *mine),
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._saves else []),
             *([SaveFailed(self._checkpoints.check)] if self._checkpoints else []),
         ]
-
-    @property
-    def bad(self) -> Bad | None:
-        """The step after which nothing is worth keeping, if there is one."""
-        return self.guard and self.guard.bad
-
-    def _judges(self, state: TrainState) -> list[Hook]:
-        """The hooks that the config's `guard` stands for."""
-        policy, minimum = self._parts.config.guard, getattr(state.scale, "minimum", 0.0)
-        if not isinstance(policy, Skip):
-            known = {"earlier": self._earlier, "known": self._known}
-            self.guard = Guard(policy, minimum=minimum, **known)
-            return [self.guard]
-        recent = Recent(every=self._parts.config.steps_per_call)
-        finite = Finite(
-            every=self._log.every,
-            tell=self.lines.say,
-            start=int(state.step),
-            skipped=int(state.skipped),
-            minimum=minimum,
-            most=policy.most,
-            within=policy.within,
-            recent=recent,
-            event=lambda bad: self.events.append(bad, "skipped", **taken(self._parts, bad.step)),
-        )
-        return [recent, finite]
 
     def over(self) -> Stop | None:
         """Why a run that was killed is done, if what was measured before says so."""
@@ -202,7 +179,11 @@ class Watch:
     @contextlib.contextmanager
     def pause(self, what: str) -> Iterator[None]:
         """Shows what is done beside training, and counts no time for it."""
-        with self.speed.pause(), self.progress.during(what):
+        with (
+            self.speed.pause(),
+            self.progress.during(what),
+            PULSE.during(_PHASES.get(what, "eval")),
+        ):
             yield
 
     def __enter__(self) -> "Watch":
@@ -279,21 +260,21 @@ class _Keep:
         self._directory, self._checkpoints = directory, checkpoints
 
     def __call__(self, step: int, state: TrainState) -> None:
-        if self._watch.bad:
+        if self._watch.guarded.bad:
             return
         found = {name: x.results.get(step, {}) for name, x in self._watch.evaluations.items()}
-        guard = self._watch.guard
         about = {
-            "config": plain_values(self._parts.config),
+            "config": told(self._parts.config),
             "jtrain": __version__,
             "jax": jax.__version__,
             "valid": {},
             "batches": of_all(self._parts.calls.state(step)),
-            "without": [list(window) for window in self._parts.windows],
-            "guard": guard.means.state() if guard else {},
+            **self._watch.guarded.about(),
             **{name: _numbers(results) for name, results in found.items()},
         }
         self._watch.metrics.sync()
+        if self._watch.record:
+            self._watch.record.sync()
         with self._watch.pause("saving"):
             best = self._watch.best()
             number = best.number(step) if best else None
@@ -301,6 +282,7 @@ class _Keep:
 
     def _sealed(self, step: int) -> None:
         """Says it when it is so: run.json names no step that a power cut would take."""
+        PULSE.kept(step)
         self._directory.say("running", step=step)
 
 

@@ -27,6 +27,11 @@ class UnreadableError(Exception):
     """What is wrong with stored arrays, in a line."""
 
 
+def load() -> None:
+    """Imports Orbax, which takes a second; no thread begins by it."""
+    import orbax.checkpoint  # noqa: F401
+
+
 class Writer:
     """Writes one table of arrays at a time. Every process makes one and calls the same methods."""
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from jtrain.errors import PeerError, UserError
+from jtrain.redact import redacted
 from jtrain.version import __version__
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.
@@ -19,6 +20,8 @@ VERBS = {
     "show": "print a config's values and where each was said, or the help of a key",
     "check": "show that no split of a batch changes what a config trains, or say what does",
     "plan": "print what a step takes on devices that are not here: memory, collectives",
+    "replay": "take a step of a run again: the same bits, and from all sides",
+    "diff": "say where two runs part: the first step, number, batch and leaf",
     "ckpt": "list, verify, show, compare, remove and export checkpoints",
     "data": "write text as token files; print what a config's batches hold",
     "sweep": "run a config with several values, side by side, and say which is best",
@@ -35,10 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _do(verb, rest)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(redacted(str(error)), file=sys.stderr)
         return MISTAKE
     except PeerError as error:
-        print(error, file=sys.stderr)
+        print(redacted(str(error)), file=sys.stderr)
         return FAULT
     except SystemExit as stop:  # how argparse ends
         return stop.code if isinstance(stop.code, int) else DONE
@@ -48,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except Exception:
-        traceback.print_exc()
+        print(redacted(traceback.format_exc()), file=sys.stderr, end="")
         return FAULT
 
 

@@ -63,6 +63,7 @@ def _files(outcome: Outcome) -> str:
         directory.config: "every value of the run; it can be run itself",
         directory.metrics: "what was computed, a row a step",
         directory.speed: "how fast",
+        directory.steps: "the batch and the loss of every step, for jtrain replay and diff",
         directory.log: "what was said",
         directory.samples: "what the model wrote",
         directory.checkpoints: "the states that are kept",

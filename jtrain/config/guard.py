@@ -53,6 +53,7 @@ class Skip(_Guard):
     """A step that is not finite changes nothing; the run goes on with the next."""
 
     kind: Literal["skip"] = "skip"
+    """Leave the state as it was, and go on with the next step."""
     most: int = Field(default=0, ge=0)
     """Steps skipped of the last `within` after which the run stops; 0: only where none of log.every
     steps was finite."""
@@ -65,6 +66,7 @@ class Rollback(_Guard):
     """Goes back to a checkpoint, leaves out the batches about the bad step, and goes on."""
 
     kind: Literal["rollback"] = "rollback"
+    """Go back to a checkpoint, and on without the batches about the bad step."""
     spike: Spike = Spike()
     """Which finite steps are bad."""
     back: int = Field(default=0, ge=0)
@@ -89,6 +91,7 @@ class Stop(_Guard):
     """Ends the run, and says what is known of the bad step."""
 
     kind: Literal["stop"] = "stop"
+    """End the run."""
     spike: Spike = Spike()
     """Which finite steps are bad."""
 

@@ -12,17 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jtrain as jt
 from jtrain.checkpoint.looking import differing, step_of
 from jtrain.config.guard import Rollback
 from jtrain.config.top import Checkpoint, Log
 from jtrain.data import Arrays, Shuffled
+from jtrain.experiment import Experiment, RunConfig
+from jtrain.loop import Hook
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.optim import AdamW
 from jtrain.parallel import Single
+from jtrain.run import run
 from jtrain.testing.chaos.trial import Trial
 from jtrain.trees import named_leaves
-from jtrain.types import Batch, Extra, Key, Leaf, Mean, Metrics, Params, Placement
+from jtrain.types import Batch, Extra, Key, Leaf, Mean, Metrics, Params, Placement, stateful
+from jtrain.values import values
 
 SIZES = {"up": (2, 8), "bias": (8,), "down": (8, 3)}
 Place: TypeAlias = Literal[
@@ -42,7 +45,7 @@ VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "1e4": 1e4}
 STEPS, EVERY = 12, 4  # of a trial, and between its checkpoints
 
 
-@jt.values
+@values
 class Fault:
     """A value that is not finite, or large, at one place of one batch."""
 
@@ -56,7 +59,7 @@ class Fault:
     """The row of the batch that brings it."""
 
 
-@jt.values
+@values
 class Data:
     """Points about three corners."""
 
@@ -64,23 +67,23 @@ class Data:
     """What is wrong with them."""
 
 
-@jt.values
-class Config(jt.RunConfig):
+@values
+class Config(RunConfig):
     """A small classifier of points with running statistics, whose data has faults."""
 
     data: Data = Data()
     """The points."""
 
-    def build(self, place: Placement) -> jt.Experiment:
+    def build(self, place: Placement) -> Experiment:
         """Points about three corners."""
         del place
         draw = np.random.default_rng(0)
         label = draw.integers(3, size=200).astype(np.int32)
         corner = np.array([[0, 1], [1, -1], [-1, -1]], np.float32)[label]
         points = Arrays(x=corner + draw.normal(size=(200, 2)).astype(np.float32), label=label)
-        return jt.Experiment(
+        return Experiment(
             init=_init,
-            loss=jt.stateful(_loss),
+            loss=stateful(_loss),
             train=Faulty(Shuffled(points, size=self.batch, seed=self.seed), self.data.faults),
             optimizer=self.optimizer.build(self.steps),
         )
@@ -133,7 +136,7 @@ def injected(seed: int, folder: Path) -> Trial:
     looks = Clean()
     with open(os.devnull, "w") as nowhere:
         ends = [
-            jt.run(each, hooks=hooks, screen=nowhere, directory=folder / name)
+            run(each, hooks=hooks, screen=nowhere, directory=folder / name)
             for name, each, hooks in (("went", went, [looks]), ("never", never, []))
         ]
     wrong = [f"step {step}: {leaf}" for step, leaf in looks.found]
@@ -148,7 +151,7 @@ def injected(seed: int, folder: Path) -> Trial:
 
 def config(name: str, faults: tuple[Fault, ...] = (), guard: Any = None, **more: Any) -> Config:
     """A run of STEPS steps on one device."""
-    values: dict[str, Any] = {
+    others: dict[str, Any] = {
         "parallel": Single(),
         "checkpoint": Checkpoint(every=EVERY),
         "optimizer": AdamW(lr=3e-2, clip=1.0, ema=0.9),
@@ -163,11 +166,11 @@ def config(name: str, faults: tuple[Fault, ...] = (), guard: Any = None, **more:
         batch=16,
         data=Data(faults=faults),
         **guard,
-        **values,
+        **others,
     )
 
 
-class Clean(jt.Hook):
+class Clean(Hook):
     """Looks at every state."""
 
     def __init__(self) -> None:

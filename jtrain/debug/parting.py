@@ -1,0 +1,109 @@
+"""Where two runs part: the first step, number, batch and leaf that are not the same."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jtrain.checkpoint import folder, looking
+from jtrain.config.dump import Difference, differences
+from jtrain.directory import Directory
+from jtrain.hooks import metrics, recording
+from jtrain.report.reading import read
+
+FACTS = ("jtrain", "python", "packages", "devices", "machine", "git")  # of run.json
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A number that two runs do not share."""
+
+    step: int
+    name: str
+    one: Any
+    other: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Parting:
+    """What two runs do not have in common; all empty if they are the same."""
+
+    values: Sequence[Difference]
+    """Of their configs, but the name."""
+    facts: Sequence[Difference]
+    """Of what they ran on."""
+    compared: int
+    """Steps that both have numbers of."""
+    batch: int | None
+    """The first step whose batch was another; None if none was, or there is no record."""
+    number: Number | None
+    """The first number that is another, of a step or of an evaluation."""
+    checkpoints: Sequence[int]
+    """The steps of which both have a whole checkpoint."""
+    same: int | None
+    """The last of them before `checkpoint` that is the same in each leaf."""
+    checkpoint: int | None
+    """The first of them that is not."""
+    leaves: Sequence[Mapping[str, Any]]
+    """Of it the leaves that are apart: `leaf`, what each `is`, how far `apart`."""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether they computed the same, as far as is known."""
+        return self.batch is None and self.number is None and self.checkpoint is None
+
+
+def parting(one: Path, other: Path) -> Parting:
+    """Where the runs in two directories part.
+
+    Raises:
+        CheckpointError: if a checkpoint that both have cannot be read.
+    """
+    stories = [read(path) for path in (one, other)]
+    values = differences(*(story.config for story in stories))
+    facts = [{name: story.facts.get(name) for name in FACTS} for story in stories]
+    records = [recording.steps(Directory(path).steps) for path in (one, other)]
+    common = sorted(records[0].keys() & records[1].keys())
+    batches = lambda step: [record[step].batch for record in records]
+    found = [Directory(path).checkpoints for path in (one, other)]
+    both = sorted(set(folder.steps(found[0])) & set(folder.steps(found[1])))
+    apart = {}
+    for step in both:
+        if rows := looking.differing((found[0], step), (found[1], step)):
+            apart[step] = rows
+            break
+    first = next(iter(apart), None)
+    before = [step for step in both if first is None or step < first]
+    tables = [_numbers(path, record) for path, record in zip((one, other), records, strict=True)]
+    return Parting(
+        values=[change for change in values if change.key != "name"],
+        facts=differences(*facts),
+        compared=len({step for step, _ in tables[0].keys() & tables[1].keys()}),
+        batch=next((s for s in common if all(batches(s)) and len({*batches(s)}) > 1), None),
+        number=_first(*tables),
+        checkpoints=both,
+        same=before[-1] if before else None,
+        checkpoint=first,
+        leaves=apart.get(first, []) if first is not None else [],
+    )
+
+
+def _numbers(
+    path: Path, record: Mapping[int, recording.Step]
+) -> dict[tuple[int, str], float | list[Any]]:
+    """By step and name what was computed: of each step if it was recorded, and all metrics."""
+    found: dict[tuple[int, str], Any] = {}
+    for step, numbers in record.items():
+        found[step, "loss"], found[step, "grad_norm"] = numbers.loss, numbers.grad_norm
+    for row in metrics.read(Directory(path).metrics):
+        found |= {(row["step"], name): value for name, value in row.items() if name != "step"}
+    return found
+
+
+def _first(one: Mapping[tuple[int, str], Any], other: Mapping[tuple[int, str], Any]):
+    # In the order of the first run's rows, so that the loss is told before what follows from it.
+    for step, name in sorted(one.keys() & other.keys(), key=lambda place: place[0]):
+        pair = one[step, name], other[step, name]
+        if repr(pair[0]) != repr(pair[1]):  # a NaN is the same as a NaN
+            return Number(step, name, *pair)
+    return None

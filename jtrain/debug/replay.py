@@ -1,0 +1,169 @@
+"""Takes a step of a run again: from the checkpoint before it, on its batches, by its program."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtrain.assemble import Assembly
+from jtrain.cache import keep_compiled_programs
+from jtrain.checkpoint import Checkpoints, fingerprint, leaves, looking
+from jtrain.data.digest import digest
+from jtrain.debug.dissect import Dissected, dissect
+from jtrain.directory import Directory
+from jtrain.errors import CheckpointError, ConfigError
+from jtrain.experiment import RunConfig
+from jtrain.going_back import decided
+from jtrain.hooks.recording import Step, steps
+from jtrain.joined import join
+from jtrain.pace import paced
+from jtrain.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+    """A step that came out otherwise than in the run."""
+
+    step: int
+    here: Step
+    there: Step
+
+    @property
+    def batch(self) -> bool:
+        """Whether its data was another, so that no more can be said."""
+        return bool(self.there.batch) and self.here.batch != self.there.batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """A step that was taken again."""
+
+    step: int
+    start: int
+    """The checkpoint it was taken from, 0 where that was the beginning."""
+    here: Step
+    there: Step | None
+    """As the run recorded it; None where it did not."""
+    rows: tuple[int, int]
+    """The first and the last row of its batch, of those that this process reads."""
+    key: tuple[int, ...]
+    """The data of the key it draws from."""
+    compared: int
+    """Steps from `start` on that the run recorded."""
+    other: Other | None
+    """The first of them that came out otherwise."""
+    checkpoint: Sequence[str] | None
+    """The leaves that the run's checkpoint of this step has otherwise; None: there is none."""
+    dissected: Dissected | None
+
+
+def replay(
+    config: RunConfig, path: Path, step: int, *, deep: bool = True, tell: Callable[[str], None]
+) -> Replayed:
+    """Step `step` of the run in `path` taken again, and whether it has the same bits as then.
+
+    The run's directory is read and not written. In several processes each calls this.
+
+    Args:
+        deep: whether it is also taken without jit, with checks, and leaf by leaf; in one process.
+        tell: takes a line about what is being done.
+
+    Raises:
+        ConfigError: if the run has no such step, or is of other values.
+        CheckpointError: if the checkpoint before it cannot be read.
+    """
+    keep_compiled_programs()
+    cluster = join(config, path, trains=False)
+    there = Directory(path, process=cluster.index)
+    there.refuse_another(config, "Replay it with its own values; parallel may differ.")
+    config = decided(config, there)
+    parts = paced(config, there.pace)
+    there.refuse_another_tokenizer(parts.experiment.tokenizer)
+    if not 1 <= step <= parts.config.steps:
+        raise ConfigError(
+            f"{path} has the steps 1 to {parts.config.steps}, and step {step} was asked for; "
+            f"write --step {min(max(step, 1), parts.config.steps)}"
+        )
+    start, state = _before(parts, there, step, tell)
+    known = steps(there.steps)
+    tell(f"from {f'checkpoint {start}' if start else 'the first step'} of {path}")
+    again = _again(parts, state, start, step)
+    own = np.ravel(parts.calls[(step - 1) // config.steps_per_call]["row"])
+    deep = deep and cluster.processes == 1
+    return Replayed(
+        step=step,
+        start=start,
+        here=again.taken[step],
+        there=known.get(step),
+        rows=(int(own.min()), int(own.max())),
+        key=tuple(np.ravel(jax.random.key_data(again.before.step_key())).tolist()),
+        compared=sum(number in known for number in again.taken),
+        other=_first_other(again.taken, known),
+        checkpoint=_apart(there.checkpoints, step, again.after),
+        dissected=dissect(config, again.before, step, tell) if deep else None,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Again:
+    taken: Mapping[int, Step]
+    before: TrainState  # the call that has the step
+    after: TrainState
+
+
+def _before(
+    parts: Assembly, there: Directory, step: int, tell: Callable[[str], None]
+) -> tuple[int, TrainState]:
+    """The newest state that the run kept before the call with the step, and its step."""
+    each = parts.config.steps_per_call
+    with Checkpoints(there.checkpoints) as checkpoints:
+        for start in sorted(checkpoints.steps(), reverse=True):
+            if start > (step - 1) // each * each:
+                continue
+            try:
+                state = checkpoints.restore(start, parts.like)
+            except CheckpointError as error:
+                tell(f"passed over: {error}")
+                continue
+            parts.calls.restore(checkpoints.about(start).get("batches", {}))
+            return start, state
+    return 0, parts.fresh()
+
+
+def _again(parts: Assembly, state: TrainState, start: int, step: int) -> _Again:
+    """The steps from `start` to the end of the call that has the step, by the run's program."""
+    program, each = parts.compile_step(), parts.config.steps_per_call
+    taken, last = {}, (step - 1) // each
+    before = state
+    for call in range(start // each, last + 1):
+        batch = parts.calls[call]
+        before = jax.tree.map(jnp.copy, state) if call == last else before  # or it is donated
+        state, metrics = program(state, parts.place(batch))
+        found = (metrics[name].total for name in ("loss", "grad_norm"))
+        losses, norms = (np.ravel(jax.device_get(x)).tolist() for x in found)
+        for i in range(each):
+            own = batch if each == 1 else {name: x[i] for name, x in batch.items()}
+            taken[call * each + i + 1] = Step(losses[i], norms[i], digest(own))
+    return _Again(taken, before, state)
+
+
+def _first_other(taken: Mapping[int, Step], known: Mapping[int, Step]) -> Other | None:
+    for number, here in taken.items():
+        there = known.get(number)
+        if there is not None:
+            other = Other(number, here, there)
+            if other.batch or not here.same(there):
+                return other
+    return None
+
+
+def _apart(directory: Path, step: int, state: TrainState) -> list[str] | None:
+    """The leaves that a checkpoint of the step has otherwise; None if there is no such one."""
+    if step not in Checkpoints(directory).steps():
+        return None
+    there = looking.shown(directory, step)["leaves"]
+    here = fingerprint.read(fingerprint.begin(leaves.flatten(state)))
+    return [name for name, mine in here.items() if there[name]["fingerprint"] not in ("", mine)]

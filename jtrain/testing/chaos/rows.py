@@ -1,0 +1,47 @@
+"""What there is to be hurt, and how often the full run does it: a row here is one in the table."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from jtrain.testing.chaos import points
+from jtrain.testing.chaos.kills import KILLS, sigkill
+from jtrain.testing.chaos.points import crash_point
+from jtrain.testing.chaos.trial import Trial
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A fault, what is promised, and how often it is tried."""
+
+    promise: str
+    """What holds after each trial."""
+    plain: str
+    """What plain Orbax and JAX do, of section E of the table's sources; empty: not measured."""
+    trial: Callable[[int, Path], Trial]
+    """Hurts once, by a seed, in a folder that all trials of the row share."""
+    trials: int | Callable[[Path], int]
+    """Of the full run."""
+    faults: int = 1
+    """In one trial."""
+
+    def count(self, folder: Path) -> int:
+        """The trials of the full run, where their number has to be found out."""
+        return self.trials if isinstance(self.trials, int) else self.trials(folder)
+
+
+ROWS: Mapping[str, Row] = {
+    "sigkill": Row(
+        "SIGKILL at random moments: final state, data position and metrics bitwise, no litter",
+        "151 of 151 for the state",
+        sigkill,
+        trials=100,
+        faults=KILLS,
+    ),
+    "crash_point": Row(
+        "a kill before every file operation of a save and a deletion: every listed step restores",
+        "95 of 112",
+        crash_point,
+        trials=points.operations,
+    ),
+}

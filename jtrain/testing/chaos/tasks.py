@@ -1,0 +1,145 @@
+"""What a process does while it is hurt: trains, saves, or looks at what is left."""
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtrain.checkpoint import Checkpoints, storage
+from jtrain.checkpoint.space import bytes_of
+from jtrain.hooks.plain import Observer
+from jtrain.testing.chaos import subject
+from jtrain.testing.chaos.shim import Shim
+from jtrain.trees import named_leaves
+
+RUN = Path("runs") / "hurt"
+CHECKPOINTS = RUN / "checkpoints"
+SAVED = Path("saved")
+
+
+def warm() -> None:
+    """Imports what the others do, and starts no device."""
+    import jtrain.run  # noqa: F401
+
+    storage.load()
+
+
+def train(
+    each: int = 1, compiled: str = "", kill_at: int = 0, hooks: tuple[Observer, ...] = ()
+) -> dict[str, Any]:
+    """The run of subject.py to its end, or on to it; what it came to.
+
+    Args:
+        each: steps in a call.
+        compiled: where programs are kept; empty: where the server says.
+        kill_at: the file operation below runs/ before which it is killed; 0: it isn't.
+        hooks: observers of the run.
+    """
+    from jtrain.run import run
+
+    if compiled:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled
+    RUN.parent.mkdir(exist_ok=True)
+    file = Shim()
+    if kill_at:
+        file.kill_at(RUN.parent, kill_at)
+    else:
+        file.watch(RUN.parent)
+    outcome = run(subject.config(steps_per_call=each), hooks=hooks)
+    operations = file.count()
+    file.rest()
+    return {"status": outcome.status, "operations": operations, **came_to(each)}
+
+
+def came_to(each: int = 1) -> dict[str, Any]:
+    """The bits of the newest checkpoint of a run, leaf by leaf, and of its metrics."""
+    from jtrain.assemble import assemble
+
+    like = assemble(subject.config(steps_per_call=each)).like
+    checkpoints = Checkpoints(CHECKPOINTS)
+    newest = checkpoints.newest()
+    assert newest is not None
+    return {
+        "step": newest,
+        "leaves": digests(checkpoints.restore(newest, like)),
+        "batches": checkpoints.about(newest)["batches"],
+        "metrics": hashlib.sha256((RUN / "metrics.jsonl").read_bytes()).hexdigest(),
+        "bytes": bytes_of(like),
+    }
+
+
+def digests(state: Any) -> dict[str, str]:
+    """Of each leaf's bytes, by its name."""
+    return {name: hashlib.sha256(_bytes(x)).hexdigest() for name, x in named_leaves(state).items()}
+
+
+def state_of(step: int) -> dict[str, jax.Array]:
+    """A state that is a function of its step: who mixes two of them is found out."""
+    return {
+        "w": jnp.sin(jnp.arange(3000.0) * (step + 1)),
+        "v": jnp.arange(64, dtype=jnp.int32).reshape(8, 8) * step,
+        "key": jax.random.key(step),
+        "step": jnp.int32(step),
+    }
+
+
+def save(step: int, kill_at: int = 0) -> dict[str, Any]:
+    """Saves a step, two being kept; how many file operations that took.
+
+    Args:
+        step: the last of those that there will be.
+        kill_at: the operation before which the process is killed; 0: it isn't.
+    """
+    file = Shim()
+    with Checkpoints(SAVED, keep=2) as checkpoints:
+        if kill_at:
+            file.kill_at(SAVED, kill_at)
+        else:
+            file.watch(SAVED)
+        checkpoints.save(step, state_of(step), {"s": step})
+        checkpoints.wait()
+        operations = file.count()
+        file.rest()
+    return {"operations": operations}
+
+
+def go_on(step: int) -> dict[str, Any]:
+    """The next start: from which step it goes on, and what there is after it has saved another."""
+    with Checkpoints(SAVED, keep=2) as checkpoints:
+        resumed = checkpoints.resume()
+        checkpoints.save(step, state_of(step), {"s": step})
+        checkpoints.wait()
+        news = checkpoints.news
+    names = sorted(path.name for path in SAVED.iterdir())
+    return {"resumed": resumed, "news": news, "names": names, **whole()}
+
+
+def whole() -> dict[str, Any]:
+    """The steps that are listed, and of each why it is not what was saved, if it isn't."""
+    checkpoints, wrong = Checkpoints(SAVED), {}
+    for step in (steps := checkpoints.steps()):
+        try:
+            back = checkpoints.restore(step, jax.eval_shape(lambda step=step: state_of(step)))
+            if digests(back) != digests(state_of(step)) or checkpoints.about(step) != {"s": step}:
+                wrong[step] = "another state"
+        except Exception as error:
+            wrong[step] = f"{type(error).__name__}: {error}"
+    return {"steps": steps, "wrong": wrong}
+
+
+def _bytes(leaf: Any) -> bytes:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf).tobytes()
+
+
+if __name__ == "__main__":
+    os.chdir(sys.argv[2])
+    given = globals()[sys.argv[1]](**json.loads(sys.argv[3]))
+    Path("gave.json").write_text(json.dumps(given))

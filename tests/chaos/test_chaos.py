@@ -1,0 +1,34 @@
+"""A few trials of each row of the chaos suite; its driver makes all of them."""
+
+from pathlib import Path
+
+import pytest
+
+from jtrain.testing.chaos.rows import ROWS
+
+SEEDS = {  # the first of each in the default run
+    "sigkill": [1, 2],
+    "crash_point": [40, *range(1, 120, 13)],
+}
+QUICK = ["crash_point"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For all trials, which share what they have compiled."""
+    return tmp_path_factory.mktemp("chaos")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_promise_holds_once(name: str, folder: Path):
+    trial = ROWS[name].trial(SEEDS[name][0], folder)
+    assert trial.passed, trial
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ROWS)
+def test_the_promise_holds_a_few_times(name: str, folder: Path):
+    for seed in SEEDS[name][name in QUICK :]:
+        trial = ROWS[name].trial(seed, folder)
+        assert trial.passed, trial
+        assert (trial.name, trial.seed) == (name, seed), "or it could not be replayed"

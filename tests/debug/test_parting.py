@@ -1,0 +1,83 @@
+"""`jtrain diff` names the first step, batch, number and leaf in which two runs part."""
+
+import json
+from pathlib import Path
+
+import pytest
+from quick_study import at_home, trained, write_study
+
+from jtrain.cli import main
+
+SETTINGS = ("steps=12", "checkpoint.every=4", "checkpoint.keep=9", "evaluate.every=6")
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Path:
+    path = write_study(tmp_path)
+    at_home(tmp_path, monkeypatch, compiled)
+    return path.relative_to(tmp_path)
+
+
+def apart(capsys: pytest.CaptureFixture[str], one: str, other: str) -> tuple[dict, str]:
+    capsys.readouterr()
+    assert main(["diff", one, other, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(["diff", one, other]) == 0
+    return found, capsys.readouterr().out
+
+
+def test_a_run_again_is_the_same(study, capsys):
+    trained(study, *SETTINGS, "name=one")
+    trained(study, *SETTINGS, "name=other")
+    found, said = apart(capsys, "one", "other")
+    assert found["nothing"]
+    assert (found["values"], found["facts"], found["compared"]) == ([], [], 12)
+    assert found["checkpoints"] == [4, 8, 12]
+    assert "all the same in the 12 steps that both have" in said
+    assert "the same in every leaf at step 4, 8, 12" in said
+
+
+@pytest.mark.thorough
+def test_another_value_parts_them_where_it_takes_effect(study, capsys):
+    trained(study, *SETTINGS, "name=one")
+    trained(study, *SETTINGS, "name=other", "optimizer.lr=4e-2")
+    found, said = apart(capsys, "one", "other")
+    assert [tuple(change) for change in found["values"]] == [("optimizer.lr", 0.03, 0.04)]
+    assert found["batch"] is None
+    assert (found["number"]["step"], found["number"]["name"]) == (1, "update_norm")
+    assert (found["same"], found["checkpoint"]) == (None, 4)
+    assert "optimizer.lr: 0.03 | 0.04" in said
+    assert "leaves are apart at step 4" in said
+
+
+@pytest.mark.thorough
+def test_other_data_is_said_to_be_other_data(study, capsys):
+    trained(study, *SETTINGS, "name=one")
+    trained(study, *SETTINGS, "name=other", "data.rows=190")
+    found, said = apart(capsys, "one", "other")
+    assert found["batch"] == 1
+    assert "batch   of step 1 is the first that is another: other data" in said
+
+
+@pytest.mark.thorough
+def test_two_runs_that_part_late(study, capsys):
+    outcome = trained(study, *SETTINGS, "name=one")
+    other = trained(study, *SETTINGS, "name=other")
+    file = other.directory.steps
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    last = next(row for row in rows if row["step"] == 8)
+    last["loss"][-1] += 1e-6
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = other.directory.metrics
+    lines = metrics.read_text().splitlines()
+    metrics.write_text("".join(line + "\n" for line in lines if '"step": 8,' not in line))
+    found, _ = apart(capsys, str(outcome.directory.path), "other")
+    assert (found["number"]["step"], found["number"]["name"]) == (8, "loss")
+    assert found["checkpoint"] is None
+
+
+def test_what_is_no_run(study, capsys):
+    trained(study, *SETTINGS, "name=one")
+    capsys.readouterr()
+    assert main(["diff", "one", "two"]) == 2
+    assert "there is one" in capsys.readouterr().err

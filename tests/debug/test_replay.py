@@ -1,0 +1,123 @@
+"""A step of a run is taken again to the same bits, and what makes it otherwise is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+from quick_study import CODE, at_home, trained, write_study
+
+from jtrain.cli import main
+from jtrain.hooks.metrics import results
+from jtrain.hooks.recording import steps
+
+SETTINGS = ("steps=12", "checkpoint.every=5", "checkpoint.keep=9", "log.every=4")
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Path:
+    path = write_study(tmp_path)
+    at_home(tmp_path, monkeypatch, compiled)
+    return path.relative_to(tmp_path)
+
+
+def replayed(capsys: pytest.CaptureFixture[str], step: int, *typed: str) -> tuple[int, dict]:
+    capsys.readouterr()
+    code = main(["replay", "quick", "--step", f"{step}", "--json", *typed])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.thorough
+def test_each_step_is_recorded_with_the_numbers_of_the_metrics(study):
+    outcome = trained(study, *SETTINGS)
+    known = steps(outcome.directory.steps)
+    assert list(known) == list(range(1, 13))
+    for step, row in results(outcome.directory.metrics, "").items():
+        assert (known[step].loss, known[step].grad_norm) == (row["loss"], row["grad_norm"])
+    assert len({step.batch for step in known.values()}) == 12, "no two batches are the same"
+
+
+def test_a_step_comes_out_as_then(study, capsys):
+    trained(study, *SETTINGS)
+    code, found = replayed(capsys, 9, "--only-again")
+    assert code == 0
+    assert (found["start"], found["compared"], found["other"]) == (5, 4, None)
+    assert found["here"] == found["there"]
+    assert found["checkpoint"] is None
+    code, found = replayed(capsys, 10, "--only-again")
+    assert (code, found["start"], found["checkpoint"]) == (0, 5, [])
+
+
+@pytest.mark.thorough
+def test_it_is_taken_in_other_ways_too(study, capsys):
+    trained(study, *SETTINGS)
+    code, found = replayed(capsys, 3)
+    looked = found["dissected"]
+    assert (code, found["start"]) == (0, 0)
+    assert looked["eager_loss"] == pytest.approx(found["here"][0], rel=1e-6)
+    assert looked["eager_grad_norm"] == pytest.approx(found["here"][1], rel=1e-6)
+    assert looked["checks"] == ""
+    assert set(looked["leaves"]["ratio"]) == {"up", "bias", "down"}
+    capsys.readouterr()
+    main(["replay", "quick", "--step", "3"])
+    said = capsys.readouterr().out
+    assert "the same bits as then, in 3 of 3 steps since the beginning" in said
+    assert "every value finite, every index within bounds" in said
+
+
+@pytest.mark.thorough
+def test_steps_in_one_call_are_taken_in_one_call(study, capsys):
+    trained(study, *SETTINGS, "steps_per_call=4", "checkpoint.every=4", "evaluate.every=4")
+    code, found = replayed(capsys, 7)
+    assert (code, found["start"], found["compared"]) == (0, 4, 4)
+    assert found["here"] == found["there"]
+    assert found["dissected"]["eager_loss"] == pytest.approx(found["here"][0], rel=1e-5)
+
+
+@pytest.mark.thorough
+def test_what_the_checks_find_is_told(tmp_path, monkeypatch, compiled, capsys):
+    code = CODE.replace(
+        'return cross_entropy(x @ params["down"], batch["label"], batch["mask"])',
+        """logits = x @ params["down"]
+            far = batch["x"][:, 0] > 0
+            return jt.Mean.of(jnp.where(far, jnp.sqrt(0 * logits[:, 0]), 0) ** 2, batch["mask"])""",
+    )
+    path = write_study(tmp_path, code)
+    at_home(tmp_path, monkeypatch, compiled)
+    trained(path.relative_to(tmp_path), *SETTINGS)
+    _, found = replayed(capsys, 1)
+    assert found["dissected"]["checks"].startswith(("nan generated", "division"))
+
+
+def test_a_step_that_was_recorded_otherwise_is_named(study, capsys):
+    outcome = trained(study, *SETTINGS)
+    file = outcome.directory.steps
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    row = next(row for row in rows if row["step"] == 10)
+    place = 8 - (row["step"] - len(row["loss"]) + 1)
+    row["loss"][place] *= 1 + 2**-22
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, found = replayed(capsys, 9, "--only-again")
+    assert code == 70
+    assert found["other"]["step"] == 8
+    capsys.readouterr()
+    main(["replay", "quick", "--step", "9", "--only-again"])
+    assert "OTHERWISE from step 8 on, on the same batch" in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+def test_data_that_has_changed_is_named(study, capsys):
+    outcome = trained(study, *SETTINGS)
+    file = outcome.directory.steps
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows[0]["batch"][3] ^= 1
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["replay", "quick", "--step", "4", "--only-again"]) == 70
+    assert "OTHERWISE from step 4 on: its batch was another" in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+def test_a_step_that_is_not_there(study, capsys):
+    trained(study, *SETTINGS)
+    capsys.readouterr()
+    assert main(["replay", "quick", "--step", "13"]) == 2
+    assert "write --step 12" in capsys.readouterr().err
