@@ -15,6 +15,7 @@ from jtrain.built import Weights, built, makers, shapes
 from jtrain.by_memory import layout_of
 from jtrain.checkpoint import Start, starting
 from jtrain.data.calls import Calls
+from jtrain.data.fingerprint import fingerprint
 from jtrain.data.without import Window, Without
 from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
 from jtrain.experiment import Experiment, RunConfig
@@ -94,6 +95,11 @@ class Assembly:
             vars(other).pop(made, None)
         vars(other)["windows"] = windows
         return other
+
+    @functools.cached_property
+    def data(self) -> str:
+        """The fingerprint of what is trained on; empty where the batches cannot say."""
+        return fingerprint(self.experiment.train)
 
     def mine(self, batches: Any) -> Any:
         """The same batches, of which this process reads only the rows of its devices."""
