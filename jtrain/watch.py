@@ -13,7 +13,7 @@ from jtrain.all_processes import of_all
 from jtrain.assemble import Assembly
 from jtrain.checkpoint import Checkpoints
 from jtrain.checkpoint.keeping import Goal
-from jtrain.config.dump import plain_values
+from jtrain.config.dump import told
 from jtrain.directory import Directory
 from jtrain.durations import Duration
 from jtrain.experiment import RunConfig
@@ -287,9 +287,10 @@ class _Keep:
     def __call__(self, step: int, state: TrainState) -> None:
         found = {name: x.results.get(step, {}) for name, x in self._watch.evaluations.items()}
         about = {
-            "config": plain_values(self._parts.config),
+            "config": told(self._parts.config),
             "jtrain": __version__,
             "jax": jax.__version__,
+            "data": self._parts.data,
             "valid": {},
             "batches": of_all(self._parts.calls.state(step)),
             **{name: _numbers(results) for name, results in found.items()},

@@ -7,7 +7,9 @@ import pytest
 
 # Each line may import the lines above it. Names on one line may not import one another.
 ORDER = [
-    {"errors", "version", "cache"},
+    {"errors", "version", "redact"},
+    {"private"},
+    {"cache"},
     {"cluster", "pulse"},
     {"values", "types", "durations"},
     {"trees", "jaxprs", "rows", "all_processes"},
