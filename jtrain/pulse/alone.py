@@ -68,12 +68,9 @@ class Alone:
             now = time.monotonic()
             # No more than it asked for, or the process or the machine was stopped.
             seconds, before = min(now - before, 2 * self._tick), now
-            if not self._watched.look(self._pulse.now(), seconds):
-                continue
-            if not _debugged():
+            if self._watched.look(self._pulse.now(), 0.0 if _debugged() else seconds):
                 self._end()
                 return
-            self._watched.still = 0.0
 
     def _end(self) -> None:
         beat = self._pulse.now()
