@@ -17,9 +17,9 @@ from jtrain.config.dump import told
 from jtrain.directory import Directory
 from jtrain.durations import Duration
 from jtrain.experiment import RunConfig
+from jtrain.guarded import Guarded
 from jtrain.hooks.early_stop import EarlyStop
 from jtrain.hooks.evaluating import Evaluate, hearing
-from jtrain.hooks.finite import Finite
 from jtrain.hooks.grace import Grace
 from jtrain.hooks.heartbeat import Heartbeat
 from jtrain.hooks.history import History
@@ -30,6 +30,7 @@ from jtrain.hooks.pictures import Pictures
 from jtrain.hooks.plain import Observer, hook_of
 from jtrain.hooks.progress import Progress
 from jtrain.hooks.recording import Record
+from jtrain.hooks.rehearsal import rehearsal
 from jtrain.hooks.saving import Save, SaveBest, SaveFailed
 from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
@@ -49,6 +50,11 @@ class Watch:
     """What observes a run from `start` on; use it in a `with` block.
 
     Without a directory and checkpoints it keeps in memory what is measured, and writes nothing.
+
+    Args:
+        start: the step of the checkpoint that the run goes on from; None at its beginning.
+        earlier, known: as `Guarded` takes them.
+        screen: where it is told.
     """
 
     def __init__(
@@ -58,6 +64,8 @@ class Watch:
         checkpoints: Checkpoints | None = None,
         *,
         start: int | None = None,
+        earlier: Sequence[int] = (),
+        known: Mapping[str, Any] = {},
         screen: TextIO | None = None,
     ):
         config, x = parts.config, parts.experiment
@@ -92,8 +100,12 @@ class Watch:
         """What is recorded of every step, where there is a directory and it is ours to write."""
         if self.record:
             self._stack.callback(self.record.close)
-        self._stack.callback(self.speed.close)
-        self._stack.callback(self.metrics.close)
+        for each in (self.speed, self.metrics):
+            self._stack.callback(each.close)
+        self.guarded = self._stack.enter_context(
+            Guarded(parts, directory, start=start, earlier=earlier, known=known)
+        )
+        """What is done about bad steps."""
         self.evaluations = {
             name: self._evaluation(parts, directory, name, start) for name in parts.sets
         }
@@ -159,21 +171,16 @@ class Watch:
         if config.evaluate.patience:
             mine.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
         evaluations = hearing(self.evaluations, mine)
-        finite = Finite(
-            every=self._log.every,
-            tell=self.lines.say,
-            start=int(state.step),
-            skipped=int(state.skipped),
-            minimum=getattr(state.scale, "minimum", 0.0),
-        )
+        guards = self.guarded.hooks(state, every=self._log.every, tell=self.lines.say)
         best = self.best()
         return [
             Heartbeat(every=config.steps_per_call),
+            *rehearsal(),
             *(self.speed, self._log, self.progress, self.metrics),
             *([self.record] if self.record else []),
             *([self._tracking] if self._tracking else []),
             *([self.grace] if self._saves else []),
-            *(finite, *self._looks, *evaluations, *mine),
+            *(*guards, *self._looks, *evaluations, *mine),
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._saves else []),
@@ -285,6 +292,8 @@ class _Keep:
         self._began = 0.0
 
     def __call__(self, step: int, state: TrainState) -> None:
+        if self._watch.guarded.bad:
+            return
         found = {name: x.results.get(step, {}) for name, x in self._watch.evaluations.items()}
         about = {
             "config": told(self._parts.config),
@@ -293,6 +302,7 @@ class _Keep:
             "data": self._parts.data,
             "valid": {},
             "batches": of_all(self._parts.calls.state(step)),
+            **self._watch.guarded.about(),
             **{name: _numbers(results) for name, results in found.items()},
         }
         self._watch.metrics.sync()
