@@ -162,7 +162,8 @@ class _Reading:
                 yaml.value.encode()
                 return yaml.value
             self._refuse(origin, keys, f"`!{tag}` is no data; write a number or a text")
-        except (ValueError, KeyError):  # `!!int x`, a number of 5000 digits, half a character
+        # `!!int x`, `!!int` of nothing, a number of 5000 digits, half a character
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             self._refuse(origin, keys, "is nothing that can be kept; write a number or a text")
         return None
 
