@@ -1,0 +1,90 @@
+"""One save: written, sealed, announced, and then the older ones go."""
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jtrain.checkpoint import fingerprint, folder, keeping, storage
+from jtrain.checkpoint.failed import failed, unsealed
+from jtrain.types import Leaf
+
+
+class Saver:
+    """Writes the checkpoints of a directory, one at a time, in threads that others begin."""
+
+    def __init__(self, directory: Path, dispensable: Callable[[], list[int]]):
+        """`dispensable` gives the steps that may go when one was saved."""
+        self._directory, self._dispensable = directory, dispensable
+        self._writer: storage.Writer | None = None
+        self._opening = threading.Lock()
+
+    def open(self) -> storage.Writer:
+        """What writes; the first call loads Orbax and removes what killed saves left."""
+        with self._opening:
+            if self._writer is None:
+                if jax.process_index() == 0:
+                    folder.clear_leftovers(self._directory)
+                self._writer = storage.Writer()
+            return self._writer
+
+    def close(self) -> None:
+        """Ends its threads."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def write(
+        self,
+        step: int,
+        arrays: Mapping[str, Leaf],
+        record: dict[str, Any],
+        prints: Mapping[str, Any],
+        copied: threading.Event,
+        sealed: Callable[[int], None],
+    ) -> None:
+        """The whole of a save; sets `copied` when the arrays may be donated, or it has failed.
+
+        Raises:
+            SaveError: if it could not be written, by this process or by that which seals.
+        """
+        first, begun = jax.process_index() == 0, None
+        try:
+            writer = self.open()
+            if first:
+                begun = folder.begin(self._directory, step)
+            writer.start(folder.saving(self._directory, step) / folder.STATE, arrays)
+            copied.set()
+            record["fingerprints"] = fingerprint.read(prints)
+            writer.finish()
+            try:
+                if begun is not None:
+                    folder.commit(begun, record)
+                    sealed(step)
+                    self._delete_dispensable(step)
+            finally:
+                writer.meet(f"{step}")
+        except (OSError, ValueError, RuntimeError) as error:  # what the disk and Orbax raise
+            if begun is not None:
+                folder.abandon(begun)
+            raise failed(self._directory, step, arrays, error) from None
+        finally:
+            copied.set()
+        if not first and folder.faults(self._directory, step, full=False):
+            raise unsealed(self._directory, step)
+
+    def _delete_dispensable(self, saved: int) -> None:
+        """Deletes older ones; never the one whose bytes were read and sealed a moment ago."""
+        for step in self._dispensable():
+            if step != saved:
+                folder.delete(self._directory, step)
+
+
+def spare(directory: Path, best: int | None) -> list[int]:
+    """The steps that went, so that there is room: all but the newest and the best."""
+    gone = keeping.dispensable(folder.steps(directory), 1, best)
+    for step in gone:
+        folder.delete(directory, step)
+    return gone
