@@ -11,12 +11,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from jtrain.config.dump import differences, dump
+from jtrain.config.dump import differences, dump, told
 from jtrain.config.resolve import resolve
 from jtrain.config.top import Top
 from jtrain.config.words import spell
 from jtrain.errors import ConfigError, DataError
 from jtrain.hooks.rewrite import rewrite
+from jtrain.private import refuse_links
+from jtrain.redact import redacted_values
 from jtrain.version import __version__
 
 # What changes no number that a run computes from its state on, so a run may go on with others.
@@ -52,7 +54,7 @@ class Directory:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            text = dump(config, f"Every value of this run; to go on: {self.again}")
+            text = dump(told(config), f"Every value of this run; to go on: {self.again}")
             rewrite(self.config, text.encode())
         except OSError as error:
             raise ConfigError(
@@ -69,11 +71,12 @@ class Directory:
         Raises:
             ConfigError: if a value differs that may not, with each of them.
         """
+        refuse_links(self.path)
         if not self.stands():  # nothing was ever trained here
             return []
         # By the schema at hand: the experiment need not lie above the place where the run does.
         stored = resolve(self.config, schema=type(config)).config
-        changed = differences(stored, config)
+        changed = differences(told(stored), told(config))
         other = [d for d in changed if d.key.split(".")[0] not in MAY_DIFFER]
         if other:
             table = "\n".join(
@@ -116,7 +119,7 @@ class Directory:
         """Writes how the run stands: running, done, stopped or failed, and what is known of it."""
         if not self.first:
             return
-        said = {**self.stands(), "status": status, **facts}
+        said = redacted_values({**self.stands(), "status": status, **facts})
         rewrite(self.status, json.dumps(said, indent=2).encode() + b"\n")
 
 

@@ -1,7 +1,7 @@
 """The steps of a run, compiled, fed and watched."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jtrain.assemble import Assembly
@@ -11,6 +11,7 @@ from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
 from jtrain.loop import Ended, train
 from jtrain.opening import opening
+from jtrain.pulse import PULSE
 from jtrain.state import TrainState
 from jtrain.step import StepFn
 from jtrain.types import Batch
@@ -47,7 +48,7 @@ def drive(
         ended = train(
             step,
             state,
-            feed,
+            _told(feed),
             start=start or 0,
             stop=start if start and over else config.steps,
             hooks=observers,
@@ -63,9 +64,11 @@ def compiled(parts: Assembly, make: Callable[[], TrainState]) -> tuple[StepFn, T
     """The compiled step, and the state that `make` gives beside its compilation."""
     with ThreadPoolExecutor(1) as beside:
         state, checked = beside.submit(make), beside.submit(parts.check_evaluation)
-        step = parts.compile_step()
+        with PULSE.during("compile"):
+            step = parts.compile_step()
         checked.result()
-        return step, state.result()
+        with PULSE.during("restore"):
+            return step, state.result()
 
 
 def reader(
@@ -81,6 +84,16 @@ def reader(
         return parts.place(batch)
 
     return ReadAhead(read, start=start // each, stop=parts.config.steps // each)
+
+
+def _told(feed: Iterable[Batch]) -> Iterator[Batch]:
+    """The same batches; the pulse says while one is waited for."""
+    batches = iter(feed)
+    while True:
+        PULSE.phase("data")
+        batch = next(batches)
+        PULSE.phase("step")
+        yield batch
 
 
 def _blame(parts: Assembly, last: int) -> str:

@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 
 from jtrain.checkpoint import Checkpoints
 from jtrain.cluster import Cluster, detect, start
-from jtrain.config.dump import flat
+from jtrain.config.dump import flat, told
 from jtrain.config.words import spell
 from jtrain.directory import PACKAGES, Directory, version_of
 from jtrain.errors import ConfigError
@@ -59,7 +59,7 @@ def join(config: RunConfig, path: Path, *, trains: bool = True) -> Cluster:
 def facts(config: RunConfig, path: Path) -> dict[str, str]:
     """What all processes of a run must have the same, by name."""
     return {
-        **{f"config {key}": spell(value) for key, value in flat(config).items()},
+        **{f"config {key}": spell(value) for key, value in flat(told(config)).items()},
         **{f"package {name}": version_of(name) or "none" for name in PACKAGES},
         "python": platform.python_version(),
         **{f"variable {name}": os.environ.get(name) or "none" for name in VARIABLES},

@@ -21,6 +21,8 @@ from jtrain.hooks.signals import Signals
 from jtrain.joined import join, refuse_unshared
 from jtrain.loop import Ended, Stop
 from jtrain.pace import paced
+from jtrain.private import private_files
+from jtrain.pulse import PULSE
 from jtrain.state import TrainState
 from jtrain.trackers import check_installed
 from jtrain.watch import Watch
@@ -47,6 +49,7 @@ class Outcome:
         return next(iter(self.sets.values()), {})
 
 
+@private_files()
 def run(
     config: RunConfig,
     *,
@@ -73,6 +76,7 @@ def run(
     keep_compiled_programs()
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
     path = directory or Path("runs") / config.name
+    PULSE.begins(path, config.checkpoint.grace)
     cluster = join(config, path)
     there = Directory(path, again, cluster.index)
     another = f"name={config.name}-2"
@@ -144,7 +148,8 @@ def _finish(
             directory.samples.write_text(sample + "\n")
     if done and watch.pictures is not None:
         watch.pictures.at(ended.step, ended.state)
-    checkpoints.wait()  # what is announced is on the disk
+    with PULSE.during("save"):
+        checkpoints.wait()  # what is announced is on the disk
     status, why = ENDS[stop.kind], stop.why
     watch.ended(status)
     directory.say(status, step=ended.step, why=why)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from jtrain.config.dump import flat
+from jtrain.config.dump import flat, told
 from jtrain.experiment import RunConfig
 from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
@@ -28,7 +28,7 @@ def tracking(
 
     return Tracking(
         config.trackers,
-        About(config.name, path, flat(config)),
+        About(config.name, path, flat(told(config))),
         every=min(config.log.every, config.steps),
         tell=tell,
         resumed_at=resumed_at,

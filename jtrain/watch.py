@@ -12,12 +12,13 @@ from jtrain.all_processes import of_all
 from jtrain.assemble import Assembly
 from jtrain.checkpoint import Checkpoints
 from jtrain.checkpoint.keeping import Goal
-from jtrain.config.dump import plain_values
+from jtrain.config.dump import told
 from jtrain.directory import Directory
 from jtrain.durations import Duration
 from jtrain.hooks.early_stop import EarlyStop
 from jtrain.hooks.evaluating import Evaluate, hearing
 from jtrain.hooks.finite import Finite
+from jtrain.hooks.heartbeat import Heartbeat
 from jtrain.hooks.history import History
 from jtrain.hooks.leaves import Leaves
 from jtrain.hooks.log import Lines, Log
@@ -31,11 +32,14 @@ from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
 from jtrain.leaf_statistics import leaves
 from jtrain.loop import Hook, Stop
+from jtrain.pulse import PULSE
 from jtrain.state import TrainState
 from jtrain.tracked import tracking
 from jtrain.trackers import End
 from jtrain.types import Extra, Params
 from jtrain.version import __version__
+
+_PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}  # as the pulse says it
 
 
 class Watch:
@@ -153,6 +157,7 @@ class Watch:
         )
         best = self.best()
         return [
+            Heartbeat(every=config.steps_per_call),
             *(self.speed, self._log, self.progress, self.metrics),
             *([self.record] if self.record else []),
             *([self._tracking] if self._tracking else []),
@@ -170,7 +175,11 @@ class Watch:
     @contextlib.contextmanager
     def pause(self, what: str) -> Iterator[None]:
         """Shows what is done beside training, and counts no time for it."""
-        with self.speed.pause(), self.progress.during(what):
+        with (
+            self.speed.pause(),
+            self.progress.during(what),
+            PULSE.during(_PHASES.get(what, "eval")),
+        ):
             yield
 
     def __enter__(self) -> "Watch":
@@ -249,7 +258,7 @@ class _Keep:
     def __call__(self, step: int, state: TrainState) -> None:
         found = {name: x.results.get(step, {}) for name, x in self._watch.evaluations.items()}
         about = {
-            "config": plain_values(self._parts.config),
+            "config": told(self._parts.config),
             "jtrain": __version__,
             "jax": jax.__version__,
             "valid": {},
@@ -266,6 +275,7 @@ class _Keep:
 
     def _sealed(self, step: int) -> None:
         """Says it when it is so: run.json names no step that a power cut would take."""
+        PULSE.kept(step)
         self._directory.say("running", step=step)
 
 

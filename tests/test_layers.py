@@ -7,8 +7,10 @@ import pytest
 
 # Each line may import the lines above it. Names on one line may not import one another.
 ORDER = [
-    {"errors", "version", "cache"},
-    {"cluster"},
+    {"errors", "version", "redact"},
+    {"private"},
+    {"cache"},
+    {"cluster", "pulse"},
     {"values", "types", "durations"},
     {"trees", "jaxprs", "rows", "all_processes"},
     {"flops", "kept"},

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from jtrain.errors import PeerError, UserError
+from jtrain.redact import redacted
 from jtrain.version import __version__
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.
@@ -37,10 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _do(verb, rest)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(redacted(str(error)), file=sys.stderr)
         return MISTAKE
     except PeerError as error:
-        print(error, file=sys.stderr)
+        print(redacted(str(error)), file=sys.stderr)
         return FAULT
     except SystemExit as stop:  # how argparse ends
         return stop.code if isinstance(stop.code, int) else DONE
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except Exception:
-        traceback.print_exc()
+        print(redacted(traceback.format_exc()), file=sys.stderr, end="")
         return FAULT
 
 

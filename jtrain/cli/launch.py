@@ -7,6 +7,7 @@ from jtrain.cli import VERBS
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import UserError
 from jtrain.launch import launch
+from jtrain.pulse import Patience
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,11 +21,19 @@ def main(argv: Sequence[str]) -> int:
             f"jtrain launch: what is to be run in {typed.processes} processes? It is a verb and "
             f"what follows it ({there}): jtrain launch --processes 2 run configs/shakespeare.yaml"
         )
-    for name, least in (("processes", 1), ("devices", 0), ("port", 0)):
+    for name, least in (("processes", 1), ("devices", 0), ("port", 0), ("restarts", 0)):
         if getattr(typed, name) < least:
             raise UserError(f"jtrain launch: --{name} is at least {least}; type --{name} 2, say")
     command = [sys.executable, "-m", "jtrain", verb, *rest]
-    return launch(command, processes=typed.processes, devices=typed.devices, port=typed.port)
+    return launch(
+        command,
+        processes=typed.processes,
+        devices=typed.devices,
+        port=typed.port,
+        restarts=typed.restarts,
+        patience=Patience.parse(typed.patience),
+        beats=verb == "run",
+    )
 
 
 def _arguments() -> Arguments:
@@ -32,9 +41,11 @@ def _arguments() -> Arguments:
         "launch",
         "Runs a verb in several processes on this machine, as many machines would run it: a\n"
         "rehearsal on CPU devices. They reach one another on the loopback alone. When one fails\n"
-        "all are ended, and its words come last.",
+        "or is stuck all are ended; its words come last. With --restarts they are begun again,\n"
+        "and a run goes on from its last whole checkpoint.",
         "--processes 2 --devices 4 run configs/shakespeare.yaml",
         "--processes 4 run configs/shakespeare.yaml parallel.kind=fsdp",
+        "--processes 1 --restarts 3 run configs/shakespeare.yaml",
     )
     words = "how many processes"
     parser.add_argument("--processes", type=int, default=2, metavar="N", help=words)
@@ -42,6 +53,10 @@ def _arguments() -> Arguments:
     parser.add_argument("--devices", type=int, default=0, metavar="N", help=words)
     words = "where the first one listens on the loopback; without it a port that is free"
     parser.add_argument("--port", type=int, default=0, metavar="N", help=words)
+    words = "how often all are begun again after one failed or was stuck; never after exit code 2"
+    parser.add_argument("--restarts", type=int, default=0, metavar="N", help=words)
+    words = "after so long in a phase a process is stuck: 60 for all phases, or step=60,compile=600"
+    parser.add_argument("--patience", default="", metavar="SECONDS", help=words)
     words = "what is run in each, with all that follows it"
     parser.add_argument("command", metavar="VERB ...", nargs="*", help=words)
     return parser

@@ -10,12 +10,14 @@ from pathlib import Path
 from jtrain.cli.arguments import Arguments
 from jtrain.config.resolve import Resolved, resolve
 from jtrain.errors import UserError
+from jtrain.pulse import PULSE
 
 CODES = {"done": 0, "failed": 70, "stopped": 75}
 
 
 def main(argv: Sequence[str]) -> int:
     """Trains; gives the exit code: 0 done, 70 a fault, 75 stopped: run it again to go on."""
+    PULSE.phase("start")
     typed = _arguments().parse(argv)
     resolved = resolve(Path(typed.config), typed.settings)
     for note in resolved.notes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jtrain.cli.arguments import Arguments
 from jtrain.cluster import detect
-from jtrain.config.dump import flat
+from jtrain.config.dump import flat, told
 from jtrain.config.explain import explain, json_schema
 from jtrain.config.resolve import Resolved, resolve
 from jtrain.config.top import Top
@@ -66,7 +66,7 @@ def _within(resolved: Resolved, keys: Sequence[str]) -> dict[str, tuple[Any, str
     """Each value and where it was said, by dotted key: those under `keys`, or all."""
     return {
         key: (value, str(resolved.origins[key]))
-        for key, value in flat(resolved.config).items()
+        for key, value in flat(told(resolved.config)).items()
         if not keys or any(f"{key}.".startswith(f"{above}.") for above in keys)
     }
 

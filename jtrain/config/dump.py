@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from jtrain.config.node import Plain
 from jtrain.config.words import spell
+from jtrain.redact import redacted_values
 
 
 class _Absent:
@@ -37,6 +38,11 @@ def plain_values(config: Any) -> Plain:
     if isinstance(config, list | tuple):
         return [plain_values(value) for value in config]
     return str(config) if isinstance(config, PurePath) else config
+
+
+def told(config: Any) -> Plain:
+    """The same without its secrets: what is written down of a config."""
+    return redacted_values(plain_values(config))
 
 
 def leaves(config: Any) -> dict[tuple[str, ...], Plain]:

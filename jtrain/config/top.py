@@ -75,6 +75,8 @@ class Checkpoint:
     every: Annotated[int, Lasts(0, "%")] = 500
     """Steps between checkpoints, or 1 epoch, 10%, 10 minutes; 0: only at the end, and when the run
     is stopped."""
+    grace: float = Field(default=25.0, gt=0)
+    """Seconds within which a run that is asked to end (SIGTERM, SIGUSR1, Ctrl-C) has ended."""
     keep: int = Field(default=2, ge=1)
     """How many of the newest are kept."""
     best: str = ""

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jtrain.errors import DataError
+from jtrain.private import created
 
 
 class Growing:
@@ -90,8 +91,8 @@ class Growing:
 def replace(path: Path, text: str) -> None:
     """Writes a file whole or not at all, whatever ends the process."""
     new = path.with_name(f"{path.name}.new")
-    with new.open("w", encoding="utf-8") as stream:
-        stream.write(text)
+    with created(new) as stream:
+        stream.write(text.encode())
         stream.flush()
         os.fsync(stream.fileno())
     new.replace(path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from jtrain.hooks.readable import count, duration, number
 from jtrain.hooks.speed import Speed
 from jtrain.loop import Hook
+from jtrain.redact import redacted
 
 
 class Log(Hook):
@@ -78,11 +79,13 @@ class Lines:
 
     def say(self, line: str) -> None:
         """Writes a line to the file and to the screen."""
+        line = redacted(line)
         self._write(line)
         self._screen(line)
 
     def note(self, line: str) -> None:
         """Writes a line to the file, and to the screen where nothing shows it already."""
+        line = redacted(line)
         self._write(line)
         if not self._live:
             self._screen(line)

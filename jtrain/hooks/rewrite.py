@@ -3,11 +3,13 @@
 import os
 from pathlib import Path
 
+from jtrain.private import created
+
 
 def rewrite(path: Path, content: bytes) -> None:
     """Puts `content` in place of what `path` held, by one rename of a file that was flushed."""
     new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
+    with created(new) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

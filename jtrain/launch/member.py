@@ -88,12 +88,16 @@ class Member:
         for reader in self._readers:
             reader.join(timeout=1.0)
 
+    @property
+    def how(self) -> str:
+        """It ended: `exit code 70`, `SIGKILL`."""
+        code = self.code or 0
+        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
     def last_words(self) -> str:
         """What it said before it failed; of process 0 only how, as its words were shown."""
-        code = self.code or 0
-        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         words = "" if self.index == 0 else "".join(self._tail)
-        return f"{words}process {self.index} failed ({how}), and all were ended\n"
+        return f"{words}process {self.index} failed ({self.how}), and all were ended\n"
 
     def _read(self, pipe: IO[bytes], echo: IO[str] | None) -> None:
         with pipe:

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import os
-import pickle
+import stat
 import tempfile
 from collections.abc import Sequence
 from importlib import metadata
@@ -35,7 +35,7 @@ def compiled(lowered: Lowered, state: Any) -> Compiled:
     file = _file(lowered, devices)
     if file is None:
         return lowered.compile()
-    program = _loaded(file, devices)
+    program = _loaded(file, lowered, devices)
     if program is None:
         program = lowered.compile()
         _keep(program, file)
@@ -78,30 +78,38 @@ def _instructions() -> str:
     return ""
 
 
-def _loaded(file: Path, devices: Sequence[Device]) -> Compiled | None:
+def _loaded(file: Path, lowered: Lowered, devices: Sequence[Device]) -> Compiled | None:
     """The program in `file`; None if there is none, none that is whole, or it is another user's.
 
-    It is machine code like that of JAX's own files beside it, and is trusted as far: who may write
-    there may run what he likes. So nobody else may, and what another wrote is not read.
+    It is machine code like that of JAX's own files beside it, and is trusted as far (JAX unpickles
+    it, too): who may write there may run what he likes. So nobody else may, and what another wrote,
+    or could have, is not read. SECURITY.md names this file.
     """
     try:
-        if file.stat().st_uid != os.getuid():
+        if not (_ours(file.parent) and _ours(file)):
             return None
         whole = file.read_bytes()
         digest, said = whole[:DIGEST], whole[DIGEST:]
         if hashlib.sha256(said).digest() != digest:
             return None
-        return deserialize_and_load(*pickle.loads(said), execution_devices=devices)
-    except (OSError, EOFError, ValueError, pickle.UnpicklingError, jax.errors.JaxRuntimeError):
+        takes = jax.tree.structure(lowered.args_info)
+        return deserialize_and_load(said, takes, lowered.out_tree, execution_devices=devices)
+    except (OSError, EOFError, ValueError, jax.errors.JaxRuntimeError):
         return None
+
+
+def _ours(path: Path) -> bool:
+    """Whether this user alone may write there, and it is no link."""
+    found = path.lstat()
+    link, others = stat.S_ISLNK(found.st_mode), found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return found.st_uid == os.getuid() and not link and not others
 
 
 def _keep(program: Compiled, file: Path) -> None:
     """Writes it, whole; nothing where it cannot be written, and the next run compiles it again."""
     try:
-        said = pickle.dumps(serialize(program))
-    # JAX writes down no program that closes over arrays, and pickle no tree of a local class.
-    except (ValueError, TypeError, AttributeError, NotImplementedError, pickle.PicklingError):
+        said, _, _ = serialize(program)
+    except (ValueError, TypeError, NotImplementedError):  # it closes over arrays
         return
     with contextlib.suppress(OSError):
         file.parent.mkdir(0o700, parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from jtrain.config.resolve import Resolved, resolve
 from jtrain.directory import Directory
 from jtrain.errors import ConfigError
 from jtrain.hooks.rewrite import rewrite
+from jtrain.redact import redacted_values
 from jtrain.sweep.grid import Grid, label
 
 
@@ -108,5 +109,5 @@ def keep_record(name: str, config: Path, all_members: Sequence[Member], **facts:
     told = [
         {"name": m.name, "point": dict(m.point), "settings": [*m.settings]} for m in all_members
     ]
-    said = {"config": str(config), **facts, "members": told}
+    said = redacted_values({"config": str(config), **facts, "members": told})
     rewrite(place / "sweep.json", json.dumps(said, indent=2).encode() + b"\n")

@@ -9,6 +9,7 @@ from jtrain.errors import ConfigError
 from jtrain.hooks.readable import duration
 from jtrain.hooks.rewrite import rewrite
 from jtrain.hooks.signals import Signals
+from jtrain.private import private_files
 from jtrain.sweep.grid import grid
 from jtrain.sweep.machine import shares
 from jtrain.sweep.members import Member, check, keep_record, member, members, name_of
@@ -32,6 +33,7 @@ class Swept:
     picture: Path | None
 
 
+@private_files()
 def sweep(
     config: Path,
     settings: Sequence[str],

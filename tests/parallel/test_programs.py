@@ -1,5 +1,6 @@
 """Programs are kept for processes that JAX's own cache does not serve."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,50 @@ def test_nobody_else_may_write_a_program_and_none_of_another_user_is_read(kept, 
     (file,) = kept.iterdir()
     assert (kept.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
     monkeypatch.setattr("os.getuid", lambda: file.stat().st_uid + 1)
-    monkeypatch.setattr("pickle.loads", refuse)
+    monkeypatch.setattr("jtrain.parallel.programs.deserialize_and_load", refuse)
     lowered, x = traced(jax.devices())
     assert compiled(lowered, x)(x)["sum"] == 120
+
+
+@pytest.mark.parametrize("mode", [0o660, 0o606])
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_no_program_is_read_where_others_may_write(kept, monkeypatch, mode, what):
+    lowered, x = traced(jax.devices())
+    compiled(lowered, x)
+    (file,) = kept.iterdir()
+    (file if what == "file" else kept).chmod(mode | (0o100 if what == "folder" else 0))
+    monkeypatch.setattr("jtrain.parallel.programs.deserialize_and_load", refuse)
+    lowered, x = traced(jax.devices())
+    assert compiled(lowered, x)(x)["sum"] == 120
+
+
+def test_no_program_is_read_by_a_link(kept, monkeypatch, tmp_path):
+    lowered, x = traced(jax.devices())
+    compiled(lowered, x)
+    (file,) = kept.iterdir()
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setattr("jtrain.parallel.programs.deserialize_and_load", refuse)
+    lowered, x = traced(jax.devices())
+    assert compiled(lowered, x)(x)["sum"] == 120
+
+
+def test_a_program_whose_trees_are_of_a_local_class_is_kept_too(kept, monkeypatch):
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Local:
+        twice: jax.Array
+
+    def doubled(x: jax.Array) -> Local:
+        return Local(2 * x)
+
+    lowered, x = traced(jax.devices(), doubled)
+    compiled(lowered, x)
+    lowered, x = traced(jax.devices(), doubled)
+    monkeypatch.setattr(Lowered, "compile", refuse)
+    found = compiled(lowered, x)(x)
+    assert isinstance(found, Local)
+    np.testing.assert_array_equal(found.twice, 2 * np.arange(16))
 
 
 def test_a_full_disk_leaves_nothing_behind(kept, monkeypatch):

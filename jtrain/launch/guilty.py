@@ -1,0 +1,61 @@
+"""Of processes that stand still, the one that the others wait for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jtrain.launch.member import Member
+from jtrain.pulse import Watched
+from jtrain.pulse.pulse import ALONE, PHASES
+
+
+class Guilty(NamedTuple):
+    """Who it is, and why one thinks so."""
+
+    member: Member
+    words: str
+
+
+def guilty(members: Sequence[Member], watched: Sequence[Watched]) -> Guilty:
+    """The one that is stopped; else, furthest behind; else, where no other is waited for.
+
+    Args:
+        watched: what was seen of each.
+    """
+
+    def rank(index: int) -> tuple[bool, int, bool, int]:
+        beat, stopped = watched[index].beat, _state(members[index].pid) == "T"
+        assert beat is not None, "only what was looked at can be late"
+        return not stopped, beat.step, beat.phase not in ALONE, PHASES.index(beat.phase)
+
+    order = sorted(range(len(members)), key=rank)
+    first = order[0]
+    words = _where(members[first], watched[first])
+    if len(order) > 1:
+        alike = rank(order[1]) == rank(first)
+        others = "; ".join(_where(members[index], watched[index]) for index in order[1:])
+        words += f" ({'as far as' if alike else 'and'} {others})"
+    return Guilty(members[first], words)
+
+
+def _where(member: Member, watched: Watched) -> str:
+    beat = watched.beat
+    assert beat is not None, "it was looked at"
+    does = {
+        "hooks": f"in a hook after step {beat.step}",
+        "data": f"waits for the data of step {beat.step + 1}",
+        "step": f"in step {beat.step + 1}",
+    }.get(beat.phase, f"in the phase {beat.phase}, step {beat.step}")
+    stopped = ", stopped by a signal" if _state(member.pid) == "T" else ""
+    return (
+        f"process {member.index} has been {does} for {watched.still:.1f} s{stopped} "
+        f"(allowed {watched.limit:.1f} s)"
+    )
+
+
+def _state(pid: int) -> str:
+    """The letter that the kernel has for it: T for one that a signal stopped; empty without one."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

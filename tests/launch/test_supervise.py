@@ -1,0 +1,153 @@
+"""What fails is begun again: how often, when not, and what is said when it is given up."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_launch import gone, of, when_written
+
+from jtrain.launch import launch
+from jtrain.pulse import Patience
+
+# Each life appends a letter to its own file, so the number of lives is the file's size.
+LIFE = "mine = open(f'{os.environ[\"HERE\"]}/{me}', 'a+'); mine.write('x'); mine.flush();"
+LIFE += "life = os.path.getsize(mine.name);"
+PULSE = "from jtrain.pulse import PULSE;"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HERE", str(tmp_path))
+    return tmp_path
+
+
+def lives(here: Path) -> list[int]:
+    return [path.stat().st_size for path in sorted(here.glob("?"))]
+
+
+def watched(code: str) -> list[str]:
+    """With the package at hand: what beats."""
+    return [part for part in of(LIFE + PULSE + code) if part != "-S"]
+
+
+def test_all_are_begun_again_when_one_fails(here: Path, capfd):
+    code = f"open('{here}/port', 'a').write(os.environ['JTRAIN_COORDINATOR'] + ' ');"
+    code += "there = lambda: os.path.exists(other) and os.path.getsize(other) == life\n"
+    code += f"other = '{here}/0'\n"
+    code += "while life < 3 and not (me and there()): time.sleep(0.01)\n"
+    code += "life < 3 and os.kill(os.getpid(), 9)"
+    assert launch(of(LIFE + code), processes=2, restarts=2) == 0
+    assert lives(here) == [3, 3]
+    said = capfd.readouterr().err
+    assert "process 1 failed (SIGKILL) before the first step; begun again (1 of 2)" in said
+    assert "begun again (2 of 2)" in said
+    assert len(set((here / "port").read_text().split())) == 3, "a port of its own for each life"
+
+
+def test_at_the_end_of_its_budget_the_words_of_who_failed_come_last(here: Path, capfd):
+    code = "PULSE.beat('hooks', 10 * life); me == 1 and 1 / 0; time.sleep(60)"
+    assert launch(watched(code), processes=2, restarts=1) == 1
+    assert lives(here) == [2, 2]
+    *_, error, last = capfd.readouterr().err.splitlines()
+    assert error == "ZeroDivisionError: division by zero"
+    assert last == "process 1 failed (exit code 1), and all were ended"
+
+
+@pytest.mark.parametrize("code", [0, 2, 75])
+def test_what_is_done_mistaken_or_stopped_is_not_begun_again(here: Path, code: int):
+    assert launch(of(LIFE + f"sys.exit({code})"), processes=1, restarts=3) == code
+    assert lives(here) == [1]
+
+
+def test_what_fails_thrice_at_one_step_is_given_up_with_what_is_known(here: Path, capfd):
+    run = here / "runs" / "try"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"step": 6, "loss": 0.5}\n{"step": 7, "x": 1}\n{"st')
+    code = "from pathlib import Path;"
+    code += f"PULSE.begins(Path('{run}'), 25.0); PULSE.beat('data', 7); raise ValueError('row 9')"
+    assert launch(watched(code), processes=1, restarts=9) == 1
+    assert lives(here) == [3]
+    said = capfd.readouterr().err
+    assert "3 times in a row it came no further than step 7" in said
+    assert "fails in     step 8, batch 7 of the training data" in said
+    assert "last loss    0.5 at step 6" in said
+    assert f"jtrain data show {run}/config.yaml --step 7" in said
+    assert said.rstrip().endswith("process 0 failed (exit code 1), and all were ended")
+
+
+def test_who_comes_further_or_keeps_more_is_not_given_up(here: Path):
+    code = "PULSE.beat('data', min(life, 2)); PULSE.kept(life); sys.exit(0 if life == 6 else 70)"
+    assert launch(watched(code), processes=1, restarts=9) == 0
+    assert lives(here) == [6]
+
+
+HANGS = {
+    "sleeps before a sum": "PULSE.beat('hooks', 20); time.sleep(60)",
+    "waits for data": "PULSE.beat('data', 20); open(os.environ['HERE'] + '/pipe').read()",
+    "is stopped": "PULSE.beat('step', 20); os.kill(os.getpid(), 19)",
+}
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_who_is_stuck_is_named_with_the_stacks_of_all(here: Path, capfd, how: str):
+    os.mkfifo(here / "pipe")
+    run = here / "runs" / "try"
+    run.mkdir(parents=True)
+    code = f"from pathlib import Path; PULSE.begins(Path('{run}'), 25.0)\n"
+    code += f"if life > 1: sys.exit()\nif me: {HANGS[how]}\n"
+    code += (
+        "def waits_for_the_other(): time.sleep(60)\nPULSE.beat('step', 20); waits_for_the_other()"
+    )
+    began = time.monotonic()
+    patience = Patience.parse("1")
+    assert launch(watched(code), processes=2, restarts=1, patience=patience) == 0
+    assert time.monotonic() - began < 30
+    said = capfd.readouterr().err
+    assert "jtrain launch: process 1 has been" in said
+    assert "(allowed 1.0 s) (and process 0 has been in step 21 for" in said
+    assert ("stopped by a signal" in said) == (how == "is stopped")
+    assert "waits_for_the_other" in (run / "stacks-0.txt").read_text()
+    assert "<string>" in (run / "stacks-1.txt").read_text()
+
+
+def test_a_hang_without_a_new_beginning_exits_with_124(here: Path, capfd):
+    code = "PULSE.beat('save', 20); time.sleep(60)"
+    assert launch(watched(code), processes=1, patience=Patience.parse("save=0.5")) == 124
+    said = capfd.readouterr().err
+    assert "process 0 has been in the phase save, step 20 for 0.5" in said
+    where = Path(said.split("the stacks of all: ")[1].split("/stacks-*.txt")[0])
+    (stacks,) = where.iterdir()
+    assert "Current thread" in stacks.read_text() or "Thread 0x" in stacks.read_text()
+    stacks.unlink()
+    where.rmdir()
+
+
+def test_who_never_beats_is_watched_only_where_that_is_promised(here: Path):
+    patience = Patience.parse("0.3")
+    assert launch(of(LIFE + "time.sleep(1)"), processes=1, patience=patience) == 0
+    command = of(LIFE + "time.sleep(60)")
+    assert launch(command, processes=1, patience=patience, beats=True) == 124
+
+
+def test_asked_to_end_it_is_not_begun_again(here: Path):
+    code = LIFE + f"open(f'{here}/pid-{{os.getpid()}}', 'w'); time.sleep(60)"
+    starts = (
+        "from jtrain.launch import launch;"
+        f"raise SystemExit(launch({of(code)!r}, processes=2, restarts=5))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", starts])
+    when_written(here, 4)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 75, "nothing was lost: they had not begun"
+    assert lives(here) == [1, 1]
+    assert gone_all(here)
+
+
+def gone_all(here: Path) -> bool:
+    pids = here / "all"
+    pids.write_text(" ".join(path.name[4:] for path in here.glob("pid-*")))
+    return gone(pids)

@@ -1,0 +1,141 @@
+"""What must not be written down, and what must stay as it is.
+
+Every secret is made up here: put together of parts, so that none stands in this file in the shape
+by which scanners know it.
+"""
+
+import random
+import string
+from typing import NamedTuple
+
+_rng = random.Random(7)
+
+
+def drawn(count: int, alphabet: str = string.ascii_letters + string.digits) -> str:
+    return "".join(_rng.choice(alphabet) for _ in range(count))
+
+
+UPPER = string.ascii_uppercase + string.digits
+
+
+class Leak(NamedTuple):
+    name: str
+    text: str
+    secret: str  # the part of the text that may not be seen
+
+
+def leak(name: str, text: str, secret: str) -> Leak:
+    return Leak(name, text.format(secret), secret)
+
+
+# By the shape that an issuer gives, with no name beside it.
+SHAPES = [
+    leak("hugging face", "downloading with {} from the hub", "hf_" + drawn(34)),
+    leak("github", "cloned by {}", "ghp_" + drawn(36)),
+    leak("github, of an app", "{}", "ghs_" + drawn(36)),
+    leak("github, fine-grained", "{} was refused", "github_pat_" + drawn(22) + "_" + drawn(59)),
+    leak("gitlab", "ci {}.", "glpat-" + drawn(20)),
+    leak("openai", "({})", "sk-" + drawn(48)),
+    leak("openai, of a project", "<{}>", "sk-proj-" + drawn(48)),
+    leak("anthropic", "{}", "sk-ant-api03-" + drawn(90)),
+    leak("stripe", "paid with {}", "sk_live_" + drawn(24)),
+    leak("aws", "{} may not read s3://bucket", "AKIA" + drawn(16, UPPER)),
+    leak("aws, for a session", "{}", "ASIA" + drawn(16, UPPER)),
+    leak("google", "GET /v1?x={}", "AIza" + drawn(35)),
+    leak("google, of a person", "{}", "ya29." + drawn(60)),
+    leak("google, of a client", "{}", "GOCSPX-" + drawn(28)),
+    leak("slack", "posted by {}", "xoxb-" + "-".join((drawn(11), drawn(11), drawn(24)))),
+    leak("npm", "{}", "npm_" + drawn(36)),
+    leak("pypi", "upload: {}", "pypi-" + drawn(80)),
+    leak("json web token", "{}", "eyJ" + drawn(30) + "." + drawn(50) + "." + drawn(43)),
+    leak("nvidia", "{}", "nvapi-" + drawn(60)),
+    leak("replicate", "{}", "r8_" + drawn(37)),
+    leak("a private key", "key file:\n{}\ndone",
+         "-----BEGIN RSA PRIVATE" + " KEY-----\n" + drawn(60) + "\n-----END RSA PRIVATE KEY-----"),
+    leak("a private key that is cut off", "{}", "-----BEGIN PRIVATE" + " KEY-----\n" + drawn(60)),
+]  # fmt: skip
+
+# By the name beside it.
+NAMED = [
+    leak("an argument", "jtrain run x.yaml model.api_key={}", drawn(20)),
+    leak("an option", "--password {}", "correct-horse"),
+    leak("an option with a sign", "--password={}", "correct-horse"),
+    leak("a variable", "WANDB_API_KEY={}", drawn(40, "0123456789abcdef")),
+    leak("a variable of aws", "AWS_SECRET_ACCESS_KEY={}", drawn(40)),
+    leak("a variable of hugging face", "HF_TOKEN={}", drawn(12)),
+    leak("a line of YAML", "password: {}", "hunter2"),
+    leak("a line of YAML in quotes", "password: '{}'", "hunter2 and more"),
+    leak("a quoted text with a space", 'secret: "{}"', "two words"),
+    leak("JSON", '{{"client_secret": "{}"}}', drawn(16)),
+    leak("a Python dict", "{{'api_key': '{}'}}", "abc-123-def"),
+    leak("camel case", "wandbApiKey={}", drawn(20)),
+    leak("with hyphens", "x-api-key: {}", drawn(20)),
+    leak("a header", "Authorization: Bearer {}", drawn(24)),
+    leak("a basic header", "authorization: Basic {}", "dXNlcjpodW50ZXIy"),
+    leak("a bearer alone", "sent Bearer {} to the server", drawn(24)),
+    leak("a query", "https://host/run?token={}&x=1", drawn(24)),
+    leak("a cookie", "Cookie: {}", "session1234567"),
+    leak("a key that is no word", "key={}", "a1b2c3d4e5f6"),
+    leak("a token that is no word", "token: {}", "a1b2c3d4e5f6"),
+    leak("an access token", "access_token={}", "abcdefgh"),
+    leak("a passphrase", "passphrase = {}", "swordfish"),
+    leak("azure", "AccountKey={};EndpointSuffix=core", drawn(60)),
+    leak("an error", "ConnectionError: login failed (user=me, password=hunter2{})", "hunter2"),
+    leak("a traceback", "  File 'x.py', line 3\n    connect(password='{}')", "hunter2"),
+]  # fmt: skip
+
+# By the place.
+PLACES = [
+    leak("a server", "uri: https://me:{}@mlflow.example.org", "hunter2"),
+    leak("a data base", "postgresql+psycopg2://jtrain:{}@db:5432/runs", "p4ssw0rd"),
+    leak("a password with signs", "redis://:{}@cache:6379/0", "a+b=c!"),
+    leak("a token for a user", "git clone https://{}@host.example.org/x", drawn(20)),
+    leak("drawn, and nothing said", "the server answered {} and closed", drawn(32)),
+    leak("drawn, long", "{}", drawn(64)),
+]
+
+LEAKS = [*SHAPES, *NAMED, *PLACES]
+
+# Nothing of these may change.
+KEPT = [
+    "num_tokens: 1000",
+    "tokens=2048",
+    "use_cls_token: true",
+    "use_cls_token=false",
+    "key_dim: 64",
+    "model.key_size=128",
+    "pad_token: <pad>",
+    "cls_token: [CLS]",
+    "eos_token: </s>",
+    "bos_token: <|endoftext|>",
+    "image_key: image",
+    "sort_key=length",
+    "label_key: labels/fine",
+    "key: params/blocks/0/qkv/kernel",
+    "'key': 'params/blocks/3/mixture/router'",
+    "fold_in(key, step)",
+    "KeyError: 'loss'",
+    "tokenizer: runs/tok-32k/tokenizer.json",
+    "token 5 of 1000 is no word",
+    "tokens by byte-bpe 3f2a9c7d0e1b4a5f",
+    "key=jax.random.key(0)",
+    "optimizer.lr=1e-3",
+    "toy.yaml:3: secret: is no key; the keys are experiment, steps",
+    "toy.yaml:3: trackers.0.password: must be text, found 3",
+    "86e6eb376ab3d4c30ea99db12117bd326bb6a220",
+    "xxh3-128 9b1deb4d3b7d4bad9bdd2b0d7b3dcb6d",
+    "9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d",
+    "sha256:" + "0123456789abcdef" * 4,
+    "step   400/2000  loss   2.1432  valid   2.2011  lr 9.80e-04   52.1k tokens/s",
+    "s3://bucket/runs/2026-11-22T04-59-00Z/checkpoints/400",
+    "https://docs.jax.dev/en/latest/301/vjp-objects.html#key=3",
+    "ssh://git@host.example.org/jtrain.git",
+    "http://127.0.0.1:8080/index.html",
+    "someone@example.org",
+    "TransformerDecoderLayerWithRotaryPositions2",
+    "float32[8,1024,50257]{2,1,0}",
+    "--xla_force_host_platform_device_count=8",
+    "events.out.tfevents.1795323540.host-0.1234.0",
+    "/home/someone/experiments/configs/shakespeare.yaml",
+    "the password is asked for at the prompt",
+]

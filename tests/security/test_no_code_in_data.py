@@ -1,0 +1,158 @@
+"""Nothing in the package can turn bytes of a file, or a text, into code; the exceptions by name."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "jtrain").rglob("*.py"))
+
+# What unpickles, or runs what it reads. `np.load` is looked at by its argument.
+MODULES = {
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "marshal",
+    "shelve",
+    "code",
+    "codeop",
+    "runpy",
+    "imp",
+    "jax.experimental.serialize_executable",
+}
+CALLS = {"eval", "exec", "compile", "__import__"}  # of Python itself, by their bare names
+METHODS = {
+    "torch.load",
+    "yaml.load",
+    "yaml.load_all",
+    "yaml.full_load",
+    "yaml.unsafe_load",
+    "os.system",
+    "os.popen",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
+    "jax.experimental.serialize_executable",
+}
+
+# File, what it does, and why it may. SECURITY.md says the same.
+EXEMPT = {
+    (
+        "jtrain/parallel/programs.py",
+        "jax.experimental.serialize_executable",
+    ): "programs of the compile cache: machine code of this user's, checked before it is read",
+}
+
+
+def findings(text: str) -> Iterator[tuple[int, str]]:
+    """What of a module is not allowed: line and name."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [node.module or "", *whole]
+            names = [name for name in names if name in MODULES | METHODS or _under(name)][:1]
+        elif isinstance(node, ast.Call):
+            names = list(_calls(node))
+        elif isinstance(node, ast.Attribute):
+            names = [said] if (said := ast.unparse(node)) in METHODS else []
+        else:
+            continue
+        yield from ((node.lineno, n) for n in names if n in MODULES | CALLS | METHODS or _under(n))
+
+
+def _under(name: str) -> bool:
+    """Whether it is a module below a forbidden one, or says how it was called."""
+    return name.split(".")[0] in MODULES or "=" in name
+
+
+def _calls(node: ast.Call) -> Iterator[str]:
+    called = ast.unparse(node.func)
+    if isinstance(node.func, ast.Name) and called in CALLS:
+        yield called
+    for keyword in node.keywords:
+        said = f"{keyword.arg}={ast.unparse(keyword.value)}"
+        if keyword.arg in {"allow_pickle", "shell"} and said.endswith("=False"):
+            continue
+        if keyword.arg in {"allow_pickle", "shell", "trust_remote_code"}:
+            yield said
+    imports = called.endswith(("import_module", "needed"))
+    if imports and node.args and isinstance(node.args[0], ast.Constant):
+        name = str(node.args[0].value)
+        if name in MODULES or name.split(".")[0] in MODULES:
+            yield name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_module_can_run_what_it_reads(path: Path):
+    here = path.relative_to(ROOT).as_posix()
+    found = {name: line for line, name in findings(path.read_text()) if (here, name) not in EXEMPT}
+    assert not found, (
+        f"{here} uses {found}, by which a file can run code. Read data by json, numpy without "
+        f"pickle, safetensors or YAML nodes; see SECURITY.md."
+    )
+
+
+def test_each_exemption_is_still_needed_and_is_told():
+    told = (ROOT / "SECURITY.md").read_text()
+    for path, name in EXEMPT:
+        assert name in {found for _, found in findings((ROOT / path).read_text())}, (path, name)
+        assert path in told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "import pickle as json",
+        "from pickle import loads",
+        "import cloudpickle.compat",
+        "from joblib import load",
+        "import marshal, json",
+        "def f():\n    import shelve",
+        "from jax.experimental.serialize_executable import deserialize_and_load",
+        "from jax.experimental import serialize_executable",
+        "jax.experimental.serialize_executable.serialize(x)",
+        "torch.load(path)",
+        "from torch import load",
+        "f = torch.load",
+        "np.load(path, allow_pickle=True)",
+        "numpy.load(path, allow_pickle=flag)",
+        "yaml.load(text, Loader=Loader)",
+        "yaml.unsafe_load(text)",
+        "eval(text)",
+        "exec(text)",
+        "__import__(name)",
+        "subprocess.run(line, shell=True)",
+        "subprocess.run(line, shell=asked)",
+        "os.system(line)",
+        "importlib.import_module('pickle')",
+        "needed('dill', 'x', 'y')",
+        "AutoModel.from_pretrained(name, trust_remote_code=True)",
+    ],
+)
+def test_each_forbidden_thing_is_found(text: str):
+    assert list(findings(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import json",
+        "model.eval()",
+        "re.compile(text)",
+        "lowered.compile()",
+        "np.load(path, allow_pickle=False)",
+        "subprocess.run(words, shell=False)",
+        "from jtrain.debug.execute import execute",
+        "strategy.compile(step)",
+        "importlib.import_module(f'jtrain.cli.{verb}')",
+    ],
+)
+def test_what_only_sounds_like_it_is_left_alone(text: str):
+    assert not list(findings(text))
