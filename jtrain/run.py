@@ -92,8 +92,11 @@ def run(
     kept = config.checkpoint
     with (
         Signals(every=config.steps_per_call) as signals,
-        Checkpoints(there.checkpoints, keep=kept.keep, best=kept.best) as checkpoints,
+        Checkpoints(
+            there.checkpoints, keep=kept.keep, best=kept.best, first=there.first
+        ) as checkpoints,
     ):
+        checkpoints.take()  # or it is refused, before any data is read
         parts = paced(config, there.pace)
         checkpoints.prepare()  # beside the compiler; it asks for devices, which are settled now
         there.refuse_another_tokenizer(parts.experiment.tokenizer)
@@ -124,13 +127,12 @@ def run(
                 start=start,
                 news=[*cluster.news(), *checkpoints.news, *begins, *changed],
             )
-            return _finish(parts, there, checkpoints, watch, ended)
+            return _finish(parts, there, watch, ended)
 
 
 def _finish(
     parts: Assembly,
     directory: Directory,
-    checkpoints: Checkpoints,
     watch: Watch,
     ended: Ended[TrainState],
 ) -> Outcome:
@@ -149,7 +151,7 @@ def _finish(
     if done and watch.pictures is not None:
         watch.pictures.at(ended.step, ended.state)
     with PULSE.during("save"):
-        checkpoints.wait()  # what is announced is on the disk
+        watch.settle(ended.step, ended.state)  # what is announced is on the disk
     status, why = ENDS[stop.kind], stop.why
     watch.ended(status)
     directory.say(status, step=ended.step, why=why)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jtrain.all_processes import of_all
 from jtrain.assemble import Assembly
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import Checkpoints, Patience
 from jtrain.checkpoint.keeping import Goal
 from jtrain.config.dump import told
 from jtrain.directory import Directory
@@ -27,7 +27,7 @@ from jtrain.hooks.pictures import Pictures
 from jtrain.hooks.plain import Observer, hook_of
 from jtrain.hooks.progress import Progress
 from jtrain.hooks.recording import Record
-from jtrain.hooks.saving import Save, SaveBest, SaveFailed
+from jtrain.hooks.saving import Save, SaveAgain, SaveBest
 from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
 from jtrain.leaf_statistics import leaves
@@ -103,8 +103,12 @@ class Watch:
         )
         log, progress = directory and directory.log, self.progress
         self.lines = Lines(log, screen=progress.print, live=progress.live)
+        self.patience = Patience(checkpoints, self.lines.say) if checkpoints else None
+        """Saves, where there are checkpoints, and says what could not be saved."""
         keep = (
-            _Keep(parts, self, directory, checkpoints) if directory and checkpoints else self._hold
+            _Keep(parts, self, directory, self.patience)
+            if directory and self.patience
+            else self._hold
         )
         often = config.checkpoint.every
         if isinstance(often, Duration):  # in time
@@ -113,7 +117,7 @@ class Watch:
             self.save = Save(every=often or config.steps, save=keep)
         self.held: tuple[Params, Extra] | None = None
         """The best weights, where a best is kept and there is no directory for it."""
-        self._parts, self._saves, self._checkpoints = parts, directory is not None, checkpoints
+        self._parts, self._saves = parts, directory is not None
         self._log = Log(
             every=every,
             stop=config.steps,
@@ -165,8 +169,13 @@ class Watch:
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._saves else []),
-            *([SaveFailed(self._checkpoints.check)] if self._checkpoints else []),
+            *([SaveAgain(self.patience.owed, self.save)] if self.patience else []),
         ]
+
+    def settle(self, step: int, state: TrainState) -> None:
+        """Returns when what was to be saved is on the disk; `state` where it could not be."""
+        while self.patience and self.patience.settle():
+            self.save.again(step, state)
 
     def over(self) -> Stop | None:
         """Why a run that was killed is done, if what was measured before says so."""
@@ -250,10 +259,10 @@ class _Keep:
     """Saves a state in a run's directory."""
 
     def __init__(
-        self, parts: Assembly, watch: Watch, directory: Directory, checkpoints: Checkpoints
+        self, parts: Assembly, watch: Watch, directory: Directory, patience: Patience
     ):
         self._parts, self._watch = parts, watch
-        self._directory, self._checkpoints = directory, checkpoints
+        self._directory, self._patience = directory, patience
 
     def __call__(self, step: int, state: TrainState) -> None:
         found = {name: x.results.get(step, {}) for name, x in self._watch.evaluations.items()}
@@ -271,7 +280,7 @@ class _Keep:
         with self._watch.pause("saving"):
             best = self._watch.best()
             number = best.number(step) if best else None
-            self._checkpoints.save(step, state, about, number, self._sealed)
+            self._patience.save(step, state, about, number, self._sealed)
 
     def _sealed(self, step: int) -> None:
         """Says it when it is so: run.json names no step that a power cut would take."""

@@ -1,5 +1,6 @@
 """One save: written, sealed, announced, and then the older ones go."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ class Saver:
         self._directory, self._dispensable = directory, dispensable
         self._writer: storage.Writer | None = None
         self._opening = threading.Lock()
+        self._left: set[Path] = set()  # of failed saves, where Orbax may still have been writing
 
     def open(self) -> storage.Writer:
         """What writes; the first call loads Orbax and removes what killed saves left."""
@@ -35,6 +37,7 @@ class Saver:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        self._clear()
 
     def write(
         self,
@@ -53,6 +56,7 @@ class Saver:
         first, begun = jax.process_index() == 0, None
         try:
             writer = self.open()
+            self._clear()
             if first:
                 begun = folder.begin(self._directory, step)
             writer.start(folder.saving(self._directory, step) / folder.STATE, arrays)
@@ -67,13 +71,18 @@ class Saver:
             finally:
                 writer.meet(f"{step}")
         except (OSError, ValueError, RuntimeError) as error:  # what the disk and Orbax raise
-            if begun is not None:
-                folder.abandon(begun)
+            self._left |= {begun} if begun is not None else set()
+            self._clear()
             raise failed(self._directory, step, arrays, error) from None
         finally:
             copied.set()
         if not first and folder.faults(self._directory, step, full=False):
             raise unsealed(self._directory, step)
+
+    def _clear(self) -> None:
+        for path in self._left:
+            folder.abandon(path)
+        self._left = {path for path in self._left if path.exists()}
 
     def _delete_dispensable(self, saved: int) -> None:
         """Deletes older ones; never the one whose bytes were read and sealed a moment ago."""
@@ -84,7 +93,9 @@ class Saver:
 
 def spare(directory: Path, best: int | None) -> list[int]:
     """The steps that went, so that there is room: all but the newest and the best."""
-    gone = keeping.dispensable(folder.steps(directory), 1, best)
-    for step in gone:
-        folder.delete(directory, step)
+    gone = []
+    with contextlib.suppress(OSError):  # a disk that is hurt may not even take a deletion
+        for step in keeping.dispensable(folder.steps(directory), 1, best):
+            folder.delete(directory, step)
+            gone.append(step)
     return gone

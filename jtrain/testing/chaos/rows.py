@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jtrain.testing.chaos import points
+from jtrain.testing.chaos.failing import failing_write, full_disk_run
 from jtrain.testing.chaos.kills import KILLS, sigkill
 from jtrain.testing.chaos.points import crash_point
 from jtrain.testing.chaos.trial import Trial
@@ -43,5 +44,17 @@ ROWS: Mapping[str, Row] = {
         "95 of 112",
         crash_point,
         trials=points.operations,
+    ),
+    "failing_write": Row(
+        "the n-th write fails (ENOSPC, EIO, EDQUOT), once and for ever: nothing lost, told in 5 s",
+        "told a period late",
+        failing_write,
+        trials=lambda folder: 3 * points.operations(folder),
+    ),
+    "full_disk_run": Row(
+        "a whole run whose disk fails for a while or for ever: it goes on, or is gone on with",
+        "",
+        full_disk_run,
+        trials=50,
     ),
 }
