@@ -258,9 +258,7 @@ class Watch:
 class _Keep:
     """Saves a state in a run's directory."""
 
-    def __init__(
-        self, parts: Assembly, watch: Watch, directory: Directory, patience: Patience
-    ):
+    def __init__(self, parts: Assembly, watch: Watch, directory: Directory, patience: Patience):
         self._parts, self._watch = parts, watch
         self._directory, self._patience = directory, patience
 

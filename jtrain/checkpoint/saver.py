@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jtrain.checkpoint import fingerprint, folder, keeping, storage
+from jtrain.checkpoint import ending, fingerprint, folder, keeping, storage
 from jtrain.checkpoint.failed import failed, unsealed
 from jtrain.types import Leaf
 
@@ -73,6 +73,7 @@ class Saver:
         except (OSError, ValueError, RuntimeError) as error:  # what the disk and Orbax raise
             self._left |= {begun} if begun is not None else set()
             self._clear()
+            ending.save_failed()
             raise failed(self._directory, step, arrays, error) from None
         finally:
             copied.set()

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,15 +119,35 @@ def save(step: int, kill_at: int = 0) -> dict[str, Any]:
     return {"operations": operations}
 
 
-def go_on(step: int) -> dict[str, Any]:
+def save_recorded(log: str) -> dict[str, Any]:
+    """Six saves, one of them twice, into a folder that is made for them; all is written down."""
+    file = Shim()
+    Path("runs").mkdir()
+    root = Path().resolve()
+    file.watch(root / "runs", Path(log))
+    with Checkpoints(root / "runs" / "cut" / "checkpoints", keep=2) as checkpoints:
+        for step in (1, 2, 2, 3, 4, 5):
+            checkpoints.save(step, state_of(step), {"s": step}, sealed=file.mark)
+        checkpoints.wait()
+    file.rest()
+    return {}
+
+
+def go_on(step: int, there: str = str(SAVED)) -> dict[str, Any]:
     """The next start: from which step it goes on, and what there is after it has saved another."""
-    with Checkpoints(SAVED, keep=2) as checkpoints:
+    place = Path(there)
+    with Checkpoints(place, keep=2) as checkpoints:
         resumed = checkpoints.resume()
         checkpoints.save(step, state_of(step), {"s": step})
         checkpoints.wait()
         news = checkpoints.news
-    names = sorted(path.name for path in SAVED.iterdir())
-    return {"resumed": resumed, "news": news, "names": names, **whole()}
+    names = sorted(path.name for path in place.iterdir())
+    return {"resumed": resumed, "news": news, "names": names, **whole(there)}
+
+
+def after_cuts(there: Mapping[str, str], step: int) -> dict[str, Any]:
+    """Of each directory, what is listed and what the next start makes of it."""
+    return {name: {"before": whole(place), **go_on(step, place)} for name, place in there.items()}
 
 
 def save_failing(step: int, error: int, point: int) -> dict[str, Any]:
@@ -165,9 +185,9 @@ def _insist(patience: Patience, step: int) -> None:
         patience.save(step, state_of(step), {"s": step})
 
 
-def whole() -> dict[str, Any]:
+def whole(there: str = str(SAVED)) -> dict[str, Any]:
     """The steps that are listed, and of each why it is not what was saved, if it isn't."""
-    checkpoints, wrong = Checkpoints(SAVED), {}
+    checkpoints, wrong = Checkpoints(Path(there)), {}
     for step in (steps := checkpoints.steps()):
         try:
             back = checkpoints.restore(step, jax.eval_shape(lambda step=step: state_of(step)))
