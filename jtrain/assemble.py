@@ -1,8 +1,9 @@
 """The parts of a run, put together and compiled; nothing is trained here."""
 
+import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,8 @@ from jtrain.built import Weights, built, makers, shapes
 from jtrain.by_memory import layout_of
 from jtrain.checkpoint import Start, starting
 from jtrain.data.calls import Calls
+from jtrain.data.fingerprint import fingerprint
+from jtrain.data.without import Window, Without
 from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.jaxprs import operations
@@ -42,6 +45,7 @@ class Assembly:
     like: TrainState  # shapes, dtypes and shardings
     lengths: Lengths  # the config's durations, before they were counted in steps
     why: str = ""  # the layout was chosen, if it was
+    windows: tuple[Window, ...] = ()  # of batches that are left out
 
     def fresh(self) -> TrainState:
         """The state before the first step, made straight into its shardings.
@@ -77,7 +81,25 @@ class Assembly:
     @functools.cached_property
     def calls(self) -> Calls:
         """What each call of the step takes, as numpy arrays: this process's rows."""
-        return Calls(self.mine(self.experiment.train), self.config.steps_per_call)
+        return Calls(self.train, self.config.steps_per_call)
+
+    @functools.cached_property
+    def train(self) -> Without:
+        """The batch of each step, as this process reads it."""
+        return Without(self.mine(self.experiment.train), self.windows)
+
+    def without(self, windows: tuple[Window, ...]) -> "Assembly":
+        """The same parts, all that was compiled among them, which leave these batches out."""
+        other = copy.copy(self)
+        for made in ("train", "calls"):
+            vars(other).pop(made, None)
+        vars(other)["windows"] = windows
+        return other
+
+    @functools.cached_property
+    def data(self) -> str:
+        """The fingerprint of what is trained on; empty where the batches cannot say."""
+        return fingerprint(self.experiment.train)
 
     def mine(self, batches: Any) -> Any:
         """The same batches, of which this process reads only the rows of its devices."""
@@ -156,13 +178,18 @@ class Assembly:
             metrics[name] = ["loss", *jax.eval_shape(program, self._weights, self._shapes(rows))[1]]
         check_best(self.config.checkpoint.best, metrics)
 
-    def measure(self, state: TrainState, name: str = "valid") -> dict[str, float]:
-        """The metrics of a state over all of a set."""
+    def measure(
+        self,
+        state: TrainState,
+        name: str = "valid",
+        reading: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
+    ) -> dict[str, float]:
+        """The metrics of a state over all of a set; `reading` hands on its batches."""
         rows = self.sets[name]
         mine = self.mine(rows)
         batches = (self.strategy.place(mine[i]) for i in range(len(rows)))
         weights = self.evaluation_params(state), state.extra
-        return evaluate(self._evaluation(name), weights, batches)
+        return evaluate(self._evaluation(name), weights, reading(batches))
 
     def evaluation_params(self, state: TrainState) -> Params:
         """What a state is measured and sampled by: an average of the optimizer's, or `params`.
@@ -266,6 +293,7 @@ def assemble(
         like=like,
         lengths=lengths,
         why=why,
+        windows=config.guard.without,
     )
     for rows in parts.sets.values():
         check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")

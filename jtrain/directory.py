@@ -21,13 +21,17 @@ from jtrain.private import refuse_links
 from jtrain.redact import redacted_values
 from jtrain.version import __version__
 
-# What changes no number that a run computes from its state on, so a run may go on with others.
-MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log")
+# What changes no number that a run computes from its state on, so a run may go on with others; and
+# what it does about a bad step, for a run that one has stopped goes on with another answer.
+MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log", "guard")
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
 
 
 class Directory:
-    """`runs/NAME/`: config.yaml, run.json, {metrics,speed,steps}.jsonl, checkpoints/, log.txt."""
+    """`runs/NAME/`: config.yaml, run.json, {metrics,speed,steps}.jsonl, checkpoints/, log.txt.
+
+    And events.jsonl, once a step was bad.
+    """
 
     def __init__(self, path: Path, again: str = "", process: int = 0):
         """`again` is what goes on with the run, where it is not the config in the directory.
@@ -42,6 +46,7 @@ class Directory:
         self.checkpoints = path / "checkpoints"
         self.steps = path / "steps.jsonl"
         self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
+        self.events = path / "events.jsonl"
         self.again = again or f"jtrain run {self.config}"
 
     def begin(self, config: Top) -> None:
@@ -101,6 +106,25 @@ class Directory:
                 f"{found or 'none'}: the same number is another text. Prepare the data again with "
                 f"that tokenizer, or start a new run: jtrain run {self.config} "
                 f"name={self.path.name}-2"
+            )
+
+    def refuse_other_data(self, found: str, another: str) -> None:
+        """Makes sure that a run goes on over the rows that it began with.
+
+        Args:
+            found: the fingerprint of what would be trained on; empty: it has none.
+            another: what to type for a run of its own.
+
+        Raises:
+            DataError: if it is another, with both.
+        """
+        known = self.stands().get("data", "")
+        if known and found and found != known:
+            raise DataError(
+                f"{self.path} was trained on\n  {known}\nand its data is now\n  {found}\n"
+                f"so that its batches would be none of the run. Put the data back as it was. To "
+                f"train on over the new data, start a run from the parameters of this one: "
+                f"{another} init_from.path={self.path}"
             )
 
     def stands(self) -> dict[str, Any]:

@@ -1,15 +1,16 @@
 """The steps of a run, compiled, fed and watched."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jtrain.assemble import Assembly
+from jtrain.bad_step import told
 from jtrain.data import ReadAhead
 from jtrain.data.not_finite import not_finite
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
-from jtrain.loop import Ended, train
+from jtrain.loop import Ended, StoppedError, train
 from jtrain.opening import opening
 from jtrain.pulse import PULSE
 from jtrain.state import TrainState
@@ -44,11 +45,17 @@ def drive(
         watch.waited = lambda: feed.waited
         for line in [*opening(parts, start), *news]:
             watch.lines.say(line)
-        observers, over = [signals, *watch.hooks(hooks, state)], watch.over()
+        observers = [signals, *watch.hooks(hooks, state)]
+        signals.fits, watch.reading = watch.grace.fits, signals.through
+        try:
+            watch.catch_up(start, state)
+        except StoppedError as asked:
+            return Ended(state, start or 0, asked.stop)
+        over = watch.over()
         ended = train(
             step,
             state,
-            _told(feed),
+            signals.through(feed),
             start=start or 0,
             stop=start if start and over else config.steps,
             hooks=observers,
@@ -56,7 +63,11 @@ def drive(
         )
     stop = ended.stop or (over if start else None)
     if stop is not None and stop.kind == "failed":
-        stop = dataclasses.replace(stop, why=f"{stop.why} {_blame(parts, ended.step)}")
+        why = f"{stop.why} {_blame(parts, ended.step)}"
+        if bad := watch.guarded.bad:
+            why += f" {told(parts, ended.state, bad.step)}"
+            watch.guarded.wrote(bad, "stopped", why=why)
+        stop = dataclasses.replace(stop, why=why)
     return dataclasses.replace(ended, stop=stop)
 
 
@@ -86,18 +97,7 @@ def reader(
     return ReadAhead(read, start=start // each, stop=parts.config.steps // each)
 
 
-def _told(feed: Iterable[Batch]) -> Iterator[Batch]:
-    """The same batches; the pulse says while one is waited for."""
-    batches = iter(feed)
-    while True:
-        PULSE.phase("data")
-        batch = next(batches)
-        PULSE.phase("step")
-        yield batch
-
-
 def _blame(parts: Assembly, last: int) -> str:
     """What in the data may be why the loss is not finite any more."""
     seen = parts.config.log.every + 10 * parts.config.steps_per_call  # some were in flight
-    train = parts.mine(parts.experiment.train)
-    return not_finite(train, range(max(1, last - seen), last + 1))
+    return not_finite(parts.train, range(max(1, last - seen), last + 1))

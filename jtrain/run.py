@@ -1,5 +1,6 @@
 """Wire an experiment into a run: the one module that sees all of the above."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -10,20 +11,22 @@ import jax
 
 from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import Checkpoints, SetAsideError
 from jtrain.directory import Directory, environment
 from jtrain.drive import compiled, drive
 from jtrain.experiment import RunConfig
+from jtrain.going_back import Begin, begins, decide
 from jtrain.hooks.evaluating import Results
 from jtrain.hooks.metrics import results
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
 from jtrain.joined import join, refuse_unshared
-from jtrain.loop import Ended, Stop
+from jtrain.loop import Ended, Rollback, Stop, StoppedError
 from jtrain.pace import paced
 from jtrain.private import private_files
 from jtrain.pulse import PULSE
 from jtrain.state import TrainState
+from jtrain.step import StepFn
 from jtrain.trackers import check_installed
 from jtrain.watch import Watch
 
@@ -91,7 +94,7 @@ def run(
     check_installed(config.trackers)
     kept = config.checkpoint
     with (
-        Signals(every=config.steps_per_call) as signals,
+        Signals(every=config.steps_per_call, grace=kept.grace) as signals,
         Checkpoints(
             there.checkpoints, keep=kept.keep, best=kept.best, first=there.first
         ) as checkpoints,
@@ -100,56 +103,76 @@ def run(
         parts = paced(config, there.pace)
         checkpoints.prepare()  # beside the compiler; it asks for devices, which are settled now
         there.refuse_another_tokenizer(parts.experiment.tokenizer)
+        there.refuse_other_data(parts.data, another)
         checkpoints.check_room(parts.like)
-        start = checkpoints.resume()
-        if start is not None:
-            parts.calls.restore(checkpoints.about(start).get("batches", {}))
+        begin, step, state = _begun(parts, there, checkpoints)
+        parts, start = begin.parts, begin.start
         # A run that goes on has all in its checkpoint, wherever its first parameters came from.
-        begins = parts.begins.lines() if start is None and parts.begins else []
-        restored = functools.partial(checkpoints.restore, start or 0, parts.like)
-        step, state = compiled(parts, parts.fresh if start is None else restored)
+        drawn = parts.begins.lines() if start is None and parts.begins else []
         there.begin(config)
         refuse_unshared(there)
-        facts = {"sets": list(parts.sets), **environment(jax.devices())}
+        facts = {"sets": list(parts.sets), "data": parts.data, **environment(jax.devices())}
         if parts.experiment.tokenizer:
             facts["tokenizer"] = parts.experiment.tokenizer
         if parts.lengths.seconds:
             facts["seconds_per_step"] = parts.lengths.seconds
-        with Watch(parts, there, checkpoints, start=start, screen=screen) as watch:
-            there.say("running", step=start or 0, **facts)
-            ended = drive(
-                parts,
-                step,
-                state,
-                watch,
-                signals,
-                hooks=hooks,
-                start=start,
-                news=[*cluster.news(), *checkpoints.news, *begins, *changed],
-            )
-            return _finish(parts, there, watch, ended)
+        news = [*cluster.news(), *checkpoints.news, *drawn, *changed]
+        while True:
+            parts, start = begin.parts, begin.start
+            guarded = {"earlier": begin.earlier, "known": begin.known}
+            with Watch(parts, there, checkpoints, start=start, screen=screen, **guarded) as watch:
+                there.say("running", step=start or 0, **facts)
+                ended = drive(
+                    parts, step, state, watch, signals, hooks=hooks, start=start, news=news
+                )
+                if not isinstance(ended.stop, Rollback):
+                    return _finish(parts, there, watch, signals, ended)
+                watch.ended("stopped")
+                news = [decide(parts, watch.guarded, ended.stop)]
+            del state, ended  # room for the one that comes
+            checkpoints.wait()
+            with PULSE.during("restore"):
+                begin = begins(parts, there, checkpoints)
+                state = _state(begin, checkpoints)
+
+
+def _begun(
+    parts: Assembly, directory: Directory, checkpoints: Checkpoints
+) -> tuple[Begin, StepFn, TrainState]:
+    """Where a run begins, its compiled step, and the state there, of a checkpoint that holds."""
+    while True:
+        begin = begins(parts, directory, checkpoints)
+        make = functools.partial(_state, begin, checkpoints)
+        with contextlib.suppress(SetAsideError):  # its arrays are not what was saved: one before it
+            return begin, *compiled(begin.parts, make)
+
+
+def _state(begin: Begin, checkpoints: Checkpoints) -> TrainState:
+    """That a run begins from."""
+    parts = begin.parts
+    if begin.start is None:
+        return parts.fresh()
+    return checkpoints.restore(begin.start, parts.like)
 
 
 def _finish(
     parts: Assembly,
     directory: Directory,
     watch: Watch,
+    signals: Signals,
     ended: Ended[TrainState],
 ) -> Outcome:
     """Keeps the last state, says how it ended, and shows what was learned."""
-    x, stop = parts.experiment, ended.stop or Stop("", "finished")
-    done, sample = stop.kind == "finished", ""
-    for evaluation in watch.evaluations.values() if done else ():
-        evaluation.at(ended.step, ended.state)
-    watch.save.at(ended.step, ended.state)
-    if done and x.sample is not None:
-        with watch.pause("sampling"):
-            here = parts.here(ended.state)
-            sample = x.sample(*here) if directory.first else ""
-        if directory.first:
-            directory.samples.write_text(sample + "\n")
-    if done and watch.pictures is not None:
-        watch.pictures.at(ended.step, ended.state)
+    stop, sample = ended.stop or Stop("", "finished"), ""
+    try:
+        for evaluation in watch.evaluations.values() if stop.kind == "finished" else ():
+            evaluation.at(ended.step, ended.state)
+        watch.save.at(ended.step, ended.state)
+        if stop.kind == "finished":
+            sample = _shown(parts, directory, watch, signals, ended)
+    except StoppedError as asked:  # all steps are taken; the rest is done when it goes on
+        stop = asked.stop
+        watch.save.at(ended.step, ended.state)
     with PULSE.during("save"):
         watch.settle(ended.step, ended.state)  # what is announced is on the disk
     status, why = ENDS[stop.kind], stop.why
@@ -157,3 +180,25 @@ def _finish(
     directory.say(status, step=ended.step, why=why)
     found = {name: evaluation.results for name, evaluation in watch.evaluations.items()}
     return Outcome(directory, status, ended.step, why, found, sample)
+
+
+def _shown(
+    parts: Assembly,
+    directory: Directory,
+    watch: Watch,
+    signals: Signals,
+    ended: Ended[TrainState],
+) -> str:
+    """The sample of what was learned, empty if there is none; and pictures, drawn."""
+    sample = parts.experiment.sample
+    text = ""
+    if sample is not None:
+        with watch.pause("sampling"), signals.interruptible():
+            here = parts.here(ended.state)
+            text = sample(*here) if directory.first else ""
+        if directory.first:
+            directory.samples.write_text(text + "\n")
+    if watch.pictures is not None:
+        with signals.interruptible():
+            watch.pictures.at(ended.step, ended.state)
+    return text

@@ -2,7 +2,8 @@
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import jax
@@ -15,9 +16,11 @@ from jtrain.checkpoint.keeping import Goal
 from jtrain.config.dump import told
 from jtrain.directory import Directory
 from jtrain.durations import Duration
+from jtrain.experiment import RunConfig
+from jtrain.guarded import Guarded
 from jtrain.hooks.early_stop import EarlyStop
 from jtrain.hooks.evaluating import Evaluate, hearing
-from jtrain.hooks.finite import Finite
+from jtrain.hooks.grace import Grace
 from jtrain.hooks.heartbeat import Heartbeat
 from jtrain.hooks.history import History
 from jtrain.hooks.leaves import Leaves
@@ -36,7 +39,7 @@ from jtrain.pulse import PULSE
 from jtrain.state import TrainState
 from jtrain.tracked import tracking
 from jtrain.trackers import End
-from jtrain.types import Extra, Params
+from jtrain.types import Batch, Extra, Params
 from jtrain.version import __version__
 
 _PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}  # as the pulse says it
@@ -46,6 +49,11 @@ class Watch:
     """What observes a run from `start` on; use it in a `with` block.
 
     Without a directory and checkpoints it keeps in memory what is measured, and writes nothing.
+
+    Args:
+        start: the step of the checkpoint that the run goes on from; None at its beginning.
+        earlier, known: as `Guarded` takes them.
+        screen: where it is told.
     """
 
     def __init__(
@@ -55,6 +63,8 @@ class Watch:
         checkpoints: Checkpoints | None = None,
         *,
         start: int | None = None,
+        earlier: Sequence[int] = (),
+        known: Mapping[str, Any] = {},
         screen: TextIO | None = None,
     ):
         config, x = parts.config, parts.experiment
@@ -62,6 +72,10 @@ class Watch:
         first = directory if directory and directory.first else None  # the process that writes
         self.waited = lambda: 0.0
         """Gives the seconds that the loop has waited for data; set where the data is read."""
+        self.reading: Callable[[Iterable[Batch], str], Iterable[Batch]] = lambda batches, _: batches
+        """Hands on the batches of an evaluation, and says what goes on between; set likewise."""
+        self.saving: float | None = directory and directory.stands().get("seconds_per_save")
+        """Seconds that a save takes until it is on the disk, the last one; None: not measured."""
         self._stack = contextlib.ExitStack()
         if directory and not first:
             screen = io.StringIO()  # of the processes one speaks
@@ -85,8 +99,12 @@ class Watch:
         """What is recorded of every step, where there is a directory and it is ours to write."""
         if self.record:
             self._stack.callback(self.record.close)
-        self._stack.callback(self.speed.close)
-        self._stack.callback(self.metrics.close)
+        for each in (self.speed, self.metrics):
+            self._stack.callback(each.close)
+        self.guarded = self._stack.enter_context(
+            Guarded(parts, directory, start=start, earlier=earlier, known=known)
+        )
+        """What is done about bad steps."""
         self.evaluations = {
             name: self._evaluation(parts, directory, name, start) for name in parts.sets
         }
@@ -103,18 +121,8 @@ class Watch:
         )
         log, progress = directory and directory.log, self.progress
         self.lines = Lines(log, screen=progress.print, live=progress.live)
-        self.patience = Patience(checkpoints, self.lines.say) if checkpoints else None
-        """Saves, where there are checkpoints, and says what could not be saved."""
-        keep = (
-            _Keep(parts, self, directory, self.patience)
-            if directory and self.patience
-            else self._hold
-        )
-        often = config.checkpoint.every
-        if isinstance(often, Duration):  # in time
-            self.save = Save(every=call, save=keep, seconds=often.seconds)
-        else:
-            self.save = Save(every=often or config.steps, save=keep)
+        self.patience = checkpoints and Patience(checkpoints, self.lines.say)
+        self.save = _save(config, self._keeper(parts, directory))
         self.held: tuple[Params, Extra] | None = None
         """The best weights, where a best is kept and there is no directory for it."""
         self._parts, self._saves = parts, directory is not None
@@ -125,6 +133,14 @@ class Watch:
             speed=self.speed,
             valid=valid,
             learning_rate=config.optimizer.learning_rate(config.steps),
+        )
+        self.grace = Grace(
+            config.checkpoint.grace,
+            every=every,
+            call=lambda: self.speed.pace and call * self.speed.pace.seconds_per_step,
+            save=lambda: self.saving,
+            kept=_often(config),
+            tell=self.lines.say,
         )
         self._looks: list[Leaves] = []
         self._tracking: Tracking | None = None
@@ -152,20 +168,15 @@ class Watch:
         if config.evaluate.patience:
             mine.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
         evaluations = hearing(self.evaluations, mine)
-        finite = Finite(
-            every=self._log.every,
-            tell=self.lines.say,
-            start=int(state.step),
-            skipped=int(state.skipped),
-            minimum=getattr(state.scale, "minimum", 0.0),
-        )
+        guards = self.guarded.hooks(state, every=self._log.every, tell=self.lines.say)
         best = self.best()
         return [
             Heartbeat(every=config.steps_per_call),
             *(self.speed, self._log, self.progress, self.metrics),
             *([self.record] if self.record else []),
             *([self._tracking] if self._tracking else []),
-            *(finite, *self._looks, *evaluations, *mine),
+            *([self.grace] if self._saves else []),
+            *(*guards, *self._looks, *evaluations, *mine),
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._saves else []),
@@ -176,6 +187,22 @@ class Watch:
         """Returns when what was to be saved is on the disk; `state` where it could not be."""
         while self.patience and self.patience.settle():
             self.save.again(step, state)
+
+    def catch_up(self, step: int | None, state: TrainState) -> None:
+        """Measures what was due at the step that a run goes on from, and was given up for a signal.
+
+        Call it after `hooks`.
+        """
+        if not step or step == self._parts.config.steps:
+            return  # at the last step there is an evaluation in any case
+        due = [
+            x for x in self.evaluations.values() if step % x.every == 0 and step not in x.results
+        ]
+        for evaluation in due:
+            evaluation.at(step, state)
+        best = self.best()
+        if best in due and best is not None and best.best and best.best.step == step:
+            self.save.at(step, state)
 
     def over(self) -> Stop | None:
         """Why a run that was killed is done, if what was measured before says so."""
@@ -206,7 +233,7 @@ class Watch:
 
         def measure(state: TrainState) -> dict[str, float]:
             with self.pause("evaluating"):
-                return parts.measure(state, name)
+                return parts.measure(state, name, lambda batches: self.reading(batches, "eval"))
 
         return Evaluate(
             every=every or parts.config.steps,
@@ -249,6 +276,14 @@ class Watch:
         name, _, _ = goal.name.rpartition("/")
         return self.evaluations.get(name) or next(iter(self.evaluations.values()))
 
+    def _keeper(
+        self, parts: Assembly, directory: Directory | None
+    ) -> Callable[[int, TrainState], None]:
+        """What takes the states that are to be kept."""
+        if directory and self.patience:
+            return _Keep(parts, self, directory, self.patience)
+        return self._hold
+
     def _hold(self, step: int, state: TrainState) -> None:
         del step
         weights = self._parts.evaluation_params(state), state.extra
@@ -261,20 +296,26 @@ class _Keep:
     def __init__(self, parts: Assembly, watch: Watch, directory: Directory, patience: Patience):
         self._parts, self._watch = parts, watch
         self._directory, self._patience = directory, patience
+        self._began = 0.0
 
     def __call__(self, step: int, state: TrainState) -> None:
+        if self._watch.guarded.bad:
+            return
         found = {name: x.results.get(step, {}) for name, x in self._watch.evaluations.items()}
         about = {
             "config": told(self._parts.config),
             "jtrain": __version__,
             "jax": jax.__version__,
+            "data": self._parts.data,
             "valid": {},
             "batches": of_all(self._parts.calls.state(step)),
+            **self._watch.guarded.about(),
             **{name: _numbers(results) for name, results in found.items()},
         }
         self._watch.metrics.sync()
         if self._watch.record:
             self._watch.record.sync()
+        self._began = time.monotonic()
         with self._watch.pause("saving"):
             best = self._watch.best()
             number = best.number(step) if best else None
@@ -283,7 +324,20 @@ class _Keep:
     def _sealed(self, step: int) -> None:
         """Says it when it is so: run.json names no step that a power cut would take."""
         PULSE.kept(step)
-        self._directory.say("running", step=step)
+        self._watch.saving = seconds = time.monotonic() - self._began
+        self._directory.say("running", step=step, seconds_per_save=round(seconds, 3))
+
+
+def _save(config: RunConfig, keep: Callable[[int, TrainState], None]) -> Save:
+    often = config.checkpoint.every
+    if isinstance(often, Duration):  # in time
+        return Save(every=config.steps_per_call, save=keep, seconds=often.seconds)
+    return Save(every=often or config.steps, save=keep)
+
+
+def _often(config: RunConfig) -> str:
+    often = config.checkpoint.every
+    return str(often) if isinstance(often, Duration) else f"{often or config.steps} steps"
 
 
 def _numbers(results: Mapping[str, Any]) -> dict[str, float]:

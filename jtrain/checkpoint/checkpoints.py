@@ -19,6 +19,10 @@ from jtrain.errors import CheckpointError
 from jtrain.types import Leaf, Tree
 
 
+class SetAsideError(CheckpointError):
+    """A checkpoint that was to be gone on from is damaged, and was put away: ask for another."""
+
+
 class Checkpoints:
     """The checkpoints in a directory: `keep` of the newest, and the best by a number.
 
@@ -155,6 +159,12 @@ class Checkpoints:
         self.news += news
         return step
 
+    def remove(self, step: int) -> None:
+        """Deletes a checkpoint that a run no longer goes on from; in the process that writes."""
+        self.wait()
+        self.take()
+        folder.delete(self.directory, step)
+
     def best(self) -> int | None:
         """The step with the best number, if any has one; the earliest of equals."""
         if self._goal is None:
@@ -187,7 +197,8 @@ class Checkpoints:
         Raises:
             CheckpointError: if the step is not there, is damaged, or is of another structure, shape
                 or dtype, with a table of what differs; nothing is read then. If a leaf is another
-                than that which was saved, after it was read.
+                than that which was saved, after it was read: a SetAsideError in a process that
+                writes here.
         """
         self.wait()
         record = folder.record(self.directory, step)
@@ -250,9 +261,13 @@ class Checkpoints:
         now = fingerprint.read(fingerprint.begin({name: flat[name] for name in saved}))
         if wrong := [name for name in saved if now[name] != saved[name]]:
             what = ", ".join(f"{n} has the fingerprint {now[n]}, and had {saved[n]}" for n in wrong)
+            what = f"its files are whole, but {what}"
+            if self._lock is None and self._first is not False:
+                raise folder.damaged(self.directory, step, what)
             if self._lock is not None:  # or the next start would take it again
                 what += f"; it was set aside as {folder.set_aside(self.directory, step)}"
-            raise folder.damaged(self.directory, step, f"its files are whole, but {what}")
+                self.news.append(f"checkpoint {step} is damaged: {what}")
+            raise SetAsideError(str(folder.damaged(self.directory, step, what)))
 
 
 def _check_json(about: Mapping[str, Any]) -> None:
