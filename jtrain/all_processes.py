@@ -16,7 +16,7 @@ def of_all(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     if jax.process_count() == 1 or "shares" not in state:
         return dict(state)
-    every = [each["shares"] for each in _gathered(state)]
+    every = [each["shares"] for each in of_each(state)]
     return {**state, "shares": {part: place for each in every for part, place in each.items()}}
 
 
@@ -26,10 +26,16 @@ def of_first(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     Where there is one every process calls this at the same time.
     """
     made = make() if jax.process_index() == 0 else {}
-    return made if jax.process_count() == 1 else _gathered(made)[0]
+    return made if jax.process_count() == 1 else of_each(made)[0]
 
 
-def _gathered(value: Any) -> list[Any]:
+def of_each(value: Any) -> list[Any]:
+    """The value of each process, JSON, in their order.
+
+    Where there is one every process calls this at the same time.
+    """
+    if jax.process_count() == 1:
+        return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = np.asarray(multihost_utils.process_allgather(np.array(len(text))))
     padded = np.zeros(sizes.max(), np.uint8)
