@@ -22,7 +22,7 @@ from jtrain.redact import redacted_values
 from jtrain.version import __version__
 
 # What changes no number that a run computes from its state on, so a run may go on with others.
-MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log")
+MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log", "checks")
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
 
 

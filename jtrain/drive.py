@@ -46,7 +46,7 @@ def drive(
             watch.lines.say(line)
         observers, over = [signals, *watch.hooks(hooks, state)], watch.over()
         ended = train(
-            step,
+            watch.twice.of(step) if watch.twice else step,
             state,
             _told(feed),
             start=start or 0,

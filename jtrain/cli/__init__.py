@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jtrain.errors import PeerError, UserError
+from jtrain.errors import DeviceError, PeerError, UserError
 from jtrain.redact import redacted
 from jtrain.version import __version__
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(redacted(str(error)), file=sys.stderr)
         return MISTAKE
-    except PeerError as error:
+    except (PeerError, DeviceError) as error:
         print(redacted(str(error)), file=sys.stderr)
         return FAULT
     except SystemExit as stop:  # how argparse ends
