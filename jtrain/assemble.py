@@ -14,6 +14,7 @@ from jtrain.built import Weights, built, makers, shapes
 from jtrain.by_memory import layout_of
 from jtrain.checkpoint import Start, starting
 from jtrain.data.calls import Calls
+from jtrain.data.fingerprint import fingerprint
 from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.jaxprs import operations
@@ -78,6 +79,11 @@ class Assembly:
     def calls(self) -> Calls:
         """What each call of the step takes, as numpy arrays: this process's rows."""
         return Calls(self.mine(self.experiment.train), self.config.steps_per_call)
+
+    @functools.cached_property
+    def data(self) -> str:
+        """The fingerprint of what is trained on; empty where the batches cannot say."""
+        return fingerprint(self.experiment.train)
 
     def mine(self, batches: Any) -> Any:
         """The same batches, of which this process reads only the rows of its devices."""

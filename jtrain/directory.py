@@ -103,6 +103,25 @@ class Directory:
                 f"name={self.path.name}-2"
             )
 
+    def refuse_other_data(self, found: str, another: str) -> None:
+        """Makes sure that a run goes on over the rows that it began with.
+
+        Args:
+            found: the fingerprint of what would be trained on; empty: it has none.
+            another: what to type for a run of its own.
+
+        Raises:
+            DataError: if it is another, with both.
+        """
+        known = self.stands().get("data", "")
+        if known and found and found != known:
+            raise DataError(
+                f"{self.path} was trained on\n  {known}\nand its data is now\n  {found}\n"
+                f"so that its batches would be none of the run. Put the data back as it was. To "
+                f"train on over the new data, start a run from the parameters of this one: "
+                f"{another} init_from.path={self.path}"
+            )
+
     def stands(self) -> dict[str, Any]:
         """What run.json says; empty before the first run."""
         try:

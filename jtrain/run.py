@@ -97,6 +97,7 @@ def run(
         parts = paced(config, there.pace)
         checkpoints.prepare()  # beside the compiler; it asks for devices, which are settled now
         there.refuse_another_tokenizer(parts.experiment.tokenizer)
+        there.refuse_other_data(parts.data, another)
         checkpoints.check_room(parts.like)
         start = checkpoints.resume()
         if start is not None:
@@ -107,7 +108,7 @@ def run(
         step, state = compiled(parts, parts.fresh if start is None else restored)
         there.begin(config)
         refuse_unshared(there)
-        facts = {"sets": list(parts.sets), **environment(jax.devices())}
+        facts = {"sets": list(parts.sets), "data": parts.data, **environment(jax.devices())}
         if parts.experiment.tokenizer:
             facts["tokenizer"] = parts.experiment.tokenizer
         if parts.lengths.seconds:

@@ -267,6 +267,7 @@ class _Keep:
             "config": told(self._parts.config),
             "jtrain": __version__,
             "jax": jax.__version__,
+            "data": self._parts.data,
             "valid": {},
             "batches": of_all(self._parts.calls.state(step)),
             **{name: _numbers(results) for name, results in found.items()},

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from jtrain.data.fingerprint import of_arrays
 from jtrain.errors import DataError
 
 RESERVED = {"row", "mask"}  # every batch has these; see jtrain/data/batches.py
@@ -38,6 +39,10 @@ class Arrays:
 
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
         return {name: array.take(indices, 0) for name, array in self.arrays.items()}
+
+    def fingerprint(self) -> str:
+        """What the data is, in a line."""
+        return of_arrays(len(self), self.arrays)
 
 
 def _refuse(name: str, array: np.ndarray) -> None:

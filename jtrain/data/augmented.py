@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrain.data.draws import ATTEMPTS, beta, uniform, whole
+from jtrain.data.fingerprint import fingerprint
 from jtrain.data.pictures import as_floats, blended, mirrored, pasted, refuse_no_images, shifted
 from jtrain.errors import DataError
 
@@ -84,6 +85,10 @@ class Augmented:
         mine = copy.copy(self)
         mine._batches = self._batches.shard(index, count)
         return mine
+
+    def fingerprint(self) -> str:
+        """What the data is before it is changed, in a line."""
+        return fingerprint(self._batches)
 
     def epoch_of(self, step: int) -> int:
         """The epoch, from 0, of the first row of a step's batch."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from jtrain.data.documents import Place, pieces
 from jtrain.data.files import found
+from jtrain.data.fingerprint import of_files
 from jtrain.data.tokenizer import Tokenizer
 from jtrain.errors import DataError
 
@@ -73,6 +74,10 @@ class Lines:
         self._held = [self._line(Place(*begins)) for begins in state["held"]]
         self._random.bit_generator.state = state["random"]
         self._reading = self._read()
+
+    def fingerprint(self) -> str:
+        """What the data is, in a line."""
+        return of_files(self._files, self._field)
 
     def _read(self) -> Iterator[_Line]:
         while True:

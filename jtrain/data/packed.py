@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from jtrain.data.fingerprint import of_arrays, of_tokens
 from jtrain.data.packing import best_fit
 from jtrain.data.token_files import Stretch
 from jtrain.errors import DataError
@@ -64,6 +65,10 @@ class Packed:
         tokens.flat[place] = self._take(_ranges(starts, lengths))
         segments.flat[place] = np.repeat(_ranges(np.ones_like(counts), counts), lengths)
         return {"tokens": tokens, "segments": segments, "length": (used - 1).astype(np.int32)}
+
+    def fingerprint(self) -> str:
+        """What the data is, in a line; where its documents end, too."""
+        return f"{of_tokens(self.tokens)} {of_arrays(len(self), {'': self._lengths})}"
 
     def _take(self, places: np.ndarray) -> np.ndarray:
         if isinstance(self.tokens, Stretch):

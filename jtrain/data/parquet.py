@@ -9,6 +9,7 @@ import numpy as np
 
 from jtrain.data.extra import needed
 from jtrain.data.files import found
+from jtrain.data.fingerprint import of_files
 from jtrain.errors import DataError
 
 
@@ -86,6 +87,10 @@ class ParquetRows:
                     )
                 whole[here] = part
         return batch
+
+    def fingerprint(self) -> str:
+        """What the data is, in a line."""
+        return of_files(self.paths, *self.columns)
 
     def _group(self, group: int) -> Any:
         """A row group's table, read or kept."""

@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from jtrain.data.draws import whole
+from jtrain.data.fingerprint import of_values
 from jtrain.data.text import Corpus
 from jtrain.errors import DataError
 from jtrain.values import values
@@ -28,6 +29,10 @@ class RandomTokens:
         drawn = whole(0, 0, lanes.ravel(), 0, self._vocab).reshape(lanes.shape).astype(np.int32)
         length = np.full(len(indices), self._context, np.int32)
         return {"tokens": drawn, "length": length}
+
+    def fingerprint(self) -> str:
+        """What the data is, in a line."""
+        return of_values(rows=self._rows, context=self._context, vocab=self._vocab)
 
 
 class Numbers:

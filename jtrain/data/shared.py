@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jtrain.data.batches import Part
+from jtrain.data.fingerprint import of_files
 from jtrain.data.sharing import sharing
 from jtrain.data.stream import Stream, Streamed
 from jtrain.errors import DataError
@@ -59,6 +60,10 @@ class Shared:
         mine = copy.copy(self)
         mine._begin(index, count)
         return mine
+
+    def fingerprint(self) -> str:
+        """What the data is, in a line."""
+        return of_files(self._files)
 
     def state(self, step: int) -> dict[str, Any]:
         """A place at or before a step, as JSON; of a stream of its own under its part in `shares`.

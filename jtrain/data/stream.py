@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from jtrain.data.batches import Part
+from jtrain.data.fingerprint import Known
 
 RECENT = 4  # batches that are still known when they are asked for again
 PLACES = 16  # that are known of what was read last: more than is ever read ahead of a checkpoint
@@ -80,6 +81,10 @@ class Streamed:
         mine = copy.copy(self)
         mine._begin(Part(self.size, index, count))
         return mine
+
+    def fingerprint(self) -> str:
+        """What the stream is made of, in a line, if it says so."""
+        return self._stream.fingerprint() if isinstance(self._stream, Known) else ""
 
     def state(self, step: int) -> dict[str, Any]:
         """A place at or before a step, as JSON, however far beyond it was read; on any thread."""

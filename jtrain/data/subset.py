@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from jtrain.data.fingerprint import fingerprint, of_arrays
 from jtrain.data.shuffle import shuffled
 from jtrain.data.source import Source
 from jtrain.errors import DataError
@@ -30,6 +31,10 @@ class Subset:
 
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
         return self.source[self.indices[indices]]
+
+    def fingerprint(self) -> str:
+        """What the data is, in a line."""
+        return f"{of_arrays(len(self), {'': self.indices})} of {fingerprint(self.source)}"
 
 
 def keep_back(source: Source, share: float) -> tuple[Subset, Subset]:

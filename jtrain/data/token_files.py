@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jtrain.data.fingerprint import of_files
 from jtrain.data.header import read_header
 from jtrain.data.tokenizer import Tokenizer, fingerprint, spelt
 from jtrain.data.tokenizer_file import read_tokenizer
@@ -37,6 +38,15 @@ class Stretch:
     def gather(self, starts: np.ndarray, count: int) -> np.ndarray:
         """`count` tokens from each of `starts` (int64, b) on, b count: copied."""
         return self.files.gather(starts + self.first, count)
+
+    def fingerprint(self) -> str:
+        """What the tokens are, in a line: by the checksums that they were written with, and a look
+        at the files."""
+        files = self.files
+        written = [str(file["crc32"]) for file in files.header["shards"]]
+        paths = [files.path / file["name"] for file in files.header["shards"]]
+        said = of_files(paths, files.header["tokenizer"], *written)
+        return f"tokens {self.first} to {self.last} of {said}"
 
     def documents(self) -> np.ndarray:  # n + 1
         """Where documents begin, int64, and the length of all; one that is cut counts as two."""

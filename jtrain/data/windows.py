@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from jtrain.data.fingerprint import of_tokens
 from jtrain.data.token_files import Stretch
 from jtrain.errors import DataError
 
@@ -62,3 +63,7 @@ class Windows:
             rows[short] = rest[-1]
             rows[short, : len(rest)] = rest
         return {"tokens": rows, "length": length}
+
+    def fingerprint(self) -> str:
+        """What the data is, in a line."""
+        return of_tokens(self.tokens)

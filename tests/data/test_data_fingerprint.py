@@ -1,0 +1,175 @@
+"""A data set is known again, and another is told from it."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grain
+import numpy as np
+import pytest
+
+from jtrain.data import (
+    Arrays,
+    GrainRows,
+    InOrder,
+    Lines,
+    Loaded,
+    Mixed,
+    Packed,
+    Shared,
+    Shuffled,
+    TokenFiles,
+    Windows,
+    keep_back,
+    line_rows,
+    read_tokens,
+)
+from jtrain.data.augmented import Augmented, Changes
+from jtrain.data.byte_tokenizer import ByteTokenizer
+from jtrain.data.fingerprint import BLOCKS, _places, fingerprint
+from jtrain.data.prepare import prepare
+from jtrain.data.random_tokens import RandomTokens
+from jtrain.data.tokenizing import ByBytes
+from jtrain.data.whole import Whole
+
+Build = Callable[[Path, int], Any]
+
+
+def image(changed: int) -> np.ndarray:
+    array = np.random.default_rng(0).integers(0, 256, (60, 4, 4, 1), np.uint8)
+    array[changed % 60, 0, 0, 0] += changed > 0
+    return array
+
+
+def rows(folder: Path, changed: int) -> Arrays:
+    return Arrays(image=image(changed), label=np.arange(60, dtype=np.int32) % 10)
+
+
+def text(folder: Path, changed: int) -> str:
+    lines = [f"line {i} of a text" for i in range(40)]
+    lines[changed % 40] += "!" * (changed > 0)
+    return "\n".join(lines)
+
+
+def lines(folder: Path, changed: int) -> Shared:
+    path = folder / "lines.txt"
+    path.write_text(text(folder, changed))
+    return Shared([path], lambda f: Lines(list(f)), line_rows(ByteTokenizer(), 8), size=4)
+
+
+def tokens(folder: Path, changed: int) -> Windows:
+    numbers = np.arange(500, dtype=np.uint16) % 97
+    numbers[changed % 500] += changed > 0
+    numbers.tofile(folder / "tokens.bin")
+    return Windows(read_tokens(folder / "tokens.bin"), context=8)
+
+
+def prepared(folder: Path, changed: int) -> TokenFiles:
+    (folder / "text.txt").write_text(text(folder, changed))
+    out = folder / f"tokens-{changed}"
+    if not out.exists():
+        prepare(folder / "text.txt", out, tokenizing=ByBytes(), by="line", shard=100)
+    return TokenFiles(out)
+
+
+def parquet(folder: Path, changed: int) -> object:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet as files
+
+    from jtrain.data import ParquetRows
+
+    table = arrow.table({"x": np.arange(50) + (np.arange(50) == changed) * (changed > 0)})
+    files.write_table(table, folder / "rows.parquet")
+    return ParquetRows(folder / "rows.parquet")
+
+
+def grain_rows(folder: Path, changed: int) -> GrainRows:
+    numbers = np.arange(25, dtype=np.float32)
+    numbers[changed % 25] += changed > 0
+    return GrainRows(grain.MapDataset.source(numbers).map(lambda x: {"x": x}))
+
+
+SOURCES: dict[str, Build] = {
+    "arrays": rows,
+    "tokens": tokens,
+    "lines": lines,
+    "a folder of tokens": lambda f, c: Windows(prepared(f, c), context=8),
+    "its first part": lambda f, c: Windows(prepared(f, c).split(0.2)[0], context=8),
+    "packed": lambda f, c: Packed(prepared(f, c), context=8),
+    "random": lambda f, c: RandomTokens(10 + c, 8, 97),
+    "Parquet": parquet,
+    "Grain": grain_rows,
+    "a part": lambda f, c: keep_back(rows(f, c), 0.3)[0],
+    "shuffled": lambda f, c: Shuffled(rows(f, c), size=4, seed=1),
+    "in order": lambda f, c: InOrder(rows(f, c), size=4),
+    "whole": lambda f, c: Whole(rows(f, c)),
+    "changed": lambda f, c: Augmented(Shuffled(rows(f, c), size=4), Changes(flip=0.5)),
+    "mixed": lambda f, c: Mixed({"a": (rows(f, 0), 1), "b": (rows(f, c), 2)}, size=4),
+}
+
+
+@pytest.mark.parametrize("build", SOURCES.values(), ids=SOURCES)
+def test_it_is_the_same_wherever_the_data_lies_and_another_where_a_row_is(build: Build, tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    known = fingerprint(build(here, 0))
+    assert known
+    assert fingerprint(build(here, 0)) == known
+    assert fingerprint(build(there, 0)) == known
+    for changed in (1, 7, 18):
+        assert fingerprint(build(here, changed)) != known
+
+
+@pytest.mark.parametrize("build", SOURCES.values(), ids=SOURCES)
+def test_each_process_has_that_of_the_whole(build: Build, tmp_path):
+    data = build(tmp_path, 0)
+    if not hasattr(data, "shard"):
+        data = Shuffled(data, size=4)
+    assert {fingerprint(data.shard(i, 2)) for i in range(2)} == {fingerprint(data)}
+
+
+def test_rows_that_are_others_each_time_and_what_is_only_streamed_have_none():
+    class Drawn:
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+            return {"x": np.random.default_rng().random(len(indices))}
+
+    assert fingerprint(Shuffled(Drawn(), size=4)) == ""
+    opened = lambda: iter([{"x": np.zeros(4)}])
+    assert fingerprint(Loaded(opened, size=4)) == ""
+
+
+def test_of_a_large_array_blocks_all_over_it_are_read(tmp_path: Path):
+    path, count = tmp_path / "large.bin", 1 << 32
+    with path.open("wb") as file:
+        file.truncate(count)  # a hole: it takes no room on the disk
+
+    def known(changed: int | None = None) -> str:
+        array = np.memmap(path, np.uint8, "r+")
+        for value in (1, 0):
+            if changed is not None:
+                array[changed] = value
+            found = fingerprint(Arrays(x=array)) if value else found
+        return found
+
+    first = known()
+    assert known() == first
+    places = sorted(_places(count, 1 << 16, BLOCKS))
+    for changed in (0, count - 1, places[7], places[100] + (1 << 16) - 1):
+        assert known(changed) != first
+    assert known(places[7] - 1) == first, "one byte between the blocks is not seen"
+    for part in range(100):  # but any hundredth of the whole lies on some block
+        assert any(part * count // 100 <= p < (part + 1) * count // 100 for p in places)
+
+
+def test_places_are_the_first_the_last_and_evenly_between():
+    assert list(_places(10, 4, 5)) == [0, 4, 8]
+    assert list(_places(0, 4, 5)) == []
+    places = sorted(_places(1_000_000, 10, 100))
+    assert (places[0], places[-1]) == (0, 999_990)
+    gaps = [b - a for a, b in itertools.pairwise(places)]
+    assert max(gaps) < 3 * 1_000_000 / 100
