@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -162,13 +162,18 @@ class Assembly:
             metrics[name] = ["loss", *jax.eval_shape(program, self._weights, self._shapes(rows))[1]]
         check_best(self.config.checkpoint.best, metrics)
 
-    def measure(self, state: TrainState, name: str = "valid") -> dict[str, float]:
-        """The metrics of a state over all of a set."""
+    def measure(
+        self,
+        state: TrainState,
+        name: str = "valid",
+        reading: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
+    ) -> dict[str, float]:
+        """The metrics of a state over all of a set; `reading` hands on its batches."""
         rows = self.sets[name]
         mine = self.mine(rows)
         batches = (self.strategy.place(mine[i]) for i in range(len(rows)))
         weights = self.evaluation_params(state), state.extra
-        return evaluate(self._evaluation(name), weights, batches)
+        return evaluate(self._evaluation(name), weights, reading(batches))
 
     def evaluation_params(self, state: TrainState) -> Params:
         """What a state is measured and sampled by: an average of the optimizer's, or `params`.

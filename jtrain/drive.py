@@ -1,7 +1,7 @@
 """The steps of a run, compiled, fed and watched."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jtrain.assemble import Assembly
@@ -9,7 +9,7 @@ from jtrain.data import ReadAhead
 from jtrain.data.not_finite import not_finite
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
-from jtrain.loop import Ended, train
+from jtrain.loop import Ended, StoppedError, train
 from jtrain.opening import opening
 from jtrain.pulse import PULSE
 from jtrain.state import TrainState
@@ -44,11 +44,17 @@ def drive(
         watch.waited = lambda: feed.waited
         for line in [*opening(parts, start), *news]:
             watch.lines.say(line)
-        observers, over = [signals, *watch.hooks(hooks, state)], watch.over()
+        observers = [signals, *watch.hooks(hooks, state)]
+        signals.fits, watch.reading = watch.grace.fits, signals.through
+        try:
+            watch.catch_up(start, state)
+        except StoppedError as asked:
+            return Ended(state, start or 0, asked.stop)
+        over = watch.over()
         ended = train(
             watch.twice.of(step) if watch.twice else step,
             state,
-            _told(feed),
+            signals.through(feed),
             start=start or 0,
             stop=start if start and over else config.steps,
             hooks=observers,
@@ -84,16 +90,6 @@ def reader(
         return parts.place(batch)
 
     return ReadAhead(read, start=start // each, stop=parts.config.steps // each)
-
-
-def _told(feed: Iterable[Batch]) -> Iterator[Batch]:
-    """The same batches; the pulse says while one is waited for."""
-    batches = iter(feed)
-    while True:
-        PULSE.phase("data")
-        batch = next(batches)
-        PULSE.phase("step")
-        yield batch
 
 
 def _blame(parts: Assembly, last: int) -> str:

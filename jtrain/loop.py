@@ -22,6 +22,14 @@ class Stop:
     """To be gone on with, the end that was wanted, or a fault that running again would repeat."""
 
 
+class StoppedError(Exception):
+    """Raised where a batch is waited for, to end a run after the last whole step."""
+
+    def __init__(self, stop: Stop):
+        super().__init__(stop.why)
+        self.stop = stop
+
+
 class Hook:
     """Observes steps `every`, 2 `every`, ... and changes nothing; override one method or both."""
 
@@ -81,7 +89,11 @@ def train(
 
     batches, number = iter(feed), start
     while number < stop and asked is None:
-        batch = next(batches)
+        try:
+            batch = next(batches)
+        except StoppedError as error:
+            asked = error.stop
+            break
         # What reaches a step was placed beforehand. Watching that costs 17 us, so two calls are.
         watched = number < start + 2 * steps_per_call
         with jax.transfer_guard("disallow") if watched else contextlib.nullcontext():

@@ -19,7 +19,7 @@ from jtrain.hooks.metrics import results
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
 from jtrain.joined import join, refuse_unshared
-from jtrain.loop import Ended, Stop
+from jtrain.loop import Ended, Stop, StoppedError
 from jtrain.pace import paced
 from jtrain.private import private_files
 from jtrain.pulse import PULSE
@@ -91,7 +91,7 @@ def run(
     check_installed(config.trackers)
     kept = config.checkpoint
     with (
-        Signals(every=config.steps_per_call) as signals,
+        Signals(every=config.steps_per_call, grace=kept.grace) as signals,
         Checkpoints(there.checkpoints, keep=kept.keep, best=kept.best) as checkpoints,
     ):
         parts = paced(config, there.pace)
@@ -125,7 +125,7 @@ def run(
                 start=start,
                 news=[*cluster.news(), *checkpoints.news, *begins, *changed],
             )
-            return _finish(parts, there, checkpoints, watch, ended)
+            return _finish(parts, there, checkpoints, watch, signals, ended)
 
 
 def _finish(
@@ -133,22 +133,20 @@ def _finish(
     directory: Directory,
     checkpoints: Checkpoints,
     watch: Watch,
+    signals: Signals,
     ended: Ended[TrainState],
 ) -> Outcome:
     """Keeps the last state, says how it ended, and shows what was learned."""
-    x, stop = parts.experiment, ended.stop or Stop("", "finished")
-    done, sample = stop.kind == "finished", ""
-    for evaluation in watch.evaluations.values() if done else ():
-        evaluation.at(ended.step, ended.state)
-    watch.save.at(ended.step, ended.state)
-    if done and x.sample is not None:
-        with watch.pause("sampling"):
-            here = parts.here(ended.state)
-            sample = x.sample(*here) if directory.first else ""
-        if directory.first:
-            directory.samples.write_text(sample + "\n")
-    if done and watch.pictures is not None:
-        watch.pictures.at(ended.step, ended.state)
+    stop, sample = ended.stop or Stop("", "finished"), ""
+    try:
+        for evaluation in watch.evaluations.values() if stop.kind == "finished" else ():
+            evaluation.at(ended.step, ended.state)
+        watch.save.at(ended.step, ended.state)
+        if stop.kind == "finished":
+            sample = _shown(parts, directory, watch, signals, ended)
+    except StoppedError as asked:  # all steps are taken; the rest is done when it goes on
+        stop = asked.stop
+        watch.save.at(ended.step, ended.state)
     with PULSE.during("save"):
         checkpoints.wait()  # what is announced is on the disk
     status, why = ENDS[stop.kind], stop.why
@@ -156,3 +154,25 @@ def _finish(
     directory.say(status, step=ended.step, why=why)
     found = {name: evaluation.results for name, evaluation in watch.evaluations.items()}
     return Outcome(directory, status, ended.step, why, found, sample)
+
+
+def _shown(
+    parts: Assembly,
+    directory: Directory,
+    watch: Watch,
+    signals: Signals,
+    ended: Ended[TrainState],
+) -> str:
+    """The sample of what was learned, empty if there is none; and pictures, drawn."""
+    sample = parts.experiment.sample
+    text = ""
+    if sample is not None:
+        with watch.pause("sampling"), signals.interruptible():
+            here = parts.here(ended.state)
+            text = sample(*here) if directory.first else ""
+        if directory.first:
+            directory.samples.write_text(text + "\n")
+    if watch.pictures is not None:
+        with signals.interruptible():
+            watch.pictures.at(ended.step, ended.state)
+    return text

@@ -3,7 +3,8 @@
 import contextlib
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import jax
@@ -17,9 +18,11 @@ from jtrain.checkpoint.keeping import Goal
 from jtrain.config.dump import dump, told
 from jtrain.directory import Directory
 from jtrain.durations import Duration
+from jtrain.experiment import RunConfig
 from jtrain.hooks.early_stop import EarlyStop
 from jtrain.hooks.evaluating import Evaluate, hearing
 from jtrain.hooks.finite import Finite
+from jtrain.hooks.grace import Grace
 from jtrain.hooks.heartbeat import Heartbeat
 from jtrain.hooks.history import History
 from jtrain.hooks.leaves import Leaves
@@ -39,7 +42,7 @@ from jtrain.pulse import PULSE
 from jtrain.state import TrainState
 from jtrain.tracked import tracking
 from jtrain.trackers import End
-from jtrain.types import Extra, Params
+from jtrain.types import Batch, Extra, Params
 from jtrain.version import __version__
 
 _PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}  # as the pulse says it
@@ -65,6 +68,10 @@ class Watch:
         first = directory if directory and directory.first else None  # the process that writes
         self.waited = lambda: 0.0
         """Gives the seconds that the loop has waited for data; set where the data is read."""
+        self.reading: Callable[[Iterable[Batch], str], Iterable[Batch]] = lambda batches, _: batches
+        """Hands on the batches of an evaluation, and says what goes on between; set likewise."""
+        self.saving: float | None = directory and directory.stands().get("seconds_per_save")
+        """Seconds that a save takes until it is on the disk, the last one; None: not measured."""
         self._stack = contextlib.ExitStack()
         if directory and not first:
             screen = io.StringIO()  # of the processes one speaks
@@ -86,12 +93,10 @@ class Watch:
         call = config.steps_per_call
         self.record = directory and Record(first and first.steps, every=call, resumed_at=start)
         """What is recorded of every step, where there is a directory."""
-        if self.record:
-            self._stack.callback(self.record.close)
         self.twice = Twice.where(config.checks.recompute, each=call, start=start or 0)
         """What computes some steps twice, if the config asks for it."""
-        self._stack.callback(self.speed.close)
-        self._stack.callback(self.metrics.close)
+        for file in (self.record, self.speed, self.metrics):
+            self._stack.callback(file.close if file else lambda: None)
         self.evaluations = {
             name: self._evaluation(parts, directory, name, start) for name in parts.sets
         }
@@ -111,11 +116,7 @@ class Watch:
         keep = (
             _Keep(parts, self, directory, checkpoints) if directory and checkpoints else self._hold
         )
-        often = config.checkpoint.every
-        if isinstance(often, Duration):  # in time
-            self.save = Save(every=call, save=keep, seconds=often.seconds)
-        else:
-            self.save = Save(every=often or config.steps, save=keep)
+        self.save = _save(config, keep)
         self.held: tuple[Params, Extra] | None = None
         """The best weights, where a best is kept and there is no directory for it."""
         self._parts, self._saves, self._checkpoints = parts, directory is not None, checkpoints
@@ -126,6 +127,14 @@ class Watch:
             speed=self.speed,
             valid=valid,
             learning_rate=config.optimizer.learning_rate(config.steps),
+        )
+        self.grace = Grace(
+            config.checkpoint.grace,
+            every=every,
+            call=lambda: self.speed.pace and call * self.speed.pace.seconds_per_step,
+            save=lambda: self.saving,
+            kept=_often(config),
+            tell=self.lines.say,
         )
         self._looks: list[Leaves] = []
         self._tracking: Tracking | None = None
@@ -167,12 +176,29 @@ class Watch:
             *([self.record] if self.record else []),
             *([self.twice] if self.twice else []),
             *([self._tracking] if self._tracking else []),
+            *([self.grace] if self._saves else []),
             *(finite, *self._looks, *evaluations, *mine),
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._saves else []),
             *([SaveFailed(self._checkpoints.check)] if self._checkpoints else []),
         ]
+
+    def catch_up(self, step: int | None, state: TrainState) -> None:
+        """Measures what was due at the step that a run goes on from, and was given up for a signal.
+
+        Call it after `hooks`.
+        """
+        if not step or step == self._parts.config.steps:
+            return  # at the last step there is an evaluation in any case
+        due = [
+            x for x in self.evaluations.values() if step % x.every == 0 and step not in x.results
+        ]
+        for evaluation in due:
+            evaluation.at(step, state)
+        best = self.best()
+        if best in due and best is not None and best.best and best.best.step == step:
+            self.save.at(step, state)
 
     def over(self) -> Stop | None:
         """Why a run that was killed is done, if what was measured before says so."""
@@ -203,7 +229,7 @@ class Watch:
 
         def measure(state: TrainState) -> dict[str, float]:
             with self.pause("evaluating"):
-                return parts.measure(state, name)
+                return parts.measure(state, name, lambda batches: self.reading(batches, "eval"))
 
         return Evaluate(
             every=every or parts.config.steps,
@@ -260,6 +286,7 @@ class _Keep:
     ):
         self._parts, self._watch = parts, watch
         self._directory, self._checkpoints = directory, checkpoints
+        self._began = 0.0
 
     def __call__(self, step: int, state: TrainState) -> None:
         found = {name: x.results.get(step, {}) for name, x in self._watch.evaluations.items()}
@@ -278,6 +305,7 @@ class _Keep:
         if self._watch.record:
             self._watch.record.sync()
             self._refuse_apart(step, state, self._watch.record.last)
+        self._began = time.monotonic()
         with self._watch.pause("saving"):
             best = self._watch.best()
             number = best.number(step) if best else None
@@ -297,7 +325,20 @@ class _Keep:
     def _sealed(self, step: int) -> None:
         """Says it when it is so: run.json names no step that a power cut would take."""
         PULSE.kept(step)
-        self._directory.say("running", step=step)
+        self._watch.saving = seconds = time.monotonic() - self._began
+        self._directory.say("running", step=step, seconds_per_save=round(seconds, 3))
+
+
+def _save(config: RunConfig, keep: Callable[[int, TrainState], None]) -> Save:
+    often = config.checkpoint.every
+    if isinstance(often, Duration):  # in time
+        return Save(every=config.steps_per_call, save=keep, seconds=often.seconds)
+    return Save(every=often or config.steps, save=keep)
+
+
+def _often(config: RunConfig) -> str:
+    often = config.checkpoint.every
+    return str(often) if isinstance(often, Duration) else f"{often or config.steps} steps"
 
 
 def _numbers(results: Mapping[str, Any]) -> dict[str, float]:

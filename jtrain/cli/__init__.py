@@ -1,14 +1,17 @@
 """The command line: one file a verb, imported when it is asked for."""
 
+import contextlib
 import difflib
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
 from jtrain.errors import DeviceError, PeerError, UserError
+from jtrain.pulse.leaving import ASKS, leaving_when_asked
 from jtrain.redact import redacted
 from jtrain.version import __version__
 
@@ -58,8 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def leave(code: int) -> NoReturn:
     """Ends the process.
 
-    One of several that failed does not wait for the others: JAX's would for 300 s, for they hang.
+    A signal changes nothing any more. One of several that failed does not wait for the others:
+    JAX's would for 300 s, for they hang.
     """
+    for number in ASKS:
+        signal.signal(number, signal.SIG_IGN)
     jax = sys.modules.get("jax")
     if code not in {DONE, STOPPED} and jax is not None and jax.distributed.is_initialized():
         sys.stdout.flush()
@@ -70,7 +76,9 @@ def leave(code: int) -> NoReturn:
 
 def _do(verb: str, rest: list[str]) -> int:
     if verb in VERBS:
-        code = importlib.import_module(f"jtrain.cli.{verb}").main(rest)
+        # Before anything is imported that takes time; a run takes the signals over.
+        with leaving_when_asked() if verb == "run" else contextlib.nullcontext():
+            code = importlib.import_module(f"jtrain.cli.{verb}").main(rest)
         sys.stdout.flush()
         return code
     if verb not in {"-h", "--help", "--version"}:

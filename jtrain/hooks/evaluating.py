@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from jtrain.checkpoint.keeping import Goal, best_of
 from jtrain.config.nearest import did_you_mean
 from jtrain.errors import ConfigError
-from jtrain.loop import Hook, Stop
+from jtrain.loop import Hook, Stop, StoppedError
 from jtrain.types import Metrics
 
 Results: TypeAlias = Mapping[int, Mapping[str, float]]  # of each measured step its numbers
@@ -99,7 +99,10 @@ class Evaluate(Hook):
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> Stop | None:
         """Measures it, and ends the run if a judge says so."""
-        self.at(step, state)
+        try:
+            self.at(step, state)
+        except StoppedError as asked:  # measured when the run goes on
+            return asked.stop
         return self._asked
 
     def verdict(self) -> Stop | None:

@@ -1,25 +1,32 @@
-"""Ends a run where it can go on again when it is asked to: Ctrl-C and SIGTERM."""
+"""Ends a run where it can go on again when it is asked to: Ctrl-C, SIGTERM and SIGUSR1."""
 
 import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.experimental import multihost_utils
 
-from jtrain.loop import Hook, Stop
+from jtrain.loop import Hook, Stop, StoppedError
+from jtrain.pulse import PULSE
+from jtrain.pulse.leaving import ASKS, Guard, leave
 from jtrain.types import Metrics
 
-_ACTIONS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+T = TypeVar("T")
+_ACTIONS = {number: signal.SIG_DFL for number in ASKS} | {signal.SIGINT: signal.default_int_handler}
 _ANY = "asked to end (a signal to one of the processes)"
 _HINT = b"\nstopping after this step; once more to stop at once\n"
 
 
 class Signals(Hook):
-    """Stops the loop after the step in which SIGINT or SIGTERM came.
+    """Stops the loop after the step in which SIGINT, SIGTERM or SIGUSR1 came.
+
+    While a batch is waited for, or in an evaluation before its next batch, it stops at once. The
+    handler itself does nothing but note the signal, or raise `StoppedError` where that is allowed.
 
     In several processes one that gets a signal is enough: all stop after the same step, which they
     agree on within about a second.
@@ -28,23 +35,34 @@ class Signals(Hook):
     process. Within `with Signals() as signals:` only; the handlers of before are put back after it.
     Python handles signals in the main thread only: entered in another, this does nothing.
 
+    A process of the command line, which nothing else depends on, ends with 75 at once where nothing
+    is to be lost, and in any case within its grace.
+
     Args:
         every: steps; those of a call where one takes several.
+        grace: seconds within which a process of the command line has ended.
     """
 
-    def __init__(self, *, every: int = 1):
+    def __init__(self, *, every: int = 1, grace: float = 25.0):
         self.every = every
         self.why: str | None = None
         """What came, None while nothing has: also for a signal after the last step."""
+        self.fits: Callable[[], bool] = lambda: True
+        """Says whether a step and a save fit into the grace."""
+        self._grace = grace
         self._before: dict[signal.Signals, Any] = {}
-        self._several = False
+        self._several = self._may_raise = False
+        self._guard: Guard | None = None
 
     def __enter__(self) -> "Signals":
         self._several = jax.distributed.is_initialized()  # process_count() would start the devices
         if threading.current_thread() is threading.main_thread():
-            # Of several processes JAX listens for SIGTERM, and tells the others.
-            for number in [signal.SIGINT] if self._several else _ACTIONS:
-                self._before[number] = signal.signal(number, self._came)
+            if signal.getsignal(signal.SIGTERM) is leave and not self._several:
+                self._guard = Guard(self._grace, self._nothing_to_lose).__enter__()
+            for number in ASKS:
+                # Of several processes JAX listens for SIGTERM, and tells the others.
+                if not (self._several and number == signal.SIGTERM):
+                    self._before[number] = signal.signal(number, self._came)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,6 +70,9 @@ class Signals(Hook):
             # None: it was set by other than Python, and Python cannot put it back.
             signal.signal(number, _ACTIONS[number] if handler is None else handler)
         self._before.clear()
+        if self._guard is not None:
+            self._guard.__exit__()
+            self._guard = None
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> Stop | None:
         """Asks to stop if a signal came; at several processes, to any of them."""
@@ -60,14 +81,48 @@ class Signals(Hook):
             return Stop(self.why or _ANY) if agreed else None
         return None if self.why is None else Stop(self.why)
 
+    def through(self, batches: Iterable[T], then: str = "step") -> Iterator[T]:
+        """The same batches; a signal that comes while one is waited for raises `StoppedError`.
+
+        In several processes it does not, for they stop together. The pulse says while one is
+        waited for, and that the phase `then` goes on.
+        """
+        left = iter(batches)
+        while True:
+            PULSE.phase("data")
+            with self.interruptible():
+                batch = next(left, self)
+            if batch is self:
+                return
+            PULSE.phase(then)
+            yield batch  # pyright: ignore[reportReturnType]
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Within it a signal raises `StoppedError`, or has; not in one of several processes."""
+        self._may_raise = not self._several
+        try:
+            if self._may_raise and self.why is not None:
+                raise StoppedError(Stop(self.why))
+            yield
+        finally:
+            self._may_raise = False
+
+    def _nothing_to_lose(self) -> bool:
+        return PULSE.now().step == 0 or not self.fits()
+
     def _came(self, number: int, frame: FrameType | None) -> None:
         del frame
         name = signal.Signals(number).name
+        first = self.why is None
         self.why = "interrupted (Ctrl-C)" if number == signal.SIGINT else f"asked to end ({name})"
-        for each, action in _ACTIONS.items():
-            if each in self._before:
-                signal.signal(each, action)
+        if self._guard is None:  # which sees the second one
+            for each, action in _ACTIONS.items():
+                if each in self._before:
+                    signal.signal(each, action)
         if self._several:
             os.kill(os.getpid(), signal.SIGTERM)
         with contextlib.suppress(OSError):  # not print: what was interrupted may be printing
             os.write(2, _HINT)
+        if first and self._may_raise:
+            raise StoppedError(Stop(self.why))

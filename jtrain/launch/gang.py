@@ -13,12 +13,12 @@ from pathlib import Path
 from jtrain.launch.guilty import guilty
 from jtrain.launch.member import Member
 from jtrain.pulse import Beat, Patience, Watched, read
+from jtrain.pulse.leaving import ASKS, STOPPED
 from jtrain.pulse.pulse import FOLDER, STACKS, file_of, stacks_of
 
-DONE, MISTAKE, STOPPED, HUNG = 0, 2, 75, 124
+DONE, MISTAKE, HUNG = 0, 2, 124
 POLL = 0.02  # seconds
 FAREWELL = 1.0  # seconds that the others have to say what is wrong with them too, when one failed
-ASKS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # to end where it can be gone on with
 OTHERS = 5.0  # seconds after which, where one has ended as it was asked to, the others are asked
 DUMP = 2.0  # seconds at most for the stacks of a process to be written
 

@@ -87,6 +87,7 @@ class Pulse:
         text = str(run.absolute()).encode()[: _SIZE - _RUN]
         self._memory[_RUN : _RUN + len(text)] = text
         struct.pack_into("<dH", self._memory, _GRACE, grace, len(text))
+        self.beat("start", 0)
 
     def now(self) -> Beat:
         """The last beat."""

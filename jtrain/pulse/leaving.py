@@ -1,0 +1,96 @@
+"""Ends a process that is asked to: at once where nothing is to be lost, else within its grace."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+STOPPED = 75
+# What asks a run to end: Ctrl-C, a scheduler, Slurm's `--signal=USR1@60`.
+ASKS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+MARGIN = 1.0  # seconds before its grace is over
+_OVER = 0  # in the pipe: no signal has this number
+
+
+@contextlib.contextmanager
+def leaving_when_asked() -> Iterator[None]:
+    """Within it a signal of `ASKS` ends the process with 75: nothing has begun that could be lost.
+
+    A run that begins to train takes the signals over and gives them back. In the main thread only.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, leave) for number in ASKS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Ends this process, which has nothing to lose."""
+    del frame
+    exit_now(f"asked to end ({signal.Signals(number).name}) before the first step")
+
+
+def exit_now(why: str) -> None:
+    """Ends this process with 75 and a line; what is not on the disk is gone, as with a kill."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{why}; the same command goes on\n".encode())
+    os._exit(STOPPED)
+
+
+class Guard:
+    """Watches over the end of a process that is asked to end, from a thread, while it is entered.
+
+    Python runs handlers in the main thread, and between two calls of C: a compilation, a device or
+    a disk may hold that up for minutes. The thread is told by the kernel's own handler.
+
+    Args:
+        grace: seconds within which the process has ended.
+        nothing_to_lose: whether it may end at once.
+    """
+
+    def __init__(self, grace: float, nothing_to_lose: Callable[[], bool]):
+        self._grace, self._nothing = grace, nothing_to_lose
+        self._ended = threading.Event()
+
+    def __enter__(self) -> "Guard":
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._watch, name="guard", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        signal.set_wakeup_fd(self._before)
+        os.write(self._write, bytes([_OVER]))
+        self._thread.join()
+        os.close(self._read)
+        os.close(self._write)
+
+    def _watch(self) -> None:
+        asked = 0
+        while not self._ended.is_set():
+            (number,) = os.read(self._read, 1)
+            if number not in ASKS:
+                continue
+            asked, name = asked + 1, signal.Signals(number).name
+            if asked > 1:
+                exit_now(f"asked to end again ({name}): ended at once")
+            if self._nothing():
+                exit_now(f"asked to end ({name}): nothing to save")
+            late = threading.Timer(max(self._grace - MARGIN, 0.0), self._late, [time.monotonic()])
+            late.daemon = True
+            late.start()
+
+    def _late(self, since: float) -> None:
+        if not self._ended.is_set():
+            exit_now(f"not ended {time.monotonic() - since:.0f} s after it was asked to (grace)")

@@ -1,0 +1,158 @@
+"""A run of the command line that is asked to end ends with 75, whatever it is doing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from quick_study import CODE, write_study
+
+from jtrain.pulse import Beat, read
+from jtrain.pulse.pulse import FOLDER, file_of
+
+SLOW = '''
+
+def nap(where):
+    """Sleeps a second where WHERE says."""
+    if os.environ.get("WHERE") == where:
+        time.sleep(1)
+
+
+class Slow(Arrays):
+    def __getitem__(self, indices):
+        if len(self) == 50:
+            nap("eval")
+        elif PULSE.now().step > 8:
+            for _ in range(60):
+                nap("data")
+        return super().__getitem__(indices)
+
+
+def in_c(seconds):
+    """Nothing that Python could do anything about: other threads take the signals."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    ctypes.CDLL(None).sleep(seconds)
+
+
+def told(params, extra, key):
+    for _ in range(30):
+        nap("sampling")
+    return "a sample"
+'''
+HEAD = "import ctypes\nimport os\nimport signal\nimport time\nfrom jtrain.pulse import PULSE\n"
+STUDY = HEAD + (
+    CODE.replace("    return Arrays(", "    return Slow(")
+    .replace("\n\n@jt.values\nclass Data", SLOW + "\n\n@jt.values\nclass Data")
+    .replace("jt.Experiment(", "jt.Experiment(sample=told,")
+    .replace(
+        "            x = jnp.tanh(",
+        '            os.environ.get("WHERE") == "compile" and in_c(30)\n            x = jnp.tanh(',
+    )
+)
+VALUES = ("evaluate.every=6", "checkpoint.every=0", "steps=30")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    write_study(tmp_path, STUDY)
+    return tmp_path
+
+
+def begin(home: Path, compiled: Path, where: str) -> subprocess.Popen[str]:
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    env |= {FOLDER: str(home), "WHERE": where, "JAX_COMPILATION_CACHE_DIR": str(compiled)}
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "jtrain", "run", "configs/quick.yaml", *VALUES],
+        cwd=home,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def asked(
+    home: Path, compiled: Path, where: str, phase: str, *signals: signal.Signals
+) -> tuple[str, Beat, float]:
+    """What a run said that got signals in a phase, its last beat and how long it took to end."""
+    process, file = begin(home, compiled, where), file_of(home, 0)
+    try:
+        deadline = time.monotonic() + 120
+        step = 0 if phase in {"start", "compile"} else 6
+        while (beat := read(file)).phase != phase or beat.step < step or beat.number == 0:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, beat
+            time.sleep(0.002)
+        time.sleep(0.2 if where else 0.0)
+        began = time.monotonic()
+        for each in signals:
+            process.send_signal(each)
+            time.sleep(0.1)
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 75, said
+        return said, read(file), time.monotonic() - began
+    finally:
+        process.kill()
+        process.wait()
+
+
+def stands(home: Path) -> dict:
+    return json.loads((home / "runs" / "quick" / "run.json").read_text())
+
+
+def gone_on(home: Path, compiled: Path) -> bytes:
+    """The metrics of the run, gone on with to its end."""
+    process = begin(home, compiled, "")
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    return (home / "runs" / "quick" / "metrics.jsonl").read_bytes()
+
+
+def test_in_an_evaluation_it_stops_before_the_next_batch_and_measures_later(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, compiled: Path
+):
+    said, beat, seconds = asked(home, compiled, "eval", "data", signal.SIGUSR1)
+    assert beat.step == 6
+    assert seconds < 20
+    assert "stopped at step 6: asked to end (SIGUSR1)" in said
+    assert stands(home)["step"] == 6
+    unbroken = tmp_path_factory.mktemp("unbroken")
+    write_study(unbroken, STUDY)
+    assert gone_on(home, compiled) == gone_on(unbroken, compiled)
+
+
+def test_a_source_that_stalls_does_not_keep_it_from_saving(home: Path, compiled: Path):
+    said, beat, seconds = asked(home, compiled, "data", "data", signal.SIGTERM)
+    assert seconds < 20
+    assert f"stopped at step {beat.step}: asked to end (SIGTERM)" in said
+    assert stands(home)["step"] == beat.step >= 6
+    assert (home / "runs" / "quick" / "checkpoints" / f"{beat.step}" / "seal.json").exists()
+
+
+@pytest.mark.thorough
+def test_a_compiler_that_does_not_come_back_has_nothing_to_save(home: Path, compiled: Path):
+    said, beat, seconds = asked(home, compiled, "compile", "compile", signal.SIGTERM)
+    assert seconds < 10
+    assert beat.step == 0
+    assert "asked to end (SIGTERM): nothing to save; the same command goes on" in said
+
+
+@pytest.mark.thorough
+def test_while_it_samples_the_last_state_is_kept_and_it_samples_later(home: Path, compiled: Path):
+    said, _, seconds = asked(home, compiled, "sampling", "sampling", signal.SIGINT)
+    assert seconds < 20
+    assert "stopped at step 30: interrupted (Ctrl-C)" in said
+    assert stands(home)["status"] == "stopped"
+    gone_on(home, compiled)
+    assert (home / "runs" / "quick" / "samples.txt").read_text() == "a sample\n"
+
+
+@pytest.mark.thorough
+def test_the_second_signal_ends_it_at_once(home: Path, compiled: Path):
+    said, _, seconds = asked(home, compiled, "eval", "eval", signal.SIGTERM, signal.SIGTERM)
+    assert seconds < 10
+    assert "again" in said or "stopped at step" in said
