@@ -1,7 +1,7 @@
 """What all processes of a run have, known to each of them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,6 +20,15 @@ def of_all(state: Mapping[str, Any]) -> dict[str, Any]:
         return dict(state)
     every = [each["shares"] for each in _gathered(state)]
     return {**state, "shares": {part: place for each in every for part, place in each.items()}}
+
+
+def of_first(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What the first process makes, JSON, told to all; what it raises there ends it there.
+
+    Where there is one every process calls this at the same time.
+    """
+    made = make() if jax.process_index() == 0 else {}
+    return made if jax.process_count() == 1 else _gathered(made)[0]
 
 
 def refuse_apart(facts: Mapping[str, str], when: str) -> None:

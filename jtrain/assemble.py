@@ -1,5 +1,6 @@
 """The parts of a run, put together and compiled; nothing is trained here."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from jtrain.by_memory import layout_of
 from jtrain.checkpoint import Start, starting
 from jtrain.data.calls import Calls
 from jtrain.data.fingerprint import fingerprint
+from jtrain.data.without import Window, Without
 from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.jaxprs import operations
@@ -43,6 +45,7 @@ class Assembly:
     like: TrainState  # shapes, dtypes and shardings
     lengths: Lengths  # the config's durations, before they were counted in steps
     why: str = ""  # the layout was chosen, if it was
+    windows: tuple[Window, ...] = ()  # of batches that are left out
 
     def fresh(self) -> TrainState:
         """The state before the first step, made straight into its shardings.
@@ -78,7 +81,20 @@ class Assembly:
     @functools.cached_property
     def calls(self) -> Calls:
         """What each call of the step takes, as numpy arrays: this process's rows."""
-        return Calls(self.mine(self.experiment.train), self.config.steps_per_call)
+        return Calls(self.train, self.config.steps_per_call)
+
+    @functools.cached_property
+    def train(self) -> Without:
+        """The batch of each step, as this process reads it."""
+        return Without(self.mine(self.experiment.train), self.windows)
+
+    def without(self, windows: tuple[Window, ...]) -> "Assembly":
+        """The same parts, all that was compiled among them, which leave these batches out."""
+        other = copy.copy(self)
+        for made in ("train", "calls"):
+            vars(other).pop(made, None)
+        vars(other)["windows"] = windows
+        return other
 
     @functools.cached_property
     def data(self) -> str:
@@ -277,6 +293,7 @@ def assemble(
         like=like,
         lengths=lengths,
         why=why,
+        windows=config.guard.without,
     )
     for rows in parts.sets.values():
         check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")

@@ -21,13 +21,17 @@ from jtrain.private import refuse_links
 from jtrain.redact import redacted_values
 from jtrain.version import __version__
 
-# What changes no number that a run computes from its state on, so a run may go on with others.
-MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log", "checks")
+# What changes no number that a run computes from its state on, so a run may go on with others; and
+# what it does about a bad step, for a run that one has stopped goes on with another answer.
+MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log", "guard", "checks")
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
 
 
 class Directory:
-    """`runs/NAME/`: config.yaml, run.json, {metrics,speed,steps}.jsonl, checkpoints/, log.txt."""
+    """`runs/NAME/`: config.yaml, run.json, {metrics,speed,steps}.jsonl, checkpoints/, log.txt.
+
+    And events.jsonl, once a step was bad.
+    """
 
     def __init__(self, path: Path, again: str = "", process: int = 0):
         """`again` is what goes on with the run, where it is not the config in the directory.
@@ -42,6 +46,7 @@ class Directory:
         self.checkpoints = path / "checkpoints"
         self.steps = path / "steps.jsonl"
         self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
+        self.events = path / "events.jsonl"
         self.again = again or f"jtrain run {self.config}"
 
     def begin(self, config: Top) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jtrain.assemble import Assembly
+from jtrain.bad_step import told
 from jtrain.data import ReadAhead
 from jtrain.data.not_finite import not_finite
 from jtrain.hooks.plain import Observer
@@ -62,7 +63,11 @@ def drive(
         )
     stop = ended.stop or (over if start else None)
     if stop is not None and stop.kind == "failed":
-        stop = dataclasses.replace(stop, why=f"{stop.why} {_blame(parts, ended.step)}")
+        why = f"{stop.why} {_blame(parts, ended.step)}"
+        if bad := watch.guarded.bad:
+            why += f" {told(parts, ended.state, bad.step)}"
+            watch.guarded.wrote(bad, "stopped", why=why)
+        stop = dataclasses.replace(stop, why=why)
     return dataclasses.replace(ended, stop=stop)
 
 
@@ -95,5 +100,4 @@ def reader(
 def _blame(parts: Assembly, last: int) -> str:
     """What in the data may be why the loss is not finite any more."""
     seen = parts.config.log.every + 10 * parts.config.steps_per_call  # some were in flight
-    train = parts.mine(parts.experiment.train)
-    return not_finite(train, range(max(1, last - seen), last + 1))
+    return not_finite(parts.train, range(max(1, last - seen), last + 1))

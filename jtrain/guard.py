@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from jtrain.terms import absorb
 from jtrain.trees import norm
-from jtrain.types import Extra, Params
+from jtrain.types import Extra, Leaf, Mean, Params
 
 
 class Taken(NamedTuple):
@@ -20,6 +20,16 @@ class Taken(NamedTuple):
     opt_state: optax.OptState
     extra: Extra
     update_norm: Float[Array, ""]
+
+
+def stays_finite(extra: Extra, changes: Extra) -> Bool[Array, ""]:
+    """Whether the leaves of `extra` that change are finite after they did."""
+
+    def leaf(old: Leaf, change: Mean | None) -> Leaf:
+        return True if change is None else jnp.isfinite(absorb(old, change)).all()
+
+    flags = jax.tree.map(leaf, extra, changes, is_leaf=lambda x: x is None)
+    return jax.tree.reduce(jnp.logical_and, flags, jnp.bool_(True))
 
 
 def take_if(

@@ -41,7 +41,7 @@ class LeafStatistics:
         largest absolute value; `update_norm` and `param_norm`; `ratio`, the one over the other.
         """
         parts = self._parts
-        batch = parts.strategy.place(parts.mine(parts.experiment.train)[step])
+        batch = parts.strategy.place(parts.train[step])
         if self._program is None:
             looks = looking(parts)
             self._program = parts.strategy.compile(looks, parts.like, batch)

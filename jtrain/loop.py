@@ -22,6 +22,18 @@ class Stop:
     """To be gone on with, the end that was wanted, or a fault that running again would repeat."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rollback(Stop):
+    """What a hook returns to go back to a checkpoint, and on without the batch of a bad step."""
+
+    step: int
+    """The bad one, the first of a run being 1."""
+    back: int = 0
+    """Batches before that one that are left out too."""
+    skip: int = 1
+    """Batches that are left out in all."""
+
+
 class StoppedError(Exception):
     """Raised where a batch is waited for, to end a run after the last whole step."""
 
@@ -49,7 +61,7 @@ class Hook:
 
 @dataclasses.dataclass(frozen=True)
 class Ended(Generic[State]):
-    """Where a loop ended, and why if it was before the last step."""
+    """Where a loop ended, and what it was first asked for, if it was asked to end."""
 
     state: State
     step: int
@@ -84,7 +96,8 @@ def train(
     def finish(most: int) -> Stop | None:  # down to so many calls in flight
         why = asked
         while len(started) > most:
-            why = _tell(*started.popleft(), steps_per_call, listeners) or why
+            told = _tell(*started.popleft(), steps_per_call, listeners)
+            why = why or told
         return why
 
     batches, number = iter(feed), start
@@ -103,7 +116,8 @@ def train(
         for hook in watchers:
             if number % hook.every == 0:
                 asked = finish(0) if hook.settles else asked
-                asked = hook.on_state(number, state, metrics) or asked
+                wanted = hook.on_state(number, state, metrics)
+                asked = asked or wanted
         asked = finish(in_flight)
     return Ended(state, number, finish(0))
 
@@ -116,7 +130,8 @@ def _tell(last: int, metrics: Metrics, steps: int, listeners: Sequence[Hook]) ->
         for hook in listeners:
             if number % hook.every == 0:
                 numbers = numbers or _by_step(jax.device_get(metrics), steps)
-                asked = hook.on_numbers(number, numbers[place]) or asked
+                wanted = hook.on_numbers(number, numbers[place])
+                asked = asked or wanted
     return asked
 
 

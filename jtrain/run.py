@@ -1,7 +1,6 @@
 """Wire an experiment into a run: the one module that sees all of the above."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TextIO, TypeAlias
@@ -14,12 +13,13 @@ from jtrain.checkpoint import Checkpoints
 from jtrain.directory import Directory, environment
 from jtrain.drive import compiled, drive
 from jtrain.experiment import RunConfig
+from jtrain.going_back import Begin, begins, decide
 from jtrain.hooks.evaluating import Results
 from jtrain.hooks.metrics import results
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
 from jtrain.joined import join, refuse_unshared
-from jtrain.loop import Ended, Stop, StoppedError
+from jtrain.loop import Ended, Rollback, Stop, StoppedError
 from jtrain.pace import paced
 from jtrain.private import private_files
 from jtrain.pulse import PULSE
@@ -99,13 +99,11 @@ def run(
         there.refuse_another_tokenizer(parts.experiment.tokenizer)
         there.refuse_other_data(parts.data, another)
         checkpoints.check_room(parts.like)
-        start = checkpoints.resume()
-        if start is not None:
-            parts.calls.restore(checkpoints.about(start).get("batches", {}))
+        begin = begins(parts, there, checkpoints)
+        parts, start = begin.parts, begin.start
         # A run that goes on has all in its checkpoint, wherever its first parameters came from.
-        begins = parts.begins.lines() if start is None and parts.begins else []
-        restored = functools.partial(checkpoints.restore, start or 0, parts.like)
-        step, state = compiled(parts, parts.fresh if start is None else restored)
+        drawn = parts.begins.lines() if start is None and parts.begins else []
+        step, state = compiled(parts, lambda: _state(begin, checkpoints))
         there.begin(config)
         refuse_unshared(there)
         facts = {"sets": list(parts.sets), "data": parts.data, **environment(jax.devices())}
@@ -113,19 +111,32 @@ def run(
             facts["tokenizer"] = parts.experiment.tokenizer
         if parts.lengths.seconds:
             facts["seconds_per_step"] = parts.lengths.seconds
-        with Watch(parts, there, checkpoints, start=start, screen=screen) as watch:
-            there.say("running", step=start or 0, **facts)
-            ended = drive(
-                parts,
-                step,
-                state,
-                watch,
-                signals,
-                hooks=hooks,
-                start=start,
-                news=[*cluster.news(), *checkpoints.news, *begins, *changed],
-            )
-            return _finish(parts, there, checkpoints, watch, signals, ended)
+        news = [*cluster.news(), *checkpoints.news, *drawn, *changed]
+        while True:
+            parts, start = begin.parts, begin.start
+            guarded = {"earlier": begin.earlier, "known": begin.known}
+            with Watch(parts, there, checkpoints, start=start, screen=screen, **guarded) as watch:
+                there.say("running", step=start or 0, **facts)
+                ended = drive(
+                    parts, step, state, watch, signals, hooks=hooks, start=start, news=news
+                )
+                if not isinstance(ended.stop, Rollback):
+                    return _finish(parts, there, checkpoints, watch, signals, ended)
+                watch.ended("stopped")
+                news = [decide(parts, watch.guarded, ended.stop)]
+            del state, ended  # room for the one that comes
+            checkpoints.wait()
+            with PULSE.during("restore"):
+                begin = begins(parts, there, checkpoints)
+                state = _state(begin, checkpoints)
+
+
+def _state(begin: Begin, checkpoints: Checkpoints) -> TrainState:
+    """That a run begins from."""
+    parts = begin.parts
+    if begin.start is None:
+        return parts.fresh()
+    return checkpoints.restore(begin.start, parts.like)
 
 
 def _finish(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jtrain.accumulate import accumulate, value_of
-from jtrain.guard import take_if
+from jtrain.guard import stays_finite, take_if
 from jtrain.loss_checks import refuse_split_rows, refuse_weights_of_params
 from jtrain.precision import narrowed
 from jtrain.rows import with_rows
@@ -38,7 +38,8 @@ def make_step(
     The weights of all terms are summed over the whole batch first (they depend on no parameter, so
     the compiler drops the forward pass). Then one gradient, of the sum of coefficient x total /
     weight, is summed over microbatches and over the copies that `psum` adds up: any split of the
-    rows takes the same step. Where loss or gradient is not finite the old state stays.
+    rows takes the same step. Where loss, gradient or a change of `extra` is not finite the old
+    state stays.
 
     Args:
         microbatches: slices of the batch whose gradients are summed, one after the other.
@@ -89,8 +90,9 @@ def make_step(
 
         (value, (metrics, changes)), grads = gradient(state.params)
         grad_norm = norm(grads)
-        finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
+        finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & stays_finite(state.extra, changes)
         known = {"value": value, "grad": grads, "value_fn": value_of(gradient)}
+        known |= {"grad_norm": grad_norm}  # summed here, where a collective meets its fellows
         params, opt_state, extra, update_norm = take_if(
             finite, update, grads, state.opt_state, state.params, state.extra, changes, **known
         )

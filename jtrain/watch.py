@@ -19,9 +19,9 @@ from jtrain.config.dump import dump, told
 from jtrain.directory import Directory
 from jtrain.durations import Duration
 from jtrain.experiment import RunConfig
+from jtrain.guarded import Guarded
 from jtrain.hooks.early_stop import EarlyStop
 from jtrain.hooks.evaluating import Evaluate, hearing
-from jtrain.hooks.finite import Finite
 from jtrain.hooks.grace import Grace
 from jtrain.hooks.heartbeat import Heartbeat
 from jtrain.hooks.history import History
@@ -52,6 +52,11 @@ class Watch:
     """What observes a run from `start` on; use it in a `with` block.
 
     Without a directory and checkpoints it keeps in memory what is measured, and writes nothing.
+
+    Args:
+        start: the step of the checkpoint that the run goes on from; None at its beginning.
+        earlier, known: as `Guarded` takes them.
+        screen: where it is told.
     """
 
     def __init__(
@@ -61,6 +66,8 @@ class Watch:
         checkpoints: Checkpoints | None = None,
         *,
         start: int | None = None,
+        earlier: Sequence[int] = (),
+        known: Mapping[str, Any] = {},
         screen: TextIO | None = None,
     ):
         config, x = parts.config, parts.experiment
@@ -97,6 +104,10 @@ class Watch:
         """What computes some steps twice, if the config asks for it."""
         for file in (self.record, self.speed, self.metrics):
             self._stack.callback(file.close if file else lambda: None)
+        self.guarded = self._stack.enter_context(
+            Guarded(parts, directory, start=start, earlier=earlier, known=known)
+        )
+        """What is done about bad steps."""
         self.evaluations = {
             name: self._evaluation(parts, directory, name, start) for name in parts.sets
         }
@@ -162,13 +173,7 @@ class Watch:
         if config.evaluate.patience:
             mine.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
         evaluations = hearing(self.evaluations, mine)
-        finite = Finite(
-            every=self._log.every,
-            tell=self.lines.say,
-            start=int(state.step),
-            skipped=int(state.skipped),
-            minimum=getattr(state.scale, "minimum", 0.0),
-        )
+        guards = self.guarded.hooks(state, every=self._log.every, tell=self.lines.say)
         best = self.best()
         return [
             Heartbeat(every=config.steps_per_call),
@@ -177,7 +182,7 @@ class Watch:
             *([self.twice] if self.twice else []),
             *([self._tracking] if self._tracking else []),
             *([self.grace] if self._saves else []),
-            *(finite, *self._looks, *evaluations, *mine),
+            *(*guards, *self._looks, *evaluations, *mine),
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._saves else []),
@@ -289,6 +294,8 @@ class _Keep:
         self._began = 0.0
 
     def __call__(self, step: int, state: TrainState) -> None:
+        if self._watch.guarded.bad:
+            return
         found = {name: x.results.get(step, {}) for name, x in self._watch.evaluations.items()}
         about = {
             "config": told(self._parts.config),
@@ -297,6 +304,7 @@ class _Keep:
             "data": self._parts.data,
             "valid": {},
             "batches": of_all(self._parts.calls.state(step)),
+            **self._watch.guarded.about(),
             **{name: _numbers(results) for name, results in found.items()},
         }
         self._watch.metrics.sync()

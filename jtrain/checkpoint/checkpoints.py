@@ -150,6 +150,12 @@ class Checkpoints:
         self.news += news
         return step
 
+    def remove(self, step: int) -> None:
+        """Deletes a checkpoint that a run no longer goes on from; in the process that writes."""
+        self.wait()
+        self._take()
+        folder.delete(self.directory, step)
+
     def best(self) -> int | None:
         """The step with the best number, if any has one; the earliest of equals."""
         if self._goal is None:

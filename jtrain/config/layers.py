@@ -32,6 +32,14 @@ def _with_bases(path: Path, layer: int, above: tuple[Path, ...]) -> tuple[Node, 
     below = path.parent / str(base.value)
     if not isinstance(base.value, str) or not base.value:
         words = "must be the name of a file, from this one's directory; write `base: other.yaml`"
+    elif below.suffix not in {".yaml", ".yml"} or Path(str(base.value)).is_absolute():
+        words = (
+            f"must be a config (.yaml) by its place from this file's directory, found "
+            f"{base.value!r}; write `base: other.yaml`"
+        )
+    elif below.is_symlink() or (below.exists() and not below.is_file()):
+        what = "a link, and a base is named itself" if below.is_symlink() else "no file"
+        words = f"{below} is {what}; write `base: other.yaml`"
     elif below.resolve() in chain:
         names = " -> ".join(p.name for p in (*chain, below))
         words = f"inherits from itself: {names}; delete one `base:`"

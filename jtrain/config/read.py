@@ -3,8 +3,10 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.nodes import Node as Yaml
@@ -13,7 +15,9 @@ from jtrain.config.nearest import nearest
 from jtrain.config.node import Keys, Mistake, Node, Origin, Plain, dotted
 from jtrain.errors import ConfigError
 
-DEPTH, VALUES = 50, 100_000  # far beyond any config; an anchor can make a file grow without end
+# Far beyond any config. An anchor can make a file grow without end, and the parser takes a second
+# for so many values, or for half a megabyte.
+DEPTH, VALUES, AGAIN, SIZE = 50, 5_000, 1_000, 1 << 19
 
 # What the parser says, whether the mark of where it began is the better one, and our words.
 ADVICE = [
@@ -58,7 +62,10 @@ def parse(
     """What YAML text for the value of `keys` says, None if nothing; and its mistakes."""
     if re.match(r"(\s*(#.*)?\n)*%", text):
         raise ConfigError(f"{origin(1).place('')}: a config is YAML 1.2; delete the line with `%`")
+    if len(text) > SIZE:
+        raise ConfigError(f"{origin(1).place(dotted(keys[:1]))}: {_TOO_LONG}")
     loader = YAML(typ="safe", pure=True)
+    loader.Composer = _Bounded
     try:
         root = loader.compose(text)
         reading = _Reading(loader.constructor.construct_object, origin)
@@ -70,8 +77,9 @@ def parse(
     except MarkedYAMLError as error:
         line, words = _explain(error, text)
         raise ConfigError(f"{origin(line + 1).place('')}: {words}") from None
-    except RecursionError:
-        raise ConfigError(f"{origin(1).place('')}: {_TOO_DEEP}") from None
+    except (RecursionError, _TooMuchError) as error:
+        words = _TOO_DEEP if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"{origin(1).place('')}: {words}") from None
     except (YAMLError, ValueError) as error:  # what no text may hold: control characters and such
         found = next((i for i, c in enumerate(text) if c not in "\n\t" and not c.isprintable()), 0)
         line = text.count("\n", 0, found) + 1
@@ -80,6 +88,27 @@ def parse(
 
 
 _TOO_DEEP = f"values lie more than {DEPTH} deep in one another; a config has no use for that"
+_TOO_MANY = f"more than {VALUES:,} values; keep data in files of its own, and name those"
+_TOO_LONG = f"more than {SIZE:,} bytes; keep data in files of its own, and name those"
+
+
+class _TooMuchError(Exception):
+    """Too many values, or too deep in one another."""
+
+
+class _Bounded(Composer):
+    """Gives up before the parser has gone far into what no config needs."""
+
+    depth = count = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.count += 1
+        self.depth += 1
+        if self.depth > DEPTH + 5 or self.count > VALUES:
+            raise _TooMuchError(_TOO_MANY if self.count > VALUES else _TOO_DEEP)
+        found = super().compose_node(parent, index)
+        self.depth -= 1
+        return found
 
 
 class _Reading:
@@ -87,16 +116,18 @@ class _Reading:
 
     def __init__(self, construct: Callable, origin: Callable[[int], Origin]):
         self.said: list[Mistake] = []
-        self._construct, self._origin, self._values = construct, origin, 0
+        self._construct, self._origin = construct, origin
+        self._seen: set[int] = set()
+        self._again = 0  # values that an anchor has brought once more
 
     def node(self, yaml: Yaml, keys: Keys, line: int) -> Node:
-        self._values += 1
+        self._again += id(yaml) in self._seen
+        self._seen.add(id(yaml))
         origin = self._origin(line + 1)
-        if len(keys) > DEPTH or self._values > VALUES:
-            most = (
-                _TOO_DEEP if len(keys) > DEPTH else f"more than {VALUES:,} values; take anchors out"
-            )
-            raise ConfigError(f"{origin.place(dotted(keys[:1]))}: {most}")
+        if len(keys) > DEPTH or self._again > AGAIN:
+            many = f"anchors bring more than {AGAIN:,} values again; write them once"
+            words = _TOO_DEEP if len(keys) > DEPTH else many
+            raise ConfigError(f"{origin.place(dotted(keys[:1]))}: {words}")
         if isinstance(yaml, MappingNode):
             return Node(self._mapping(yaml, keys), origin)
         if isinstance(yaml, SequenceNode):
@@ -123,6 +154,8 @@ class _Reading:
     def _scalar(self, yaml: ScalarNode, keys: Keys, origin: Origin) -> Plain:
         tag = str(yaml.tag).removeprefix("tag:yaml.org,2002:")
         try:
+            if tag in {"int", "float"} and "_" in yaml.value:  # a number of YAML 1.1
+                return yaml.value
             if tag in {"int", "float", "bool", "null"}:
                 return self._construct(yaml, deep=True)
             if tag in {"str", "timestamp", "value", "merge"}:  # a date is text
@@ -154,8 +187,11 @@ def _explain(error: MarkedYAMLError, text: str) -> tuple[int, str]:
 
 def _text(path: Path) -> str:
     try:
-        data = path.read_bytes()
-        return data.decode("utf-8-sig")
+        with path.open("rb") as file:
+            data = file.read(SIZE + 1)
+        return _refuse_long(path, data).decode("utf-8-sig")
+    except ConfigError:
+        raise
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         byte = error.object[error.start]
@@ -170,6 +206,12 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}: no such file{_near_file(path)}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _refuse_long(path: Path, data: bytes) -> bytes:
+    if len(data) > SIZE:
+        raise ConfigError(f"{path}: {_TOO_LONG}")
+    return data
 
 
 def _near_file(path: Path) -> str:

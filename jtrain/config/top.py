@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from jtrain.config.guard import Guard, Skip
 from jtrain.config.init_from import InitFrom
 from jtrain.durations import Duration, Lasts
 from jtrain.values import values
@@ -135,6 +136,8 @@ class Top:
     """What is said while it trains."""
     checks: Checks = Checks()
     """What is done twice, to find a device that computes wrongly."""
+    guard: Guard = Skip()
+    """What is done about a step that is not finite, or a spike."""
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         """Values that are each allowed and do not fit together: the key and what is wrong.

@@ -70,6 +70,10 @@ class Shuffled:
         mask = self._part.stacked(masks[0], count) if same else np.stack(masks)
         return stacked | {"row": self._part.stacked(self._part.row, count), "mask": mask}
 
+    def indices(self, step: int) -> np.ndarray:
+        """Which rows of the source a step's batch has; those that this process reads."""
+        return self._indices[step]
+
     def shard(self, index: int, count: int) -> "Shuffled":
         """The same batches, of which only the rows of process `index` of `count` are read."""
         mine = copy.copy(self)

@@ -8,7 +8,10 @@ import numpy as np
 
 @runtime_checkable
 class Steps(Protocol):
-    """A batch as a function of the step; may have a faster `several(step, count)`, stacked."""
+    """A batch as a function of the step; may have a faster `several(step, count)`, stacked.
+
+    That may be None for some steps, which are then read one by one.
+    """
 
     def __getitem__(self, step: int, /) -> Mapping[str, Any]: ...
 
@@ -44,8 +47,9 @@ class Calls:
         if self._steps == 1:
             return self._batches[call]
         first = call * self._steps
-        if several := getattr(self._batches, "several", None):
-            return several(first, self._steps)
+        several = getattr(self._batches, "several", lambda first, count: None)
+        if (stacked := several(first, self._steps)) is not None:
+            return stacked
         batches = [self._batches[first + i] for i in range(self._steps)]
         return {name: self._stack(name, [b[name] for b in batches]) for name in batches[0]}
 

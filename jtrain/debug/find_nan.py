@@ -17,6 +17,7 @@ from jtrain.debug.one_step import alone, on_one_device, slope_of, weights_of, wh
 from jtrain.debug.source import Line, written
 from jtrain.directory import Directory
 from jtrain.experiment import RunConfig
+from jtrain.going_back import decided
 from jtrain.hooks.metrics import read
 from jtrain.pace import paced
 from jtrain.state import TrainState
@@ -111,6 +112,7 @@ def find_nan(
     directory = Directory(Path("runs") / (config.name or config.experiment))
     advice = f"Look into that one: jtrain run {directory.config} --find-nan"
     directory.refuse_another(config, f"{advice}\nor into a new one: name={config.name}-2")
+    config = decided(config, directory)
     parts = paced(config, directory.pace)
     state = _before(parts, directory, tell)
     spoiled = _first_bad(parts, state, tell)

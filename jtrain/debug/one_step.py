@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jtrain.assemble import Assembly, assemble
 from jtrain.cluster import detect
+from jtrain.data.without import Without
 from jtrain.errors import ConfigError
 from jtrain.experiment import RunConfig
 from jtrain.parallel import Single
@@ -86,7 +87,7 @@ def loss_of(parts: Assembly, state: TrainState, batch: Batch, rng: Key | None) -
 
 def whole_batch(parts: Assembly, step: int) -> dict[str, jax.Array]:
     """The batch that step `step` takes, the first being 1."""
-    return on_device(parts.experiment.train[step - 1])
+    return on_device(Without(parts.experiment.train, parts.windows)[step - 1])
 
 
 def on_device(batch: Batch) -> dict[str, jax.Array]:

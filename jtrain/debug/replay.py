@@ -16,6 +16,7 @@ from jtrain.debug.dissect import Dissected, dissect
 from jtrain.directory import Directory
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.experiment import RunConfig
+from jtrain.going_back import decided
 from jtrain.hooks.recording import Step, steps
 from jtrain.joined import join
 from jtrain.pace import paced
@@ -78,6 +79,7 @@ def replay(
     cluster = join(config, path, trains=False)
     there = Directory(path, process=cluster.index)
     there.refuse_another(config, "Replay it with its own values; parallel may differ.")
+    config = decided(config, there)
     parts = paced(config, there.pace)
     there.refuse_another_tokenizer(parts.experiment.tokenizer)
     if not 1 <= step <= parts.config.steps:

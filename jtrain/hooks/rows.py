@@ -8,7 +8,7 @@ Floats are written by `repr`: equal bits, equal text. JSON has no NaN; `"NaN"`, 
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,22 @@ class Rows:
 
     Opening it mends it: a torn last row goes, and so do the rows past `resumed_at`, the step of the
     checkpoint that the run goes on from (they will be written again), or all rows if it is None.
+    Those that `lasts` stay all the same.
 
     Raises:
         CheckpointError: if a row that is not the last cannot be read.
     """
 
-    def __init__(self, path: Path | str, *, resumed_at: int | None = None):
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        resumed_at: int | None = None,
+        lasts: Callable[[Mapping[str, Any]], bool] | None = None,
+    ):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        _mend(self.path, resumed_at)
+        _mend(self.path, resumed_at, lasts)
         self._file = self.path.open("ab", buffering=0)
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -58,11 +65,20 @@ def read(path: Path | str) -> list[dict[str, Any]]:
     return [_numbers(row) for row, _ in _parse(path)] if path.exists() else []
 
 
-def _mend(path: Path, resumed_at: int | None) -> None:
+def whole(path: Path) -> list[dict[str, Any]]:
+    """The rows as they were written, what is no number too; raises what `read` raises."""
+    return [row for row, _ in _parse(path)]
+
+
+def _mend(
+    path: Path, resumed_at: int | None, lasts: Callable[[Mapping[str, Any]], bool] | None
+) -> None:
     found = path.read_bytes() if path.exists() else b""
     kept = b""
-    if resumed_at is not None:
-        kept = b"".join(line for row, line in _parse(path) if row["step"] <= resumed_at)
+    if resumed_at is not None or lasts is not None:
+        stays = lambda row: lasts is not None and lasts(row)
+        upto = -1 if resumed_at is None else resumed_at
+        kept = b"".join(line for row, line in _parse(path) if row["step"] <= upto or stays(row))
     if kept != found:
         rewrite(path, kept)
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from jtrain import trees
 from jtrain.errors import ConfigError
 from jtrain.optim.average import averaged
+from jtrain.optim.clip import clipped
 from jtrain.optim.evaluation import after
 from jtrain.optim.groups import Group, check_patterns, group_of, matches
 from jtrain.optim.schedules import Constant, LearningRate, Schedule
@@ -100,7 +101,7 @@ class Recipe(abc.ABC):
         if self.clip_value:
             stages.append(optax.clip(self.clip_value))
         if self.clip:
-            stages.append(optax.clip_by_global_norm(self.clip))
+            stages.append(clipped(self.clip))
         return stages
 
     def _scale(self, rate: LearningRate) -> optax.GradientTransformation:

@@ -1,0 +1,70 @@
+"""Writes events.jsonl: each bad step of a run, the data it took, and what was done about it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from jtrain.hooks import rows
+from jtrain.hooks.rows import Rows
+
+Done = Literal["skipped", "rolled back", "stopped"]
+
+
+class Bad(NamedTuple):
+    """A step that was not finite, or a spike."""
+
+    step: int  # the first is 1
+    what: str  # `loss nan, gradient norm inf`
+    loss: float
+    grad_norm: float
+
+
+class Decision(NamedTuple):
+    """To leave out some batches from now on, and go back to before them."""
+
+    step: int  # that was bad
+    window: tuple[int, int]
+
+
+class Events:
+    """A line for each event: `{"step": 12, "done": "rolled back", "batch": 11, ...}`.
+
+    Those of steps past the checkpoint that a run goes on from will be written again and are cut
+    off; a decision to go back stays, for it is what the run goes on by.
+
+    Args:
+        path: the file; None to write none. It is there once there is an event.
+        resumed_at: as `Rows`.
+    """
+
+    def __init__(self, path: Path | None, *, resumed_at: int | None = None):
+        self._path, self._resumed_at = path, resumed_at
+        self._rows: Rows | None = None
+        if path is not None and path.exists():
+            self._open(path)
+
+    def append(self, bad: Bad, done: Done, **more: Any) -> None:
+        """Writes an event; when this returns no power cut takes it."""
+        if self._path is not None:
+            found = self._rows or self._open(self._path)
+            found.append({**bad._asdict(), "done": done, **more})
+            found.sync()
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._rows is not None:
+            self._rows.close()
+
+    def _open(self, path: Path) -> Rows:
+        self._rows = Rows(path, resumed_at=self._resumed_at, lasts=_is_decision)
+        return self._rows
+
+
+def decisions(path: Path) -> Sequence[Decision]:
+    """Those that were taken in a run, in order; none if nothing was ever bad."""
+    found = [row for row in rows.whole(path) if _is_decision(row)]
+    return [Decision(row["step"], (row["without"][0], row["without"][1])) for row in found]
+
+
+def _is_decision(row: Mapping[str, Any]) -> bool:
+    return row.get("done") == "rolled back"

@@ -1,0 +1,84 @@
+"""Ends the loop at a bad step: one that is not finite, or a spike."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jtrain.config.guard import Rollback as GoBack
+from jtrain.config.guard import Stop as End
+from jtrain.hooks.events import Bad
+from jtrain.hooks.running import Running
+from jtrain.loop import Hook, Rollback, Stop
+
+
+class Guard(Hook):
+    """Asks to go back, or to stop, when it is told of a bad step.
+
+    It is told of each step, some calls late, and of all up to a checkpoint before that is written:
+    so what is saved is never later than a bad step. In several processes the numbers are those of
+    the whole batch and equal to the bit, and so is what is decided.
+
+    Args:
+        policy: of the config.
+        minimum: of the loss scale, if there is one. Above it a step that overflows is how the scale
+            finds its place, and not bad.
+        earlier: the bad steps for which the run went back before.
+        known: what `Running.state` gave when the checkpoint was saved.
+    """
+
+    def __init__(
+        self,
+        policy: GoBack | End,
+        *,
+        minimum: float = 0.0,
+        earlier: Sequence[int] = (),
+        known: Mapping[str, Any] = {},
+    ):
+        self._policy, self._minimum, self._earlier = policy, minimum, earlier
+        self.means = Running(policy.spike.memory)
+        """Of the steps that were taken."""
+        self.means.restore(known)
+        self.bad: Bad | None = None
+        """The first bad step; when there is one nothing later is worth keeping."""
+
+    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
+        """Judges a step."""
+        loss, grad_norm = numbers["loss"], numbers["grad_norm"]
+        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        if self.bad or (skipped and numbers.get("loss_scale", 0.0) > self._minimum):
+            return None
+        what = self._wrong(loss, grad_norm, numbers["update_norm"])
+        if not what:
+            self.means.absorb(loss, grad_norm)
+            return None
+        self.bad = Bad(step, what, loss, grad_norm)
+        return self._answer(self.bad)
+
+    def _wrong(self, loss: float, grad_norm: float, update_norm: float) -> str:
+        """What is, in words; nothing of a good step."""
+        spike, means = self._policy.spike, self.means
+        if not all(map(math.isfinite, (loss, grad_norm, update_norm))):
+            of_update = f", update norm {update_norm:g}" if math.isfinite(grad_norm) else ""
+            return f"is not finite: loss {loss:.4g}, gradient norm {grad_norm:.4g}{of_update}"
+        if means.above("loss", loss, spike.loss):
+            return f"is a spike: loss {loss:.4g}, and the mean before it {means.loss:.4g}"
+        if means.above("grad_norm", grad_norm, spike.grad_norm):
+            return (
+                f"is a spike: gradient norm {grad_norm:.4g}, and the mean before it "
+                f"{means.grad_norm:.4g}"
+            )
+        return ""
+
+    def _answer(self, bad: Bad) -> Stop:
+        policy, why = self._policy, f"step {bad.step} {bad.what}."
+        if isinstance(policy, End):
+            return Stop(why, "failed")
+        recent = [step for step in self._earlier if step > bad.step - policy.within]
+        if len(recent) < policy.most:
+            return Rollback(why, step=bad.step, back=policy.back, skip=policy.skip)
+        steps = ", ".join(map(str, recent))
+        return Stop(
+            f"{why} The run went back {len(recent)} times within {policy.within} steps (for "
+            f"{steps or 'none'}), and guard.most is {policy.most}.",
+            "failed",
+        )

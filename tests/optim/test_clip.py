@@ -1,0 +1,63 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jtrain as jt
+from jtrain.optim import SGD, AdamW, Group
+from jtrain.optim.clip import clipped
+from jtrain.state import new_state
+from jtrain.step import make_step
+
+GRADS: Any = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
+
+
+@pytest.mark.parametrize("most", [1.0, 4.9, 5.1])
+def test_is_optax_own_clip(most: float):
+    updates: Any = clipped(most).update(GRADS, optax.EmptyState())[0]
+    wanted: Any = optax.clip_by_global_norm(most).update(GRADS, optax.EmptyState())[0]
+    for name, leaf in wanted.items():
+        np.testing.assert_allclose(updates[name], leaf, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("touched", "size"),
+    [
+        (lambda g: dict(g), 10.0),  # as it came: by the norm that was given
+        (lambda g: {**g, "a": g["a"] * 2}, np.hypot(6, 4)),
+        (lambda g: {"b": g["b"]}, 4.0),
+    ],
+)
+def test_the_norm_of_the_step_is_that_of_its_own_gradients_alone(touched, size):
+    given = touched(GRADS)
+    known = {"grad": GRADS, "grad_norm": jnp.float32(10)}  # not the true one, to tell them apart
+    updates: Any = clipped(1.0).update(given, optax.EmptyState(), None, **known)[0]
+    np.testing.assert_allclose(updates["b"], given["b"] / size, rtol=1e-6)
+
+
+def squares(params, batch, rng):
+    residual = batch["x"] @ params["a"] + params["b"][None] - 1
+    return jt.Mean.of(residual**2, batch["mask"])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "sums"),  # one a leaf
+    [
+        (AdamW(lr=1e-2, clip=1.0), 0),
+        (SGD(lr=1e-2, clip=1.0, clip_value=0.5), 2),
+        (AdamW(lr=1e-2, clip=1.0, groups=(Group(match="b", freeze=True),)), 2),
+    ],
+)
+def test_no_norm_is_summed_in_the_branch_unless_the_gradients_were_changed(optimizer, sums):
+    built = optimizer.build(10)
+    params = {"a": jnp.ones(3), "b": jnp.zeros(())}
+    state = new_state(params, built, jax.random.key(0))
+    batch = {"x": jnp.ones((4, 3)), "row": jnp.arange(4), "mask": jnp.ones(4, bool)}
+    program = jax.make_jaxpr(make_step(squares, built))(state, batch)
+    branches = [e.params["branches"] for e in program.eqns if e.primitive.name == "cond"]
+    assert len(branches) == 1
+    found = sum(str(branch).count("reduce_sum") for branch in branches[0])
+    assert found == sums

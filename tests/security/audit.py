@@ -1,0 +1,96 @@
+"""What a piece of code did behind our back, as Python's own audit hook tells it."""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Event(NamedTuple):
+    name: str
+    args: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}{tuple(str(a)[:80] for a in self.args)}"
+
+
+# What is never done by reading a config, a checkpoint or a run's directory.
+NEVER = (
+    "subprocess.",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.startfile",
+    "os.putenv",
+    "os.kill",
+    "pty.spawn",
+    "socket.",
+    "urllib.",
+    "http.",
+    "ftplib.",
+    "smtplib.",
+    "webbrowser.",
+    "pickle.find_class",
+    "exec",
+    "compile",
+    "code.",
+    "ctypes.dlopen",
+    "shutil.",
+    "tempfile.",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.mkdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.chmod",
+    "os.chown",
+)
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_watching = threading.local()
+_installed: list[bool] = []
+
+
+def _hook(name: str, args: tuple[Any, ...]) -> None:
+    seen = getattr(_watching, "seen", None)
+    if seen is not None:
+        seen.append(Event(name, args))
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[Event]]:
+    """The events of this thread within, in order."""
+    if not _installed:
+        sys.addaudithook(_hook)
+        _installed.append(True)
+    _watching.seen = seen = []
+    try:
+        yield seen
+    finally:
+        _watching.seen = None
+
+
+def unwanted(events: list[Event], *within: Path) -> list[str]:
+    """Of events those that reading data may not cause: code that runs, a module, a file that is
+    written, or one that is read outside of `within`."""
+    found = []
+    for event in events:
+        name = event.name
+        bad = name == "import" or any(
+            name == n or (n[-1] == "." and name.startswith(n)) for n in NEVER
+        )
+        if name == "open" and isinstance(event.args[0], str | bytes | os.PathLike):
+            path = Path(os.fsdecode(event.args[0])).absolute()
+            flags = event.args[2] if isinstance(event.args[2], int) else 0
+            inside = any(path.resolve().is_relative_to(w.resolve()) for w in within)
+            bad = bool(flags & _WRITES) or not inside
+        if bad:
+            found.append(str(event))
+    return found
