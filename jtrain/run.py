@@ -23,6 +23,7 @@ from jtrain.loop import Ended, Rollback, Stop, StoppedError
 from jtrain.pace import paced
 from jtrain.private import private_files
 from jtrain.pulse import PULSE
+from jtrain.pulse.alone import Alone
 from jtrain.state import TrainState
 from jtrain.trackers import check_installed
 from jtrain.watch import Watch
@@ -91,6 +92,7 @@ def run(
     check_installed(config.trackers)
     kept = config.checkpoint
     with (
+        Alone(path, cluster.index),
         Signals(every=config.steps_per_call, grace=kept.grace) as signals,
         Checkpoints(there.checkpoints, keep=kept.keep, best=kept.best) as checkpoints,
     ):

@@ -32,6 +32,7 @@ from jtrain.hooks.pictures import Pictures
 from jtrain.hooks.plain import Observer, hook_of
 from jtrain.hooks.progress import Progress
 from jtrain.hooks.recording import Record
+from jtrain.hooks.rehearsal import rehearsal
 from jtrain.hooks.saving import Save, SaveBest, SaveFailed
 from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
@@ -177,6 +178,7 @@ class Watch:
         best = self.best()
         return [
             Heartbeat(every=config.steps_per_call),
+            *rehearsal(),
             *(self.speed, self._log, self.progress, self.metrics),
             *([self.record] if self.record else []),
             *([self.twice] if self.twice else []),

@@ -8,6 +8,7 @@ from jtrain.cli.arguments import Arguments
 from jtrain.errors import UserError
 from jtrain.launch import launch
 from jtrain.pulse import Patience
+from jtrain.pulse.fault import KINDS, Fault, faults
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,7 +34,17 @@ def main(argv: Sequence[str]) -> int:
         restarts=typed.restarts,
         patience=Patience.parse(typed.patience),
         beats=verb == "run",
+        faults=_faults(typed.chaos, typed.processes, verb),
     )
+
+
+def _faults(text: str, processes: int, verb: str) -> tuple[Fault, ...]:
+    if text and verb != "run":
+        raise UserError(
+            f"jtrain launch: --chaos was asked for with {verb}, and only a run can be rehearsed: "
+            f"jtrain launch --processes {processes} --chaos {text} run CONFIG"
+        )
+    return faults(text, processes)
 
 
 def _arguments() -> Arguments:
@@ -46,6 +57,7 @@ def _arguments() -> Arguments:
         "--processes 2 --devices 4 run configs/shakespeare.yaml",
         "--processes 4 run configs/shakespeare.yaml parallel.kind=fsdp",
         "--processes 1 --restarts 3 run configs/shakespeare.yaml",
+        "--chaos kill:1@step20,stall:0@step30 --patience 10 run configs/shakespeare.yaml",
     )
     words = "how many processes"
     parser.add_argument("--processes", type=int, default=2, metavar="N", help=words)
@@ -55,6 +67,8 @@ def _arguments() -> Arguments:
     parser.add_argument("--port", type=int, default=0, metavar="N", help=words)
     words = "how often all are begun again after one failed or was stuck; never after exit code 2"
     parser.add_argument("--restarts", type=int, default=0, metavar="N", help=words)
+    words = "what goes wrong in a rehearsal: " + ", ".join(KINDS) + "; a run gets over each, once"
+    parser.add_argument("--chaos", default="", metavar="FAULTS", help=words)
     words = "after so long in a phase a process is stuck: 60 for all phases, or step=60,compile=600"
     parser.add_argument("--patience", default="", metavar="SECONDS", help=words)
     words = "what is run in each, with all that follows it"

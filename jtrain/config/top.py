@@ -22,7 +22,7 @@ def _plain_name(name: str) -> str:
     )
 
 
-_PART = re.compile(r"(?!\.)[^/\\:*?\"<>|\x00-\x1f]*")
+_PART = re.compile(r"(?![.~-])[^/\\:*?\"<>|;$&`\x00-\x1f\x7f]*")
 
 
 def _parts(name: str) -> list[str]:

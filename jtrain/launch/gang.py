@@ -65,7 +65,7 @@ class Gang:
         patience: Patience,
         beats: bool = False,
     ):
-        self._folder, self._beats = folder, beats
+        self.folder, self._beats = folder, beats
         self._stack = contextlib.ExitStack()
         self.began = time.monotonic()
         self.members: list[Member] = []
@@ -88,7 +88,7 @@ class Gang:
 
     def beats(self) -> list[Beat]:
         """The last beat of each."""
-        return [read(file_of(self._folder, member.index)) for member in self.members]
+        return [read(file_of(self.folder, member.index)) for member in self.members]
 
     def ending(self) -> Ending | None:
         """How it ended, as soon as one failed or is stuck, or all have ended; None before."""
@@ -104,7 +104,7 @@ class Gang:
             self.signal(signal.SIGTERM)  # one was asked to end and has: so shall the others
         late = []
         for member in running:
-            beat, watched = read(file_of(self._folder, member.index)), self._watched[member.index]
+            beat, watched = read(file_of(self.folder, member.index)), self._watched[member.index]
             late.append(watched.look(beat, seconds) and (beat.number > 0 or self._beats))
         return self._hang(running) if any(late) else None
 
@@ -141,11 +141,11 @@ class Gang:
         beats = [each.beat for each in watched if each.beat]
         at = time.monotonic()
         self._dump([m for m, beat in zip(running, beats, strict=True) if beat.number > 0])
-        run = next((Path(beat.run) for beat in beats if beat.run), self._folder)
-        run = run if run.is_dir() else self._folder
-        for member in running if run != self._folder else []:
+        run = next((Path(beat.run) for beat in beats if beat.run), self.folder)
+        run = run if run.is_dir() else self.folder
+        for member in running if run != self.folder else []:
             with contextlib.suppress(OSError):
-                shutil.move(stacks_of(self._folder, member.index), run)
+                shutil.move(stacks_of(self.folder, member.index), run)
         return Ending(HUNG, at, found.member, found.words, f"{run}/stacks-*.txt")
 
     def _dump(self, members: Sequence[Member]) -> None:
@@ -154,7 +154,7 @@ class Gang:
             member.signal(signal.SIGCONT)  # one that is stopped writes when it goes on
         deadline = time.monotonic() + DUMP
         for member in members:
-            file, size = stacks_of(self._folder, member.index), -1
+            file, size = stacks_of(self.folder, member.index), -1
             while time.monotonic() < deadline and (size <= 0 or size != _size(file)):
                 size = _size(file)
                 time.sleep(POLL)

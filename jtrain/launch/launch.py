@@ -9,9 +9,11 @@ from pathlib import Path
 
 from jtrain.cluster import cpu_devices
 from jtrain.errors import ConfigError
+from jtrain.launch.chaos import Chaos
 from jtrain.launch.gang import Gang
 from jtrain.launch.supervise import supervise
 from jtrain.pulse import Patience
+from jtrain.pulse.fault import Fault
 
 LOOPBACK = "127.0.0.1"
 
@@ -25,6 +27,7 @@ def launch(
     restarts: int = 0,
     patience: Patience | None = None,
     beats: bool = False,
+    faults: Sequence[Fault] = (),
 ) -> int:
     """Runs `command` in so many processes and gives the exit code, of the first that failed.
 
@@ -37,6 +40,7 @@ def launch(
         port: of the coordinator; 0: one that is free, another one at each beginning.
         restarts: how often all are begun again after one failed or was stuck.
         patience: seconds in each phase after which a process is taken for stuck.
+        faults: what is done to them on purpose.
         beats: whether what is run tells its phases from its start, as `jtrain run` does.
 
     Raises:
@@ -46,14 +50,17 @@ def launch(
     if processes > 1:
         _tell_of_name()
 
+    chaos = Chaos(faults)
+
     def begin(folder: Path) -> Gang:
         where = f"{LOOPBACK}:{port or free_port()}"
         told = [
-            environment(os.environ, where, index, processes, devices) for index in range(processes)
+            environment(os.environ, where, index, processes, devices) | chaos.environment(folder)
+            for index in range(processes)
         ]
         return Gang(command, told, folder, patience=patience or Patience(), beats=beats)
 
-    return supervise(begin, restarts=restarts)
+    return supervise(begin, restarts=restarts, chaos=chaos)
 
 
 def environment(

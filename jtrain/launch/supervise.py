@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
+from jtrain.launch.chaos import Chaos
 from jtrain.launch.gang import DONE, HUNG, MISTAKE, POLL, Ending, Gang, own_folder
 from jtrain.launch.history import History, Life
 from jtrain.pulse.leaving import ASKS, STOPPED
@@ -36,7 +37,9 @@ class Asked:
             self.gang.signal(number)
 
 
-def supervise(begin: Callable[[Path], Gang], *, restarts: int = 0) -> int:
+def supervise(
+    begin: Callable[[Path], Gang], *, restarts: int = 0, chaos: Chaos | None = None
+) -> int:
     """Gives the exit code of the last life, after `restarts` new beginnings at most.
 
     A life that failed is begun again, unless by a mistake in what was typed (2) or at the same
@@ -44,15 +47,19 @@ def supervise(begin: Callable[[Path], Gang], *, restarts: int = 0) -> int:
 
     Args:
         begin: starts a gang whose pulses lie in the folder it is given.
+        chaos: what is done to it, beside; a life that ended by it is always begun again.
     """
-    history, spent = History(), 0
+    history, spent, chaos = History(), 0, chaos or Chaos()
     with handing_on() as asked:
         while True:
             with own_folder() as folder, begin(folder) as gang:
                 asked.gang = gang
-                ending = live(gang, asked)
-                life = Life.of(ending, gang.beats())
+                ending = live(gang, asked, chaos)
+                life, rehearsed = Life.of(ending, gang.beats()), chaos.ended(gang, ending)
             asked.gang = None
+            if rehearsed and not asked.times:
+                say(_told(life, "a rehearsal; begun again"))
+                continue
             if not ending.failed or asked.times:
                 break
             history.add(life)
@@ -63,15 +70,17 @@ def supervise(begin: Callable[[Path], Gang], *, restarts: int = 0) -> int:
             _rest(min(FIRST * 2 ** (history.alike - 1), MOST), asked)
             if asked.times:
                 return STOPPED
+    say(chaos.report())
     if ending.failed and restarts and history.stuck:
         say(history.diagnosis())
     say(_last_words(ending))
     return ending.code
 
 
-def live(gang: Gang, asked: Asked) -> Ending:
+def live(gang: Gang, asked: Asked, chaos: Chaos) -> Ending:
     """How a gang ended; none of it is there any more."""
     while (ending := gang.ending()) is None:
+        chaos.look(gang)
         if asked.times > 1:
             ending = Ending(STOPPED, time.monotonic())
             break
@@ -119,7 +128,7 @@ def _rest(seconds: float, asked: Asked) -> None:
 
 def _told(life: Life, what: str) -> str:
     who, where = life.ending.who, f"goes on from checkpoint {life.kept}" if life.kept else ""
-    how = life.ending.hang or f"process {who.index if who else 0} failed ({_how(life.ending)})"
+    how = life.ending.hang or f"process {who.index if who else 0} ended ({_how(life.ending)})"
     after = f"after step {life.step}" if life.step else "before the first step"
     return f"jtrain launch: {how} {after}; {what}{', ' if where else ''}{where}\n"
 

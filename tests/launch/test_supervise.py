@@ -43,7 +43,7 @@ def test_all_are_begun_again_when_one_fails(here: Path, capfd):
     assert launch(of(LIFE + code), processes=2, restarts=2) == 0
     assert lives(here) == [3, 3]
     said = capfd.readouterr().err
-    assert "process 1 failed (SIGKILL) before the first step; begun again (1 of 2)" in said
+    assert "process 1 ended (SIGKILL) before the first step; begun again (1 of 2)" in said
     assert "begun again (2 of 2)" in said
     assert len(set((here / "port").read_text().split())) == 3, "a port of its own for each life"
 

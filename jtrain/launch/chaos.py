@@ -1,0 +1,85 @@
+"""A rehearsal: faults done to a run on purpose, and how long it took to get over each."""
+
+import dataclasses
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from jtrain.launch.gang import Ending, Gang
+from jtrain.pulse.fault import OWN, REHEARSAL, Fault
+
+SIGNALS = {"kill": signal.SIGKILL, "stall": signal.SIGSTOP, "term": signal.SIGTERM}
+
+
+@dataclasses.dataclass
+class Done:
+    """A fault that happened; times by the monotonic clock, 0 where it did not come to that."""
+
+    fault: Fault
+    at: float
+    seen: float = 0.0
+    down: float = 0.0
+    stepped: float = 0.0
+    how: str = ""
+
+    def row(self) -> tuple[str, ...]:
+        """As it is printed."""
+        since = lambda time: f"{time - self.at:.2f} s" if time else "never"
+        return str(self.fault), since(self.seen), since(self.down), since(self.stepped), self.how
+
+
+class Chaos:
+    """The faults of a rehearsal, each of which happens once."""
+
+    def __init__(self, faults: Sequence[Fault] = ()):
+        self.to_come = list(faults)
+        self.done: list[Done] = []
+        self._now: list[Done] = []  # of the life that goes on
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """What the processes of the next life are told, whose pulses lie in `folder`."""
+        if not self.to_come:
+            return {}
+        return {REHEARSAL: f"{','.join(map(str, self.to_come))}|{folder}"}
+
+    def look(self, gang: Gang) -> None:
+        """Does what is due, and notes what has happened."""
+        if not self.to_come and not (self.done and not self.done[-1].stepped):
+            return
+        beats = gang.beats()
+        if not self._now and min(beat.step for beat in beats) > 0:
+            for each in self.done:
+                each.stepped = each.stepped or time.monotonic()
+        for fault in list(self.to_come):
+            done = fault.done(gang.folder)
+            if fault.kind in OWN:
+                happened = done.exists()
+            elif happened := beats[fault.process].step >= fault.number:
+                gang.members[fault.process].signal(SIGNALS[fault.kind])
+                done.touch()
+            if happened:
+                at = done.stat().st_mtime - time.time() + time.monotonic()
+                self.to_come.remove(fault)
+                self._now.append(Done(fault, at))
+
+    def ended(self, gang: Gang, ending: Ending) -> bool:
+        """Whether something was done to the life that ended so."""
+        self.look(gang)
+        for each in self._now:
+            each.seen, each.down = ending.at, ending.down
+            each.how = "stuck" if ending.hang else f"exit code {ending.code}"
+        happened, self._now = self._now, []
+        self.done += happened
+        return bool(happened)
+
+    def report(self) -> str:
+        """A table of what was done; empty where nothing was to be."""
+        if not self.done and not self.to_come:
+            return ""
+        head = ("rehearsed", "seen after", "all down", "next step", "how it ended")
+        rows = [head, *(each.row() for each in self.done)]
+        widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        lines += [f"{fault}: did not come, the run was over before" for fault in self.to_come]
+        return "\n".join(lines) + "\n"

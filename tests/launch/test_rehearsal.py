@@ -1,0 +1,50 @@
+"""A rehearsal: each fault comes once, the run gets over all of them, and nothing is lost."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from quick_study import kept, trained, write_study
+
+FAULTS = "raise:1@step3,kill:0@step7,stall:1@step9,full-disk@save3,term:0@step11"
+
+
+def command(home: Path, compiled: Path, *words: str) -> str:
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "jtrain", *words],
+        cwd=home,
+        env=env | {"JAX_COMPILATION_CACHE_DIR": str(compiled)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.thorough
+def test_a_run_comes_through_a_rehearsal_as_if_nothing_had_been(
+    tmp_path_factory: pytest.TempPathFactory, compiled: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hurt, calm = tmp_path_factory.mktemp("hurt"), tmp_path_factory.mktemp("calm")
+    launched = ["launch", "--processes", "2", "--patience", "step=3,data=3,save=5"]
+    run = ["run", "configs/quick.yaml", "parallel.kind=mirrored", "checkpoint.every=2"]
+    for home in (hurt, calm):
+        write_study(home)
+    said = command(hurt, compiled, *launched, "--chaos", FAULTS, *run)
+    command(calm, compiled, *launched, *run)
+    table = said[said.index("rehearsed  ") :].splitlines()[1:]
+    came = dict(re.match(r"(\S+) .*  (\S.*)$", line).groups() for line in table)
+    assert set(came) == set(FAULTS.split(","))
+    assert came["stall:1@step9"] == "stuck"
+    states = []
+    for home in (hurt, calm):
+        monkeypatch.chdir(home)
+        states.append(kept(trained(*run[1:])))
+    assert states[0].keys() == states[1].keys()
+    assert [name for name in states[0] if states[0][name] != states[1][name]] == []

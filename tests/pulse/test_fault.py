@@ -1,0 +1,51 @@
+"""What a rehearsal is typed as, and what is said of what is none."""
+
+from pathlib import Path
+
+import pytest
+
+from jtrain.cli import launch
+from jtrain.errors import UserError
+from jtrain.pulse.fault import KINDS, Fault, faults
+
+
+def test_faults_are_read_as_they_are_printed():
+    text = "kill:1@step20,stall:0@step30,raise:1@step12,full-disk@save2,term:0@step40"
+    found = faults(text, processes=2)
+    assert found[0] == Fault("kill", 1, 20)
+    assert ",".join(map(str, found)) == text
+    assert {fault.kind for fault in found} == set(KINDS)
+    assert faults("", processes=2) == ()
+    assert faults("kill@step3", processes=1) == (Fault("kill", 0, 3),)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("kil:1@step20", "is of no kind that there is: kill, .*; did you mean kill?"),
+        ("kill:1", "is no fault: a fault is KIND:PROCESS@stepN"),
+        ("kill:1@step20,", "is no fault"),
+        ("kill:2@step20", "names process 2, and there are 0 to 1"),
+        ("kill@step20", "names no process, and there are 2: type kill:0@step1"),
+        ("kill:0@step0", "counts from 1"),
+        ("kill:0@save3", "does not fit: a full disk comes in a save"),
+        ("full-disk@step3", "does not fit: a full disk comes in a save"),
+    ],
+)
+def test_what_is_none_is_refused_with_what_is(text: str, why: str):
+    with pytest.raises(UserError, match=why) as refused:
+        faults(text, processes=2)
+    *_, advice = str(refused.value).split("--chaos ")
+    assert faults(advice, processes=2), "what it says to type is a rehearsal"
+
+
+def test_only_a_run_is_rehearsed():
+    with pytest.raises(UserError, match="only a run can be rehearsed") as refused:
+        launch.main(["--chaos", "kill:1@step2", "check", "configs/x.yaml"])
+    assert "run CONFIG" in str(refused.value)
+
+
+def test_a_file_says_that_it_came(tmp_path: Path):
+    one, other = faults("kill:1@step2,full-disk@save2", processes=2)
+    one.done(tmp_path).touch()
+    assert [fault.done(tmp_path).exists() for fault in (one, other)] == [True, False]
