@@ -18,7 +18,7 @@ def of_all(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     if jax.process_count() == 1 or "shares" not in state:
         return dict(state)
-    every = [each["shares"] for each in _gathered(state)]
+    every = [each["shares"] for each in of_each(state)]
     return {**state, "shares": {part: place for each in every for part, place in each.items()}}
 
 
@@ -28,7 +28,25 @@ def of_first(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     Where there is one every process calls this at the same time.
     """
     made = make() if jax.process_index() == 0 else {}
-    return made if jax.process_count() == 1 else _gathered(made)[0]
+    return made if jax.process_count() == 1 else of_each(made)[0]
+
+
+def of_each(value: Any) -> list[Any]:
+    """The value of each process, JSON, in their order.
+
+    Where there is one every process calls this at the same time.
+    """
+    if jax.process_count() == 1:
+        return [value]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = np.asarray(multihost_utils.process_allgather(np.array(len(text))))
+    padded = np.zeros(sizes.max(), np.uint8)
+    padded[: len(text)] = text
+    texts = np.asarray(multihost_utils.process_allgather(padded))  # processes, bytes
+    return [
+        json.loads(one[:size].tobytes())
+        for one, size in zip(texts, sizes.ravel().tolist(), strict=True)
+    ]
 
 
 def refuse_apart(facts: Mapping[str, str], when: str) -> None:
@@ -37,9 +55,7 @@ def refuse_apart(facts: Mapping[str, str], when: str) -> None:
     Raises:
         PeerError: in all of them, with the first fact that they do not, and who says what.
     """
-    if jax.process_count() == 1:
-        return
-    every = _gathered(dict(facts))
+    every = of_each(dict(facts))
     for name in dict.fromkeys(name for each in every for name in each):
         said = {process: each[name] for process, each in enumerate(every) if name in each}
         usual = max(said.values(), key=list(said.values()).count)
@@ -52,15 +68,3 @@ def refuse_apart(facts: Mapping[str, str], when: str) -> None:
                     f"saved; run again to go on from the newest checkpoint, without the host of "
                     f"process {process} if it is named again."
                 )
-
-
-def _gathered(value: Any) -> list[Any]:
-    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    sizes = np.asarray(multihost_utils.process_allgather(np.array(len(text))))
-    padded = np.zeros(sizes.max(), np.uint8)
-    padded[: len(text)] = text
-    texts = np.asarray(multihost_utils.process_allgather(padded))  # processes, bytes
-    return [
-        json.loads(one[:size].tobytes())
-        for one, size in zip(texts, sizes.ravel().tolist(), strict=True)
-    ]
