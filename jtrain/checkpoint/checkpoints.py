@@ -76,6 +76,7 @@ class Checkpoints:
         Raises:
             SaveError: if this save or the last one could not be written, and why.
             CheckpointError: if another process writes in the directory.
+            DeviceError: if devices hold copies of a leaf that are not the same.
         """
         self.wait()
         self.take()

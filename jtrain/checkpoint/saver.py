@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 
-from jtrain.checkpoint import ending, fingerprint, folder, keeping, storage
+from jtrain.checkpoint import copies, ending, folder, keeping, storage
 from jtrain.checkpoint.failed import failed, unsealed
+from jtrain.errors import DeviceError
 from jtrain.types import Leaf
 
 
@@ -52,6 +53,7 @@ class Saver:
 
         Raises:
             SaveError: if it could not be written, by this process or by that which seals.
+            DeviceError: if devices hold copies of a leaf that are not the same.
         """
         first, begun = jax.process_index() == 0, None
         try:
@@ -61,10 +63,15 @@ class Saver:
                 begun = folder.begin(self._directory, step)
             writer.start(folder.saving(self._directory, step) / folder.STATE, arrays)
             copied.set()
-            record["fingerprints"] = fingerprint.read(prints)
+            held = copies.seen(prints)
             writer.finish()
+            if jax.process_count() > 1:
+                copies.tell(folder.saving(self._directory, step), held)
+                writer.meet(f"{step} copies")
             try:
                 if begun is not None:
+                    held = copies.of_all(begun) if jax.process_count() > 1 else held
+                    record["fingerprints"] = copies.agreed(held, step)
                     folder.commit(begun, record)
                     sealed(step)
                     self._delete_dispensable(step)
@@ -75,6 +82,10 @@ class Saver:
             self._clear()
             ending.save_failed()
             raise failed(self._directory, step, arrays, error) from None
+        except DeviceError:
+            self._left |= {begun} if begun is not None else set()
+            self._clear()
+            raise
         finally:
             copied.set()
         if not first and folder.faults(self._directory, step, full=False):

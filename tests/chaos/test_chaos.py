@@ -12,6 +12,8 @@ SEEDS = {  # the first of each in the default run
     "power_cut": [1, 2],
     "failing_write": [100, 33, 140, 247],
     "full_disk_run": [1, 5, 11],
+    "bit_flip": [1, 2],
+    "calm": [1],
 }
 QUICK = ["crash_point"]
 

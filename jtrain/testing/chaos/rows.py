@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jtrain.testing.chaos import points
 from jtrain.testing.chaos.failing import failing_write, full_disk_run
+from jtrain.testing.chaos.flips import CALM, bit_flip, calm
 from jtrain.testing.chaos.kills import KILLS, sigkill
 from jtrain.testing.chaos.points import crash_point
 from jtrain.testing.chaos.power import STATES, power_cut
@@ -64,5 +65,18 @@ ROWS: Mapping[str, Row] = {
         "",
         full_disk_run,
         trials=50,
+    ),
+    "bit_flip": Row(
+        "one bit of a device's copy, of a step or of a gradient flips: found, with step and leaf",
+        "not looked for",
+        bit_flip,
+        trials=300,
+    ),
+    "calm": Row(
+        "every step computed twice and none flipped: no alarm",
+        "",
+        calm,
+        trials=100,
+        faults=CALM,
     ),
 }
