@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from jtrain.errors import ConfigError
+from jtrain.errors import ConfigError, UserError
 
 UMASK = "JTRAIN_UMASK"
 OTHERS = 0o077
@@ -48,6 +48,24 @@ def created(path: Path) -> BinaryIO:
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "wb")
+
+
+def inside(folder: Path, name: object, error: type[UserError], said: Path) -> Path:
+    """`folder / name`, of a name that a file says: a file of this folder, and no place elsewhere.
+
+    Args:
+        error: raised with what is wrong, for `said`.
+        said: the file that says it.
+    """
+    plain = (
+        isinstance(name, str) and name not in {"", ".", ".."} and not {*name} & {"/", "\\", "\0"}
+    )
+    if plain and (folder / str(name)).resolve().parent == folder.resolve():
+        return folder / str(name)
+    raise error(
+        f"{said} names the file {name!r}, which is not one beside it: such a file may not be "
+        f"read. Get {said} again from where it was made, with the files that it names."
+    )
 
 
 def refuse_links(directory: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 
 from jtrain import trees
-from jtrain.checkpoint import ending, fingerprint, folder, keeping, leaves, space, storage
+from jtrain.checkpoint import copies, ending, fingerprint, folder, keeping, leaves, space, storage
 from jtrain.checkpoint.lock import Lock
 from jtrain.checkpoint.resuming import newest_whole
 from jtrain.checkpoint.task import Task
-from jtrain.errors import CheckpointError
+from jtrain.errors import CheckpointError, DeviceError
 from jtrain.types import Leaf, Tree
 
 
@@ -66,6 +66,7 @@ class Checkpoints:
         Raises:
             CheckpointError: if this save or the last one could not be written, and why; or another
                 process writes in the directory.
+            DeviceError: if devices hold copies of a leaf that are not the same.
         """
         self.wait()
         self._take()
@@ -265,10 +266,15 @@ class Checkpoints:
                 begun = folder.begin(self.directory, step)
             writer.start(folder.saving(self.directory, step) / folder.STATE, arrays)
             copied.set()
-            record["fingerprints"] = fingerprint.read(prints)
+            held = copies.seen(prints)
             writer.finish()
+            if jax.process_count() > 1:
+                copies.tell(folder.saving(self.directory, step), held)
+                writer.meet(f"{step} copies")
             try:
                 if begun is not None:
+                    held = copies.of_all(begun) if jax.process_count() > 1 else held
+                    record["fingerprints"] = copies.agreed(held, step)
                     folder.commit(begun, record)
                     sealed(step)
                     self._delete_dispensable(step)
@@ -278,6 +284,10 @@ class Checkpoints:
             if begun is not None:
                 folder.abandon(begun)
             raise CheckpointError(self._failure(step, arrays, error)) from None
+        except DeviceError:
+            if begun is not None:
+                folder.abandon(begun)
+            raise
         finally:
             copied.set()
 

@@ -60,12 +60,23 @@ def unflatten(like: Tree, flat: Mapping[str, Leaf]) -> Tree:
 
 
 def stored(described: str) -> jax.ShapeDtypeStruct:
-    """What is stored for `float32[2, 3]` (as by trees.describe); for a key, its integers."""
-    dtype, _, shape = described.partition("[")
-    dims = tuple(json.loads(f"[{shape}"))
-    if dtype.startswith("key<"):
-        return jax.ShapeDtypeStruct((*dims, 2 if dtype == "key<fry>" else 4), jnp.uint32)
-    return jax.ShapeDtypeStruct(dims, jnp.dtype(dtype))
+    """What is stored for `float32[2, 3]` (as by trees.describe); for a key, its integers.
+
+    Raises:
+        CheckpointError: if it is nothing that is described so.
+    """
+    try:
+        dtype, _, shape = described.partition("[")
+        dims = tuple(json.loads(f"[{shape}"))
+        if dtype.startswith("key<"):
+            return jax.ShapeDtypeStruct((*dims, 2 if dtype == "key<fry>" else 4), jnp.uint32)
+        return jax.ShapeDtypeStruct(dims, jnp.dtype(dtype))
+    except (TypeError, ValueError, AttributeError):
+        raise CheckpointError(
+            f"a checkpoint says of a leaf that it is {described!r}, and float32[2, 3] or the like "
+            f"was to stand there: it was not written by jtrain, or was changed. Take another one "
+            f"of the run's checkpoints."
+        ) from None
 
 
 def check_same(

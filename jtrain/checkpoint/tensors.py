@@ -10,11 +10,13 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jtrain.errors import CheckpointError
+from jtrain.private import inside
 
 ENDING, INDEX = ".safetensors", ".safetensors.index.json"
 DTYPES = {
@@ -36,7 +38,8 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
     if not path.name.endswith(INDEX):
         return _of_file(path)
     files: Mapping[str, str] = _json(path, _bytes(path), "weight_map")
-    parts = {name: _of_file(path.parent / name) for name in sorted(set(files.values()))}
+    beside = lambda name: inside(path.parent, name, CheckpointError, path)
+    parts = {name: _of_file(beside(name)) for name in {name: None for name in files.values()}}
     lost = [name for name, file in files.items() if name not in parts[file]]
     if lost:
         raise CheckpointError(
@@ -59,7 +62,7 @@ def _of_file(path: Path) -> dict[str, np.ndarray]:
     }
 
 
-def _tensor(path: Path, name: str, entry: Mapping, data: np.ndarray) -> np.ndarray:
+def _tensor(path: Path, name: str, entry: Any, data: np.ndarray) -> np.ndarray:
     try:
         dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
@@ -70,7 +73,9 @@ def _tensor(path: Path, name: str, entry: Mapping, data: np.ndarray) -> np.ndarr
             f"{', '.join(DTYPES)}. Convert the file to one of them."
         )
     numbers = np.dtype(DTYPES[dtype])
-    if last > len(data) or last - first != math.prod(shape) * numbers.itemsize:
+    counts = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    places = type(first) is int and type(last) is int and 0 <= first <= last <= len(data)
+    if not (counts and places) or last - first != math.prod(shape) * numbers.itemsize:
         raise _broken(path, f"{name} is to lie at {first} to {last} of {len(data)} bytes")
     return data[first:last].view(numbers).reshape(shape)
 

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jtrain.errors import DataError
-from jtrain.private import created
+from jtrain.private import created, inside
 
 
 class Growing:
@@ -72,7 +72,8 @@ class Growing:
         """The last file, behind what is known of it."""
         if not self._files:
             return self._another()
-        path, wanted = self._folder / self._files[-1]["name"], self._bytes(self._files[-1])
+        name, wanted = self._files[-1]["name"], self._bytes(self._files[-1])
+        path = inside(self._folder, name, DataError, self._folder / "progress.json")
         found = path.stat().st_size if path.exists() else 0
         if found < wanted:
             raise DataError(

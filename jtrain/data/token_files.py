@@ -11,6 +11,7 @@ from jtrain.data.header import read_header
 from jtrain.data.tokenizer import Tokenizer, fingerprint, spelt
 from jtrain.data.tokenizer_file import read_tokenizer
 from jtrain.errors import DataError
+from jtrain.private import inside
 
 
 class Stretch:
@@ -161,7 +162,8 @@ class TokenFiles(Stretch):
 
     def _mapped(self, file: dict[str, Any], dtype: np.dtype) -> np.ndarray:
         """The numbers of one file, mapped."""
-        path, wanted = self.path / file["name"], file["count"] * dtype.itemsize
+        path = inside(self.path, file["name"], DataError, self.path / "header.json")
+        wanted = file["count"] * dtype.itemsize
         found = path.stat().st_size if path.is_file() else None
         if found is None:
             raise DataError(f"{path} was to hold {wanted} bytes and is not there. {self._again}")

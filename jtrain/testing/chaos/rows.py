@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jtrain.testing.chaos import points
+from jtrain.testing.chaos.flips import CALM, bit_flip, calm
 from jtrain.testing.chaos.kills import KILLS, sigkill
 from jtrain.testing.chaos.points import crash_point
 from jtrain.testing.chaos.trial import Trial
@@ -43,5 +44,18 @@ ROWS: Mapping[str, Row] = {
         "95 of 112",
         crash_point,
         trials=points.operations,
+    ),
+    "bit_flip": Row(
+        "one bit of a device's copy, of a step or of a gradient flips: found, with step and leaf",
+        "not looked for",
+        bit_flip,
+        trials=300,
+    ),
+    "calm": Row(
+        "every step computed twice and none flipped: no alarm",
+        "",
+        calm,
+        trials=100,
+        faults=CALM,
     ),
 }

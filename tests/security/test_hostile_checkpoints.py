@@ -1,0 +1,157 @@
+"""Reading a checkpoint runs nothing that it names, and opens nothing outside of it."""
+# ruff: noqa: E501  (a case reads best on a line)
+
+import json
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from audit import unwanted, watched
+
+from jtrain.checkpoint import Checkpoints, seal
+from jtrain.checkpoint.origin import find
+from jtrain.cli import main
+from jtrain.errors import UserError
+
+OWNED = "open('OWNED', 'w').close()\nclass Owned:\n    def __init__(self, *a, **k): open('OWNED', 'w').close()\n"
+LIKE = {"params": {"w": jax.ShapeDtypeStruct((4, 4), jnp.float32)}, "step": jax.ShapeDtypeStruct((), jnp.int32)}  # fmt: skip
+PICKLE = b"cos\nsystem\n(S'touch OWNED'\ntR."
+
+
+def edited(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def change_file(step: Path) -> None:
+        (path,) = step.rglob(name)
+        said = json.loads(path.read_text())
+        change(said)
+        path.write_text(json.dumps(said))
+
+    return change_file
+
+
+def named(said: dict, value: str) -> None:
+    """Puts a name of Python wherever a text is."""
+    for key, old in said.items():
+        if isinstance(old, dict):
+            named(old, value)
+        elif isinstance(old, str):
+            said[key] = value
+
+
+def replaced(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda step: next(iter(step.rglob(name))).write_bytes(content)
+
+
+def added(name: str, content: bytes = PICKLE) -> Callable[[Path], None]:
+    return lambda step: (step / name).write_bytes(content) and None
+
+
+def linked(name: str, target: str) -> Callable[[Path], None]:
+    def link(step: Path) -> None:
+        path = next(iter(step.rglob(name)))
+        path.unlink()
+        path.symlink_to(target)
+
+    return link
+
+
+CASES: dict[str, Callable[[Path], None]] = {
+    "a handler of its own": edited("_CHECKPOINT_METADATA", lambda x: x.update(item_handlers="owned.Owned")),
+    "a class for each text": edited("_CHECKPOINT_METADATA", lambda x: named(x, "owned.Owned")),
+    "a class in the tree": edited("_METADATA", lambda x: named(x, "owned.Owned")),
+    "a custom type": edited("_METADATA", lambda x: x.update(custom_metadata={"py/object": "owned.Owned"})),
+    "a function in what is said": edited("about.json", lambda x: x["about"].update({"__reduce__": ["os.system", ["touch OWNED"]]})),
+    "a config that is code": edited("about.json", lambda x: x["about"].update(config={"experiment": "owned", "_target_": "owned.Owned"})),
+    "a leaf of a type to import": edited("about.json", lambda x: x["leaves"].update({"params/w": "owned.Owned[4, 4]"})),
+    "a leaf with a path": edited("about.json", lambda x: x["leaves"].update({"../../../owned": "float32[4, 4]"})),
+    "a pickle for the tree": replaced("_METADATA", PICKLE),
+    "a pickle for what is said": replaced("about.json", PICKLE),
+    "a pickle for the sharding": replaced("_sharding", PICKLE),
+    "a pickle for the manifest": replaced("manifest.ocdbt", PICKLE),
+    "a pickle beside it": added("model.pkl"),
+    "Python beside it": added("__init__.py", OWNED.encode()),
+    "a link to a secret": linked("_METADATA", "/etc/passwd"),
+    "a link for what is said": linked("about.json", "/etc/passwd"),
+    "a sharding of another world": edited("_sharding", lambda x: named(x, "owned.Owned")),
+}  # fmt: skip
+INSTALLED = [Path(place) for place in {*sys.path, *sysconfig.get_paths().values()} if place]
+INSTALLED += [Path("/proc"), Path("/sys"), Path("/dev")]
+
+
+@pytest.fixture(name="kept", scope="module")
+def _kept(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("kept") / "run" / "checkpoints"
+    state = {"params": {"w": jnp.ones((4, 4))}, "step": jnp.int32(3)}
+    with Checkpoints(directory) as checkpoints:
+        checkpoints.save(3, state, {"config": {"experiment": "quick"}})
+    with Checkpoints(directory) as checkpoints:
+        checkpoints.restore(3, LIKE)  # now all that it needs is imported
+    return directory
+
+
+def read_in_every_way(directory: Path) -> list[str]:
+    """What was refused, of all that reads a checkpoint."""
+    told = []
+    for reads in (
+        lambda: Checkpoints(directory).restore(3, LIKE),
+        lambda: Checkpoints(directory).about(3),
+        lambda: find(str(directory.parent)).read({"w": LIKE["params"]["w"]}),
+    ):
+        try:
+            reads()
+        except UserError as error:
+            told.append(str(error))
+    for verb in ("ls", "verify", "show"):
+        main(["ckpt", verb, str(directory.parent)])
+    return told
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed anew", "as it was sealed"])
+@pytest.mark.parametrize("hurt", CASES.values(), ids=CASES)
+def test_hostile_checkpoints(hurt, sealed: bool, kept: Path, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "owned.py").write_text(OWNED)
+    directory = tmp_path / "run" / "checkpoints"
+    shutil.copytree(kept.parent, tmp_path / "run")
+    hurt(directory / "3")
+    if sealed:  # by who knows how: a seal is no signature
+        (directory / "3" / seal.SEAL).unlink()
+        seal.seal(directory / "3", 3)
+    with watched(everywhere=True) as events:
+        told = read_in_every_way(directory)
+    wrong = unwanted(events, tmp_path, *INSTALLED)
+    assert not [line for line in wrong if not ours(line)], told
+    assert "owned" not in sys.modules
+    assert not list(tmp_path.rglob("OWNED"))
+    if not sealed:
+        assert told, "what was changed since it was sealed is refused"
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.out + shown.err
+
+
+def ours(line: str) -> bool:
+    """Modules of jtrain, JAX and Orbax that are first needed here, and dataclasses they make."""
+    return line.startswith(("import(", "exec(", "compile(")) and "owned" not in line
+
+
+def test_hostile_checkpoints_are_17_in_two_ways():
+    assert len(CASES) == 17
+
+
+def test_a_tensor_file_is_read_by_numpy_alone(tmp_path: Path):
+    header = {"__metadata__": {"format": "owned.Owned"}, "w": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}  # fmt: skip
+    text = json.dumps(header).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + np.ones(16, np.float32).tobytes())
+    with watched(everywhere=True) as events:
+        found = find(str(path)).read({"w": LIKE["params"]["w"]})
+    np.testing.assert_array_equal(found["w"], np.ones((4, 4)))
+    assert not unwanted(events, tmp_path)
+    assert os.listdir(tmp_path) == ["model.safetensors"]
