@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from jtrain.all_processes import of_each
 from jtrain.assemble import Assembly
 from jtrain.bad_step import told
 from jtrain.data import ReadAhead
@@ -53,7 +54,7 @@ def drive(
             return Ended(state, start or 0, asked.stop)
         over = watch.over()
         ended = train(
-            step,
+            watch.twice.of(step) if watch.twice else step,
             state,
             signals.through(feed),
             start=start or 0,
@@ -63,9 +64,12 @@ def drive(
         )
     stop = ended.stop or (over if start else None)
     if stop is not None and stop.kind == "failed":
-        why = f"{stop.why} {_blame(parts, ended.step)}"
-        if bad := watch.guarded.bad:
-            why += f" {told(parts, ended.state, bad.step)}"
+        bad, blame = watch.guarded.bad, _blame(parts, ended.step)
+        if bad:  # in every process, each of which has read rows of its own
+            first = next((each for each in of_each(blame) if "every value" not in each), blame)
+            blame = f"{first} {told(parts, ended.state, bad.step)}"
+        why = f"{stop.why} {blame}"
+        if bad:
             watch.guarded.wrote(bad, "stopped", why=why)
         stop = dataclasses.replace(stop, why=why)
     return dataclasses.replace(ended, stop=stop)

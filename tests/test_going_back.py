@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from cases import by_name
 
 import jtrain as jt
 from jtrain.checkpoint import Checkpoints
@@ -72,6 +73,7 @@ def test_a_run_that_goes_back_ends_as_one_that_never_saw_those_batches():
     assert events("never") == []
 
 
+@pytest.mark.thorough
 def test_several_steps_a_call_go_back_too():
     settings = {"steps_per_call": 4, "log": Log(every=1)}
     went = config("went", (NAN,), Rollback(), **settings)
@@ -80,7 +82,7 @@ def test_several_steps_a_call_go_back_too():
     assert different(Path("runs/went"), Path("runs/never")) == []
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize("steps_per_call", [pytest.param(1, marks=pytest.mark.thorough), 4])
 def test_a_skipped_step_is_an_event_with_its_data(steps_per_call):
     faults = (NAN, Fault(batch=9, place="total of the loss", value="inf"))
     given = config("skips", faults, log=Log(every=4), steps_per_call=steps_per_call)
@@ -90,6 +92,7 @@ def test_a_skipped_step_is_an_event_with_its_data(steps_per_call):
     assert found[1][3] == "Infinity"
 
 
+@pytest.mark.thorough
 def test_too_many_skipped_steps_stop_the_run():
     faults = tuple(Fault(batch=n, place="gradient up") for n in (1, 4, 6, 7))
     given = config("skips", faults, Skip(most=3, within=4), log=Log(every=2))
@@ -119,6 +122,7 @@ def test_a_run_that_stops_names_step_rows_and_leaf_and_what_to_type():
     assert different(Path("runs/stops"), Path("runs/never")) == []
 
 
+@pytest.mark.thorough
 def test_a_leaf_alone_is_named():
     outcome = ran(config("stops", (NAN,), Stops()), "stops")
     assert "1 of 3 are not finite, the first of them up." in outcome.why
@@ -151,7 +155,10 @@ def kill():
     raise KillError
 
 
-@pytest.mark.parametrize("moment", ["decided", "removed", "restored", "a step later"])
+MOMENTS = {moment: moment for moment in ("decided", "removed", "restored", "a step later")}
+
+
+@pytest.mark.parametrize("moment", by_name(MOMENTS, ["removed"], pytest.mark.thorough))
 def test_killed_in_the_midst_of_going_back_it_goes_back_all_the_same(moment, monkeypatch):
     # Two batches before the bad one go too, so that the checkpoint after step 4 has taken one.
     guard = Rollback(back=3, skip=4)
@@ -214,7 +221,7 @@ def test_no_more_rollbacks_than_allowed():
     assert different(Path("runs/run"), Path("runs/never")) == []
 
 
-@pytest.mark.parametrize("broken", [None, 6])
+@pytest.mark.parametrize("broken", [pytest.param(None, marks=pytest.mark.thorough), 6])
 def test_a_spike_goes_back_too_also_in_a_run_that_was_stopped_in_between(broken):
     big = Fault(batch=8, place="total of the loss", value="1e4")
     guard = Rollback(spike=Spike(loss=3.0, memory=4))
@@ -232,6 +239,7 @@ def test_a_spike_goes_back_too_also_in_a_run_that_was_stopped_in_between(broken)
     assert known[0]["steps"] == 12
 
 
+@pytest.mark.thorough
 def test_a_hook_of_ones_own_may_ask_to_go_back():
     asked = At(6, lambda: Again("too proud", step=6, back=1, skip=2))
     assert ran(config("went"), "went", asked).status == "done"
@@ -255,6 +263,7 @@ def test_nothing_later_than_a_bad_step_is_saved():
         assert checkpoints.steps() == [2]
 
 
+@pytest.mark.thorough
 def test_an_overflow_of_float16_is_no_bad_step():
     given = config(
         "run", (), Rollback(), precision=F16(initial=2.0**30, minimum=1.0), optimizer=SGD(lr=0.1)

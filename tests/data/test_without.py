@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+
+from jtrain.data import Arrays, Shuffled, Streamed
+from jtrain.data.calls import Calls
+from jtrain.data.without import Without, merged, number_of
+
+
+@pytest.mark.parametrize(
+    ("windows", "one"),
+    [
+        ([], ()),
+        ([(5, 7), (1, 2)], ((1, 2), (5, 7))),
+        ([(5, 7), (7, 9), (1, 2), (6, 8)], ((1, 2), (5, 9))),
+        ([(3, 3), (4, 2)], ()),
+    ],
+)
+def test_windows_are_joined_where_they_meet(windows, one):
+    assert merged(windows) == one
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_batches_that_are_left_out_are_the_only_ones_that_nobody_takes(seed):
+    draw = np.random.default_rng(seed)
+    pairs = np.sort(draw.integers(0, 60, (draw.integers(1, 6), 2)), axis=1).tolist()
+    out = {n for first, stop in pairs for n in range(first, stop)}
+    wanted = [n for n in range(100) if n not in out]
+    windows = merged([(first, stop) for first, stop in pairs])
+    assert [number_of(step, windows) for step in range(len(wanted))] == wanted
+
+
+class Count:
+    """0, 1, 2 ..., and where it is."""
+
+    def __init__(self):
+        self.at = 0
+
+    def next(self):
+        self.at += 1
+        return self.at - 1
+
+    def state(self):
+        return {"at": self.at}
+
+    def restore(self, state):
+        self.at = state["at"]
+
+
+def streamed() -> Streamed:
+    return Streamed(Count, lambda x: {"x": np.int64(x)}, size=2, every=3)
+
+
+def shuffled() -> Shuffled:
+    return Shuffled(Arrays(x=np.arange(35)), size=4, seed=3)
+
+
+@pytest.mark.parametrize("make", [streamed, shuffled])
+@pytest.mark.parametrize("each", [1, 3])
+def test_calls_take_what_is_not_left_out(make, each):
+    windows = [(2, 4), (7, 8)]
+    kept = [n for n in range(30) if n not in (2, 3, 7)]
+    calls, plain = Calls(Without(make(), windows), each), make()
+    for call in range(5):
+        numbers = kept[call * each : (call + 1) * each]
+        wanted = np.stack([plain[number]["x"] for number in numbers])
+        np.testing.assert_array_equal(calls[call]["x"], wanted if each > 1 else wanted[0])
+
+
+def test_a_stream_goes_on_from_a_kept_place_with_windows_that_came_later():
+    first = Calls(Without(streamed(), [(2, 4)]))
+    for step in range(5):
+        first[step]  # of the batches 0 1 4 5 6
+    kept = first.state(5)
+    again = Calls(Without(streamed(), [(2, 4), (8, 10)]))
+    again.restore(kept)
+    plain = streamed()
+    for step, number in ((5, 7), (6, 10), (7, 11)):
+        np.testing.assert_array_equal(again[step]["x"], plain[number]["x"])
+
+
+def test_batches_that_the_step_says_keep_nothing():
+    assert Calls(Without(shuffled(), [(2, 4)])).state(3) == {}
