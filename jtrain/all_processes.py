@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jtrain.errors import PeerError
+
 
 def of_all(state: Mapping[str, Any]) -> dict[str, Any]:
     """JSON in which the mappings `shares` of all processes are one; without them it is unchanged.
@@ -45,3 +47,24 @@ def of_each(value: Any) -> list[Any]:
         json.loads(one[:size].tobytes())
         for one, size in zip(texts, sizes.ravel().tolist(), strict=True)
     ]
+
+
+def refuse_apart(facts: Mapping[str, str], when: str) -> None:
+    """Makes sure that processes that know a fact by the same name know the same; all call this.
+
+    Raises:
+        PeerError: in all of them, with the first fact that they do not, and who says what.
+    """
+    every = of_each(dict(facts))
+    for name in dict.fromkeys(name for each in every for name in each):
+        said = {process: each[name] for process, each in enumerate(every) if name in each}
+        usual = max(said.values(), key=list(said.values()).count)
+        for process, other in said.items():
+            if other != usual:
+                raise PeerError(
+                    f"{when} the processes of this run have come apart: {name} is {other} in "
+                    f"process {process}, and {usual} in "
+                    f"{sum(x == usual for x in said.values())} of {len(said)}. Nothing of it was "
+                    f"saved; run again to go on from the newest checkpoint, without the host of "
+                    f"process {process} if it is named again."
+                )

@@ -23,7 +23,7 @@ from jtrain.version import __version__
 
 # What changes no number that a run computes from its state on, so a run may go on with others; and
 # what it does about a bad step, for a run that one has stopped goes on with another answer.
-MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log", "guard")
+MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log", "guard", "checks")
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
 
 

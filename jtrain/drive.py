@@ -54,7 +54,7 @@ def drive(
             return Ended(state, start or 0, asked.stop)
         over = watch.over()
         ended = train(
-            step,
+            watch.twice.of(step) if watch.twice else step,
             state,
             signals.through(feed),
             start=start or 0,

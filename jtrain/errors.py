@@ -1,7 +1,7 @@
 """One class for each thing a user can fix: what was asked, what was found, what to type.
 
 `jtrain` prints the message of any of these without a traceback and exits with 2,
-with 70 for a PeerError.
+with 70 for a PeerError or a DeviceError.
 """
 
 
@@ -35,3 +35,7 @@ class RetraceError(UserError):
 
 class PeerError(Exception):
     """Another process of the run is not there, or ended: not to be mended in this one."""
+
+
+class DeviceError(Exception):
+    """A device computed or kept another number than it should: not to be mended by typing."""

@@ -1,6 +1,7 @@
 """The hooks of a run, put together: what it says, writes, measures and keeps."""
 
 import contextlib
+import hashlib
 import io
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,12 +9,13 @@ from typing import Any, TextIO
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jtrain.all_processes import of_all
+from jtrain.all_processes import of_all, refuse_apart
 from jtrain.assemble import Assembly
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import Checkpoints, Patience
 from jtrain.checkpoint.keeping import Goal
-from jtrain.config.dump import told
+from jtrain.config.dump import dump, told
 from jtrain.directory import Directory
 from jtrain.durations import Duration
 from jtrain.experiment import RunConfig
@@ -31,9 +33,10 @@ from jtrain.hooks.plain import Observer, hook_of
 from jtrain.hooks.progress import Progress
 from jtrain.hooks.recording import Record
 from jtrain.hooks.rehearsal import rehearsal
-from jtrain.hooks.saving import Save, SaveBest, SaveFailed
+from jtrain.hooks.saving import Save, SaveAgain, SaveBest
 from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
+from jtrain.hooks.twice import Twice
 from jtrain.leaf_statistics import leaves
 from jtrain.loop import Hook, Stop
 from jtrain.pulse import PULSE
@@ -96,12 +99,12 @@ class Watch:
             Metrics(first.metrics, every=every, resumed_at=start) if first else self.history
         )
         call = config.steps_per_call
-        self.record = first and Record(first.steps, every=call, resumed_at=start)
-        """What is recorded of every step, where there is a directory and it is ours to write."""
-        if self.record:
-            self._stack.callback(self.record.close)
-        for each in (self.speed, self.metrics):
-            self._stack.callback(each.close)
+        self.record = directory and Record(first and first.steps, every=call, resumed_at=start)
+        """What is recorded of every step, where there is a directory."""
+        self.twice = Twice.where(config.checks.recompute, each=call, start=start or 0)
+        """What computes some steps twice, if the config asks for it."""
+        for file in (self.record, self.speed, self.metrics):
+            self._stack.callback(file.close if file else lambda: None)
         self.guarded = self._stack.enter_context(
             Guarded(parts, directory, start=start, earlier=earlier, known=known)
         )
@@ -122,13 +125,11 @@ class Watch:
         )
         log, progress = directory and directory.log, self.progress
         self.lines = Lines(log, screen=progress.print, live=progress.live)
-        keep = (
-            _Keep(parts, self, directory, checkpoints) if directory and checkpoints else self._hold
-        )
-        self.save = _save(config, keep)
+        self.patience = checkpoints and Patience(checkpoints, self.lines.say)
+        self.save = _save(config, self._keeper(parts, directory))
         self.held: tuple[Params, Extra] | None = None
         """The best weights, where a best is kept and there is no directory for it."""
-        self._parts, self._saves, self._checkpoints = parts, directory is not None, checkpoints
+        self._parts, self._saves = parts, directory is not None
         self._log = Log(
             every=every,
             stop=config.steps,
@@ -178,14 +179,20 @@ class Watch:
             *rehearsal(),
             *(self.speed, self._log, self.progress, self.metrics),
             *([self.record] if self.record else []),
+            *([self.twice] if self.twice else []),
             *([self._tracking] if self._tracking else []),
             *([self.grace] if self._saves else []),
             *(*guards, *self._looks, *evaluations, *mine),
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._saves else []),
-            *([SaveFailed(self._checkpoints.check)] if self._checkpoints else []),
+            *([SaveAgain(self.patience.owed, self.save)] if self.patience else []),
         ]
+
+    def settle(self, step: int, state: TrainState) -> None:
+        """Returns when what was to be saved is on the disk; `state` where it could not be."""
+        while self.patience and self.patience.settle():
+            self.save.again(step, state)
 
     def catch_up(self, step: int | None, state: TrainState) -> None:
         """Measures what was due at the step that a run goes on from, and was given up for a signal.
@@ -275,6 +282,14 @@ class Watch:
         name, _, _ = goal.name.rpartition("/")
         return self.evaluations.get(name) or next(iter(self.evaluations.values()))
 
+    def _keeper(
+        self, parts: Assembly, directory: Directory | None
+    ) -> Callable[[int, TrainState], None]:
+        """What takes the states that are to be kept."""
+        if directory and self.patience:
+            return _Keep(parts, self, directory, self.patience)
+        return self._hold
+
     def _hold(self, step: int, state: TrainState) -> None:
         del step
         weights = self._parts.evaluation_params(state), state.extra
@@ -284,11 +299,9 @@ class Watch:
 class _Keep:
     """Saves a state in a run's directory."""
 
-    def __init__(
-        self, parts: Assembly, watch: Watch, directory: Directory, checkpoints: Checkpoints
-    ):
+    def __init__(self, parts: Assembly, watch: Watch, directory: Directory, patience: Patience):
         self._parts, self._watch = parts, watch
-        self._directory, self._checkpoints = directory, checkpoints
+        self._directory, self._patience = directory, patience
         self._began = 0.0
 
     def __call__(self, step: int, state: TrainState) -> None:
@@ -306,13 +319,27 @@ class _Keep:
             **{name: _numbers(results) for name, results in found.items()},
         }
         self._watch.metrics.sync()
+        if self._watch.twice:
+            self._watch.twice.settle()
         if self._watch.record:
             self._watch.record.sync()
+            self._refuse_apart(step, state, self._watch.record.last)
         self._began = time.monotonic()
         with self._watch.pause("saving"):
             best = self._watch.best()
             number = best.number(step) if best else None
-            self._checkpoints.save(step, state, about, number, self._sealed)
+            self._patience.save(step, state, about, number, self._sealed)
+
+    def _refuse_apart(self, step: int, state: TrainState, batch: int) -> None:
+        """Before it keeps a state of several processes, they compare where they are."""
+        index, count = self._parts.strategy.part
+        facts = {
+            "the config": hashlib.sha256(dump(self._parts.config).encode()).hexdigest()[:16],
+            "the step": f"{int(state.step)}",
+            "the key": " ".join(f"{x:08x}" for x in np.ravel(jax.device_get(state.seed)).tolist()),
+            f"part {index + 1} of {count} of the last batch": f"{batch:016x}",
+        }
+        refuse_apart(facts, f"at step {step}")
 
     def _sealed(self, step: int) -> None:
         """Says it when it is so: run.json names no step that a power cut would take."""

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jtrain.errors import PeerError, UserError
+from jtrain.errors import DeviceError, PeerError, UserError
 from jtrain.pulse.leaving import ASKS, leaving_when_asked
 from jtrain.redact import redacted
 from jtrain.version import __version__
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(redacted(str(error)), file=sys.stderr)
         return MISTAKE
-    except PeerError as error:
+    except (PeerError, DeviceError) as error:
         print(redacted(str(error)), file=sys.stderr)
         return FAULT
     except SystemExit as stop:  # how argparse ends

@@ -13,6 +13,6 @@ def digest(batch: Mapping[str, Any]) -> int:
     found = xxhash.xxh3_64()
     for name in sorted(batch):
         array = np.ascontiguousarray(batch[name])
-        found.update(f"{name} {array.dtype} {array.shape} ".encode())
+        found.update(f"{name} {array.dtype.str} {array.shape} ".encode())
         found.update(array.reshape(-1).view(np.uint8).data)
     return found.intdigest()

@@ -1,5 +1,6 @@
 """One of two processes with two devices each: DIRECTORY PORT INDEX. Not a test itself."""
 
+import contextlib
 import os
 import shutil
 import sys
@@ -12,8 +13,11 @@ if __name__ == "__main__":
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from jtrain.all_processes import refuse_apart
 from jtrain.checkpoint import Checkpoints
+from jtrain.errors import DeviceError, PeerError
 
 
 def value(step: int) -> np.ndarray:
@@ -22,7 +26,7 @@ def value(step: int) -> np.ndarray:
 
 
 def main(directory: Path, port: str, index: int) -> None:
-    """Saves three steps, and restores the best under another sharding."""
+    """Saves some steps, restores the best under another sharding, and drifts apart."""
     where = f"127.0.0.1:{port}"
     jax.distributed.initialize(where, 2, index, coordinator_bind_address=where)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
@@ -59,6 +63,20 @@ def main(directory: Path, port: str, index: int) -> None:
         for shard in back["w"].addressable_shards:
             assert np.array_equal(shard.data, value(2)[shard.index])
         assert jax.random.key_data(back["rng"]).tolist() == [0, 5]
+        drifted = value(9) + np.float32(index)  # in what should be two copies of one array
+        w = jax.make_array_from_callback(drifted.shape, whole, lambda i: drifted[i])
+        checkpoints.save(9, {"w": w}, {})
+        with contextlib.nullcontext() if index else pytest.raises(DeviceError, match="w: cpu:"):
+            checkpoints.wait()
+        assert 9 not in checkpoints.steps()
+    apart(index)
+
+
+def apart(index: int) -> None:
+    """What both know by the same name has to be the same."""
+    refuse_apart({"the key": "1", f"part {index}": f"{index}"}, "at step 3")
+    with pytest.raises(PeerError, match=r"at step 3 .* the key is .* in process [01], and"):
+        refuse_apart({"the config": "same", "the key": f"{index}"}, "at step 3")
 
 
 if __name__ == "__main__":

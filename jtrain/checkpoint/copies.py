@@ -1,0 +1,108 @@
+"""Whether the devices that hold copies of a leaf hold the same one.
+
+The sums of a fingerprint are a scalar that each device has a copy of, made from its own copy of the
+leaf: replicas each from theirs, the parts of a leaf that is split from those that they were summed
+with. So copies that have drifted apart, by a bit that flipped in one device's memory or arithmetic,
+are seen for nothing more than reading the sums of all devices (shown by tests/checkpoint).
+"""
+
+import collections
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from jtrain.errors import DeviceError
+
+Seen: TypeAlias = dict[str, dict[str, list[str]]]  # of each leaf, of each fingerprint who has it
+NAMED = 3  # leaves that an error names
+
+
+def seen(begun: Mapping[str, Any]) -> Seen:
+    """Of each leaf the fingerprints that this process's devices have, and which have which."""
+    shards = {name: [_shards(sum_) for sum_ in sums] for name, sums in begun.items()}
+    values = jax.device_get(
+        {name: [[x for _, x in s] for s in two] for name, two in shards.items()}
+    )
+    found: Seen = {}
+    for name, (highs, lows) in values.items():
+        devices = [device for device, _ in shards[name][0]]
+        by_print: dict[str, list[str]] = collections.defaultdict(list)
+        for device, high, low in zip(devices, highs, lows, strict=True):
+            by_print[f"{int(high):08x}{int(low):08x}"].append(device)
+        found[name] = dict(by_print)
+    return found
+
+
+def tell(folder: Path, found: Seen) -> None:
+    """Writes what this process has seen where the first one reads it."""
+    (folder / _name(jax.process_index())).write_text(json.dumps(found))
+
+
+def of_all(folder: Path) -> Seen:
+    """What all processes have told, which is removed."""
+    files = [folder / _name(process) for process in range(jax.process_count())]
+    found = _joined(json.loads(file.read_text()) for file in files)
+    for file in files:
+        file.unlink()
+    return found
+
+
+def agreed(found: Seen, step: int) -> dict[str, str]:
+    """The fingerprint of each leaf.
+
+    Raises:
+        DeviceError: if some devices have another than the others, with their names.
+    """
+    apart = {name: prints for name, prints in found.items() if len(prints) > 1}
+    if apart:
+        told = "; ".join(_told(name, prints) for name, prints in list(apart.items())[:NAMED])
+        more = f" (and {len(apart) - NAMED} more leaves)" if len(apart) > NAMED else ""
+        raise DeviceError(
+            f"step {step}: devices that hold copies of a leaf hold different ones. {told}{more}. "
+            f"A bit has flipped in memory or arithmetic. The step was not saved; the checkpoints "
+            f"before it are whole. Run again to go on from the newest, without a device that is "
+            f"named twice."
+        )
+    return {name: next(iter(prints)) for name, prints in found.items()}
+
+
+def _told(leaf: str, prints: Mapping[str, list[str]]) -> str:
+    ranked = sorted(prints.items(), key=lambda pair: len(pair[1]))
+    whole = sum(map(len, prints.values()))
+    (fewest, odd), (_, others) = ranked[0], ranked[-1]
+    if len(odd) == len(others):
+        return f"{leaf}: {_some(odd)} against {_some(others)}"
+    return f"{leaf}: {_some(odd)} of {whole} devices ({fewest})"
+
+
+def _some(devices: list[str]) -> str:
+    return ", ".join(devices[:4]) + (", ..." if len(devices) > 4 else "")
+
+
+def _shards(sum_: Any) -> list[tuple[str, Any]]:
+    """The copies of a sum, each with the name of who has it."""
+    if not isinstance(sum_, jax.Array):
+        return [(f"the host of process {jax.process_index()}", np.asarray(sum_))]
+    return [(_device(shard.device), shard.data) for shard in sum_.addressable_shards]
+
+
+def _device(device: Any) -> str:
+    return f"{device.platform}:{device.id} of process {device.process_index}"
+
+
+def _name(process: int) -> str:
+    return f"copies-{process}.json"
+
+
+def _joined(every: Iterable[Seen]) -> Seen:
+    found: Seen = {}
+    for one in every:
+        for name, prints in one.items():
+            of = found.setdefault(name, {})
+            for print_, devices in prints.items():
+                of[print_] = of.get(print_, []) + devices
+    return found

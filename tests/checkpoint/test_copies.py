@@ -1,0 +1,59 @@
+"""Copies of a leaf that have drifted apart are seen at the next save, with the device's name."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jtrain.checkpoint import Checkpoints, copies, fingerprint
+from jtrain.errors import DeviceError
+
+# How a leaf is split over 4 x 2 devices, and who is named when a bit of device 5 is another.
+SPLITS = {
+    "copied everywhere": (P(), ["cpu:5"]),
+    "rows over fsdp": (P("fsdp"), ["cpu:4", "cpu:5"]),
+    "columns over fsdp": (P(None, "fsdp"), ["cpu:4", "cpu:5"]),
+    "rows over data": (P("data"), ["cpu:1", "cpu:3", "cpu:5", "cpu:7"]),
+}
+
+
+def held(spec: P, flipped: int | None) -> jax.Array:
+    """8 x 8 numbers in which one device has one bit otherwise."""
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "fsdp"))
+    sharding, whole = NamedSharding(mesh, spec), np.arange(64, dtype=np.float32).reshape(8, 8)
+    parts = []
+    for device, index in sharding.devices_indices_map(whole.shape).items():
+        part = whole[index].copy()
+        if device.id == flipped:
+            part.view(np.uint32)[0, 0] ^= 1
+        parts.append(jax.device_put(part, device))
+    return jax.make_array_from_single_device_arrays(whole.shape, sharding, parts)
+
+
+@pytest.mark.parametrize(("spec", "named"), SPLITS.values(), ids=SPLITS)
+def test_a_flipped_bit_in_one_copy(spec, named):
+    found = copies.seen(fingerprint.begin({"w": held(spec, 5)}))
+    assert len(found["w"]) == 2
+    odd = min(found["w"].values(), key=len)
+    groups = [[name.split()[0] for name in group] for group in found["w"].values()]
+    assert named in groups, odd
+    with pytest.raises(DeviceError, match=r"step 7: .* w: .*cpu:"):
+        copies.agreed(found, 7)
+
+
+@pytest.mark.parametrize("spec", [*(spec for spec, _ in SPLITS.values()), P("data", "fsdp")])
+def test_without_one_there_is_no_alarm(spec):
+    begun = fingerprint.begin({"w": held(spec, None), "host": np.arange(3)})
+    assert copies.agreed(copies.seen(begun), 7) == fingerprint.read(begun)
+
+
+def test_it_is_not_saved_and_the_one_before_stays(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"w": held(P(), None)}, {})
+        checkpoints.wait()
+        checkpoints.save(2, {"w": held(P(), 5)}, {})
+        with pytest.raises(DeviceError, match="w: cpu:5 of process 0 of 8 devices"):
+            checkpoints.wait()
+        assert checkpoints.steps() == [1]
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".saving"]
