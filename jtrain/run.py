@@ -1,6 +1,8 @@
 """Wire an experiment into a run: the one module that sees all of the above."""
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TextIO, TypeAlias
@@ -9,7 +11,7 @@ import jax
 
 from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import Checkpoints, SetAsideError
 from jtrain.directory import Directory, environment
 from jtrain.drive import compiled, drive
 from jtrain.experiment import RunConfig
@@ -25,6 +27,7 @@ from jtrain.private import private_files
 from jtrain.pulse import PULSE
 from jtrain.pulse.alone import Alone
 from jtrain.state import TrainState
+from jtrain.step import StepFn
 from jtrain.trackers import check_installed
 from jtrain.watch import Watch
 
@@ -94,18 +97,20 @@ def run(
     with (
         Alone(path, cluster.index),
         Signals(every=config.steps_per_call, grace=kept.grace) as signals,
-        Checkpoints(there.checkpoints, keep=kept.keep, best=kept.best) as checkpoints,
+        Checkpoints(
+            there.checkpoints, keep=kept.keep, best=kept.best, first=there.first
+        ) as checkpoints,
     ):
+        checkpoints.take()  # or it is refused, before any data is read
         parts = paced(config, there.pace)
         checkpoints.prepare()  # beside the compiler; it asks for devices, which are settled now
         there.refuse_another_tokenizer(parts.experiment.tokenizer)
         there.refuse_other_data(parts.data, another)
         checkpoints.check_room(parts.like)
-        begin = begins(parts, there, checkpoints)
+        begin, step, state = _begun(parts, there, checkpoints)
         parts, start = begin.parts, begin.start
         # A run that goes on has all in its checkpoint, wherever its first parameters came from.
         drawn = parts.begins.lines() if start is None and parts.begins else []
-        step, state = compiled(parts, lambda: _state(begin, checkpoints))
         there.begin(config)
         refuse_unshared(there)
         facts = {"sets": list(parts.sets), "data": parts.data, **environment(jax.devices())}
@@ -123,7 +128,7 @@ def run(
                     parts, step, state, watch, signals, hooks=hooks, start=start, news=news
                 )
                 if not isinstance(ended.stop, Rollback):
-                    return _finish(parts, there, checkpoints, watch, signals, ended)
+                    return _finish(parts, there, watch, signals, ended)
                 watch.ended("stopped")
                 news = [decide(parts, watch.guarded, ended.stop)]
             del state, ended  # room for the one that comes
@@ -131,6 +136,17 @@ def run(
             with PULSE.during("restore"):
                 begin = begins(parts, there, checkpoints)
                 state = _state(begin, checkpoints)
+
+
+def _begun(
+    parts: Assembly, directory: Directory, checkpoints: Checkpoints
+) -> tuple[Begin, StepFn, TrainState]:
+    """Where a run begins, its compiled step, and the state there, of a checkpoint that holds."""
+    while True:
+        begin = begins(parts, directory, checkpoints)
+        make = functools.partial(_state, begin, checkpoints)
+        with contextlib.suppress(SetAsideError):  # its arrays are not what was saved: one before it
+            return begin, *compiled(begin.parts, make)
 
 
 def _state(begin: Begin, checkpoints: Checkpoints) -> TrainState:
@@ -144,7 +160,6 @@ def _state(begin: Begin, checkpoints: Checkpoints) -> TrainState:
 def _finish(
     parts: Assembly,
     directory: Directory,
-    checkpoints: Checkpoints,
     watch: Watch,
     signals: Signals,
     ended: Ended[TrainState],
@@ -161,7 +176,7 @@ def _finish(
         stop = asked.stop
         watch.save.at(ended.step, ended.state)
     with PULSE.during("save"):
-        checkpoints.wait()  # what is announced is on the disk
+        watch.settle(ended.step, ended.state)  # what is announced is on the disk
     status, why = ENDS[stop.kind], stop.why
     watch.ended(status)
     directory.say(status, step=ended.step, why=why)

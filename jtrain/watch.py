@@ -13,7 +13,7 @@ import numpy as np
 
 from jtrain.all_processes import of_all, refuse_apart
 from jtrain.assemble import Assembly
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import Checkpoints, Patience
 from jtrain.checkpoint.keeping import Goal
 from jtrain.config.dump import dump, told
 from jtrain.directory import Directory
@@ -33,7 +33,7 @@ from jtrain.hooks.plain import Observer, hook_of
 from jtrain.hooks.progress import Progress
 from jtrain.hooks.recording import Record
 from jtrain.hooks.rehearsal import rehearsal
-from jtrain.hooks.saving import Save, SaveBest, SaveFailed
+from jtrain.hooks.saving import Save, SaveAgain, SaveBest
 from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
 from jtrain.hooks.twice import Twice
@@ -125,13 +125,11 @@ class Watch:
         )
         log, progress = directory and directory.log, self.progress
         self.lines = Lines(log, screen=progress.print, live=progress.live)
-        keep = (
-            _Keep(parts, self, directory, checkpoints) if directory and checkpoints else self._hold
-        )
-        self.save = _save(config, keep)
+        self.patience = checkpoints and Patience(checkpoints, self.lines.say)
+        self.save = _save(config, self._keeper(parts, directory))
         self.held: tuple[Params, Extra] | None = None
         """The best weights, where a best is kept and there is no directory for it."""
-        self._parts, self._saves, self._checkpoints = parts, directory is not None, checkpoints
+        self._parts, self._saves = parts, directory is not None
         self._log = Log(
             every=every,
             stop=config.steps,
@@ -188,8 +186,13 @@ class Watch:
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._saves else []),
-            *([SaveFailed(self._checkpoints.check)] if self._checkpoints else []),
+            *([SaveAgain(self.patience.owed, self.save)] if self.patience else []),
         ]
+
+    def settle(self, step: int, state: TrainState) -> None:
+        """Returns when what was to be saved is on the disk; `state` where it could not be."""
+        while self.patience and self.patience.settle():
+            self.save.again(step, state)
 
     def catch_up(self, step: int | None, state: TrainState) -> None:
         """Measures what was due at the step that a run goes on from, and was given up for a signal.
@@ -279,6 +282,14 @@ class Watch:
         name, _, _ = goal.name.rpartition("/")
         return self.evaluations.get(name) or next(iter(self.evaluations.values()))
 
+    def _keeper(
+        self, parts: Assembly, directory: Directory | None
+    ) -> Callable[[int, TrainState], None]:
+        """What takes the states that are to be kept."""
+        if directory and self.patience:
+            return _Keep(parts, self, directory, self.patience)
+        return self._hold
+
     def _hold(self, step: int, state: TrainState) -> None:
         del step
         weights = self._parts.evaluation_params(state), state.extra
@@ -288,11 +299,9 @@ class Watch:
 class _Keep:
     """Saves a state in a run's directory."""
 
-    def __init__(
-        self, parts: Assembly, watch: Watch, directory: Directory, checkpoints: Checkpoints
-    ):
+    def __init__(self, parts: Assembly, watch: Watch, directory: Directory, patience: Patience):
         self._parts, self._watch = parts, watch
-        self._directory, self._checkpoints = directory, checkpoints
+        self._directory, self._patience = directory, patience
         self._began = 0.0
 
     def __call__(self, step: int, state: TrainState) -> None:
@@ -319,7 +328,7 @@ class _Keep:
         with self._watch.pause("saving"):
             best = self._watch.best()
             number = best.number(step) if best else None
-            self._checkpoints.save(step, state, about, number, self._sealed)
+            self._patience.save(step, state, about, number, self._sealed)
 
     def _refuse_apart(self, step: int, state: TrainState, batch: int) -> None:
         """Before it keeps a state of several processes, they compare where they are."""

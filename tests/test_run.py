@@ -264,7 +264,7 @@ def test_run_json_names_only_steps_that_are_sealed(monkeypatch):
     assert said == [(0, 0), (5, 5), (10, 10), (12, 12), (12, 12)]
 
 
-def test_a_checkpoint_that_could_not_be_written_ends_the_run_within_a_step(monkeypatch):
+def test_a_checkpoint_that_cannot_be_written_is_tried_again_and_ends_the_run(monkeypatch):
     from jtrain.checkpoint import seal
 
     def full(*_):
@@ -277,11 +277,33 @@ def test_a_checkpoint_that_could_not_be_written_ends_the_run_within_a_step(monke
         steps.append(step)
         time.sleep(0.2 if step >= 20 else 0)
 
-    with pytest.raises(CheckpointError, match=r"checkpoint 20 could not .* No space left"):
+    with pytest.raises(CheckpointError, match=r"checkpoint 2\d could not .* No space left"):
         trained(CONFIG, "steps=400", "checkpoint.every=20", "evaluate.every=0", hooks=[slowly])
     assert 20 <= steps[-1] < 40, "it waits for the next save"
-    assert len(saves) == 1
+    assert len(saves) == 3
+    log = Path("runs/quick/log.txt").read_text()
+    assert log.count("could not be written") == log.count("It is tried again first.") == 2
+    assert "checkpoint 20 could not be written" in log
     assert stands_of("runs/quick")["step"] == 0
+
+
+def test_a_checkpoint_whose_leaves_are_not_what_was_saved_gives_way_in_the_same_start(
+    monkeypatch, unbroken
+):
+    from jtrain.checkpoint import fingerprint
+
+    trained(CONFIG, hooks=[At(7, lambda: os.kill(os.getpid(), signal.SIGTERM))])
+    plain, read = fingerprint.read, []
+
+    def once(begun):
+        read.append(plain(begun))
+        return read[-1] if len(read) > 1 else dict.fromkeys(read[-1], "0" * 16)
+
+    monkeypatch.setattr(fingerprint, "read", once)
+    outcome = trained(CONFIG)
+    assert (outcome.directory.checkpoints / "7.damaged").is_dir()
+    assert kept(outcome) == unbroken()
+    assert "checkpoint 7 is damaged: its files are whole" in outcome.directory.log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,17 @@ from typing import Any
 import jax
 
 from jtrain import trees
-from jtrain.checkpoint import copies, ending, fingerprint, folder, keeping, leaves, space, storage
+from jtrain.checkpoint import ending, fingerprint, folder, keeping, leaves, space, storage
 from jtrain.checkpoint.lock import Lock
 from jtrain.checkpoint.resuming import newest_whole
+from jtrain.checkpoint.saver import Saver, spare
 from jtrain.checkpoint.task import Task
-from jtrain.errors import CheckpointError, DeviceError
+from jtrain.errors import CheckpointError
 from jtrain.types import Leaf, Tree
+
+
+class SetAsideError(CheckpointError):
+    """A checkpoint that was to be gone on from is damaged, and was put away: ask for another."""
 
 
 class Checkpoints:
@@ -30,16 +35,21 @@ class Checkpoints:
     `save` with the same step.
     """
 
-    def __init__(self, directory: Path, *, keep: int = 2, best: str = ""):
-        """`keep` 0 keeps all; `best` is `loss`, `lowest loss` or `highest accuracy`, or empty."""
+    def __init__(
+        self, directory: Path, *, keep: int = 2, best: str = "", first: bool | None = None
+    ):
+        """`keep` 0 keeps all; `best` is `loss`, `lowest loss` or `highest accuracy`, or empty.
+
+        `first` says whether this process is the first of a run; None asks JAX, which starts the
+        devices.
+        """
         self.directory = Path(directory).absolute()
-        self._keep, self._goal = keep, keeping.Goal.parse(best)
-        self._writer: storage.Writer | None = None
+        self._keep, self._goal, self._first = keep, keeping.Goal.parse(best), first
+        self._saver = Saver(self.directory, self._dispensable)
         self._lock: Lock | None = None
         self._whole: set[int] = set()
         self.news: list[str] = []
         """Lines about checkpoints that were set aside because they are damaged."""
-        self._opening = threading.Lock()
         self._preparing: Task | None = None
         self._saving: Task | None = None
 
@@ -64,12 +74,12 @@ class Checkpoints:
             sealed: is told the step when the checkpoint would outlive a power cut, in a thread.
 
         Raises:
-            CheckpointError: if this save or the last one could not be written, and why; or another
-                process writes in the directory.
+            SaveError: if this save or the last one could not be written, and why.
+            CheckpointError: if another process writes in the directory.
             DeviceError: if devices hold copies of a leaf that are not the same.
         """
         self.wait()
-        self._take()
+        self.take()
         arrays = leaves.flatten(state)
         _check_json(about)
         record = {
@@ -85,14 +95,16 @@ class Checkpoints:
         # In a thread from its first moment: a Ctrl-C ends our waiting, never Orbax in its middle.
         copied = threading.Event()
         begun = fingerprint.begin(arrays)
-        self._saving = Task(lambda: self._write(step, arrays, record, begun, copied, sealed))
+        self._whole.discard(step)
+        write = self._saver.write
+        self._saving = Task(lambda: write(step, arrays, record, begun, copied, sealed))
         ending.promise(self)
         self._saving.start()
         copied.wait()
         self.check()
 
     def check(self) -> None:
-        """Raises CheckpointError if a save has failed since the last call; never waits."""
+        """Raises SaveError if a save has failed since the last call; never waits."""
         if self._saving is not None and self._saving.ended():
             self.wait()
 
@@ -100,7 +112,7 @@ class Checkpoints:
         """Returns when what was saved is on the disk, under its name.
 
         Raises:
-            CheckpointError: if it could not be written, once.
+            SaveError: if it could not be written, once.
         """
         if self._saving is None:
             return
@@ -117,9 +129,7 @@ class Checkpoints:
             ending.kept(self)
             if self._preparing is not None:
                 self._preparing.wait()
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
+            self._saver.close()
             if self._lock is not None:
                 self._lock.release()
                 self._lock = None
@@ -144,7 +154,7 @@ class Checkpoints:
         Damaged ones that are newer are set aside, renamed and not deleted; `news` says so. In a run
         of several processes the first one reads, and all call this.
         """
-        self._take()
+        self.take()
         step, news = newest_whole(self.directory)
         self._whole |= {step} if step is not None else set()
         self.news += news
@@ -153,7 +163,7 @@ class Checkpoints:
     def remove(self, step: int) -> None:
         """Deletes a checkpoint that a run no longer goes on from; in the process that writes."""
         self.wait()
-        self._take()
+        self.take()
         folder.delete(self.directory, step)
 
     def best(self) -> int | None:
@@ -188,7 +198,8 @@ class Checkpoints:
         Raises:
             CheckpointError: if the step is not there, is damaged, or is of another structure, shape
                 or dtype, with a table of what differs; nothing is read then. If a leaf is another
-                than that which was saved, after it was read.
+                than that which was saved, after it was read: a SetAsideError in a process that
+                writes here.
         """
         self.wait()
         record = folder.record(self.directory, step)
@@ -224,87 +235,40 @@ class Checkpoints:
         Raises:
             CheckpointError: if another process writes in the directory, or it cannot be written.
         """
-        self._take()
-        self._preparing = Task(self._open)
+        self.take()
+        self._preparing = Task(self._saver.open)
         self._preparing.start()
 
-    def _take(self) -> None:
-        if self._lock is None and jax.process_index() == 0:
+    def take(self) -> None:
+        """Takes the directory, if it is not ours already: before anything costly is begun.
+
+        Raises:
+            CheckpointError: as `prepare`.
+        """
+        if self._lock is None and self._is_first():
             self._lock = Lock(self.directory)
+
+    def spare(self) -> list[int]:
+        """The steps that are deleted to make room: all but the newest and the best."""
+        return spare(self.directory, self.best()) if self._is_first() else []
+
+    def _is_first(self) -> bool:
+        return jax.process_index() == 0 if self._first is None else self._first
+
+    def _dispensable(self) -> list[int]:
+        return keeping.dispensable(self.steps(), self._keep, self.best())
 
     def _check_leaves(self, step: int, saved: Mapping[str, str], flat: Mapping[str, Leaf]) -> None:
         now = fingerprint.read(fingerprint.begin({name: flat[name] for name in saved}))
         if wrong := [name for name in saved if now[name] != saved[name]]:
             what = ", ".join(f"{n} has the fingerprint {now[n]}, and had {saved[n]}" for n in wrong)
+            what = f"its files are whole, but {what}"
+            if self._lock is None and self._first is not False:
+                raise folder.damaged(self.directory, step, what)
             if self._lock is not None:  # or the next start would take it again
                 what += f"; it was set aside as {folder.set_aside(self.directory, step)}"
-            raise folder.damaged(self.directory, step, f"its files are whole, but {what}")
-
-    def _open(self) -> storage.Writer:
-        with self._opening:
-            if self._writer is None:
-                if jax.process_index() == 0:
-                    folder.clear_leftovers(self.directory)
-                self._writer = storage.Writer()
-            return self._writer
-
-    def _write(
-        self,
-        step: int,
-        arrays: Mapping[str, Leaf],
-        record: dict[str, Any],
-        prints: Mapping[str, Any],
-        copied: threading.Event,
-        sealed: Callable[[int], None],
-    ) -> None:
-        """The whole of a save, in a thread of its own."""
-        begun = None
-        try:
-            writer = self._open()
-            self._whole.discard(step)
-            if jax.process_index() == 0:
-                begun = folder.begin(self.directory, step)
-            writer.start(folder.saving(self.directory, step) / folder.STATE, arrays)
-            copied.set()
-            held = copies.seen(prints)
-            writer.finish()
-            if jax.process_count() > 1:
-                copies.tell(folder.saving(self.directory, step), held)
-                writer.meet(f"{step} copies")
-            try:
-                if begun is not None:
-                    held = copies.of_all(begun) if jax.process_count() > 1 else held
-                    record["fingerprints"] = copies.agreed(held, step)
-                    folder.commit(begun, record)
-                    sealed(step)
-                    self._delete_dispensable(step)
-            finally:
-                writer.meet(f"{step}")
-        except (OSError, ValueError, RuntimeError) as error:  # what the disk and Orbax raise
-            if begun is not None:
-                folder.abandon(begun)
-            raise CheckpointError(self._failure(step, arrays, error)) from None
-        except DeviceError:
-            if begun is not None:
-                folder.abandon(begun)
-            raise
-        finally:
-            copied.set()
-
-    def _delete_dispensable(self, saved: int) -> None:
-        """Deletes older ones; never the one whose bytes were read and sealed a moment ago."""
-        for step in keeping.dispensable(self.steps(), self._keep, self.best()):
-            if step != saved:
-                folder.delete(self.directory, step)
-
-    def _failure(self, step: int, arrays: Mapping[str, Leaf], error: Exception) -> str:
-        need, whole = space.size(space.bytes_of(arrays)), self.steps()
-        return (
-            f"checkpoint {step} could not be written to {self.directory}: it takes {need}, the "
-            f"disk has {space.free(self.directory)} free ({storage.short(error)}). "
-            f"Make room or lower checkpoint.keep, and run again: it goes on from "
-            f"{f'step {whole[-1]}' if whole else 'the beginning'}."
-        )
+                self.news.append(f"checkpoint {step} is damaged: {what}")
+            raise SetAsideError(str(folder.damaged(self.directory, step, what)))
 
 
 def _check_json(about: Mapping[str, Any]) -> None:

@@ -10,12 +10,14 @@ import concurrent.futures.thread  # noqa: F401
 import os
 import sys
 import threading
+import time
 from typing import Protocol, runtime_checkable
 
 from jtrain.checkpoint.task import Task
 
 FAULT = 70  # the exit code where a promised checkpoint could not be written
 _PATIENCE = 600.0  # seconds
+_LEAVING = 30.0  # seconds from the end of the program on, where a save has failed
 
 
 @runtime_checkable
@@ -28,16 +30,12 @@ class Closes(Protocol):
 
 
 _promised: list[Closes] = []
-_registered = False
+_registered = _failed = False
 
 
 def promise(closes: Closes) -> None:
     """Has it closed at the end of the program; if that fails, its error is told and the code 70."""
-    global _registered
-    if not _registered:
-        getattr(threading, "_register_atexit")(_keep)  # noqa: B009  it has no public name
-        os.register_at_fork(after_in_child=_promised.clear)  # the thread that writes is not there
-        _registered = True
+    _register()
     if closes not in _promised:
         _promised.append(closes)
 
@@ -48,7 +46,28 @@ def kept(closes: Closes) -> None:
         _promised.remove(closes)
 
 
+def save_failed() -> None:
+    """Has the program end for certain, with the code 70 if it comes to that.
+
+    Of Orbax's threads one may wait for ever for what failed in another, and Python for it (1 of 12
+    runs whose disk failed).
+    """
+    global _failed
+    _failed = True
+    _register()
+
+
+def _register() -> None:
+    global _registered
+    if not _registered:
+        getattr(threading, "_register_atexit")(_keep)  # noqa: B009  it has no public name
+        os.register_at_fork(after_in_child=_promised.clear)  # the thread that writes is not there
+        _registered = True
+
+
 def _keep() -> None:
+    if _failed:
+        threading.Thread(target=_leave, daemon=True).start()
     for closes in list(_promised):
         closing = Task(closes.close)
         closing.start()
@@ -59,3 +78,9 @@ def _keep() -> None:
             print(error, file=sys.stderr, flush=True)  # noqa: T201
             sys.stdout.flush()
             os._exit(FAULT)
+
+
+def _leave() -> None:
+    time.sleep(_LEAVING)
+    print("a save has failed, and its threads do not end: ended by force", file=sys.stderr)  # noqa: T201
+    os._exit(FAULT)

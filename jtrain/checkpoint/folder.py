@@ -33,6 +33,18 @@ _RECORD = ("step", "leaves", "best", "about")
 _SAVING, _REPLACED, _DELETING, _DAMAGED = ".saving", ".replaced", ".deleting", ".damaged"
 
 
+def make(directory: Path) -> None:
+    """Makes a folder and those above it that are missing, so that a power cut takes none of them.
+
+    Raises:
+        OSError: what the disk says.
+    """
+    if not directory.is_dir():
+        make(directory.parent)
+        directory.mkdir(exist_ok=True)
+        seal.sync(directory.parent)
+
+
 def steps(directory: Path) -> list[int]:
     """The steps of the complete checkpoints, ascending; their bytes are not read."""
     return [step for step in named(directory) if not faults(directory, step, full=False)]

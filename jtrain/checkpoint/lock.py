@@ -15,6 +15,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from jtrain.checkpoint import folder
 from jtrain.errors import CheckpointError
 
 NAME = ".writer"
@@ -34,7 +35,7 @@ class Lock:
         """
         self._path, end = directory / NAME, time.monotonic() + _PATIENCE
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            folder.make(directory)
             while (file := self._try()) is None:
                 if time.monotonic() > end:
                     raise _held(directory, holder(directory))

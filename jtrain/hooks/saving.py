@@ -44,8 +44,12 @@ class Save(Hook):
     def at(self, step: int, state: Any) -> None:
         """Saves a state unless it is the one that was saved last: for the end of a run."""
         if step != self.saved:
-            self._save(step, state)
-            self.saved, self._last = step, self._clock()
+            self.again(step, state)
+
+    def again(self, step: int, state: Any) -> None:
+        """Saves a state, also if it is the one that was saved last."""
+        self._save(step, state)
+        self.saved, self._last = step, self._clock()
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Saves it."""
@@ -75,16 +79,18 @@ class SaveBest(Hook):
             self._save.at(step, state)
 
 
-class SaveFailed(Hook):
-    """Asks after each step whether the last save could be written.
+class SaveAgain(Hook):
+    """Asks after each step whether the last save has failed, and saves in its place.
 
     Args:
-        check: raises why it could not; never waits.
+        owed: whether it has; never waits, and raises where it is enough.
+        save: of the run.
     """
 
-    def __init__(self, check: Callable[[], None]):
-        self._check = check
+    def __init__(self, owed: Callable[[], bool], save: Save):
+        self._owed, self._save = owed, save
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Raises it within a step."""
-        self._check()
+        """Saves within a step."""
+        if self._owed():
+            self._save.again(step, state)

@@ -8,7 +8,12 @@ from jtrain.testing.chaos.rows import ROWS
 
 SEEDS = {  # the first of each in the default run
     "sigkill": [1, 2],
-    "crash_point": [40, *range(1, 120, 13)],
+    "crash_point": [40, *range(1, 150, 29)],
+    "power_cut": [1, 2],
+    "failing_write": [100, 33, 140, 247],
+    "full_disk_run": [1, 5, 11],
+    "bit_flip": [1, 2],
+    "calm": [1],
 }
 QUICK = ["crash_point"]
 

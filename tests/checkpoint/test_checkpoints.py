@@ -161,6 +161,8 @@ def test_looking_on_changes_nothing(tmp_path: Path):
     looking.close()
 
 
+# One that comes in a callback of the garbage collector is told and goes no further.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_in_a_save_harms_nothing(tmp_path: Path):
     def interrupt(*_):
         raise KeyboardInterrupt

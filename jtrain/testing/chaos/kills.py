@@ -41,9 +41,9 @@ def sigkill(seed: int, folder: Path) -> Trial:
         if how:
             killed.append(how)
         else:
-            wrong = _finished(place, each, expected)
+            wrong = finished(place, each, expected)
             shutil.rmtree(place / RUN)
-    wrong = wrong or _finished(place, each, expected)
+    wrong = wrong or finished(place, each, expected)
     if not wrong:
         shutil.rmtree(place)
     detail = wrong or f"{KILLS} kills ({', '.join(killed)}); bitwise the uninterrupted run"
@@ -110,12 +110,18 @@ def _kill_fresh(place: Path, moment: float, each: int) -> str:
     return f"importing {moment:.2f} s"
 
 
-def _finished(place: Path, each: int, expected: Mapping[str, Any]) -> str:
-    """How the run that is let finish differs from the uninterrupted one; empty if it doesn't."""
+def finished(place: Path, each: int, expected: Mapping[str, Any]) -> str:
+    """How the run that is let finish differs from the uninterrupted one; empty if not."""
     try:
-        found = server(place.parent).run("train", place, patience=_PATIENCE, each=each)
+        server(place.parent).run("train", place, patience=_PATIENCE, each=each)
     except AssertionError as error:
         return f"it does not go on: {error}"
+    return differs(place, expected)
+
+
+def differs(place: Path, expected: Mapping[str, Any]) -> str:
+    """How the run that was finished in `place` differs from the uninterrupted one."""
+    found = json.loads((place / "gave.json").read_text())
     if other := [name for name in _SAME if found[name] != expected[name]]:
         return f"{', '.join(other)} differ from the uninterrupted run"
     return litter(place, expected["bytes"])

@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jtrain.testing.chaos import points
+from jtrain.testing.chaos.failing import failing_write, full_disk_run
 from jtrain.testing.chaos.flips import CALM, bit_flip, calm
 from jtrain.testing.chaos.kills import KILLS, sigkill
 from jtrain.testing.chaos.points import crash_point
+from jtrain.testing.chaos.power import STATES, power_cut
 from jtrain.testing.chaos.trial import Trial
 
 
@@ -44,6 +46,25 @@ ROWS: Mapping[str, Row] = {
         "95 of 112",
         crash_point,
         trials=points.operations,
+    ),
+    "power_cut": Row(
+        "unsynced writes dropped, torn, zeroed, reordered: the announced step restores",
+        "3 of 7 files break it",
+        power_cut,
+        trials=50,
+        faults=STATES,
+    ),
+    "failing_write": Row(
+        "the n-th write fails (ENOSPC, EIO, EDQUOT), once and for ever: nothing lost, told in 5 s",
+        "told a period late",
+        failing_write,
+        trials=lambda folder: 3 * points.operations(folder),
+    ),
+    "full_disk_run": Row(
+        "a whole run whose disk fails for a while or for ever: it goes on, or is gone on with",
+        "",
+        full_disk_run,
+        trials=50,
     ),
     "bit_flip": Row(
         "one bit of a device's copy, of a step or of a gradient flips: found, with step and leaf",

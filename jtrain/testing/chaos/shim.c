@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #define REAL(name) ((__typeof__(&name))real(#name))
@@ -157,6 +158,20 @@ ssize_t pwrite64(int file, const void *data, size_t size, off64_t at) {
 
 ssize_t pwrite(int file, const void *data, size_t size, off_t at) {
   return pwrite64(file, data, size, at);
+}
+
+ssize_t writev(int file, const struct iovec *parts, int number) {
+  char path[PATH_MAX];
+  if (!opened(file, path)) return REAL(writev)(file, parts, number);
+  if (!enter(0)) return -1;
+  long at = lseek(file, 0, SEEK_CUR);
+  ssize_t done = REAL(writev)(file, parts, number);
+  for (ssize_t left = done; left > 0 && number--; parts++) {
+    ssize_t size = left < (ssize_t)parts->iov_len ? left : (ssize_t)parts->iov_len;
+    note("write", inode_of(file), at, parts->iov_base, size, path, "");
+    at += size, left -= size;
+  }
+  return leave(done);
 }
 
 static int synced(int file, int (*how)(int)) {

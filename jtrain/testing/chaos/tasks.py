@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.checkpoint import Checkpoints, storage
+from jtrain.checkpoint import Checkpoints, Patience, storage
+from jtrain.checkpoint.failed import SaveError
 from jtrain.checkpoint.space import bytes_of
 from jtrain.hooks.plain import Observer
 from jtrain.testing.chaos import subject
@@ -31,7 +34,11 @@ def warm() -> None:
 
 
 def train(
-    each: int = 1, compiled: str = "", kill_at: int = 0, hooks: tuple[Observer, ...] = ()
+    each: int = 1,
+    compiled: str = "",
+    kill_at: int = 0,
+    fail: Sequence[int] = (),
+    hooks: tuple[Observer, ...] = (),
 ) -> dict[str, Any]:
     """The run of subject.py to its end, or on to it; what it came to.
 
@@ -39,6 +46,7 @@ def train(
         each: steps in a call.
         compiled: where programs are kept; empty: where the server says.
         kill_at: the file operation below runs/ before which it is killed; 0: it isn't.
+        fail: an errno, and the first and the last operation on the checkpoints that end with it.
         hooks: observers of the run.
     """
     from jtrain.run import run
@@ -49,6 +57,8 @@ def train(
     file = Shim()
     if kill_at:
         file.kill_at(RUN.parent, kill_at)
+    elif fail:
+        file.fail(CHECKPOINTS, *fail)
     else:
         file.watch(RUN.parent)
     outcome = run(subject.config(steps_per_call=each), hooks=hooks)
@@ -109,20 +119,75 @@ def save(step: int, kill_at: int = 0) -> dict[str, Any]:
     return {"operations": operations}
 
 
-def go_on(step: int) -> dict[str, Any]:
+def save_recorded(log: str) -> dict[str, Any]:
+    """Six saves, one of them twice, into a folder that is made for them; all is written down."""
+    file = Shim()
+    Path("runs").mkdir()
+    root = Path().resolve()
+    file.watch(root / "runs", Path(log))
+    with Checkpoints(root / "runs" / "cut" / "checkpoints", keep=2) as checkpoints:
+        for step in (1, 2, 2, 3, 4, 5):
+            checkpoints.save(step, state_of(step), {"s": step}, sealed=file.mark)
+        checkpoints.wait()
+    file.rest()
+    return {}
+
+
+def go_on(step: int, there: str = str(SAVED)) -> dict[str, Any]:
     """The next start: from which step it goes on, and what there is after it has saved another."""
-    with Checkpoints(SAVED, keep=2) as checkpoints:
+    place = Path(there)
+    with Checkpoints(place, keep=2) as checkpoints:
         resumed = checkpoints.resume()
         checkpoints.save(step, state_of(step), {"s": step})
         checkpoints.wait()
         news = checkpoints.news
-    names = sorted(path.name for path in SAVED.iterdir())
-    return {"resumed": resumed, "news": news, "names": names, **whole()}
+    names = sorted(path.name for path in place.iterdir())
+    return {"resumed": resumed, "news": news, "names": names, **whole(there)}
 
 
-def whole() -> dict[str, Any]:
+def after_cuts(there: Mapping[str, str], step: int) -> dict[str, Any]:
+    """Of each directory, what is listed and what the next start makes of it."""
+    return {name: {"before": whole(place), **go_on(step, place)} for name, place in there.items()}
+
+
+def save_failing(step: int, error: int, point: int) -> dict[str, Any]:
+    """Three saves: operation `point` of the first fails, of the second it and all after it.
+
+    While the second fails the state is offered again as often as a run would; then the disk is
+    mended and the third is made. Gives what was told, and how long after the first failure that
+    was.
+    """
+    file, told = Shim(), []
+    began = time.monotonic()
+    say = lambda line: told.append([time.monotonic() - began, line])
+    with Checkpoints(SAVED, keep=2) as checkpoints:
+        checkpoints.prepare()
+        patience = Patience(checkpoints, say)
+        file.fail(SAVED, error, point, point)
+        _insist(patience, step)
+        once, ended = len(told), ""
+        file.fail(SAVED, error, point)
+        began = time.monotonic()
+        try:
+            _insist(patience, step + 1)
+        except SaveError as last:
+            ended = str(last)
+        seconds = time.monotonic() - began
+        file.rest()
+        _insist(Patience(checkpoints, say), step + 2)
+    return {"told": told, "once": once, "ended": ended, "seconds": seconds, **whole()}
+
+
+def _insist(patience: Patience, step: int) -> None:
+    """Saves as a run does at its end."""
+    patience.save(step, state_of(step), {"s": step})
+    while patience.settle():
+        patience.save(step, state_of(step), {"s": step})
+
+
+def whole(there: str = str(SAVED)) -> dict[str, Any]:
     """The steps that are listed, and of each why it is not what was saved, if it isn't."""
-    checkpoints, wrong = Checkpoints(SAVED), {}
+    checkpoints, wrong = Checkpoints(Path(there)), {}
     for step in (steps := checkpoints.steps()):
         try:
             back = checkpoints.restore(step, jax.eval_shape(lambda step=step: state_of(step)))

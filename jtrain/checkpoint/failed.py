@@ -1,0 +1,42 @@
+"""A checkpoint that could not be written: why, what it takes, and what may be done about it."""
+
+import errno
+from collections.abc import Mapping
+from pathlib import Path
+
+from jtrain.checkpoint import folder, space, storage
+from jtrain.errors import CheckpointError
+from jtrain.types import Leaf
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_SAID = ("RESOURCE_EXHAUSTED", "No space left", "quota exceeded", "File too large")
+
+
+class SaveError(CheckpointError):
+    """A checkpoint that was asked for could not be written."""
+
+    def __init__(self, message: str, *, room: bool):
+        super().__init__(message)
+        self.room = room
+        """Whether it is room that is lacking, which deletions would make."""
+
+
+def failed(directory: Path, step: int, arrays: Mapping[str, Leaf], error: Exception) -> SaveError:
+    """The error that says so, of what the disk or Orbax raised."""
+    need, whole = space.size(space.bytes_of(arrays)), folder.steps(directory)
+    on = f"step {whole[-1]}" if whole else "the beginning"
+    return SaveError(
+        f"checkpoint {step} could not be written to {directory}: it takes {need}, the disk has "
+        f"{space.free(directory)} free ({storage.short(error)}). Make room or lower "
+        f"checkpoint.keep, and run again: it goes on from {on}.",
+        room=getattr(error, "errno", 0) in _NO_ROOM or any(each in str(error) for each in _SAID),
+    )
+
+
+def unsealed(directory: Path, step: int) -> SaveError:
+    """The error of a process that did its part of a checkpoint which another could not seal."""
+    return SaveError(
+        f"checkpoint {step} was not sealed in {directory}: process 0 could not, and says why. Make "
+        f"room or lower checkpoint.keep, and run again.",
+        room=False,
+    )

@@ -1,0 +1,113 @@
+"""One save: written, sealed, announced, and then the older ones go."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jtrain.checkpoint import copies, ending, folder, keeping, storage
+from jtrain.checkpoint.failed import failed, unsealed
+from jtrain.errors import DeviceError
+from jtrain.types import Leaf
+
+
+class Saver:
+    """Writes the checkpoints of a directory, one at a time, in threads that others begin."""
+
+    def __init__(self, directory: Path, dispensable: Callable[[], list[int]]):
+        """`dispensable` gives the steps that may go when one was saved."""
+        self._directory, self._dispensable = directory, dispensable
+        self._writer: storage.Writer | None = None
+        self._opening = threading.Lock()
+        self._left: set[Path] = set()  # of failed saves, where Orbax may still have been writing
+
+    def open(self) -> storage.Writer:
+        """What writes; the first call loads Orbax and removes what killed saves left."""
+        with self._opening:
+            if self._writer is None:
+                if jax.process_index() == 0:
+                    folder.clear_leftovers(self._directory)
+                self._writer = storage.Writer()
+            return self._writer
+
+    def close(self) -> None:
+        """Ends its threads."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        self._clear()
+
+    def write(
+        self,
+        step: int,
+        arrays: Mapping[str, Leaf],
+        record: dict[str, Any],
+        prints: Mapping[str, Any],
+        copied: threading.Event,
+        sealed: Callable[[int], None],
+    ) -> None:
+        """The whole of a save; sets `copied` when the arrays may be donated, or it has failed.
+
+        Raises:
+            SaveError: if it could not be written, by this process or by that which seals.
+            DeviceError: if devices hold copies of a leaf that are not the same.
+        """
+        first, begun = jax.process_index() == 0, None
+        try:
+            writer = self.open()
+            self._clear()
+            if first:
+                begun = folder.begin(self._directory, step)
+            writer.start(folder.saving(self._directory, step) / folder.STATE, arrays)
+            copied.set()
+            held = copies.seen(prints)
+            writer.finish()
+            if jax.process_count() > 1:
+                copies.tell(folder.saving(self._directory, step), held)
+                writer.meet(f"{step} copies")
+            try:
+                if begun is not None:
+                    held = copies.of_all(begun) if jax.process_count() > 1 else held
+                    record["fingerprints"] = copies.agreed(held, step)
+                    folder.commit(begun, record)
+                    sealed(step)
+                    self._delete_dispensable(step)
+            finally:
+                writer.meet(f"{step}")
+        except (OSError, ValueError, RuntimeError) as error:  # what the disk and Orbax raise
+            self._left |= {begun} if begun is not None else set()
+            self._clear()
+            ending.save_failed()
+            raise failed(self._directory, step, arrays, error) from None
+        except DeviceError:
+            self._left |= {begun} if begun is not None else set()
+            self._clear()
+            raise
+        finally:
+            copied.set()
+        if not first and folder.faults(self._directory, step, full=False):
+            raise unsealed(self._directory, step)
+
+    def _clear(self) -> None:
+        for path in self._left:
+            folder.abandon(path)
+        self._left = {path for path in self._left if path.exists()}
+
+    def _delete_dispensable(self, saved: int) -> None:
+        """Deletes older ones; never the one whose bytes were read and sealed a moment ago."""
+        for step in self._dispensable():
+            if step != saved:
+                folder.delete(self._directory, step)
+
+
+def spare(directory: Path, best: int | None) -> list[int]:
+    """The steps that went, so that there is room: all but the newest and the best."""
+    gone = []
+    with contextlib.suppress(OSError):  # a disk that is hurt may not even take a deletion
+        for step in keeping.dispensable(folder.steps(directory), 1, best):
+            folder.delete(directory, step)
+            gone.append(step)
+    return gone
