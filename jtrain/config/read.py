@@ -99,16 +99,20 @@ class _TooMuchError(Exception):
 class _Bounded(Composer):
     """Gives up before the parser has gone far into what no config needs."""
 
-    depth = count = 0
+    within = found = 0
+
+    def __init__(self, loader: Any = None):
+        super().__init__(loader=loader)
+        self.warn_double_anchors = False  # the last counts, as YAML says
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        self.count += 1
-        self.depth += 1
-        if self.depth > DEPTH + 5 or self.count > VALUES:
-            raise _TooMuchError(_TOO_MANY if self.count > VALUES else _TOO_DEEP)
-        found = super().compose_node(parent, index)
-        self.depth -= 1
-        return found
+        self.found += 1
+        self.within += 1
+        if self.within > DEPTH + 5 or self.found > VALUES:
+            raise _TooMuchError(_TOO_MANY if self.found > VALUES else _TOO_DEEP)
+        node = super().compose_node(parent, index)
+        self.within -= 1
+        return node
 
 
 class _Reading:
@@ -162,7 +166,8 @@ class _Reading:
                 yaml.value.encode()
                 return yaml.value
             self._refuse(origin, keys, f"`!{tag}` is no data; write a number or a text")
-        except (ValueError, KeyError):  # `!!int x`, a number of 5000 digits, half a character
+        # `!!int x`, `!!int` of nothing, a number of 5000 digits, half a character
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             self._refuse(origin, keys, "is nothing that can be kept; write a number or a text")
         return None
 

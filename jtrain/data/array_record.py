@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.data.files import found
-from jtrain.data.records import Records
+from jtrain.data.records import Damaged, Records
 from jtrain.errors import DataError
 
 
@@ -23,12 +23,16 @@ class ArrayRecords(Records):
     Raises:
         DataError: a file that is cut off, damaged or foreign, when it is opened or read; or no
             record.
+
+    Args:
+        paths: files, a pattern, or a list of them.
+        damaged: what becomes of a record that cannot be read; see `Records`.
     """
 
-    def __init__(self, paths: str | Path | Sequence[str | Path]):
+    def __init__(self, paths: str | Path | Sequence[str | Path], *, damaged: Damaged = "stop"):
         self.paths = found(paths)
         self._files = [_opened(path) for path in self.paths]
-        super().__init__(paths, map(len, self._files))
+        super().__init__(paths, map(len, self._files), damaged)
 
     def _read(self, file: int, within: int) -> bytes:
         try:
@@ -36,7 +40,8 @@ class ArrayRecords(Records):
         except RuntimeError as error:
             raise DataError(
                 f"{self.paths[file]}: record {within} was asked for and cannot be read ({error}). "
-                f"The file is damaged: get it again."
+                f"The file is damaged: get it again, or leave such records out: "
+                f"ArrayRecords(..., damaged='skip')."
             ) from error
 
 

@@ -152,7 +152,7 @@ BY_ROW = (
 def _opened(path: Path) -> Any:
     parquet = needed("pyarrow.parquet", "parquet", "A Parquet file")
     try:
-        return parquet.ParquetFile(path)
+        return parquet.ParquetFile(path, page_checksum_verification=True)  # where a page has one
     except ValueError as error:
         raise DataError(
             f"{path} was to be a Parquet file, which ends with PAR1, and ends at byte "

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from jtrain.data.crc32c import crc32c
 from jtrain.data.files import found
-from jtrain.data.records import Records
+from jtrain.data.records import Damaged, Records
 from jtrain.errors import DataError
 
 HEAD, TAIL = 12, 4  # a length and its checksum; the checksum of the data
@@ -27,25 +28,39 @@ class TFRecords(Records):
     source = GrainRows(rows)
     ```
 
-    The checksum of every length is verified, so that what is cut off or foreign is noticed at
-    once; those of the data are not, as in Grain. Files packed by gzip have no places to go to.
+    The checksum of every length is verified when a file is opened, so that what is cut off or
+    foreign is noticed at once; that of the data when a record is read (5 us a kB). Files packed by
+    gzip have no places to go to.
+
+    Args:
+        paths: files, a pattern, or a list of them.
+        damaged: what becomes of a record whose data is not what was written; see `Records`.
 
     Raises:
         DataError: a file that is cut off, foreign or packed, by its name and byte; or no record.
+            When it is read, a record that is damaged.
 
     Source of the format: https://www.tensorflow.org/tutorials/load_data/tfrecord.
     """
 
-    def __init__(self, paths: str | Path | Sequence[str | Path]):
+    def __init__(self, paths: str | Path | Sequence[str | Path], *, damaged: Damaged = "stop"):
         self.paths = found(paths)
         self._files = [_mapped(path) for path in self.paths]
         # Of each file, n 2: where the data begins, and its length.
         self._places = [_walked(*file) for file in zip(self.paths, self._files, strict=True)]
-        super().__init__(paths, map(len, self._places))
+        super().__init__(paths, map(len, self._places), damaged)
 
     def _read(self, file: int, within: int) -> bytes:
         begin, length = self._places[file][within].tolist()
-        return self._files[file][begin : begin + length]
+        end = begin + length
+        data, said = self._files[file][begin:end], self._files[file][end : end + TAIL]
+        if _masked(crc32c(data)) != int.from_bytes(said, "little"):
+            raise DataError(
+                f"{self.paths[file]}: record {within}, at byte {begin - HEAD}, has data whose "
+                f"checksum is another: it is damaged. Get the file again, or leave such records "
+                f"out: TFRecords(..., damaged='skip')."
+            )
+        return data
 
 
 def _mapped(path: Path) -> mmap.mmap | bytes:
@@ -96,6 +111,11 @@ def _masked_crc(lengths: np.ndarray) -> np.ndarray:  # uint64, n -> uint32, n
     crc = ~crc
     turned = (crc >> np.uint32(15)) | (crc << np.uint32(17))
     return turned + np.uint32(_MASK)
+
+
+def _masked(crc: int) -> int:
+    """The same of a checksum that is known."""
+    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
 
 def _table() -> np.ndarray:  # uint32, 256
