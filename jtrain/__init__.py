@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jtrain.fit import fit as fit
     from jtrain.hooks.early_stop import EarlyStop as EarlyStop
     from jtrain.loop import Hook as Hook
+    from jtrain.loop import Rollback as Rollback
     from jtrain.loop import Stop as Stop
     from jtrain.loop import train as train
     from jtrain.models.generate import generate as generate
@@ -54,6 +55,7 @@ _HOME = {
     "many": "step",
     "make_evaluate": "evaluate",
     "Hook": "loop",
+    "Rollback": "loop",
     "Stop": "loop",
     "train": "loop",
     "EarlyStop": "hooks.early_stop",

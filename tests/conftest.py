@@ -14,10 +14,33 @@ os.environ["XLA_FLAGS"] = (
 # threads as devices all of them wait at times, and XLA ends the process (docs/log.md).
 os.environ["NPROC"] = "32"
 
+import ipaddress
+import sys
+from typing import Any
+
 import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def _refuse_network(event: str, args: tuple[Any, ...]) -> None:
+    """Raises where a test would reach another machine, or be reached by one."""
+    if event not in ("socket.connect", "socket.bind", "socket.sendto"):
+        return
+    address = args[1]
+    if isinstance(address, tuple) and not _of_this_machine(str(address[0])):
+        raise AssertionError(f"{event} {address}: no test needs a network; listen on 127.0.0.1")
+
+
+def _of_this_machine(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+sys.addaudithook(_refuse_network)
 
 
 @pytest.fixture

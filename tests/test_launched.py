@@ -96,8 +96,8 @@ def test_a_signal_to_one_process_stops_all_at_one_step(stopped: Stopped):
 
 def test_one_process_speaks_and_writes(stopped: Stopped):
     names = {path.name for path in stopped.run.iterdir()}
-    files = {"config.yaml", "run.json", "metrics.jsonl", "speed.jsonl", "leaves.jsonl", "log.txt"}
-    assert names == {*files, "log-1.txt", "checkpoints"}
+    rows = {"metrics.jsonl", "speed.jsonl", "leaves.jsonl", "steps.jsonl"}
+    assert names == {*rows, "config.yaml", "run.json", "log.txt", "log-1.txt", "checkpoints"}
     assert stopped.said.count("goes on from step") == 1
     assert "process 0 of 2 (jtrain) at 127.0.0.1" in stopped.said
     assert "process 1 of 2" not in stopped.said

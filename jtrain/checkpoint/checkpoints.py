@@ -97,7 +97,7 @@ class Checkpoints:
         begun = fingerprint.begin(arrays)
         self._whole.discard(step)
         write = self._saver.write
-        # `ending` waits for it. Of Orbax's threads, where it fails, some wait 10 minutes for others.
+        # `ending` waits for it. Where it fails, threads of Orbax wait 10 minutes for one another.
         self._saving = Task(lambda: write(step, arrays, record, begun, copied, sealed), daemon=True)
         ending.promise(self)
         self._saving.start()

@@ -37,6 +37,14 @@ class Address(NamedTuple):
         except ValueError:
             return self.host == "localhost"
 
+    @property
+    def public(self) -> bool:
+        """Whether it is an address of the internet, which a firewall alone keeps to a cluster."""
+        try:
+            return ipaddress.ip_address(self.host).is_global
+        except ValueError:  # a name: what it stands for is known where it is looked up
+            return False
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
@@ -78,7 +86,14 @@ class Cluster:
         if self.processes == 1:
             return []
         where = f" at {self.coordinator}" if self.coordinator else ""
-        return [f"process {self.index} of {self.processes} ({self.kind}){where}"]
+        lines = [f"process {self.index} of {self.processes} ({self.kind}){where}"]
+        if self.coordinator and self.coordinator.public:
+            lines.append(
+                f"{self.coordinator.host} can be reached from the internet, and whoever reaches "
+                f"the processes there can run code in them: keep its port behind a firewall, or "
+                f"name an address of the cluster's own network by {', '.join(self.by)}"
+            )
+        return lines
 
     def plain(self) -> dict:
         """The same as plain values."""

@@ -19,7 +19,10 @@ from jtrain.pulse.pulse import FOLDER, STACKS, file_of, stacks_of
 DONE, MISTAKE, HUNG = 0, 2, 124
 POLL = 0.02  # seconds
 FAREWELL = 1.0  # seconds that the others have to say what is wrong with them too, when one failed
-OTHERS = 5.0  # seconds after which, where one has ended as it was asked to, the others are asked
+OTHERS = 2.0  # seconds after which, where one has ended as it was asked to, the others are asked
+# Seconds after which they are ended: they wait for it in a sum. Whatever was saved was saved before
+# the first one ended, and JAX's heartbeat, at 30, would make a failure of it.
+QUIT = 20.0
 DUMP = 2.0  # seconds at most for the stacks of a process to be written
 
 
@@ -102,6 +105,8 @@ class Gang:
         stopped = [m.ended for m in self.members if m.code is not None and m.code == STOPPED]
         if stopped and not self.asked and now > min(stopped) + OTHERS:
             self.signal(signal.SIGTERM)  # one was asked to end and has: so shall the others
+        if stopped and now > min(stopped) + QUIT:
+            return Ending(STOPPED, now)
         late = []
         for member in running:
             beat, watched = read(file_of(self.folder, member.index)), self._watched[member.index]

@@ -26,6 +26,7 @@ PHASES = (
 ALONE = {"start", "hooks", "data"}
 _NUMBER = {name: number for number, name in enumerate(PHASES)}
 _BEAT = struct.Struct("<QqqdQ")  # number, phase, step, seconds, and a sum of the first three
+_LENGTH, _ALL = _BEAT.size, 2**64 - 1
 _KEPT, _GRACE, _RUN, _SIZE = 64, 72, 82, 4096  # where these lie; the length before the run's path
 
 
@@ -94,10 +95,9 @@ class Pulse:
         return _parse(self._memory[:])
 
     def _say(self) -> None:
-        self._count = count = self._count + 1
-        now = time.monotonic()
-        check = _check(count, self._phase, self._step)
-        self._memory[: _BEAT.size] = _BEAT.pack(count, self._phase, self._step, now, check)
+        self._count, phase, step = self._count + 1, self._phase, self._step
+        check = (self._count ^ (step << 20) ^ (phase << 56)) & _ALL  # in line: it is all we pay for
+        self._memory[:_LENGTH] = _BEAT.pack(self._count, phase, step, time.monotonic(), check)
 
 
 def read(path: Path) -> Beat:
@@ -125,7 +125,7 @@ def stacks_of(folder: Path, process: int) -> Path:
 
 
 def _check(number: int, phase: int, step: int) -> int:
-    return (number ^ (step << 20) ^ (phase << 56)) & (2**64 - 1)
+    return (number ^ (step << 20) ^ (phase << 56)) & _ALL
 
 
 def _parse(memory: bytes) -> Beat:

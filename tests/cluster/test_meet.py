@@ -154,3 +154,17 @@ def test_listens_on_the_loopback_where_the_coordinator_is():
     assert bound(Address("::1", 1)) == "::1"
     assert bound(Address("198.51.100.7", 1)) == "198.51.100.7"
     assert bound(Address("no-such-host.invalid", 1)) == ""
+
+
+def test_an_address_of_the_internet_is_warned_of():
+    def news(host: str) -> list[str]:
+        at = Address(host, 8476)
+        return Cluster(kind="x", processes=2, index=0, coordinator=at, by={"HOST": host}).news()
+
+    for host in ("8.8.8.8", "2606:4700::1111"):
+        _, warning = news(host)
+        assert f"{host} can be reached from the internet" in warning
+        assert "keep its port behind a firewall, or name an address" in warning
+        assert "by HOST" in warning
+    for host in ("127.0.0.1", "10.1.2.3", "192.168.0.9", "fd00::1", "::1", "host-0", "localhost"):
+        assert len(news(host)) == 1

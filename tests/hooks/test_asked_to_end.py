@@ -112,6 +112,7 @@ def gone_on(home: Path, compiled: Path) -> bytes:
     return (home / "runs" / "quick" / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.thorough
 def test_in_an_evaluation_it_stops_before_the_next_batch_and_measures_later(
     home: Path, tmp_path_factory: pytest.TempPathFactory, compiled: Path
 ):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_launch import gone, of, when_written
 
-from jtrain.launch import launch
+from jtrain.launch import gang, launch
 from jtrain.pulse import Patience
 
 # Each life appends a letter to its own file, so the number of lives is the file's size.
@@ -145,6 +145,15 @@ def test_asked_to_end_it_is_not_begun_again(here: Path):
     assert process.wait(timeout=30) == 75, "nothing was lost: they had not begun"
     assert lives(here) == [1, 1]
     assert gone_all(here)
+
+
+def test_who_waits_for_one_that_has_ended_is_ended_too(here: Path, monkeypatch):
+    monkeypatch.setattr(gang, "OTHERS", 0.2)
+    monkeypatch.setattr(gang, "QUIT", 0.6)
+    code = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    code += "sys.exit(75) if me else time.sleep(60)"
+    assert launch(of(LIFE + code), processes=2, restarts=5) == 75
+    assert lives(here) == [1, 1]
 
 
 def gone_all(here: Path) -> bool:

@@ -7,10 +7,14 @@ import optax
 import pytest
 
 import jtrain as jt
+from jtrain.assemble import assemble
 from jtrain.optim import SGD, AdamW, Group
 from jtrain.optim.clip import clipped
+from jtrain.parallel import FSDP
+from jtrain.plan.hlo import Program
 from jtrain.state import new_state
 from jtrain.step import make_step
+from jtrain.testing.chaos.numbers import config
 
 GRADS: Any = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
 
@@ -61,3 +65,20 @@ def test_no_norm_is_summed_in_the_branch_unless_the_gradients_were_changed(optim
     assert len(branches) == 1
     found = sum(str(branch).count("reduce_sum") for branch in branches[0])
     assert found == sums
+
+
+@pytest.mark.thorough
+def test_no_collective_is_in_the_branch_on_eight_devices():
+    parts = assemble(config("clips", parallel=FSDP(devices=8, min_size=0)))
+    program = Program(parts.lower_step().compile().as_text())
+    sends = lambda name: [i for i, _, _ in program.walk(name) if "all-" in i.operation]
+    branches = [
+        name
+        for instruction, _, _ in program.walk()
+        if instruction.operation == "conditional"
+        for names in instruction.called.values()
+        for name in names
+    ]
+    assert len(branches) == 2
+    assert sends(program.entry), "there is what to send"
+    assert [sends(name) for name in branches] == [[], []]
