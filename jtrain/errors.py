@@ -1,12 +1,15 @@
 """One class for each thing a user can fix: what was asked, what was found, what to type.
 
-`jtrain` prints the message of any of these without a traceback and exits with 2,
-with 70 for a PeerError or a DeviceError.
+`jtrain` prints the message of any of these without a traceback and exits with its `code`.
 """
+
+MISTAKE, FAULT = 2, 70  # exit codes: of what was typed; of what running again may mend
 
 
 class UserError(ValueError):
     """Something that the person at the keyboard can mend; never a fault of ours."""
+
+    code = MISTAKE
 
 
 class ConfigError(UserError):
@@ -36,6 +39,10 @@ class RetraceError(UserError):
 class PeerError(Exception):
     """Another process of the run is not there, or ended: not to be mended in this one."""
 
+    code = FAULT
+
 
 class DeviceError(Exception):
     """A device computed or kept another number than it should: not to be mended by typing."""
+
+    code = FAULT

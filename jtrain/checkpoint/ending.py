@@ -14,8 +14,8 @@ import time
 from typing import Protocol, runtime_checkable
 
 from jtrain.checkpoint.task import Task
+from jtrain.errors import FAULT
 
-FAULT = 70  # the exit code where a promised checkpoint could not be written
 _PATIENCE = 600.0  # seconds
 _LEAVING = 30.0  # seconds from the end of the program on, where a save has failed
 

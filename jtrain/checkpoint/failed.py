@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jtrain.checkpoint import folder, space, storage
-from jtrain.errors import CheckpointError
+from jtrain.errors import FAULT, CheckpointError
 from jtrain.types import Leaf
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -13,7 +13,9 @@ _SAID = ("RESOURCE_EXHAUSTED", "No space left", "quota exceeded", "File too larg
 
 
 class SaveError(CheckpointError):
-    """A checkpoint that was asked for could not be written."""
+    """A checkpoint that was asked for could not be written; running again goes on once it can."""
+
+    code = FAULT
 
     def __init__(self, message: str, *, room: bool):
         super().__init__(message)

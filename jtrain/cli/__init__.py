@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jtrain.errors import DeviceError, PeerError, UserError
+from jtrain.errors import FAULT, DeviceError, PeerError, UserError
 from jtrain.pulse.leaving import ASKS, leaving_when_asked
 from jtrain.redact import redacted
 from jtrain.version import __version__
@@ -31,7 +31,7 @@ VERBS = {
     "launch": "do any of these in several processes on this machine",
     "report": "write one HTML page about some runs: curves, differences, speed, samples",
 }
-DONE, MISTAKE, FAULT, STOPPED, INTERRUPTED, PIPE_CLOSED = 0, 2, 70, 75, 130, 141
+DONE, STOPPED, INTERRUPTED, PIPE_CLOSED = 0, 75, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,12 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb, *rest = typed or ["--help"]
     try:
         return _do(verb, rest)
-    except UserError as error:
+    except (UserError, PeerError, DeviceError) as error:
         print(redacted(str(error)), file=sys.stderr)
-        return MISTAKE
-    except (PeerError, DeviceError) as error:
-        print(redacted(str(error)), file=sys.stderr)
-        return FAULT
+        return error.code
     except SystemExit as stop:  # how argparse ends
         return stop.code if isinstance(stop.code, int) else DONE
     except KeyboardInterrupt:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jtrain.cli.arguments import Arguments
-from jtrain.errors import UserError
+from jtrain.errors import FAULT, UserError
 from jtrain.plan.topology import prepare
 
 if TYPE_CHECKING:
     from jtrain.experiment import RunConfig
     from jtrain.testing.subject import Subject
 
-FAULT = 70
 MOVED = 0.02  # the deviation of what is added to the first parameters
 
 

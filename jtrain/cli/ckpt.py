@@ -10,7 +10,7 @@ from typing import Any
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.trained import asked_step
 from jtrain.config.nearest import did_you_mean
-from jtrain.errors import UserError
+from jtrain.errors import FAULT, UserError
 
 DOES = {
     "ls": "list the steps, their sizes, which is newest and best, and which are damaged",
@@ -20,7 +20,6 @@ DOES = {
     "rm": "remove a step; never the last whole one unless --force",
     "export": "write the parameters as a .safetensors file",
 }
-FAULT = 70
 
 
 def main(argv: Sequence[str]) -> int:

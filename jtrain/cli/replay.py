@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.trained import config_of, said_apart, speaks
 from jtrain.config.resolve import resolve
+from jtrain.errors import FAULT
 
 if TYPE_CHECKING:
     from jtrain.debug.replay import Replayed
 
-FAULT, SHOWN = 70, 8  # the exit code where a step comes out otherwise; leaves that are shown
+SHOWN = 8  # leaves that are shown
 
 
 def main(argv: Sequence[str]) -> int:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
+from jtrain.errors import MISTAKE
 from jtrain.launch.chaos import Chaos
-from jtrain.launch.gang import DONE, HUNG, MISTAKE, POLL, Ending, Gang, own_folder
+from jtrain.launch.gang import DONE, HUNG, POLL, Ending, Gang, own_folder
 from jtrain.launch.history import History, Life
 from jtrain.pulse.leaving import ASKS, STOPPED
 

@@ -94,7 +94,7 @@ def _loaded(file: Path, lowered: Lowered, devices: Sequence[Device]) -> Compiled
             return None
         takes = jax.tree.structure(lowered.args_info)
         return deserialize_and_load(said, takes, lowered.out_tree, execution_devices=devices)
-    except (OSError, EOFError, ValueError, jax.errors.JaxRuntimeError):
+    except (OSError, EOFError, ValueError, TypeError, jax.errors.JaxRuntimeError):
         return None
 
 

@@ -1,6 +1,8 @@
 """Programs are kept for processes that JAX's own cache does not serve."""
 
 import dataclasses
+import hashlib
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,7 +81,9 @@ def test_what_was_not_written_whole_is_compiled_again(kept):
     whole = file.read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1
-    for broken in (b"", whole[: len(whole) // 2], b"no pickle", bytes(flipped)):
+    older = pickle.dumps((b"a program", "and what it takes"))
+    older = hashlib.sha256(older).digest() + older
+    for broken in (b"", whole[: len(whole) // 2], b"no pickle", bytes(flipped), older):
         file.write_bytes(broken)
         lowered, x = traced(jax.devices())
         assert compiled(lowered, x)(x)["sum"] == 120
