@@ -50,7 +50,13 @@ class Guarded:
         """
         policy, minimum = self._parts.config.guard, getattr(state.scale, "minimum", 0.0)
         if not isinstance(policy, Skip):
-            self._guard = Guard(policy, minimum=minimum, earlier=self._earlier, known=self._known)
+            self._guard = Guard(
+                policy,
+                minimum=minimum,
+                earlier=self._earlier,
+                known=self._known,
+                skipped=int(state.skipped),
+            )
             return [self._guard]
         recent = Recent(every=self._parts.config.steps_per_call)
         finite = Finite(

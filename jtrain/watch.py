@@ -1,21 +1,16 @@
 """The hooks of a run, put together: what it says, writes, measures and keeps."""
 
 import contextlib
-import hashlib
 import io
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jtrain.all_processes import of_all, refuse_apart
 from jtrain.assemble import Assembly
 from jtrain.checkpoint import Checkpoints, Patience
 from jtrain.checkpoint.keeping import Goal
-from jtrain.config.dump import dump, told
 from jtrain.directory import Directory
 from jtrain.durations import Duration
 from jtrain.experiment import RunConfig
@@ -37,6 +32,7 @@ from jtrain.hooks.saving import Save, SaveAgain, SaveBest
 from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
 from jtrain.hooks.twice import Twice
+from jtrain.keep import Keep
 from jtrain.leaf_statistics import leaves
 from jtrain.loop import Hook, Stop
 from jtrain.pulse import PULSE
@@ -44,7 +40,6 @@ from jtrain.state import TrainState
 from jtrain.tracked import tracking
 from jtrain.trackers import End
 from jtrain.types import Batch, Extra, Params
-from jtrain.version import __version__
 
 _PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}  # as the pulse says it
 
@@ -78,8 +73,6 @@ class Watch:
         """Gives the seconds that the loop has waited for data; set where the data is read."""
         self.reading: Callable[[Iterable[Batch], str], Iterable[Batch]] = lambda batches, _: batches
         """Hands on the batches of an evaluation, and says what goes on between; set likewise."""
-        self.saving: float | None = directory and directory.stands().get("seconds_per_save")
-        """Seconds that a save takes until it is on the disk, the last one; None: not measured."""
         self._stack = contextlib.ExitStack()
         if directory and not first:
             screen = io.StringIO()  # of the processes one speaks
@@ -126,7 +119,8 @@ class Watch:
         log, progress = directory and directory.log, self.progress
         self.lines = Lines(log, screen=progress.print, live=progress.live)
         self.patience = checkpoints and Patience(checkpoints, self.lines.say)
-        self.save = _save(config, self._keeper(parts, directory))
+        self.keep = directory and self.patience and self._keep(parts, directory, self.patience)
+        self.save = _save(config, self.keep or self._hold)
         self.held: tuple[Params, Extra] | None = None
         """The best weights, where a best is kept and there is no directory for it."""
         self._parts, self._saves = parts, directory is not None
@@ -142,7 +136,7 @@ class Watch:
             config.checkpoint.grace,
             every=every,
             call=lambda: self.speed.pace and call * self.speed.pace.seconds_per_step,
-            save=lambda: self.saving,
+            save=lambda: self.keep and self.keep.seconds,
             kept=_often(config),
             tell=self.lines.say,
         )
@@ -282,70 +276,24 @@ class Watch:
         name, _, _ = goal.name.rpartition("/")
         return self.evaluations.get(name) or next(iter(self.evaluations.values()))
 
-    def _keeper(
-        self, parts: Assembly, directory: Directory | None
-    ) -> Callable[[int, TrainState], None]:
-        """What takes the states that are to be kept."""
-        if directory and self.patience:
-            return _Keep(parts, self, directory, self.patience)
-        return self._hold
+    def _keep(self, parts: Assembly, directory: Directory, patience: Patience) -> Keep:
+        return Keep(
+            parts,
+            directory,
+            patience,
+            guarded=self.guarded,
+            evaluations=self.evaluations,
+            best=self.best,
+            metrics=self.metrics,
+            record=self.record,
+            twice=self.twice,
+            pause=self.pause,
+        )
 
     def _hold(self, step: int, state: TrainState) -> None:
         del step
         weights = self._parts.evaluation_params(state), state.extra
         self.held = jax.tree.map(jnp.copy, weights)
-
-
-class _Keep:
-    """Saves a state in a run's directory."""
-
-    def __init__(self, parts: Assembly, watch: Watch, directory: Directory, patience: Patience):
-        self._parts, self._watch = parts, watch
-        self._directory, self._patience = directory, patience
-        self._began = 0.0
-
-    def __call__(self, step: int, state: TrainState) -> None:
-        if self._watch.guarded.bad:
-            return
-        found = {name: x.results.get(step, {}) for name, x in self._watch.evaluations.items()}
-        about = {
-            "config": told(self._parts.config),
-            "jtrain": __version__,
-            "jax": jax.__version__,
-            "data": self._parts.data,
-            "valid": {},
-            "batches": of_all(self._parts.calls.state(step)),
-            **self._watch.guarded.about(),
-            **{name: _numbers(results) for name, results in found.items()},
-        }
-        self._watch.metrics.sync()
-        if self._watch.twice:
-            self._watch.twice.settle()
-        if self._watch.record:
-            self._watch.record.sync()
-            self._refuse_apart(step, state, self._watch.record.last)
-        self._began = time.monotonic()
-        with self._watch.pause("saving"):
-            best = self._watch.best()
-            number = best.number(step) if best else None
-            self._patience.save(step, state, about, number, self._sealed)
-
-    def _refuse_apart(self, step: int, state: TrainState, batch: int) -> None:
-        """Before it keeps a state of several processes, they compare where they are."""
-        index, count = self._parts.strategy.part
-        facts = {
-            "the config": hashlib.sha256(dump(self._parts.config).encode()).hexdigest()[:16],
-            "the step": f"{int(state.step)}",
-            "the key": " ".join(f"{x:08x}" for x in np.ravel(jax.device_get(state.seed)).tolist()),
-            f"part {index + 1} of {count} of the last batch": f"{batch:016x}",
-        }
-        refuse_apart(facts, f"at step {step}")
-
-    def _sealed(self, step: int) -> None:
-        """Says it when it is so: run.json names no step that a power cut would take."""
-        PULSE.kept(step)
-        self._watch.saving = seconds = time.monotonic() - self._began
-        self._directory.say("running", step=step, seconds_per_save=round(seconds, 3))
 
 
 def _save(config: RunConfig, keep: Callable[[int, TrainState], None]) -> Save:
@@ -358,8 +306,3 @@ def _save(config: RunConfig, keep: Callable[[int, TrainState], None]) -> Save:
 def _often(config: RunConfig) -> str:
     often = config.checkpoint.every
     return str(often) if isinstance(often, Duration) else f"{often or config.steps} steps"
-
-
-def _numbers(results: Mapping[str, Any]) -> dict[str, float]:
-    """What of an evaluation is a number; arrays, a confusion matrix say, are in metrics.jsonl."""
-    return {name: x for name, x in results.items() if isinstance(x, int | float)}

@@ -30,6 +30,7 @@ ORDER = [
     {"assemble"},
     {"summary", "sharding", "leaf_statistics", "tracked", "bad_step"},
     {"opening", "joined", "guarded"},
+    {"keep"},
     {"watch", "going_back"},
     {"drive"},
     {"pace"},

@@ -97,7 +97,8 @@ class Checkpoints:
         begun = fingerprint.begin(arrays)
         self._whole.discard(step)
         write = self._saver.write
-        self._saving = Task(lambda: write(step, arrays, record, begun, copied, sealed))
+        # `ending` waits for it. Where it fails, threads of Orbax wait 10 minutes for one another.
+        self._saving = Task(lambda: write(step, arrays, record, begun, copied, sealed), daemon=True)
         ending.promise(self)
         self._saving.start()
         copied.wait()

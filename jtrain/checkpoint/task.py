@@ -13,14 +13,15 @@ class Task:
     and starts another, and two saves write at a time (seen within 30 interrupts).
     """
 
-    def __init__(self, function: Callable[[], object]):
-        self._function = function
+    def __init__(self, function: Callable[[], object], *, daemon: bool = False):
+        """`daemon`: Python ends without it and the threads that it starts; wait for it, then."""
+        self._function, self._daemon = function, daemon
         self._begun, self._ended = threading.Event(), threading.Event()
         self._error: BaseException | None = None
 
     def start(self) -> None:
         """Begins. Keep the task somewhere before this: a Ctrl-C may raise from here."""
-        threading.Thread(target=self._run, name="checkpoint").start()
+        threading.Thread(target=self._run, name="checkpoint", daemon=self._daemon).start()
 
     def ended(self) -> bool:
         """Whether it has come to its end, or to an error."""

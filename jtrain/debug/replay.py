@@ -89,6 +89,8 @@ def replay(
         )
     start, state = _before(parts, there, step, tell)
     known = steps(there.steps)
+    if not there.first:  # it reads other rows than the process that recorded
+        known = {number: was._replace(batch=0) for number, was in known.items()}
     tell(f"from {f'checkpoint {start}' if start else 'the first step'} of {path}")
     again = _again(parts, state, start, step)
     own = np.ravel(parts.calls[(step - 1) // config.steps_per_call]["row"])

@@ -24,6 +24,7 @@ class Guard(Hook):
             finds its place, and not bad.
         earlier: the bad steps for which the run went back before.
         known: what `Running.state` gave when the checkpoint was saved.
+        skipped: steps that were skipped before the first that it is told of (`state.skipped`).
     """
 
     def __init__(
@@ -33,21 +34,26 @@ class Guard(Hook):
         minimum: float = 0.0,
         earlier: Sequence[int] = (),
         known: Mapping[str, Any] = {},
+        skipped: int = 0,
     ):
         self._policy, self._minimum, self._earlier = policy, minimum, earlier
         self.means = Running(policy.spike.memory)
         """Of the steps that were taken."""
         self.means.restore(known)
+        self._skipped = skipped
         self.bad: Bad | None = None
         """The first bad step; when there is one nothing later is worth keeping."""
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
         """Judges a step."""
         loss, grad_norm = numbers["loss"], numbers["grad_norm"]
-        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        before, self._skipped = self._skipped, round(numbers.get("skipped", self._skipped))
+        skipped = self._skipped > before or not math.isfinite(loss + grad_norm)
         if self.bad or (skipped and numbers.get("loss_scale", 0.0) > self._minimum):
             return None
         what = self._wrong(loss, grad_norm, numbers["update_norm"])
+        if skipped and math.isfinite(loss + grad_norm):
+            what = f"changes extra to what is not finite: loss {loss:.4g}"
         if not what:
             self.means.absorb(loss, grad_norm)
             return None

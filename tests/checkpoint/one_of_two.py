@@ -1,6 +1,5 @@
 """One of two processes with two devices each: DIRECTORY PORT INDEX. Not a test itself."""
 
-import contextlib
 import os
 import shutil
 import sys
@@ -17,7 +16,7 @@ import pytest
 
 from jtrain.all_processes import refuse_apart
 from jtrain.checkpoint import Checkpoints
-from jtrain.errors import DeviceError, PeerError
+from jtrain.errors import CheckpointError, DeviceError, PeerError
 
 
 def value(step: int) -> np.ndarray:
@@ -66,7 +65,8 @@ def main(directory: Path, port: str, index: int) -> None:
         drifted = value(9) + np.float32(index)  # in what should be two copies of one array
         w = jax.make_array_from_callback(drifted.shape, whole, lambda i: drifted[i])
         checkpoints.save(9, {"w": w}, {})
-        with contextlib.nullcontext() if index else pytest.raises(DeviceError, match="w: cpu:"):
+        expected = (DeviceError, "w: cpu:") if index == 0 else (CheckpointError, "was not sealed")
+        with pytest.raises(expected[0], match=expected[1]):
             checkpoints.wait()
         assert 9 not in checkpoints.steps()
     apart(index)

@@ -9,24 +9,37 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_states import like, same_bits
-from corruption import (
+
+from jtrain.checkpoint import Checkpoints, folder, seal
+from jtrain.errors import CheckpointError
+from jtrain.testing.chaos.corruption import (
     KINDS,
     files_of,
     flip,
     flip_in_any_file,
     from_another_step,
-    saved,
     seen,
     swap,
     zero,
 )
 
-from jtrain.checkpoint import Checkpoints, folder, seal
-from jtrain.errors import CheckpointError
-
 # What keeps all names and sizes is seen when the bytes are read, and not by listing.
 QUIETLY = (flip, flip_in_any_file, zero, swap, from_another_step)
 FORMATS = Path(__file__).with_name("formats")
+
+
+def saved(directory: Path) -> dict:
+    """Two steps in a directory; the state of the second."""
+    state = lambda step: {
+        "w": jax.random.normal(jax.random.key(step), (64, 64)),
+        "zeros": jnp.zeros((64, 64)),
+        "step": jnp.int32(step),
+        "rng": jax.random.key(step),
+    }
+    with Checkpoints(directory) as checkpoints:
+        checkpoints.save(1, state(1), {"step": 1})
+        checkpoints.save(2, state(2), {"step": 2})
+    return state(2)
 
 
 @pytest.fixture(scope="module")

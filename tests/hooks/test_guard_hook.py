@@ -24,6 +24,7 @@ def told(guard: Guard, step: int, loss=1.0, norm=1.0, update=1.0, **more):
         ({"loss": math.nan}, "is not finite: loss nan, gradient norm 1, update norm 1."),
         ({"norm": math.inf, "update": 0.0}, "is not finite: loss 1, gradient norm inf."),
         ({"update": math.nan}, "update norm nan"),
+        ({"skipped": 1.0}, "changes extra to what is not finite: loss 1."),
         ({"loss": 3.1}, "is a spike: loss 3.1, and the mean before it 1."),
         ({"norm": 10.5}, "is a spike: gradient norm 10.5, and the mean before it 1."),
     ],

@@ -31,6 +31,7 @@ def table(rows: Mapping[str, Row], results: Results, folder: Path) -> str:
         held = sum(each.trial.passed for each in last) * row.faults
         tried, asked = len(last) * row.faults, row.count(folder / name) * row.faults
         score = f"{held} of {tried}" if tried >= asked else f"{held} of {tried} so far (of {asked})"
+        score = score if last else f"not run yet (of {asked})"
         middle = statistics.median([each.trial.seconds for each in last]) if last else 0
         lines.append(
             f"| {row.promise} (`{name}`) | {score} | {row.plain or '-'} | {middle:.1f} | "

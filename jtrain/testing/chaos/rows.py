@@ -5,12 +5,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jtrain.testing.chaos import points
+from jtrain.testing.chaos.corruption import KINDS, corruption
+from jtrain.testing.chaos.endings import end_in_a_save
 from jtrain.testing.chaos.failing import failing_write, full_disk_run
 from jtrain.testing.chaos.flips import CALM, bit_flip, calm
 from jtrain.testing.chaos.kills import KILLS, sigkill
 from jtrain.testing.chaos.points import crash_point
 from jtrain.testing.chaos.power import STATES, power_cut
 from jtrain.testing.chaos.trial import Trial
+from jtrain.testing.chaos.writers import no_place, two_writers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +56,31 @@ ROWS: Mapping[str, Row] = {
         power_cut,
         trials=50,
         faults=STATES,
+    ),
+    "corruption": Row(
+        "bits flipped, files cut, zeroed, swapped, missing, added: every damage is seen",
+        "1 %",
+        corruption,
+        trials=100,
+        faults=len(KINDS),
+    ),
+    "two_writers": Row(
+        "two writers for 25 s: none mixed, none broken, the second refused within a second",
+        "2 mixed, 5 broken of 31",
+        two_writers,
+        trials=4,
+    ),
+    "no_place": Row(
+        "a directory that cannot be written: refused within 2 s, before data is read",
+        "told at the first wait",
+        no_place,
+        trials=20,
+    ),
+    "end_in_a_save": Row(
+        "a program that ends in a save: the checkpoint is there, or the exit code is not 0",
+        "0 of 24 there, 21 exit 0, 3 hang",
+        end_in_a_save,
+        trials=50,
     ),
     "failing_write": Row(
         "the n-th write fails (ENOSPC, EIO, EDQUOT), once and for ever: nothing lost, told in 5 s",

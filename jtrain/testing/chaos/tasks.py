@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.checkpoint import Checkpoints, Patience, storage
+from jtrain.checkpoint import Checkpoints, Patience, folder, storage
 from jtrain.checkpoint.failed import SaveError
 from jtrain.checkpoint.space import bytes_of
+from jtrain.errors import CheckpointError, UserError
 from jtrain.hooks.plain import Observer
 from jtrain.testing.chaos import subject
 from jtrain.testing.chaos.shim import Shim
@@ -195,6 +197,96 @@ def whole(there: str = str(SAVED)) -> dict[str, Any]:
                 wrong[step] = "another state"
         except Exception as error:
             wrong[step] = f"{type(error).__name__}: {error}"
+    return {"steps": steps, "wrong": wrong}
+
+
+def hammer(who: int, seconds: float, seed: int) -> dict[str, Any]:
+    """One of two who save in one directory, holding it for a while each time they get it."""
+    draw, end = random.Random(seed), time.monotonic() + seconds
+    saved, refused = 0, []
+    while time.monotonic() < end:
+        checkpoints, began = Checkpoints(SAVED, keep=0), time.monotonic()
+        try:
+            checkpoints.take()
+        except CheckpointError as error:
+            refused.append([time.monotonic() - began, str(error)])
+            continue
+        with checkpoints:
+            for _ in range(draw.randint(1, 6)):
+                step = draw.randrange(30)
+                checkpoints.save(step, _owned(who, step), {"who": who})
+                saved += 1
+            checkpoints.wait()
+        time.sleep(draw.uniform(0, 0.3))
+    Path(f"hammer-{who}.json").write_text(json.dumps({"saved": saved, "refused": refused}))
+    return {}
+
+
+def hammered() -> dict[str, Any]:
+    """The steps that two left, and of each why it is not wholly of one of them, if it isn't."""
+    checkpoints, wrong = Checkpoints(SAVED), {}
+    for step in (steps := checkpoints.steps()):
+        try:
+            who = checkpoints.about(step)["who"]
+            like = jax.eval_shape(lambda step=step: _owned(1, step))
+            if digests(checkpoints.restore(step, like)) != digests(_owned(who, step)):
+                wrong[step] = "mixed"
+        except CheckpointError as error:
+            wrong[step] = str(error)
+    return {"steps": steps, "wrong": wrong}
+
+
+def _owned(who: int, step: int) -> dict[str, jax.Array]:
+    return {f"w{i}": jnp.full(2000, who * 1000.0 + step + i / 8) for i in range(8)}
+
+
+def train_nowhere(error: int) -> dict[str, Any]:
+    """A run whose directory cannot be written; writes nowhere.json of how it was refused.
+
+    Args:
+        error: an errno of all that is done below runs/; 0: there is a file of that name.
+    """
+    from jtrain.run import run
+
+    read: list[int] = []
+    build = subject.Config.build
+    watched = lambda self, place: read.append(1) or build(self, place)
+    subject.Config.build = watched
+    began, told = time.monotonic(), ""
+    if error:
+        RUN.parent.mkdir()
+        Shim().fail(RUN.parent, error)
+    else:
+        RUN.parent.write_text("in the way")
+    try:
+        run(subject.config())
+    except UserError as refusal:
+        told = str(refusal)
+    seconds = time.monotonic() - began
+    found = {"read": bool(read), "seconds": seconds, "told": told}
+    Path("nowhere.json").write_text(json.dumps(found))
+    return found
+
+
+def end(how: str, size: int) -> dict[str, Any]:
+    """Begins to save step 1, and ends in some way."""
+    checkpoints = Checkpoints(SAVED)
+    checkpoints.save(1, {"w": jnp.arange(float(size))}, {})
+    os.write(1, b"saving\n")
+    if how == "exit":
+        sys.exit()
+    if how == "raise":
+        raise RuntimeError("a mistake of somebody's")
+    if how == "interrupt":
+        time.sleep(60)
+    return {}
+
+
+def listed() -> dict[str, Any]:
+    """The steps that are listed, and which of them are damaged."""
+    checkpoints = Checkpoints(SAVED)
+    steps = checkpoints.steps()
+    wrong = {step: found for step in steps if (found := folder.faults(SAVED, step, full=True))}
     return {"steps": steps, "wrong": wrong}
 
 

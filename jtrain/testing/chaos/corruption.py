@@ -1,24 +1,15 @@
-"""What can happen to the files of a checkpoint: drawn by a seed, done to real files.
-
-`python tests/checkpoint/corruption.py 1000` does so many to a checkpoint each, and says which were
-not seen. Not a test itself.
-"""
+"""What can happen to the files of a checkpoint: drawn by a seed, done to real files."""
 
 import os
 import random
 import shutil
-import sys
-import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-if __name__ == "__main__":
-    os.environ["JAX_PLATFORMS"] = "cpu"
-
-import jax
-import jax.numpy as jnp
-
-from jtrain.checkpoint import Checkpoints, folder
+from jtrain.checkpoint import folder as checkpoints
+from jtrain.testing.chaos.points import copy_of_template
+from jtrain.testing.chaos.trial import Trial
 
 
 def files_of(step: Path) -> list[Path]:
@@ -124,48 +115,32 @@ KINDS: tuple[Callable[[Path, random.Random], str], ...] = (
 )  # fmt: skip
 
 
-def saved(directory: Path) -> dict:
-    """Two steps in a directory; the state of the second."""
-    state = lambda step: {
-        "w": jax.random.normal(jax.random.key(step), (64, 64)),
-        "zeros": jnp.zeros((64, 64)),
-        "step": jnp.int32(step),
-        "rng": jax.random.key(step),
-    }
-    with Checkpoints(directory) as checkpoints:
-        checkpoints.save(1, state(1), {"step": 1})
-        checkpoints.save(2, state(2), {"step": 2})
-    return state(2)
-
-
 def seen(directory: Path, seed: int, kinds: tuple = KINDS) -> tuple[str, list[str]]:
     """What was done to step 2 of a directory by a seed, and what is said to be wrong with it."""
     draw = random.Random(seed)
     damage = kinds[seed % len(kinds)](directory / "2", draw)
-    if 2 not in folder.named(directory):
+    if 2 not in checkpoints.named(directory):
         return damage, ["it is no checkpoint any more"]
-    return damage, folder.faults(directory, 2, full=True)
+    return damage, checkpoints.faults(directory, 2, full=True)
 
 
-def main(count: int) -> int:
-    """Gives 1 if one was not seen."""
-    missed: dict[str, list[str]] = {kind.__name__: [] for kind in KINDS}
-    with tempfile.TemporaryDirectory() as place:
-        whole, hurt = Path(place) / "whole", Path(place) / "hurt"
-        saved(whole)
-        assert folder.faults(whole, 2, full=True) == [], "it was damaged before"
-        for seed in range(count):
-            shutil.copytree(whole, hurt)
-            damage, found = seen(hurt, seed)
-            if not found:
-                missed[KINDS[seed % len(KINDS)].__name__].append(f"seed {seed}: {damage}")
-            shutil.rmtree(hurt)
-    for number, kind in enumerate(KINDS):
-        tried = len(range(number, count, len(KINDS)))
-        told = missed[kind.__name__]
-        print(f"{kind.__name__:18} {tried - len(told)}/{tried} seen", *told)
-    return int(any(missed.values()))
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+def corruption(seed: int, folder: Path) -> Trial:
+    """Ten damages, one of each kind, each to a checkpoint of its own; each is seen."""
+    began, wrong, told = time.monotonic(), "", []
+    template = folder / "two-steps"
+    if not template.exists():
+        shutil.rmtree(copy_of_template(folder, "made"))
+    home = folder / f"corruption-{seed}"
+    shutil.rmtree(home, ignore_errors=True)
+    for number in range(len(KINDS)):
+        hurt = home / str(number)
+        shutil.copytree(template / "saved", hurt)
+        damage, found = seen(hurt, seed * len(KINDS) + number)
+        told.append(damage)
+        if not found:
+            wrong = f"{damage} was not seen ({hurt})"
+            break
+    if not wrong:
+        shutil.rmtree(home)
+    detail = wrong or "; ".join(told)
+    return Trial("corruption", seed, not wrong, time.monotonic() - began, detail)

@@ -1,0 +1,119 @@
+"""What is done when a state of a run is kept: told, compared, saved with all that goes with it."""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import numpy as np
+
+from jtrain.all_processes import of_all, refuse_apart
+from jtrain.assemble import Assembly
+from jtrain.checkpoint import Patience
+from jtrain.config.dump import dump, told
+from jtrain.directory import Directory
+from jtrain.guarded import Guarded
+from jtrain.hooks.evaluating import Evaluate
+from jtrain.hooks.history import History
+from jtrain.hooks.metrics import Metrics
+from jtrain.hooks.recording import Record
+from jtrain.hooks.twice import Twice
+from jtrain.pulse import PULSE
+from jtrain.state import TrainState
+from jtrain.version import __version__
+
+
+class Keep:
+    """Saves a state in a run's directory, unless a bad step came before it.
+
+    Args:
+        guarded: what goes with a state about bad steps.
+        evaluations: by set; their results go with it.
+        best: the evaluation whose best is kept.
+        metrics, record: are on the disk before it is.
+        twice: has to agree first.
+        pause: what is done beside training is done within.
+    """
+
+    def __init__(
+        self,
+        parts: Assembly,
+        directory: Directory,
+        patience: Patience,
+        *,
+        guarded: Guarded,
+        evaluations: Mapping[str, Evaluate],
+        best: Callable[[], Evaluate | None],
+        metrics: Metrics | History,
+        record: Record | None,
+        twice: Twice | None,
+        pause: Callable[[str], AbstractContextManager[None]],
+    ):
+        self.seconds: float | None = directory.stands().get("seconds_per_save")
+        """That the last save took until it was on the disk; None: not measured."""
+        self._parts, self._directory, self._patience = parts, directory, patience
+        self._guarded, self._evaluations, self._best = guarded, evaluations, best
+        self._metrics, self._record, self._twice = metrics, record, twice
+        self._pause, self._began = pause, 0.0
+
+    def __call__(self, step: int, state: TrainState) -> None:
+        """Returns when the state may be donated.
+
+        Raises:
+            SaveError: if it could not be saved, nor those before it.
+            DeviceError: if a device computes wrongly, as far as is known.
+            PeerError: if the processes of the run have come apart.
+        """
+        if self._guarded.bad:
+            return
+        self._metrics.sync()
+        if self._twice:
+            self._twice.settle()
+        if self._record:
+            self._record.sync()
+            self._refuse_apart(step, state, self._record.last)
+        self._began = time.monotonic()
+        with self._pause("saving"):
+            best = self._best()
+            number = best.number(step) if best else None
+            self._patience.save(step, state, self._about(step), number, self._sealed)
+
+    def _about(self, step: int) -> dict[str, Any]:
+        """What a checkpoint says of itself."""
+        found = {name: each.results.get(step, {}) for name, each in self._evaluations.items()}
+        return {
+            "config": told(self._parts.config),
+            "jtrain": __version__,
+            "jax": jax.__version__,
+            "data": self._parts.data,
+            "valid": {},
+            "batches": of_all(self._parts.calls.state(step)),
+            **self._guarded.about(),
+            **{name: _numbers(results) for name, results in found.items()},
+        }
+
+    def _refuse_apart(self, step: int, state: TrainState, batch: int) -> None:
+        """Of several processes, they compare where they are."""
+        if jax.process_count() == 1:
+            return
+        index, count = self._parts.strategy.part
+        facts = {
+            "the config": hashlib.sha256(dump(self._parts.config).encode()).hexdigest()[:16],
+            "the step": f"{int(state.step)}",
+            "the key": " ".join(f"{x:08x}" for x in np.ravel(jax.device_get(state.seed)).tolist()),
+            f"part {index + 1} of {count} of the last batch": f"{batch:016x}",
+        }
+        refuse_apart(facts, f"at step {step}")
+
+    def _sealed(self, step: int) -> None:
+        """Says it when it is so: run.json names no step that a power cut would take."""
+        PULSE.kept(step)
+        self.seconds = time.monotonic() - self._began
+        self._directory.say("running", step=step, seconds_per_save=round(self.seconds, 3))
+
+
+def _numbers(results: Mapping[str, Any]) -> dict[str, float]:
+    """What of an evaluation is a number; arrays, a confusion matrix say, are in metrics.jsonl."""
+    return {name: x for name, x in results.items() if isinstance(x, int | float)}
