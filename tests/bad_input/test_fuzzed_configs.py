@@ -139,5 +139,5 @@ def test_no_mutated_config_is_a_fault(path: Path):
     tried()
     assert names(path.parents[1]) == before
     assert seen["told"] > COUNT / 10
-    assert seen["fine"] > COUNT / 20, "mutations that change nothing of the meaning are there too"
+    assert seen["fine"] > COUNT / 50, "mutations that change nothing of the meaning are there too"
     print(f"{COUNT} configs: {seen}, the slowest took {slowest:.2f} s")

@@ -38,7 +38,7 @@ def table(rows: Mapping[str, Row], results: Results, folder: Path) -> str:
             f"{spans(found) or '-'} |"
         )
         for seed, of_seed in sorted(found.items()):
-            told += _failures(name, seed, of_seed)
+            told += [line.replace(str(folder), "FOLDER") for line in _failures(name, seed, of_seed)]
     words = sorted({each.versions for each in results.all})
     dates = sorted({each.date for each in results.all})
     lines += ["", f"{_between(dates)}; {_machine()}; {'; '.join(words)}."]
@@ -51,7 +51,7 @@ def _failures(name: str, seed: int, results: list[Result]) -> list[str]:
     if not failed:
         return []
     since = "mended since" if results[-1].trial.passed else "not mended"
-    detail = " ".join(failed[-1].trial.detail.split())[:300].replace("|", "\\|")
+    detail = " ".join(failed[-1].trial.detail.split())[-160:].replace("|", "\\|")
     return [f"- `{name}` seed {seed}, {failed[-1].date}, {since}: {detail}"]
 
 

@@ -44,14 +44,15 @@ class Config(RunConfig):
         )
 
 
-def config(**changed: object) -> Config:
-    """Its values; a checkpoint every third step, of which two and the best are kept."""
+def config(each: int = 1, **changed: object) -> Config:
+    """Its values, with so many steps in a call: 1 or 3; two checkpoints and the best are kept."""
     given = {
         "name": "hurt",
         "steps": STEPS,
         "batch": 8,
         "optimizer": AdamW(lr=1e-2),
-        "evaluate": Evaluate(every=4),
+        "steps_per_call": each,
+        "evaluate": Evaluate(every=4 if each == 1 else 6),
         "checkpoint": Checkpoint(every=3, keep=KEPT, best="loss"),
         "log": Log(every=1),
         **changed,

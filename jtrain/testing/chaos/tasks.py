@@ -63,7 +63,7 @@ def train(
         file.fail(CHECKPOINTS, *fail)
     else:
         file.watch(RUN.parent)
-    outcome = run(subject.config(steps_per_call=each), hooks=hooks)
+    outcome = run(subject.config(each), hooks=hooks)
     operations = file.count()
     file.rest()
     return {"status": outcome.status, "operations": operations, **came_to(each)}
@@ -73,7 +73,7 @@ def came_to(each: int = 1) -> dict[str, Any]:
     """The bits of the newest checkpoint of a run, leaf by leaf, and of its metrics."""
     from jtrain.assemble import assemble
 
-    like = assemble(subject.config(steps_per_call=each)).like
+    like = assemble(subject.config(each)).like
     checkpoints = Checkpoints(CHECKPOINTS)
     newest = checkpoints.newest()
     assert newest is not None
