@@ -17,6 +17,7 @@ SEEDS = {  # the first of each in the default run
     "end_in_a_save": [0, 1, 2, 3],
     "bit_flip": [1, 2],
     "calm": [1],
+    "layouts": [35],
 }
 QUICK = ["crash_point"]
 

@@ -10,6 +10,7 @@ from jtrain.testing.chaos.endings import end_in_a_save
 from jtrain.testing.chaos.failing import failing_write, full_disk_run
 from jtrain.testing.chaos.flips import CALM, bit_flip, calm
 from jtrain.testing.chaos.kills import KILLS, sigkill
+from jtrain.testing.chaos.layouts import PAIRS, layouts
 from jtrain.testing.chaos.points import crash_point
 from jtrain.testing.chaos.power import STATES, power_cut
 from jtrain.testing.chaos.trial import Trial
@@ -106,5 +107,12 @@ ROWS: Mapping[str, Row] = {
         calm,
         trials=100,
         faults=CALM,
+    ),
+    "layouts": Row(
+        "saved on 1 to 8 devices (data, fsdp, tensor) of 1 to 4 processes, restored on others: "
+        "bitwise, the same batches, the losses of one device to 1e-5",
+        "",
+        layouts,
+        trials=len(PAIRS),
     ),
 }
