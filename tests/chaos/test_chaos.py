@@ -15,6 +15,11 @@ SEEDS = {  # the first of each in the default run
     "corruption": [1],
     "no_place": [1, 2, 5],
     "end_in_a_save": [0, 1, 2, 3],
+    "worker_kill": [1],
+    "worker_exception": [1],
+    "hang": [1],
+    "signal_at_random": [1, 2],
+    "injected": [1, 2],
     "bit_flip": [1, 2],
     "calm": [1],
 }
