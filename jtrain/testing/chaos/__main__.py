@@ -9,12 +9,16 @@ one failed.
 """
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import jax
+
 from jtrain.testing.chaos import board
+from jtrain.testing.chaos.flips import DEVICES
 from jtrain.testing.chaos.results import Results
 from jtrain.testing.chaos.rows import ROWS, Row
 from jtrain.testing.chaos.trial import Trial
@@ -25,6 +29,8 @@ FAULT = 70
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code."""
     typed = _arguments().parse_args(argv)
+    with contextlib.suppress(RuntimeError):  # too late: there are as many as there are
+        jax.config.update("jax_num_cpu_devices", DEVICES)  # of the trials made in this process
     folder = typed.folder.resolve()
     rows = {name: ROWS[name] for name in typed.only or ROWS}
     results = Results(folder / "results.jsonl")

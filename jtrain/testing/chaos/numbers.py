@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import random
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -117,11 +118,12 @@ class Faulty:
 def injected(seed: int, folder: Path) -> Trial:
     """Whether a run with one fault keeps clean, and ends as one that never saw the fault's batch.
 
-    The place, the batch, the row and the value follow from the seed. Two runs in `folder`: one that
+    The place, the batch, the row and the value follow from the seed. Two runs in a folder: one that
     goes back when it meets the fault, and one that leaves that batch out from its beginning. Of the
     first every state is looked at; both end with the same bits and the same metrics.jsonl.
     """
-    began = time.monotonic()
+    began, folder = time.monotonic(), folder / f"{seed}"
+    shutil.rmtree(folder, ignore_errors=True)  # of the same trial before
     draw = random.Random(f"numbers {seed}")
     back, after = draw.choice([(0, 1), (0, 3), (2, 4)])
     fault = Fault(
@@ -146,7 +148,7 @@ def injected(seed: int, folder: Path) -> Trial:
         wrong.append("it never went back")
     where = f"{fault.value} in {fault.place}, batch {fault.batch}, row {fault.row}"
     detail = f"{where}; without {first} .. {first + after - 1}" + "".join(f"; {w}" for w in wrong)
-    return Trial("numbers", seed, not wrong, time.monotonic() - began, detail)
+    return Trial("injected", seed, not wrong, time.monotonic() - began, detail)
 
 
 def config(name: str, faults: tuple[Fault, ...] = (), guard: Any = None, **more: Any) -> Config:

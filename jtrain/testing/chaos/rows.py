@@ -11,8 +11,15 @@ from jtrain.testing.chaos.failing import failing_write, full_disk_run
 from jtrain.testing.chaos.flips import CALM, bit_flip, calm
 from jtrain.testing.chaos.kills import KILLS, sigkill
 from jtrain.testing.chaos.layouts import PAIRS, layouts
+from jtrain.testing.chaos.numbers import injected
 from jtrain.testing.chaos.points import crash_point
 from jtrain.testing.chaos.power import STATES, power_cut
+from jtrain.testing.chaos.processes import (
+    hang,
+    signal_at_random,
+    worker_exception,
+    worker_kill,
+)
 from jtrain.testing.chaos.trial import Trial
 from jtrain.testing.chaos.writers import no_place, two_writers
 
@@ -93,6 +100,36 @@ ROWS: Mapping[str, Row] = {
         "a whole run whose disk fails for a while or for ever: it goes on, or is gone on with",
         "",
         full_disk_run,
+        trials=50,
+    ),
+    "worker_kill": Row(
+        "a worker killed: all stopped in 2 s, a new step in 20 s, the end bitwise",
+        "9 to 99 s, no restart",
+        worker_kill,
+        trials=50,
+    ),
+    "worker_exception": Row(
+        "an exception in one worker: all down in 2 s, with its traceback last",
+        "301 s",
+        worker_exception,
+        trials=20,
+    ),
+    "hang": Row(
+        "a worker that is stuck: found and named within its deadline and 2 s, the end bitwise",
+        "never",
+        hang,
+        trials=20,
+    ),
+    "signal_at_random": Row(
+        "a signal at a random moment: checkpoint, exit 75, gone on with to the same bits",
+        "0",
+        signal_at_random,
+        trials=200,
+    ),
+    "injected": Row(
+        "NaN or infinity at a random step and leaf: none enters; as a run without that batch",
+        "-",
+        injected,
         trials=50,
     ),
     "bit_flip": Row(
