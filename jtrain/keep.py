@@ -20,6 +20,7 @@ from jtrain.hooks.history import History
 from jtrain.hooks.metrics import Metrics
 from jtrain.hooks.recording import Record
 from jtrain.hooks.twice import Twice
+from jtrain.parallel.by_hand import gather
 from jtrain.pulse import PULSE
 from jtrain.state import TrainState
 from jtrain.version import __version__
@@ -102,7 +103,7 @@ class Keep:
         facts = {
             "the config": hashlib.sha256(dump(self._parts.config).encode()).hexdigest()[:16],
             "the step": f"{int(state.step)}",
-            "the key": " ".join(f"{x:08x}" for x in np.ravel(jax.device_get(state.seed)).tolist()),
+            "the key": " ".join(f"{x:08x}" for x in np.ravel(gather(state.seed)).tolist()),
             f"part {index + 1} of {count} of the last batch": f"{batch:016x}",
         }
         refuse_apart(facts, f"at step {step}")
