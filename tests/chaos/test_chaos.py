@@ -22,7 +22,7 @@ SEEDS = {  # the first of each in the default run
     "injected": [1, 2],
     "bit_flip": [1, 2],
     "calm": [1],
-    "layouts": [35],
+    "layouts": [6],
 }
 QUICK = ["crash_point"]
 

@@ -59,8 +59,8 @@ LAYOUTS = (
         if processes <= devices
     ),
 )
-# Each layout is on both sides: 34 of the 40 pairs are of two kinds, 36 of two numbers of devices, 28
-# of two numbers of processes.
+# Each layout is on both sides: 34 of the 40 pairs are of two kinds, 36 of two numbers of devices,
+# 28 of two numbers of processes.
 PAIRS = tuple(
     (save, LAYOUTS[(place + far) % len(LAYOUTS)])
     for far in (7, 11)
