@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
-from jtrain.terms import absorb
 from jtrain.trees import norm
 from jtrain.types import Extra, Leaf, Mean, Params
 
@@ -22,13 +21,13 @@ class Taken(NamedTuple):
     update_norm: Float[Array, ""]
 
 
-def stays_finite(extra: Extra, changes: Extra) -> Bool[Array, ""]:
-    """Whether the leaves of `extra` that change are finite after they did."""
+def stays_finite(after: Extra, changes: Extra) -> Bool[Array, ""]:
+    """Whether the leaves that `changes` has are finite in `after`, what they made of `extra`."""
 
-    def leaf(old: Leaf, change: Mean | None) -> Leaf:
-        return True if change is None else jnp.isfinite(absorb(old, change)).all()
+    def leaf(new: Leaf, change: Mean | None) -> Leaf:
+        return True if change is None else jnp.isfinite(new).all()
 
-    flags = jax.tree.map(leaf, extra, changes, is_leaf=lambda x: x is None)
+    flags = jax.tree.map(leaf, after, changes, is_leaf=lambda x: x is None)
     return jax.tree.reduce(jnp.logical_and, flags, jnp.bool_(True))
 
 
@@ -39,7 +38,7 @@ def take_if(
     opt_state: optax.OptState,
     params: Params,
     extra: Extra,
-    changes: Extra,
+    extra_after: Extra,
     **known: Any,
 ) -> Taken:
     """The state after `update(grads, opt_state, params, **known)`, or as it was.
@@ -51,7 +50,7 @@ def take_if(
 
     def take():
         updates, after = update(grads, opt_state, params, **known)
-        return optax.tree.cast_like(updates, params), after, absorb(extra, changes)
+        return optax.tree.cast_like(updates, params), after, extra_after
 
     stay = lambda: (optax.tree.cast_like(grads, params), opt_state, extra)
     updates, opt_state, extra = jax.lax.cond(finite, take, stay)

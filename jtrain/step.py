@@ -10,10 +10,11 @@ import optax
 from jtrain.accumulate import accumulate, value_of
 from jtrain.guard import stays_finite, take_if
 from jtrain.loss_checks import refuse_split_rows, refuse_weights_of_params
+from jtrain.optim.clip import KnowsNorm
 from jtrain.precision import narrowed
 from jtrain.rows import with_rows
 from jtrain.state import TrainState
-from jtrain.terms import combine, in_terms
+from jtrain.terms import absorb, combine, in_terms
 from jtrain.trees import at_least_f32, norm
 from jtrain.types import UNLAID, Batch, Couples, Lay, LossFn, Mean, Metrics, Stateful
 
@@ -90,11 +91,13 @@ def make_step(
 
         (value, (metrics, changes)), grads = gradient(state.params)
         grad_norm = norm(grads)
-        finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & stays_finite(state.extra, changes)
+        extra = absorb(state.extra, changes)
+        finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & stays_finite(extra, changes)
         known = {"value": value, "grad": grads, "value_fn": value_of(gradient)}
-        known |= {"grad_norm": grad_norm}  # summed here, where a collective meets its fellows
+        if isinstance(update, KnowsNorm):  # summed here, where a collective meets its fellows
+            known |= {"grad_norm": grad_norm}
         params, opt_state, extra, update_norm = take_if(
-            finite, update, grads, state.opt_state, state.params, state.extra, changes, **known
+            finite, update, grads, state.opt_state, state.params, state.extra, extra, **known
         )
         skipped = state.skipped + ~finite
         own = {"loss": value, "grad_norm": grad_norm, "update_norm": update_norm}

@@ -18,8 +18,10 @@ and all files that the seal names, of their sizes; every byte is read before one
 Format 1, before there were seals: `about.json` has the sizes, under `files`, and no `format`.
 """
 
+import errno
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +42,8 @@ def make(directory: Path) -> None:
         OSError: what the disk says.
     """
     if not directory.is_dir():
+        if directory.exists():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), f"{directory}")
         make(directory.parent)
         directory.mkdir(exist_ok=True)
         seal.sync(directory.parent)

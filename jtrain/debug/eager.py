@@ -16,9 +16,10 @@ from jtrain.assemble import Assembly
 from jtrain.debug.one_step import Slope, alone, loss_of, on_device, slope_of, whole_batch
 from jtrain.errors import LossError
 from jtrain.experiment import RunConfig
-from jtrain.guard import take_if
+from jtrain.guard import stays_finite, take_if
 from jtrain.hooks.readable import number
 from jtrain.state import TrainState
+from jtrain.terms import absorb
 from jtrain.types import Batch, Params
 
 
@@ -68,15 +69,17 @@ def _slope(parts: Assembly, state: TrainState, batch: Batch) -> Slope:
 def _after(parts: Assembly, state: TrainState, batch: Batch, slope: Slope) -> TrainState:
     """The state after the update, or as it was where loss or gradient is not finite."""
     update = optax.with_extra_args_support(parts.experiment.optimizer).update
+    extra = absorb(state.extra, slope.returned.extra)
     finite = jnp.isfinite(slope.loss) & jnp.isfinite(slope.grad_norm)
+    finite &= stays_finite(extra, slope.returned.extra)
 
     def gradient(params: Params) -> tuple[tuple[Any, Any], Params]:
         found = slope_of(parts)(dataclasses.replace(state, params=params), batch)
         return (found.loss, ()), found.grads
 
     known = {"value": slope.loss, "grad": slope.grads, "value_fn": value_of(gradient)}
-    old, changes = (state.opt_state, state.params, state.extra), slope.returned.extra
-    taken = take_if(finite, update, slope.grads, *old, changes, **known)
+    old = state.opt_state, state.params, state.extra
+    taken = take_if(finite, update, slope.grads, *old, extra, **known)
     return dataclasses.replace(
         state,
         step=state.step + 1,
