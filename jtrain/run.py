@@ -90,6 +90,7 @@ def run(
     )
     stands = there.stands()
     if stands.get("status") == "done":
+        Checkpoints(there.checkpoints, first=there.first).tidy()
         found = {name: results(there.metrics, name) for name in stands.get("sets", ["valid"])}
         return Outcome(there, "done", stands["step"], "it was finished before", found)
     check_installed(config.trackers)

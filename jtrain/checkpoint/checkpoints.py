@@ -11,7 +11,7 @@ import jax
 
 from jtrain import trees
 from jtrain.checkpoint import ending, fingerprint, folder, keeping, leaves, space, storage
-from jtrain.checkpoint.lock import Lock
+from jtrain.checkpoint.lock import NAME, Lock
 from jtrain.checkpoint.resuming import newest_whole
 from jtrain.checkpoint.saver import Saver, spare
 from jtrain.checkpoint.task import Task
@@ -248,6 +248,14 @@ class Checkpoints:
         """
         if self._lock is None and self._is_first():
             self._lock = Lock(self.directory)
+
+    def tidy(self) -> None:
+        """Removes what a process left that died at its very end, if no other writes there."""
+        if self._is_first() and (self.directory / NAME).exists():
+            with contextlib.suppress(CheckpointError):
+                self.take()
+                folder.clear_leftovers(self.directory)
+            self.close()
 
     def spare(self) -> list[int]:
         """The steps that are deleted to make room: all but the newest and the best."""

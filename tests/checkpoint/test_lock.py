@@ -102,3 +102,18 @@ def test_a_file_system_without_locks_refuses_nobody(tmp_path: Path, monkeypatch)
 
 
 STATE = {"x": jnp.int32(1)}
+
+
+def test_what_a_process_left_at_its_very_end_is_removed(tmp_path):
+    (tmp_path / lock.NAME).write_text('{"pid": 1}')
+    (tmp_path / "3.saving").mkdir()
+    Checkpoints(tmp_path).tidy()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_of_one_who_writes_there_is_removed(tmp_path):
+    with Checkpoints(tmp_path) as writer:
+        writer.take()
+        (tmp_path / "3.saving").mkdir()
+        Checkpoints(tmp_path).tidy()
+        assert {path.name for path in tmp_path.iterdir()} == {lock.NAME, "3.saving"}
