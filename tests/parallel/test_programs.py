@@ -2,7 +2,9 @@
 
 import dataclasses
 import hashlib
+import os
 import pickle
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,10 +44,19 @@ def quarters(x: jax.Array) -> dict[str, jax.Array]:
 
 
 def traced(devices: list[Device], fn: Any = quarters) -> tuple[Lowered, jax.Array]:
-    """`fn` of rows over these devices, which it is given for good; and such rows."""
+    """`fn` of rows over these devices, which it is given for good; and such rows.
+
+    Under a name of each test's own: JAX may keep programs for all of them, and one that it has kept
+    (process 0 of real processes alone has such) cannot be written down again on a CPU.
+    """
+
+    def own(x: jax.Array) -> Any:
+        return fn(x)
+
+    own.__name__ = f"{fn.__name__}_{zlib.crc32(os.environ['PYTEST_CURRENT_TEST'].encode()):x}"
     rows = NamedSharding(Mesh(np.array(devices), "rows"), P("rows"))
     x = jax.device_put(np.arange(16, dtype=np.float32), rows)
-    return jax.jit(fn, donate_argnums=0).lower(x), x
+    return jax.jit(own, donate_argnums=0).lower(x), x
 
 
 def refuse(self: Lowered) -> None:
