@@ -98,7 +98,7 @@ def signal_at_random(seed: int, folder: Path) -> Trial:
     count, faults = 1 + seed % 2, []
     calm, victim = calm_run(folder, count), draw.randrange(count)
     number = draw.choice((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))
-    with _at_random(folder / f"signal-{seed}", count, calm, draw, SETTLED) as run:
+    with _at_random(folder / f"signal_at_random-{seed}", count, calm, draw, SETTLED) as run:
         moment = run.seconds
         os.kill(run.workers()[victim] if count > 1 else run.process.pid, number)
         at = time.monotonic()
@@ -109,7 +109,7 @@ def signal_at_random(seed: int, folder: Path) -> Trial:
         if code_then := run.wait():
             faults.append(f"going on ended with {code_then}: {run.words()}")
     seen = f"{number.name} to process {victim} of {count} at {moment:.2f} s, {code} in {took:.2f} s"
-    return _told("signal", seed, began, run.home, faults, calm, seen)
+    return _told("signal_at_random", seed, began, run.home, faults, calm, seen)
 
 
 @contextlib.contextmanager
