@@ -2,9 +2,8 @@
 
 import dataclasses
 import hashlib
-import os
+import math
 import pickle
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
@@ -30,13 +30,25 @@ DEVICES = {
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Where the second of two processes keeps its programs."""
+    """Where the second of two processes keeps its programs; JAX itself keeps none.
+
+    One that JAX has kept (process 0 of real processes alone has such) cannot be written down again
+    on a CPU.
+    """
     settings: Any = jax.config
-    before = settings.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    changed = {
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": math.inf,
+    }
+    before = {name: getattr(settings, name) for name in changed}
+    compilation_cache.reset_cache()  # that of an earlier test, which stays open elsewhere
+    for name, value in changed.items():
+        jax.config.update(name, value)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     yield tmp_path / "processes"
-    jax.config.update("jax_compilation_cache_dir", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 def quarters(x: jax.Array) -> dict[str, jax.Array]:
@@ -44,19 +56,10 @@ def quarters(x: jax.Array) -> dict[str, jax.Array]:
 
 
 def traced(devices: list[Device], fn: Any = quarters) -> tuple[Lowered, jax.Array]:
-    """`fn` of rows over these devices, which it is given for good; and such rows.
-
-    Under a name of each test's own: JAX may keep programs for all of them, and one that it has kept
-    (process 0 of real processes alone has such) cannot be written down again on a CPU.
-    """
-
-    def own(x: jax.Array) -> Any:
-        return fn(x)
-
-    own.__name__ = f"{fn.__name__}_{zlib.crc32(os.environ['PYTEST_CURRENT_TEST'].encode()):x}"
+    """`fn` of rows over these devices, which it is given for good; and such rows."""
     rows = NamedSharding(Mesh(np.array(devices), "rows"), P("rows"))
     x = jax.device_put(np.arange(16, dtype=np.float32), rows)
-    return jax.jit(own, donate_argnums=0).lower(x), x
+    return jax.jit(fn, donate_argnums=0).lower(x), x
 
 
 def refuse(self: Lowered) -> None:
