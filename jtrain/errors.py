@@ -3,7 +3,9 @@
 `jtrain` prints the message of any of these without a traceback and exits with its `code`.
 """
 
-MISTAKE, FAULT = 2, 70  # exit codes: of what was typed; of what running again may mend
+# Exit codes: it is done; what was typed is wrong; running again may mend it; the same command goes
+# on; it was stuck and was ended.
+DONE, MISTAKE, FAULT, STOPPED, HUNG = 0, 2, 70, 75, 124
 
 
 class UserError(ValueError):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
 from jtrain.config.resolve import Resolved, resolve
-from jtrain.errors import UserError
+from jtrain.errors import DONE, FAULT, STOPPED, UserError
 from jtrain.pulse import PULSE
 
-CODES = {"done": 0, "failed": 70, "stopped": 75}
+CODES = {"done": DONE, "failed": FAULT, "stopped": STOPPED}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,7 +55,7 @@ def _fast(resolved: Resolved) -> int:
 
     done = fast(resolved.config, tell=_tell)
     print(f"all of it works, {sum(stage.seconds for stage in done):.1f} s; nothing is left of it")
-    return 0
+    return DONE
 
 
 def _overfit(batches: int, resolved: Resolved) -> int:
@@ -63,14 +63,14 @@ def _overfit(batches: int, resolved: Resolved) -> int:
 
     found = overfit(resolved.config, batches, tell=_tell)
     print(found.told())
-    return 0 if found.small else CODES["failed"]
+    return DONE if found.small else FAULT
 
 
 def _eager(resolved: Resolved) -> int:
     from jtrain.debug.eager import eager
 
     eager(resolved.config, tell=_tell)
-    return 0
+    return DONE
 
 
 def _find_nan(resolved: Resolved) -> int:
@@ -78,9 +78,9 @@ def _find_nan(resolved: Resolved) -> int:
 
     found = find_nan(resolved.config, tell=_tell)
     if found is None:
-        return 0
+        return DONE
     print(found.told())
-    return CODES["failed"]
+    return FAULT
 
 
 def _tell(line: str) -> None:

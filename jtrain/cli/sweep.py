@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
-from jtrain.errors import UserError
+from jtrain.errors import DONE, FAULT, STOPPED, UserError
 
 TRIALS = 20
 
@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
     if swept.stopped:
         again = shlex.join(["jtrain", "sweep", *argv])
         print(f"stopped: {swept.stopped}. To go on: {again}", file=stream)
-        return 75
-    return 70 if any(one.status == "failed" for one in swept.scores) else 0
+        return STOPPED
+    return FAULT if any(one.status == "failed" for one in swept.scores) else DONE
 
 
 def _picture(curves: dict) -> None:

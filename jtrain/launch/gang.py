@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from jtrain.errors import DONE, HUNG, STOPPED
 from jtrain.launch.guilty import guilty
 from jtrain.launch.member import Member
 from jtrain.pulse import Beat, Patience, Watched, read
-from jtrain.pulse.leaving import ASKS, STOPPED
+from jtrain.pulse.leaving import ASKS
 from jtrain.pulse.pulse import FOLDER, STACKS, file_of, stacks_of
 
-DONE, HUNG = 0, 124
 POLL = 0.02  # seconds
 FAREWELL = 1.0  # seconds that the others have to say what is wrong with them too, when one failed
 OTHERS = 2.0  # seconds after which, where one has ended as it was asked to, the others are asked

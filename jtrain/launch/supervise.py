@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from jtrain.errors import MISTAKE
+from jtrain.errors import DONE, HUNG, MISTAKE, STOPPED
 from jtrain.launch.chaos import Chaos
-from jtrain.launch.gang import DONE, HUNG, POLL, Ending, Gang, own_folder
+from jtrain.launch.gang import POLL, Ending, Gang, own_folder
 from jtrain.launch.history import History, Life
-from jtrain.pulse.leaving import ASKS, STOPPED
+from jtrain.pulse.leaving import ASKS
 
 FIRST, MOST = 0.25, 60.0  # seconds before the first and at most before a later new beginning
 LATE = 5.0  # seconds beyond its grace after which a gang that was asked to end is ended

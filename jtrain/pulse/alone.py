@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from jtrain.errors import HUNG
 from jtrain.pulse.patience import Patience, Watched
 from jtrain.pulse.pulse import PULSE, Pulse
 
-HUNG = 124
 # Times the patience of who watches from outside, who has to find it first. Nobody chose these
 # limits, so they are for what can't be anything else: 20 minutes without a step.
 FACTOR = 4.0

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-STOPPED = 75
+from jtrain.errors import STOPPED
+
 # What asks a run to end: Ctrl-C, a scheduler, Slurm's `--signal=USR1@60`.
 ASKS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 MARGIN = 1.0  # seconds before its grace is over

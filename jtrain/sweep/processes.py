@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from jtrain.errors import ConfigError
+from jtrain.errors import DONE, FAULT, STOPPED, ConfigError
 from jtrain.sweep.machine import Share
 from jtrain.sweep.members import Member
 
-DONE, STOPPED = 0, 75
 _POLL = 0.1  # seconds
 
 
@@ -142,7 +141,7 @@ def _end(one: _Running) -> End:
 def _message(member: Member, code: int) -> str:
     """Why it failed, in its own words."""
     stands = member.directory.stands()
-    if stands.get("status") == "failed" and code == 70:
+    if stands.get("status") == "failed" and code == FAULT:
         return stands.get("why", "")
     errors = (member.directory.path / "errors.txt").read_text(errors="replace").strip()
     if code < 0:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from jtrain.checkpoint.keeping import Goal
-from jtrain.errors import ConfigError
+from jtrain.errors import DONE, STOPPED, ConfigError
 from jtrain.hooks.readable import duration
 from jtrain.hooks.rewrite import rewrite
 from jtrain.hooks.signals import Signals
@@ -14,7 +14,7 @@ from jtrain.sweep.grid import grid
 from jtrain.sweep.machine import shares
 from jtrain.sweep.members import Member, check, keep_record, member, members, name_of
 from jtrain.sweep.picture import svg
-from jtrain.sweep.processes import DONE, STOPPED, End, Side, only_one
+from jtrain.sweep.processes import End, Side, only_one
 from jtrain.sweep.results import Score, groups, mean_curve, score
 from jtrain.sweep.search import Search, corners, space
 

@@ -17,13 +17,12 @@ from pathlib import Path
 
 import jax
 
+from jtrain.errors import DONE, FAULT
 from jtrain.testing.chaos import board
 from jtrain.testing.chaos.flips import DEVICES
 from jtrain.testing.chaos.results import Results
 from jtrain.testing.chaos.rows import ROWS, Row
 from jtrain.testing.chaos.trial import Trial
-
-FAULT = 70
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = False
     if typed.board and not (typed.full or typed.trials or typed.failed):
         board.write(typed.board, ROWS, results, folder)
-        return 0
+        return DONE
     if typed.full:
         chosen = to_do(rows, results, folder, typed.seed, typed.trials)
     elif typed.failed:
@@ -54,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             results.append(trial)
             if typed.board:
                 board.write(typed.board, ROWS, results, folder)
-    return FAULT if failed else 0
+    return FAULT if failed else DONE
 
 
 def tried(name: str, row: Row, seed: int, folder: Path) -> Trial:

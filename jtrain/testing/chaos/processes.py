@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from jtrain.errors import DONE, STOPPED
 from jtrain.testing.chaos.launched import (
     STEPS,
     Calm,
@@ -103,7 +104,7 @@ def signal_at_random(seed: int, folder: Path) -> Trial:
         os.kill(run.workers()[victim] if count > 1 else run.process.pid, number)
         at = time.monotonic()
         code, took = run.wait(), time.monotonic() - at
-    if code not in {75, 0} or took > GRACE:  # 0: its work was done
+    if code not in {STOPPED, DONE} or took > GRACE:  # 0: its work was done
         faults.append(f"exit code {code} after {took:.1f} s: {run.words()}")
     with begun(run.home, count) as run:
         if code_then := run.wait():
