@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from jtrain.checkpoint import fingerprint
 from jtrain.errors import DeviceError
 
 Seen: TypeAlias = dict[str, dict[str, list[str]]]  # of each leaf, of each fingerprint who has it
@@ -32,7 +33,7 @@ def seen(begun: Mapping[str, Any]) -> Seen:
         devices = [device for device, _ in shards[name][0]]
         by_print: dict[str, list[str]] = collections.defaultdict(list)
         for device, high, low in zip(devices, highs, lows, strict=True):
-            by_print[f"{int(high):08x}{int(low):08x}"].append(device)
+            by_print[fingerprint.text(high, low)].append(device)
         found[name] = dict(by_print)
     return found
 

@@ -32,7 +32,12 @@ def begin(arrays: Mapping[str, Leaf]) -> dict[str, Any]:
 def read(begun: Mapping[str, Any]) -> dict[str, str]:
     """The fingerprint of each leaf, 16 hexadecimal digits, when it is known."""
     found = jax.device_get(dict(begun))
-    return {name: f"{int(high):08x}{int(low):08x}" for name, (high, low) in found.items()}
+    return {name: text(*sums) for name, sums in found.items()}
+
+
+def text(high: Any, low: Any) -> str:
+    """Two sums as they are written."""
+    return f"{int(high):08x}{int(low):08x}"
 
 
 def _sums(leaf: Leaf) -> tuple[Any, Any]:

@@ -23,7 +23,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,8 +183,12 @@ def check(directory: Path, step: int) -> None:
     if step not in named(directory):
         raise _missing(directory, step)
     if found := faults(directory, step, full=True):
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise damaged(directory, step, found[0] + more)
+        raise damaged(directory, step, first(found))
+
+
+def first(found: Sequence[str]) -> str:
+    """The first of some faults, and how many more there are."""
+    return found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
 
 
 def damaged(directory: Path, step: int, what: str) -> CheckpointError:
@@ -197,6 +201,14 @@ def damaged(directory: Path, step: int, what: str) -> CheckpointError:
             f"whole, and jtrain eval takes --step {others[-1]}."
         )
     return CheckpointError(f"checkpoint {step} is damaged: {what}. {advice}")
+
+
+def unwritable(directory: Path, error: OSError) -> CheckpointError:
+    """The error that says that no checkpoint can be written there."""
+    return CheckpointError(
+        f"checkpoints go to {directory}, which cannot be written ({error.strerror}): make it "
+        f"writable, make room, or name another directory."
+    )
 
 
 def _missing(directory: Path, step: int) -> CheckpointError:

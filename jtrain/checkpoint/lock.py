@@ -41,10 +41,7 @@ class Lock:
                     raise _held(directory, holder(directory))
                 time.sleep(0.02)
         except OSError as error:
-            raise CheckpointError(
-                f"checkpoints go to {directory}, which cannot be written ({error.strerror}): make "
-                f"it writable, make room, or name another directory."
-            ) from None
+            raise folder.unwritable(directory, error) from None
         self._file: int | None = file
         _locks.add(self)
 

@@ -2,13 +2,8 @@
 
 from pathlib import Path
 
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
-
+from jtrain import all_processes
 from jtrain.checkpoint import folder
-
-_NONE = -1
 
 
 def newest_whole(directory: Path) -> tuple[int | None, list[str]]:
@@ -16,20 +11,18 @@ def newest_whole(directory: Path) -> tuple[int | None, list[str]]:
 
     The first process reads and renames; the others are told, and have no lines.
     """
-    step, news = _search(directory) if jax.process_index() == 0 else (None, [])
-    if jax.process_count() > 1:
-        told = multihost_utils.broadcast_one_to_all(np.int32(_NONE if step is None else step))
-        step = None if int(told) == _NONE else int(told)
-    return step, news
+    news: list[str] = []
+    found = all_processes.of_first(lambda: {"step": _search(directory, news)})
+    return found["step"], news
 
 
-def _search(directory: Path) -> tuple[int | None, list[str]]:
-    news = []
+def _search(directory: Path, news: list[str]) -> int | None:
     for step in reversed(folder.named(directory)):
         found = folder.faults(directory, step, full=True)
         if not found:
-            return step, news
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            return step
         place = folder.set_aside(directory, step)
-        news.append(f"checkpoint {step} is damaged and was set aside as {place}: {found[0]}{more}")
-    return None, news
+        news.append(
+            f"checkpoint {step} is damaged and was set aside as {place}: {folder.first(found)}"
+        )
+    return None

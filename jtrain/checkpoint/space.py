@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from jtrain.checkpoint import folder
 from jtrain.checkpoint.leaves import flatten
 from jtrain.errors import CheckpointError
 
@@ -31,10 +32,7 @@ def check_writable(directory: Path, need_bytes: int) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise CheckpointError(
-            f"checkpoints go to {directory}, which cannot be written ({error.strerror}): make it "
-            f"writable, make room, or name another directory."
-        ) from None
+        raise folder.unwritable(directory, error) from None
     if shutil.disk_usage(directory).free < need_bytes:
         raise CheckpointError(
             f"checkpoints need {size(need_bytes)} in {directory}, and its disk has "
