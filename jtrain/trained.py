@@ -25,7 +25,7 @@ def measure(
         CheckpointError: if there is no such checkpoint.
         ConfigError: if the values are not those of the run, or it has no validation set.
     """
-    parts, there = _again(config, directory)
+    parts, there = again(config, directory)
     if not parts.sets:
         raise ConfigError(f"experiment {config.experiment} gives no `valid` to measure a run by.")
     found, state = _restored(parts, there, step)
@@ -49,7 +49,7 @@ def complete(
         ConfigError: if the values are not those of the run, or the experiment writes no text.
         DataError: if the experiment's data does not know what the prompt says.
     """
-    parts, there = _again(config, directory)
+    parts, there = again(config, directory)
     x = parts.experiment
     if x.complete is None and x.sample is None:
         raise ConfigError(
@@ -80,13 +80,17 @@ def trained(
         CheckpointError: if there is no such checkpoint.
         ConfigError: if the values are not those of the run.
     """
-    parts, there = _again(config, directory)
+    parts, there = again(config, directory)
     found, state = _restored(parts, there, step)
     return found, parts, state
 
 
-def _again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
-    """The parts of a run that was trained before, and where it lies."""
+def again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
+    """The parts of a run that was trained before, and where it lies.
+
+    Raises:
+        ConfigError: if the values are not those of the run.
+    """
     keep_compiled_programs()
     there = Directory(directory, process=join(config, directory, trains=False).index)
     there.refuse_another(config, f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ.")

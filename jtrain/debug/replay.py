@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.assemble import Assembly
-from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints, fingerprint, leaves, looking
 from jtrain.data.digest import digest
 from jtrain.debug.dissect import Dissected, dissect
@@ -18,9 +17,8 @@ from jtrain.errors import CheckpointError, ConfigError
 from jtrain.experiment import RunConfig
 from jtrain.going_back import decided
 from jtrain.hooks.recording import Step, steps
-from jtrain.joined import join
-from jtrain.pace import paced
 from jtrain.state import TrainState
+from jtrain.trained import again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +73,9 @@ def replay(
         ConfigError: if the run has no such step, or is of other values.
         CheckpointError: if the checkpoint before it cannot be read.
     """
-    keep_compiled_programs()
-    cluster = join(config, path, trains=False)
-    there = Directory(path, process=cluster.index)
-    there.refuse_another(config, "Replay it with its own values; parallel may differ.")
+    parts, there = again(config, path)
     config = decided(config, there)
-    parts = paced(config, there.pace)
-    there.refuse_another_tokenizer(parts.experiment.tokenizer)
+    parts = parts.without(config.guard.without)
     if not 1 <= step <= parts.config.steps:
         raise ConfigError(
             f"{path} has the steps 1 to {parts.config.steps}, and step {step} was asked for; "
@@ -92,25 +86,25 @@ def replay(
     if not there.first:  # it reads other rows than the process that recorded
         known = {number: was._replace(batch=0) for number, was in known.items()}
     tell(f"from {f'checkpoint {start}' if start else 'the first step'} of {path}")
-    again = _again(parts, state, start, step)
+    redone = _redo(parts, state, start, step)
     own = np.ravel(parts.calls[(step - 1) // config.steps_per_call]["row"])
-    deep = deep and cluster.processes == 1
+    deep = deep and jax.process_count() == 1
     return Replayed(
         step=step,
         start=start,
-        here=again.taken[step],
+        here=redone.taken[step],
         there=known.get(step),
         rows=(int(own.min()), int(own.max())),
-        key=tuple(np.ravel(jax.random.key_data(again.before.step_key())).tolist()),
-        compared=sum(number in known for number in again.taken),
-        other=_first_other(again.taken, known),
-        checkpoint=_apart(there.checkpoints, step, again.after),
-        dissected=dissect(config, again.before, step, tell) if deep else None,
+        key=tuple(np.ravel(jax.random.key_data(redone.before.step_key())).tolist()),
+        compared=sum(number in known for number in redone.taken),
+        other=_first_other(redone.taken, known),
+        checkpoint=_apart(there.checkpoints, step, redone.after),
+        dissected=dissect(config, redone.before, step, tell) if deep else None,
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Again:
+class _Redone:
     taken: Mapping[int, Step]
     before: TrainState  # the call that has the step
     after: TrainState
@@ -135,7 +129,7 @@ def _before(
     return 0, parts.fresh()
 
 
-def _again(parts: Assembly, state: TrainState, start: int, step: int) -> _Again:
+def _redo(parts: Assembly, state: TrainState, start: int, step: int) -> _Redone:
     """The steps from `start` to the end of the call that has the step, by the run's program."""
     program, each = parts.compile_step(), parts.config.steps_per_call
     taken, last = {}, (step - 1) // each
@@ -149,7 +143,7 @@ def _again(parts: Assembly, state: TrainState, start: int, step: int) -> _Again:
         for i in range(each):
             own = batch if each == 1 else {name: x[i] for name, x in batch.items()}
             taken[call * each + i + 1] = Step(losses[i], norms[i], digest(own))
-    return _Again(taken, before, state)
+    return _Redone(taken, before, state)
 
 
 def _first_other(taken: Mapping[int, Step], known: Mapping[int, Step]) -> Other | None:
