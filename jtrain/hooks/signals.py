@@ -94,13 +94,13 @@ class Signals(Hook):
             try:
                 if self._may_raise and self.why is not None:
                     raise StoppedError(Stop(self.why))
-                batch = next(left, self)
+                batch = next(left)
+            except StopIteration:
+                return
             finally:
                 self._may_raise = False
-            if batch is self:
-                return
             PULSE.phase(then)
-            yield batch  # pyright: ignore[reportReturnType]
+            yield batch
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
