@@ -1,21 +1,13 @@
 """`jtrain diff` names the first step, batch, number and leaf in which two runs part."""
 
 import json
-from pathlib import Path
 
 import pytest
-from quick_study import at_home, trained, write_study
+from quick_study import trained
 
 from jtrain.cli import main
 
 SETTINGS = ("steps=12", "checkpoint.every=4", "checkpoint.keep=9", "evaluate.every=6")
-
-
-@pytest.fixture
-def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Path:
-    path = write_study(tmp_path)
-    at_home(tmp_path, monkeypatch, compiled)
-    return path.relative_to(tmp_path)
 
 
 def apart(capsys: pytest.CaptureFixture[str], one: str, other: str) -> tuple[dict, str]:

@@ -1,23 +1,15 @@
 """A step of a run is taken again to the same bits, and what makes it otherwise is named."""
 
 import json
-from pathlib import Path
 
 import pytest
-from quick_study import CODE, at_home, trained, write_study
+from quick_study import CODE, trained
 
 from jtrain.cli import main
 from jtrain.hooks.metrics import results
 from jtrain.hooks.recording import steps
 
 SETTINGS = ("steps=12", "checkpoint.every=5", "checkpoint.keep=9", "log.every=4")
-
-
-@pytest.fixture
-def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Path:
-    path = write_study(tmp_path)
-    at_home(tmp_path, monkeypatch, compiled)
-    return path.relative_to(tmp_path)
 
 
 def replayed(capsys: pytest.CaptureFixture[str], step: int, *typed: str) -> tuple[int, dict]:
