@@ -1,10 +1,11 @@
-"""What a checkpoint's promises cost: seconds for 200 MB of random float32 in eight leaves.
+"""What a checkpoint's promises cost: seconds for random float32 in eight leaves, 200 MB of it.
 
 Sealing reads every file once from the page cache, after it was forced to the disk; verifying reads
 it once more; the fingerprint is computed where the leaves lie. The last rows are a whole save: how
-long the training thread waits, and when the checkpoint is sealed.
+long the training thread waits, when the checkpoint is sealed, which is how long it would wait for a
+synchronous save, and the one through the other, round by round.
 
-    python benchmarks/checkpoints.py [--rounds 7] [--directory DIR]
+    python benchmarks/checkpoints.py [--mb 400] [--rounds 7] [--directory DIR]
 """
 
 import argparse
@@ -22,26 +23,31 @@ from pairs import machine
 
 from jtrain.checkpoint import Checkpoints, fingerprint, folder, seal
 
-LEAVES, SIDE = 8, 2500  # 8 x 2500 x 2500 x 4 bytes = 200 MB
+LEAVES = 8
+WAITS, SEALED = "save: training waits", "save: until it is sealed"
 
 
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mb", type=int, default=200, help="1e6 bytes of state")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--directory", type=Path, help="on the disk that is meant")
     asked = parser.parse_args()
     keys = jax.random.split(jax.random.key(0), LEAVES)
-    state = {f"w{i}": jax.random.normal(key, (SIDE, SIDE)) for i, key in enumerate(keys)}
+    side = round((asked.mb * 1e6 / 4 / LEAVES) ** 0.5)  # float32, square
+    state = {f"w{i}": jax.random.normal(key, (side, side)) for i, key in enumerate(keys)}
     jax.block_until_ready(state)
     print(machine())
     with (
         tempfile.TemporaryDirectory(dir=asked.directory) as place,
         Checkpoints(Path(place)) as checkpoints,
     ):
-        for name, seconds in measured(checkpoints, state, asked.rounds).items():
-            low, high = min(seconds), max(seconds)
-            print(f"{name:24} {statistics.median(seconds):.3f} s  ({low:.3f} to {high:.3f})")
+        found = measured(checkpoints, state, asked.rounds)
+        for name, seconds in found.items():
+            print(f"{name:24} {told(seconds)} s")
+        waits, saves = found[WAITS], found[SEALED]
+        print(f"{'waits / sealed':24} {told([a / b for a, b in zip(waits, saves, strict=True)])}")
 
 
 def measured(
@@ -61,9 +67,14 @@ def measured(
         "verify": timed(lambda: folder.check(directory, last), rounds),
         "list": timed(lambda: folder.steps(directory), rounds),
         "fingerprint": timed(lambda: fingerprint.read(fingerprint.begin(state)), rounds),
-        "save: training waits": waits[1:],
-        "save: until it is sealed": saves[1:],
+        WAITS: waits[1:],
+        SEALED: saves[1:],
     }
+
+
+def told(values: list[float]) -> str:
+    """Their median, with the least and the most."""
+    return f"{statistics.median(values):.3f}  ({min(values):.3f} to {max(values):.3f})"
 
 
 def timed(work: Callable[[], object], rounds: int) -> list[float]:
