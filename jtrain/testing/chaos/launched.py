@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jtrain.checkpoint.folder import record
@@ -13,9 +13,13 @@ from jtrain.checkpoint.looking import arrays
 
 STEPS = 60
 CODE = '''
-"""A line to fit; FAULT says what goes wrong in which process after which step, once."""
+"""A line to fit; FAULT says what goes wrong in which process after which step, once.
+
+READ says how many seconds a batch takes, at least and at most; COMPILE, how many the step.
+"""
 
 import os
+import random
 import signal
 import threading
 import time
@@ -30,7 +34,7 @@ from jtrain.pulse import PULSE
 
 class Hurt(Arrays):
     def __getitem__(self, indices):
-        time.sleep(0.02)
+        time.sleep(random.uniform(*map(float, os.environ["READ"].split())))
         fault, process, step, mark = os.environ.get("FAULT", "none 0 0 /").split()
         mine = process == os.environ.get("JTRAIN_PROCESS", "0") and fault != "none"
         if mine and PULSE.now().step >= int(step) and not os.path.exists(mark):
@@ -65,6 +69,9 @@ def stopped(mark):
 FAULTS = {f.__name__: f for f in (raises, sleeps, deadlocks, reads, stopped)}
 
 
+compiling = [float(os.environ["COMPILE"])]
+
+
 def points(rows, seed, kind):
     x = np.random.default_rng(seed).normal(size=(rows, 4)).astype(np.float32)
     return kind(x=x, y=x @ np.float32([1, -2, 3, 0.5]))
@@ -76,6 +83,8 @@ class Config(jt.RunConfig):
 
     def build(self, place):
         def loss(params, batch, rng):
+            if PULSE.now().phase == "compile" and compiling:
+                time.sleep(compiling.pop())
             noise = 0 if rng is None else jnp.float32(0.1)
             heights = batch["x"] @ params["slope"] + params["offset"] + noise
             return jt.Mean.of((heights - batch["y"]) ** 2, batch["mask"])
@@ -102,7 +111,9 @@ log: {{every: 1}}
 class Run:
     """A command that was begun; in a `with` block, after which it is gone."""
 
-    def __init__(self, home: Path, processes: int, words: Sequence[str], fault: str):
+    def __init__(
+        self, home: Path, processes: int, words: Sequence[str], environment: Mapping[str, str]
+    ):
         launch = ["launch", "--processes", f"{processes}", *words] if processes > 1 else []
         kind = "parallel.kind=" + ("mirrored" if processes > 1 else "single")
         self.home, self._said, self._began = home, home / "said.txt", time.monotonic()
@@ -110,7 +121,7 @@ class Run:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "jtrain", *launch, "run", "configs/hurt.yaml", kind],
                 cwd=home,
-                env=_environment(home.parent, fault),
+                env=_environment(home.parent, environment),
                 stdout=said,
                 stderr=said,
             )
@@ -132,9 +143,9 @@ class Run:
         """Since it was begun."""
         return time.monotonic() - self._began
 
-    def wait(self) -> int:
-        """Its exit code."""
-        return self.process.wait(timeout=300)
+    def wait(self, seconds: float = 300.0) -> int:
+        """Its exit code; raises TimeoutExpired after so many seconds."""
+        return self.process.wait(timeout=seconds)
 
     def words(self, lines: int = 5) -> str:
         """What it said last."""
@@ -163,9 +174,24 @@ class Calm:
         self.home, self.seconds = home, seconds
 
 
-def begun(home: Path, processes: int, *words: str, fault: str = "none 0 0 /") -> Run:
-    """The run of a folder in so many processes; `fault` is KIND PROCESS STEP FILE."""
-    return Run(home, processes, words, fault)
+def begun(
+    home: Path,
+    processes: int,
+    *words: str,
+    fault: str = "none 0 0 /",
+    read: tuple[float, float] = (0.02, 0.02),
+    compiling: float = 0.0,
+) -> Run:
+    """The run of a folder in so many processes.
+
+    Args:
+        words: of `jtrain launch`.
+        fault: KIND PROCESS STEP FILE.
+        read: seconds that a batch takes, at least and at most.
+        compiling: seconds that the step takes, beside those of XLA.
+    """
+    slow = {"READ": f"{read[0]} {read[1]}", "COMPILE": f"{compiling}"}
+    return Run(home, processes, words, {"FAULT": fault, **slow})
 
 
 def calm_run(folder: Path, processes: int) -> Calm:
@@ -194,11 +220,11 @@ def home_of(folder: Path, name: str) -> Path:
     return home
 
 
-def _environment(folder: Path, fault: str) -> dict[str, str]:
+def _environment(folder: Path, more: Mapping[str, str]) -> dict[str, str]:
     known = {name: value for name, value in os.environ.items() if not name.startswith("JTRAIN_")}
     known.pop("XLA_FLAGS", None)
     cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"), "JAX_PLATFORMS": "cpu"}
-    return {**known, **cache, "FAULT": fault}
+    return {**known, **cache, **more}
 
 
 def differences(one: Path, other: Path) -> str:

@@ -27,6 +27,7 @@ from jtrain.testing.chaos.launched import (
 )
 from jtrain.testing.chaos.trial import Trial
 
+MINUTES = 30  # that a run takes whose watch may not see a hang
 PATIENCE = 6.0  # seconds after which a phase of these runs is taken for stuck
 DOWN, AGAIN, GRACE = 2.0, 20.0, 25.0  # what is promised, in seconds
 # Until Python runs, in the first 0.1 s, a signal ends a process as it ends any other.
@@ -91,6 +92,24 @@ def hang(seed: int, folder: Path) -> Trial:
         faults.append("too slow")
     seen = f"process {victim} {how} after step {step}, found {found - PATIENCE:+.2f} s"
     return _told("hang", seed, began, home, faults, calm, f"{seen} of its deadline")
+
+
+def no_alarm(seed: int, folder: Path) -> Trial:
+    """Half an hour under an impatient watch, with a compilation of 60 s: it sees no hang.
+
+    Each batch is waited for nearly as long as may be.
+    """
+    began = time.monotonic()
+    calm, home, faults = calm_run(folder, 2), home_of(folder, f"no_alarm-{seed}"), []
+    words = ["--restarts", "0", "--patience", "step=40,data=35,compile=75"]
+    with begun(home, 2, *words, read=(26.0, 32.0), compiling=60.0) as run:
+        code = run.wait(2 * 60 * MINUTES)
+        minutes = run.seconds / 60
+    if code or (home / "runs" / "hurt" / "stacks-0.txt").exists():
+        faults.append(f"exit code {code}: {run.words(20)}")
+    if minutes < MINUTES - 2:
+        faults.append("it was too short")
+    return _told("no_alarm", seed, began, home, faults, calm, f"{minutes:.1f} minutes")
 
 
 def signal_at_random(seed: int, folder: Path) -> Trial:

@@ -15,7 +15,9 @@ from jtrain.testing.chaos.numbers import injected
 from jtrain.testing.chaos.points import crash_point
 from jtrain.testing.chaos.power import STATES, power_cut
 from jtrain.testing.chaos.processes import (
+    MINUTES,
     hang,
+    no_alarm,
     signal_at_random,
     worker_exception,
     worker_kill,
@@ -119,6 +121,13 @@ ROWS: Mapping[str, Row] = {
         "never",
         hang,
         trials=20,
+    ),
+    "no_alarm": Row(
+        "minutes under the watch, with waits just below its limits, one a compilation: no alarm",
+        "",
+        no_alarm,
+        trials=1,
+        faults=MINUTES,
     ),
     "signal_at_random": Row(
         "a signal at a random moment: checkpoint, exit 75, gone on with to the same bits",
