@@ -81,7 +81,9 @@ def hang(seed: int, folder: Path) -> Trial:
     how = ("sleeps", "deadlocks", "reads", "stopped")[seed % 4]
     victim, step = draw.randrange(2), draw.randrange(1, STEPS - 5)
     mark, faults = home / "mark", []
-    words = ["--restarts", "1", "--patience", f"step={PATIENCE},data={PATIENCE}"]
+    # Data is read ahead: what stops the process finds it in any phase of the training.
+    patience = ",".join(f"{phase}={PATIENCE}" for phase in ("step", "data", "eval", "save"))
+    words = ["--restarts", "1", "--patience", patience]
     with begun(home, 2, *words, fault=f"{how} {victim} {step} {mark}") as run:
         code = run.wait()
     said, stacks = run.words(100), home / "runs" / "hurt" / f"stacks-{victim}.txt"
