@@ -9,6 +9,7 @@ from pathlib import Path
 from jtrain.testing.chaos.results import Result, Results, spans
 from jtrain.testing.chaos.rows import Row
 
+END_OF_DETAIL = 100  # characters of each of its two ends that are shown
 BEGIN, END = "<!-- scoreboard -->", "<!-- end of the scoreboard -->"
 
 
@@ -32,9 +33,9 @@ def table(rows: Mapping[str, Row], results: Results, folder: Path) -> str:
         tried, asked = len(last) * row.faults, row.count(folder / name) * row.faults
         score = f"{held} of {tried}" if tried >= asked else f"{held} of {tried} so far (of {asked})"
         score = score if last else f"not run yet (of {asked})"
-        middle = statistics.median([each.trial.seconds for each in last]) if last else 0
+        middle = f"{statistics.median(each.trial.seconds for each in last):.1f}" if last else "-"
         lines.append(
-            f"| {row.promise} (`{name}`) | {score} | {row.plain or '-'} | {middle:.1f} | "
+            f"| {row.promise} (`{name}`) | {score} | {row.plain or '-'} | {middle} | "
             f"{spans(found) or '-'} |"
         )
         for seed, of_seed in sorted(found.items()):
@@ -51,7 +52,9 @@ def _failures(name: str, seed: int, results: list[Result]) -> list[str]:
     if not failed:
         return []
     since = "mended since" if results[-1].trial.passed else "not mended"
-    detail = " ".join(failed[-1].trial.detail.split())[-160:].replace("|", "\\|")
+    detail = " ".join(failed[-1].trial.detail.split()).replace("|", "\\|")
+    if len(detail) > 2 * END_OF_DETAIL:
+        detail = f"{detail[:END_OF_DETAIL]} ... {detail[-END_OF_DETAIL:]}"
     return [f"- `{name}` seed {seed}, {failed[-1].date}, {since}: {detail}"]
 
 
