@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from jtrain import given
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint.keeping import Goal
+from jtrain.config.guard import Guard
 from jtrain.config.top import Checkpoint, Evaluate, Log
 from jtrain.drive import compiled, drive
 from jtrain.errors import ConfigError, LossError
@@ -80,6 +81,7 @@ def fit(
     couples: Couples = "nothing",
     precision: str | Precision = "f32",
     parallel: str | Parallel = "mirrored",
+    guard: str | Guard = "skip",
     tokens: int = 0,
     name: str = "",
     directory: Path | str | None = None,
@@ -115,6 +117,8 @@ def fit(
         couples: whether the loss makes rows meet; see `make_step`.
         precision: that the loss computes in: f32, bf16, f16, or a value.
         parallel: how the work is split: mirrored, fsdp, single, or a value.
+        guard: what is done about a step that is not finite: skip, stop, rollback (of a run that is
+            kept), or a value of `jtrain.config.guard`.
         tokens: in a row, to show the speed in; 0 counts rows.
         name: of a run that is kept in runs/NAME: the same call again goes on with it.
         directory: the same, elsewhere.
@@ -165,6 +169,7 @@ def fit(
             optimizer=updates,
             precision=given.precision(precision),
             parallel=given.strategy(parallel),
+            guard=given.guard(guard, kept=bool(name) or directory is not None),
             evaluate=Evaluate(every=evaluated),
             checkpoint=Checkpoint(every=saved, best=best),
             log=Log(every=told),

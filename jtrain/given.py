@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 
+from jtrain.config.guard import Guard, Rollback
 from jtrain.config.nearest import did_you_mean
 from jtrain.data import Arrays, InOrder, Shuffled, Source
 from jtrain.errors import ConfigError, DataError
@@ -185,6 +186,24 @@ def layout(given: str | Layout) -> Layout:
 def precision(given: str | Precision) -> Precision:
     """The values of a precision, by its name or itself."""
     return _named("precision", given, Precision)() if isinstance(given, str) else given
+
+
+def guard(given: str | Guard, *, kept: bool) -> Guard:
+    """The values of what is done about bad steps, by its name or itself.
+
+    Args:
+        kept: whether the run lies in a directory, with checkpoints.
+
+    Raises:
+        ConfigError: for one that goes back, where nothing is kept to go back to.
+    """
+    found = _named("guard", given, Guard)() if isinstance(given, str) else given
+    if isinstance(found, Rollback) and not kept:
+        raise ConfigError(
+            'guard="rollback" goes back to a checkpoint, and this run keeps none. Give it a name, '
+            'name="mine", and it lies in runs/mine; or write guard="skip".'
+        )
+    return found
 
 
 def _named(what: str, name: Any, union: Any) -> Any:

@@ -161,6 +161,8 @@ def test_optimizers_come_by_name_by_value_and_from_optax():
         ({"optimizer": "sgd"}, ConfigError, "no learning rate that fits most: give one, lr=0.01"),
         ({"optimizer": optax.sgd(1.0), "lr": 1.0}, ConfigError, "leave lr= out"),
         ({"parallel": "mirored"}, ConfigError, 'parallel="mirored" .*; did you mean mirrored'),
+        ({"guard": "rolback"}, ConfigError, 'guard="rolback" .*; did you mean rollback'),
+        ({"guard": "rollback"}, ConfigError, 'keeps none. Give it a name, name="mine"'),
         ({"data": [1, 2]}, DataError, "arrays by name.*and this is a list"),
         ({"data": (X, Y[:9])}, DataError, "have one length"),
         ({"params": {"w": np.zeros(3, int)}}, DataError, "parameter w holds int64"),
@@ -182,3 +184,15 @@ def test_does_not_end_as_if_nothing_were_wrong_when_no_step_is_finite():
     bad = np.where(np.arange(50) == 7, np.nan, Y).astype(np.float32)
     with pytest.raises(LossError, match=r"was finite: loss nan.*row 7 of `y` has nan"):
         jt.fit(loss, zeros(), Whole(Arrays(x=X[:48], y=bad[:48])), steps=4, every=2, quiet=True)
+
+
+def test_bad_steps_are_dealt_with_as_asked(tmp_path):
+    rows = {"x": X[:48], "y": np.where(np.arange(48) == 7, np.nan, Y[:48]).astype(np.float32)}
+    call = {"steps": 3, "batch": 16, "every": 3, "quiet": True}  # each row once
+    skipped = jt.fit(loss, zeros(), rows, **call)
+    assert (skipped.step, int(skipped.state.skipped)) == (3, 1)
+    with pytest.raises(LossError, match="row 5 of `y` has nan"):
+        jt.fit(loss, zeros(), rows, **call, guard="stop")
+    back = jt.fit(loss, zeros(), rows, **call, guard="rollback", directory=tmp_path / "back")
+    assert (back.step, int(back.state.skipped)) == (3, 0)
+    assert np.isfinite(list(back.history["loss"].values())).all()
