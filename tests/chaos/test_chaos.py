@@ -12,7 +12,7 @@ SEEDS = {  # the first of each in the default run
     "power_cut": [1, 2],
     "failing_write": [100, 33, 140, 247],
     "full_disk_run": [1, 5, 11],
-    "corruption": [1],
+    "corruption": [1, 2],
     "no_place": [1, 2, 5],
     "end_in_a_save": [0, 1, 2, 3],
     "worker_kill": [1],
@@ -21,10 +21,10 @@ SEEDS = {  # the first of each in the default run
     "signal_at_random": [1, 2],
     "injected": [1, 2],
     "bit_flip": [1, 2],
-    "calm": [1],
+    "calm": [1, 2],
     "layouts": [6],
 }
-QUICK = ["crash_point"]
+QUICK = ["crash_point", "failing_write", "corruption", "no_place", "injected", "bit_flip", "calm"]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ class Config(RunConfig):
         """What is trained, and on what."""
 
         def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
-            hidden = jax.nn.relu(batch["x"] @ params["first"] + params["bias"])
+            hidden = jax.nn.relu(batch["x"] @ params["first"] + params["bias"][None])
             hidden = place.constrain(hidden, "batch", "hidden")
             if rng is not None:
                 draw = lambda key: jax.random.bernoulli(key, 1 - DROPPED, (HIDDEN,))
