@@ -72,7 +72,7 @@ def read(directory: Path, like: Mapping[str, Leaf], *, some: bool = False) -> di
     or `some`.
 
     Raises:
-        UnreadableError: if a file is missing or broken.
+        UnreadableError: if a file is missing or broken, or an array is not there.
     """
     import orbax.checkpoint as ocp
 
@@ -89,6 +89,9 @@ def read(directory: Path, like: Mapping[str, Leaf], *, some: bool = False) -> di
             problem = short(error)
         if problem:
             gc.collect()  # the tasks that failed complain when they go: let them go here
+    if not problem:  # of some, Orbax gives back what was asked for those that are not there
+        lost = [name for name in full if not isinstance(found[name], np.ndarray | jax.Array)]
+        problem = f"nothing is stored of {', '.join(lost)}" if lost else ""
     if problem:
         raise UnreadableError(problem)
     return {name: found[name] if leaf.size else _empty(leaf) for name, leaf in like.items()}
