@@ -248,6 +248,7 @@ class Checkpoints:
         """
         if self._lock is None and self._is_first():
             self._lock = Lock(self.directory)
+            folder.put_back(self.directory)  # before anybody asks what there is
 
     def tidy(self) -> None:
         """Removes what a process left that died at its very end, if no other writes there."""

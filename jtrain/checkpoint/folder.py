@@ -102,14 +102,19 @@ def leftovers(directory: Path) -> list[Path]:
     return sorted(p for p in directory.iterdir() if p.suffix in endings and p.stem.isdigit())
 
 
-def clear_leftovers(directory: Path) -> None:
-    """Removes them; a checkpoint that was being replaced when the process died is put back."""
+def put_back(directory: Path) -> None:
+    """Gives a checkpoint its name again that was being replaced when the process died."""
     for path in leftovers(directory):
         place = directory / path.stem
         if path.suffix == _REPLACED and not place.exists():
             path.rename(place)
-        else:
-            shutil.rmtree(path)
+
+
+def clear_leftovers(directory: Path) -> None:
+    """Removes them, but for a checkpoint that is put back."""
+    put_back(directory)
+    for path in leftovers(directory):
+        shutil.rmtree(path)
 
 
 def saving(directory: Path, step: int) -> Path:

@@ -141,6 +141,16 @@ def test_the_same_step_again_takes_the_place_of_the_first(checkpoints: Checkpoin
     assert names(checkpoints.directory) == ["7"]
 
 
+def test_a_start_goes_on_from_what_was_being_replaced_when_the_process_died(tmp_path: Path):
+    with Checkpoints(tmp_path) as before:
+        for step in (1, 2):
+            before.save(step, make_state(step), {})
+    (tmp_path / "2").rename(tmp_path / "2.replaced")  # the other renaming did not come
+    with Checkpoints(tmp_path) as after:
+        assert after.resume() == 2
+    assert same_bits(after.restore(2, like(make_state(2))), make_state(2))
+
+
 def test_says_what_was_said_of_it(checkpoints: Checkpoints):
     about = {"config": "name: a\nlr: 1e-3\n", "versions": {"jax": jax.__version__}, "loss": 1.25}
     checkpoints.save(1, {"x": jnp.int32(1)}, about)
