@@ -42,7 +42,7 @@ def worker_kill(seed: int, folder: Path) -> Trial:
         workers, moment = run.workers(), run.seconds
         os.kill(workers[victim], signal.SIGKILL)
         at = time.monotonic()
-        until(lambda: not any(map(alive, workers.values())), 30)
+        until(lambda: not any(map(alive, workers.values())), 30.0)
         down = time.monotonic() - at
         stepped = run.next_step(at)
         code = run.wait()
@@ -105,7 +105,7 @@ def no_alarm(seed: int, folder: Path) -> Trial:
     calm, home, faults = calm_run(folder, 2), home_of(folder, f"no_alarm-{seed}"), []
     words = ["--restarts", "0", "--patience", "step=40,data=35,compile=75"]
     with begun(home, 2, *words, read=(26.0, 32.0), compiling=60.0) as run:
-        code = run.wait(2 * 60 * MINUTES)
+        code = run.wait(120.0 * MINUTES)
         minutes = run.seconds / 60
     if code or (home / "runs" / "hurt" / "stacks-0.txt").exists():
         faults.append(f"exit code {code}: {run.words(20)}")
