@@ -34,8 +34,8 @@ class Lock:
                 written.
         """
         self._path, end = directory / NAME, time.monotonic() + _PATIENCE
+        self._made = [path for path in (directory, *directory.parents) if not path.exists()]
         try:
-            folder.make(directory)
             while (file := self._try()) is None:
                 if time.monotonic() > end:
                     raise _held(directory, holder(directory))
@@ -46,15 +46,22 @@ class Lock:
         _locks.add(self)
 
     def release(self) -> None:
-        """Lets it go."""
+        """Lets it go; folders that were made for it go too where nothing came into them."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
+                for path in self._made:
+                    path.rmdir()
             self.forget()
 
     def _try(self) -> int | None:
         """The open file, locked and ours; None if another has it."""
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        folder.make(self._path.parent)
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            file = os.open(self._path, flags, 0o600)
+        except FileNotFoundError:  # the folder went with another who lets go
+            return None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

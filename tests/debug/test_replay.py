@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from quick_study import CODE, trained
+from quick_study import CODE, at_home, trained, write_study
 
 from jtrain.cli import main
 from jtrain.hooks.metrics import results
