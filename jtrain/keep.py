@@ -69,17 +69,21 @@ class Keep:
         """
         if self._guarded.bad:
             return
-        self._metrics.sync()
         if self._twice:
             self._twice.settle()
-        if self._record:
-            self._record.sync()
-            self._refuse_apart(step, state, self._record.last)
         self._began = time.monotonic()
         with self._pause("saving"):
             best = self._best()
             number = best.number(step) if best else None
-            self._patience.save(step, state, self._about(step), number, self._sealed)
+            about, before = self._about(step), lambda: self._before(step, state)
+            self._patience.save(step, state, about, number, self._sealed, before=before)
+
+    def _before(self, step: int, state: TrainState) -> None:
+        """Has all numbers up to a step on the disk, and the processes of the run agree."""
+        self._metrics.sync()
+        if self._record:
+            self._record.sync()
+            self._refuse_apart(step, state, self._record.last)
 
     def _about(self, step: int) -> dict[str, Any]:
         """What a checkpoint says of itself."""

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from jtrain.checkpoint.checkpoints import Checkpoints
-from jtrain.checkpoint.failed import SaveError
+from jtrain.checkpoint.failed import SaveError, failed
+from jtrain.checkpoint.leaves import flatten
 
 TRIES = 3
 
@@ -32,15 +33,29 @@ class Patience:
         about: Mapping[str, Any],
         best_value: float | int | None = None,
         sealed: Callable[[int], None] = lambda step: None,
+        *,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         """As `Checkpoints.save`, once the last one has ended well or badly.
+
+        Args:
+            before: writes what has to be on the disk before; where it raises OSError, the save has
+                failed.
 
         Raises:
             SaveError: if it is the third in a row that fails.
         """
         self.settle()
         self._owed = False
-        self._try(lambda: self._checkpoints.save(step, state, about, best_value, sealed))
+
+        def saves() -> None:
+            try:
+                before()
+            except OSError as error:
+                raise failed(self._checkpoints.directory, step, flatten(state), error) from None
+            self._checkpoints.save(step, state, about, best_value, sealed)
+
+        self._try(saves)
 
     def owed(self) -> bool:
         """Whether the last save has failed, and another one is to be begun; never waits.

@@ -36,7 +36,10 @@ class Saver:
     def close(self) -> None:
         """Ends its threads."""
         if self._writer is not None:
-            self._writer.close()
+            with contextlib.suppress(
+                OSError, ValueError, RuntimeError
+            ):  # told when it was finished
+                self._writer.close()
             self._writer = None
         self._clear()
 

@@ -1,5 +1,6 @@
 """Says in plain lines how a run goes."""
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -91,6 +92,10 @@ class Lines:
             self._screen(line)
 
     def _write(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk, which the saves tell of, on the screen
+            self._append(line)
+
+    def _append(self, line: str) -> None:
         if self._path:
             with self._path.open("a", encoding="utf-8", errors="replace") as file:
                 file.write(line + "\n")

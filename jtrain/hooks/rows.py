@@ -1,10 +1,12 @@
 """A file of rows, one JSON object a line, that any kill leaves in order.
 
 A row is one write of one whole line, so a process that is killed leaves at most the last one torn.
+What the disk does not take waits for the next row, and `sync` says that it could not be written.
 Floats are written by `repr`: equal bits, equal text. JSON has no NaN; `"NaN"`, `"Infinity"` and
 `"-Infinity"` stand for what is not finite (Python's `float` and JavaScript's `Number` read them).
 """
 
+import contextlib
 import json
 import math
 import os
@@ -38,21 +40,33 @@ class Rows:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _mend(self.path, resumed_at, lasts)
         self._file = self.path.open("ab", buffering=0)
+        self._left = bytearray()  # that the disk has not taken
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Writes a row; a process that is killed right after has written it."""
+        """Writes a row, if there is room; a process that is killed right after has written it."""
         plain = {name: _plain(value) for name, value in row.items()}
-        left = memoryview(json.dumps(plain, allow_nan=False).encode() + b"\n")
-        while left:
-            left = left[self._file.write(left) :]
+        self._left += json.dumps(plain, allow_nan=False).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            self._write()
 
     def sync(self) -> None:
-        """Forces what was written to the disk: then a power cut cannot take it either."""
+        """Forces all rows to the disk: then a power cut cannot take them either.
+
+        Raises:
+            OSError: if they cannot be written; they are kept for the next time.
+        """
+        self._write()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Closes the file."""
+        with contextlib.suppress(OSError):
+            self._write()
         self._file.close()
+
+    def _write(self) -> None:
+        while self._left:
+            del self._left[: self._file.write(self._left)]
 
 
 def read(path: Path | str) -> list[dict[str, Any]]:
