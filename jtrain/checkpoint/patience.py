@@ -81,7 +81,7 @@ class Patience:
             if self._failed == TRIES or jax.process_count() > 1:
                 raise
             self._owed = True
-            self._tell(f"{error} It is tried again first.")
+            self._tell(f"{error.what}. Training goes on: the next state is saved in its place.")
             if self._failed == TRIES - 1 and error.room:
                 gone = ", ".join(map(str, self._checkpoints.spare()))
                 if gone:

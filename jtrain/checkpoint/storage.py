@@ -8,18 +8,15 @@ background write failed, deletes old steps in place, and reports a failure one s
 Compression is off: random normal float32 shrinks by 8 % and takes 1.5 to 2 times as long (200 MB).
 """
 
-import contextlib
 import gc
-import logging
-import os
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from jtrain.checkpoint.quiet import quiet, silence
 from jtrain.types import Leaf
 
 
@@ -38,7 +35,7 @@ class Writer:
     def __init__(self):
         import orbax.checkpoint as ocp
 
-        _silence_log()
+        silence()
         processes = _processes(ocp)
         handler = ocp.PyTreeCheckpointHandler(
             use_compression=False, multiprocessing_options=processes
@@ -82,7 +79,7 @@ def read(directory: Path, like: Mapping[str, Leaf], *, some: bool = False) -> di
     asked = {name: _asked(ocp, leaf) for name, leaf in full.items()}
     args = ocp.args.PyTreeRestore(full, restore_args=asked, partial_restore=some)
     found, problem = {}, ""
-    with _quiet(), ocp.Checkpointer(handler, multiprocessing_options=processes) as checkpointer:
+    with quiet(), ocp.Checkpointer(handler, multiprocessing_options=processes) as checkpointer:
         try:
             found = checkpointer.restore(directory, args=args)
         except Exception as error:
@@ -132,30 +129,3 @@ def _empty(leaf: Leaf) -> Leaf:
     if sharding is None:
         return nothing
     return jax.make_array_from_callback(leaf.shape, sharding, lambda index: nothing[index])
-
-
-def _silence_log() -> None:
-    """Drops what Orbax logs: its failures are raised, and would be told twice."""
-    logger = logging.getLogger("absl")
-    if _not_orbax not in logger.filters:
-        logger.addFilter(_not_orbax)
-
-
-def _not_orbax(record: logging.LogRecord) -> bool:
-    return f"{os.sep}orbax{os.sep}" not in record.pathname
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences what asyncio and Python say of the tasks that a failed read leaves behind.
-
-    One truncated file makes thousands of lines of "Task exception was never retrieved" and "Event
-    loop is closed" on stderr, none of them about anything but that file.
-    """
-    loop, hook = logging.getLogger("asyncio"), sys.unraisablehook
-    disabled = loop.disabled
-    loop.disabled, sys.unraisablehook = True, lambda _: None
-    try:
-        yield
-    finally:
-        loop.disabled, sys.unraisablehook = disabled, hook
