@@ -9,6 +9,7 @@ from typing import Literal, TextIO, TypeAlias
 
 import jax
 
+from jtrain.all_processes import of_first
 from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints, SetAsideError
@@ -88,11 +89,9 @@ def run(
     changed = there.refuse_another(
         config, f"Start a new run: {another}\nor go on with that one: {there.again}"
     )
-    stands = there.stands()
-    if stands.get("status") == "done":
-        Checkpoints(there.checkpoints, first=there.first).tidy()
-        found = {name: results(there.metrics, name) for name in stands.get("sets", ["valid"])}
-        return Outcome(there, "done", stands["step"], "it was finished before", found)
+    finished, lost = _finished(there, cluster.processes)
+    if finished:
+        return finished
     check_installed(config.trackers)
     kept = config.checkpoint
     with (
@@ -119,7 +118,7 @@ def run(
             facts["tokenizer"] = parts.experiment.tokenizer
         if parts.lengths.seconds:
             facts["seconds_per_step"] = parts.lengths.seconds
-        news = [*cluster.news(), *checkpoints.news, *drawn, *changed]
+        news = [*cluster.news(), *lost, *checkpoints.news, *drawn, *changed]
         while True:
             parts, start = begin.parts, begin.start
             guarded = {"earlier": begin.earlier, "known": begin.known}
@@ -137,6 +136,21 @@ def run(
             with PULSE.during("restore"):
                 begin = begins(parts, there, checkpoints)
                 state = _state(begin, checkpoints)
+
+
+def _finished(directory: Directory, processes: int) -> tuple[Outcome | None, list[str]]:
+    """How a run ended that was finished before, or a line that says why it has to go on."""
+    stands = directory.stands()
+    if stands.get("status") != "done":
+        return None, []
+    step, checkpoints = stands["step"], Checkpoints(directory.checkpoints, first=directory.first)
+    checkpoints.tidy()
+    look = lambda: {"whole": checkpoints.is_whole(step)}
+    # Of several the first reads. One alone does not ask JAX which it is: that starts the devices.
+    if not (of_first(look) if processes > 1 else look())["whole"]:
+        return None, [f"was done at step {step}, of which the checkpoint is damaged or gone"]
+    found = {name: results(directory.metrics, name) for name in stands.get("sets", ["valid"])}
+    return Outcome(directory, "done", step, "it was finished before", found), []
 
 
 def _begun(

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -232,15 +233,21 @@ def test_cut_off_after_its_last_checkpoint_it_only_says_that_it_is_done(monkeypa
     assert kept(outcome) == unbroken()
 
 
+def damage(checkpoint: Path) -> Path:
+    """A file of which one bit is another now."""
+    path = next(path for path in checkpoint.rglob("d/*") if path.stat().st_size > 200)
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 4
+    path.write_bytes(data)
+    return path
+
+
 def test_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(unbroken):
     with pytest.raises(PowerCutError):
         trained(CONFIG, hooks=[At(11, cut)])
     kept_here = Path("runs/quick/checkpoints")
     assert sorted(path.name for path in kept_here.iterdir()) == ["10", "5"]
-    path = next(path for path in (kept_here / "10").rglob("d/*") if path.stat().st_size > 200)
-    data = bytearray(path.read_bytes())
-    data[-9] ^= 4
-    path.write_bytes(data)
+    path = damage(kept_here / "10")
     outcome = trained(CONFIG)
     log = outcome.directory.log.read_text()
     assert log.count("checkpoint 10 is damaged and was set aside as") == 1
@@ -248,6 +255,34 @@ def test_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(unbroken):
     assert "goes on from step 5 of 12" in log
     assert (kept_here / "10.damaged").is_dir()
     assert kept(outcome) == unbroken()
+
+
+@pytest.mark.parametrize(
+    ("lose", "from_step"),
+    [
+        pytest.param(
+            lambda there: damage(there / "12"), "goes on from step 10 of 12", id="damaged"
+        ),
+        pytest.param(
+            lambda there: shutil.rmtree(there / "12"),
+            "goes on from step 10 of 12",
+            id="gone",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(shutil.rmtree, "", id="all gone", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_finished_run_whose_last_checkpoint_is_lost_comes_to_it_again(lose, from_step, unbroken):
+    there = trained(CONFIG).directory
+    log = len(there.log.read_text())
+    lose(there.checkpoints)
+    outcome = trained(CONFIG)
+    assert (outcome.status, outcome.step, outcome.why) == ("done", 12, "")
+    told = there.log.read_text()[log:]
+    assert "was done at step 12, of which the checkpoint is damaged or gone" in told
+    assert from_step in told
+    assert kept(outcome) == unbroken()
+    assert trained(CONFIG).why == "it was finished before"
 
 
 def test_run_json_names_only_steps_that_are_sealed(monkeypatch):

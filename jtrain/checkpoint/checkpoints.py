@@ -149,6 +149,10 @@ class Checkpoints:
         """The last complete step, if there is one; its bytes are not read."""
         return max(self.steps(), default=None)
 
+    def is_whole(self, step: int) -> bool:
+        """Whether a step is there and every byte of it, which is read, is what was sealed."""
+        return not folder.faults(self.directory, step, full=True)
+
     def resume(self) -> int | None:
         """The last step of which every byte is what was sealed; for the process that trains.
 
