@@ -176,15 +176,24 @@ def removed(directory: Path, step: int, *, force: bool = False) -> int:
         lock.release()
 
 
-def remove_set_aside(directory: Path) -> int:
-    """Bytes that are free after those that were set aside are gone."""
+def remove_damaged(directory: Path) -> tuple[list[str], int]:
+    """The names of the damaged ones that are gone now, and the bytes that are free.
+
+    Those are what was set aside, and each that is not whole when every byte of it is read.
+
+    Raises:
+        CheckpointError: if a run writes there.
+    """
     lock = Lock(directory)
     try:
-        paths = set_aside(directory)
+        wrong = [n for n in folder.named(directory) if folder.faults(directory, n, full=True)]
+        paths = [*(directory / str(step) for step in wrong), *set_aside(directory)]
         size = sum(map(bytes_of, paths))
-        for path in paths:
+        for step in wrong:
+            folder.delete(directory, step)
+        for path in set_aside(directory):
             shutil.rmtree(path)
-        return size
+        return [path.name for path in paths], size
     finally:
         lock.release()
 

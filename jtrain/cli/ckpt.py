@@ -17,7 +17,7 @@ DOES = {
     "verify": "read every byte and say what is not as it was sealed",
     "show": "print the leaves of a checkpoint and what was said about it",
     "diff": "name the leaves that differ between two checkpoints, and by how much",
-    "rm": "remove a step; never the last whole one unless --force",
+    "rm": "remove a step, or the damaged ones; never the last whole one unless --force",
     "export": "write the parameters as a .safetensors file",
 }
 
@@ -86,7 +86,8 @@ def _verify(typed: argparse.Namespace) -> tuple[Any, str, int]:
     damaged = any(one["faults"] for one in found)
     if damaged:
         lines.append(
-            "jtrain run goes on from the newest that is whole, and sets damaged ones aside"
+            "jtrain run goes on from the newest that is whole, and sets damaged ones aside; to "
+            f"remove them: jtrain ckpt rm {directory} --damaged"
         )
     return {"directory": str(directory), "steps": found}, "\n".join(lines), FAULT * damaged
 
@@ -123,12 +124,13 @@ def _rm(typed: argparse.Namespace) -> tuple[Any, str, int]:
 
     directory, named = looking.find(typed.run)
     if typed.damaged:
-        size = looking.remove_set_aside(directory)
-        return {"bytes": size}, f"{_size(size)} are free again", 0
+        gone, size = looking.remove_damaged(directory)
+        told = f"removed: {', '.join(gone) or 'none is damaged'}; {_size(size)} are free again"
+        return {"removed": gone, "bytes": size}, told, 0
     if named is None and not typed.step:
         raise UserError(
-            f"jtrain ckpt rm: which step of {directory}? Write --step N, or --damaged for what was "
-            f"set aside; jtrain ckpt ls {typed.run} lists them"
+            f"jtrain ckpt rm: which step of {directory}? Write --step N, or --damaged for all "
+            f"that are; jtrain ckpt ls {typed.run} lists them"
         )
     step = named
     if step is None:
@@ -218,8 +220,8 @@ def _arguments_of(does: str) -> Arguments:
     if does == "rm":
         force = "the last whole one too"
         parser.add_argument("--force", action="store_true", help=force)
-        aside = "all that were set aside because they are damaged"
-        parser.add_argument("--damaged", action="store_true", help=aside)
+        damaged = "all that verify finds damaged, and those that were set aside because they were"
+        parser.add_argument("--damaged", action="store_true", help=damaged)
     if does == "export":
         out = "the file; RUN-STEP.safetensors where you are if not said"
         parser.add_argument("--out", metavar="FILE", default="", help=out)

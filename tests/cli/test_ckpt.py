@@ -132,6 +132,19 @@ def test_rm_waits_for_no_run_and_takes_nothing_from_one(capfd):
     assert sorted(path.name for path in Path(RUN).iterdir()) == ["10", "20", "30"]
 
 
+def test_rm_damaged_takes_those_that_verify_names_and_no_whole_one(capfd):
+    damage(10)
+    damage(30)
+    shutil.copytree(Path(RUN, "20"), Path(RUN, "40.damaged"))
+    advised = told(capfd, "verify", "a", code=70).splitlines()[-1].partition("jtrain ckpt ")[2]
+    said = found(capfd, *advised.split())
+    assert said["removed"] == ["10", "30", "40.damaged"]
+    assert said["bytes"] > 3000
+    assert [path.name for path in Path(RUN).iterdir()] == ["20"]
+    assert told(capfd, "verify", "a").startswith("20  whole")
+    assert "none is damaged; 0 bytes are free" in told(capfd, "rm", "a", "--damaged")
+
+
 def test_export_writes_what_others_and_init_from_read(capfd):
     said = found(capfd, "export", "a", "--step", "best")
     assert said == {"out": "a-20.safetensors", "step": 20, "tensors": 2, "bytes": said["bytes"]}
