@@ -34,6 +34,12 @@ class CheckpointError(UserError):
     """A checkpoint is not there, not whole, or of another shape."""
 
 
+class DamagedError(CheckpointError):
+    """A checkpoint is not what was saved: not to be mended by typing."""
+
+    code = FAULT
+
+
 class RetraceError(UserError):
     """A compiled step was given arrays of another shape, dtype or structure."""
 

@@ -15,11 +15,11 @@ from jtrain.checkpoint.lock import NAME, Lock
 from jtrain.checkpoint.resuming import newest_whole
 from jtrain.checkpoint.saver import Saver, spare
 from jtrain.checkpoint.task import Task
-from jtrain.errors import CheckpointError
+from jtrain.errors import CheckpointError, DamagedError
 from jtrain.types import Leaf, Tree
 
 
-class SetAsideError(CheckpointError):
+class SetAsideError(DamagedError):
     """A checkpoint that was to be gone on from is damaged, and was put away: ask for another."""
 
 
@@ -201,10 +201,10 @@ class Checkpoints:
             cast: whether leaves may come in another dtype than they were saved in.
 
         Raises:
-            CheckpointError: if the step is not there, is damaged, or is of another structure, shape
-                or dtype, with a table of what differs; nothing is read then. If a leaf is another
-                than that which was saved, after it was read: a SetAsideError in a process that
-                writes here.
+            CheckpointError: if the step is not there, or is of another structure, shape or dtype,
+                with a table of what differs; nothing is read then.
+            DamagedError: if it is damaged, or a leaf is another than that which was saved, after it
+                was read: a SetAsideError in a process that writes here.
         """
         self.wait()
         record = folder.record(self.directory, step)

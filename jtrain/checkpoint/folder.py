@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.checkpoint import seal
-from jtrain.errors import CheckpointError
+from jtrain.errors import CheckpointError, DamagedError
 
 STATE, ABOUT = "state", "about.json"
 _RECORD = ("step", "leaves", "best", "about")
@@ -162,7 +162,7 @@ def record(directory: Path, step: int) -> dict[str, Any]:
     """What was recorded with a checkpoint.
 
     Raises:
-        CheckpointError: if it is not there or cannot be read.
+        CheckpointError: if it is not there; a DamagedError if it is not what was written.
     """
     path = directory / str(step) / ABOUT
     if step not in named(directory):
@@ -183,7 +183,8 @@ def check(directory: Path, step: int) -> None:
     """Makes sure that a checkpoint is there, and reads every byte of it.
 
     Raises:
-        CheckpointError: if a file is not what it was when it was sealed.
+        CheckpointError: if it is not there; a DamagedError if a file is not what it was when it was
+            sealed.
     """
     if step not in named(directory):
         raise _missing(directory, step)
@@ -196,7 +197,7 @@ def first(found: Sequence[str]) -> str:
     return found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
 
 
-def damaged(directory: Path, step: int, what: str) -> CheckpointError:
+def damaged(directory: Path, step: int, what: str) -> DamagedError:
     """The error that says what is wrong with a checkpoint, and which others there are."""
     others = [other for other in steps(directory) if other != step]
     advice = "It is the only one: start the run again from its beginning."
@@ -205,7 +206,7 @@ def damaged(directory: Path, step: int, what: str) -> CheckpointError:
             f"There are others ({_listed(others)}): jtrain run goes on from the newest that is "
             f"whole, and jtrain eval takes --step {others[-1]}."
         )
-    return CheckpointError(f"checkpoint {step} is damaged: {what}. {advice}")
+    return DamagedError(f"checkpoint {step} is damaged: {what}. {advice}")
 
 
 def unwritable(directory: Path, error: OSError) -> CheckpointError:

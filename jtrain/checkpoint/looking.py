@@ -14,7 +14,7 @@ import numpy as np
 from jtrain.checkpoint import fingerprint, folder, keeping, leaves, seal, storage
 from jtrain.checkpoint.lock import Lock
 from jtrain.config.nearest import did_you_mean
-from jtrain.errors import CheckpointError
+from jtrain.errors import CheckpointError, DamagedError
 from jtrain.types import Leaf
 
 RUNS = Path("runs")
@@ -48,14 +48,14 @@ def step_of(directory: Path, asked: int | Literal["newest", "best"]) -> int:
     """The step that is asked for.
 
     Raises:
-        CheckpointError: if there is none.
+        CheckpointError: if there is none; a DamagedError if there are only damaged ones.
     """
     there = folder.steps(directory)
     if isinstance(asked, int):
         folder.record(directory, asked)
         return asked
     if not there:
-        raise CheckpointError(
+        raise DamagedError(
             f"{directory} has no whole checkpoint; damaged ones are "
             f"{', '.join(map(str, folder.named(directory))) or 'none'}. Name one by --step, or "
             f"see what is wrong: jtrain ckpt verify {directory}"

@@ -2,6 +2,7 @@
 # ruff: noqa: E501  (a case reads best on a line)
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,18 @@ def test_a_mistake_is_told_and_the_advice_works(words, says, mend, capfd):
     assert says in told
     assert "Traceback" not in told
     assert main(["eval", *mend]) == 0
+
+
+def test_a_damaged_checkpoint_is_a_fault_and_no_mistake(place, tmp_path, monkeypatch, capfd):
+    shutil.copytree(place, tmp_path / "home")
+    monkeypatch.chdir(tmp_path / "home")
+    path = next(Path("runs/quick/checkpoints/12").rglob("d/*"))
+    path.write_bytes(path.read_bytes()[::-1])
+    assert main(["eval", "quick"]) == 70
+    told = capfd.readouterr().err
+    assert "checkpoint 12 is damaged: " in told
+    advised = told.rpartition("jtrain eval takes ")[2].rstrip(".\n").split()
+    assert main(["eval", "quick", *advised]) == 0
 
 
 def test_without_any_run_it_says_how_to_make_one(tmp_path: Path, monkeypatch, capfd):
