@@ -23,7 +23,8 @@ from jtrain.version import __version__
 
 # What changes no number that a run computes from its state on, so a run may go on with others; and
 # what it does about a bad step, for a run that one has stopped goes on with another answer.
-MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log", "guard", "checks")
+# A copy of a run goes on under its own name.
+MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log", "guard", "checks", "name")
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
 
 
@@ -87,7 +88,8 @@ class Directory:
             table = "\n".join(
                 f"  {d.key}: {spell(d.before)} there, {spell(d.after)} here" for d in other
             )
-            raise ConfigError(f"{self.path} holds a run of other values:\n{table}\n{advice}")
+            copy = "" if stored.name == config.name else f"a copy of {stored.name}, "
+            raise ConfigError(f"{self.path} holds {copy}a run of other values:\n{table}\n{advice}")
         return [f"{d.key}: {spell(d.before)} -> {spell(d.after)}" for d in changed]
 
     def refuse_another_tokenizer(self, found: str) -> None:

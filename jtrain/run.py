@@ -86,8 +86,9 @@ def run(
     there = Directory(path, again, cluster.index)
     another = f"name={config.name}-2"
     another = another if again else f"jtrain run {source or 'CONFIG'} ... {another}"
+    that = again or f"{there.again} name={config.name}"  # which may lie there as a copy of another
     changed = there.refuse_another(
-        config, f"Start a new run: {another}\nor go on with that one: {there.again}"
+        config, f"Start a new run: {another}\nor go on with that one: {that}"
     )
     finished, lost = _finished(there, cluster.processes)
     if finished:

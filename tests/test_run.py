@@ -469,6 +469,21 @@ def test_what_changes_results_is_refused_with_the_commands_to_type(setting: str,
     assert (directory / "config.yaml").read_bytes() == before
 
 
+def test_a_copy_of_a_run_goes_on_under_its_own_name(unbroken):
+    there = trained(CONFIG, hooks=[At(5, lambda: jt.Stop("a pause"))]).directory
+    shutil.copytree(there.path, "runs/copy")
+    with pytest.raises(ConfigError, match=r"runs/copy holds a copy of quick, a run of") as refusal:
+        trained(CONFIG, "name=copy", "seed=1")
+    advised = str(refusal.value).rpartition("or go on with that one: jtrain run ")[2].split()
+    assert advised == ["runs/copy/config.yaml", "name=copy"]
+    outcome = trained(*advised)
+    assert str(outcome.directory.path) == "runs/copy"
+    assert "name: quick -> copy" in outcome.directory.log.read_text().splitlines()
+    assert kept(outcome) == unbroken()
+    assert there.stands()["step"] == 5, "where it was copied from nothing has changed"
+    assert trained("runs/copy/config.yaml").why == "it was finished before"
+
+
 def test_nothing_asks_for_devices_before_the_layout_has_said_how_many(monkeypatch):
     """Or a CPU is one device, whatever `parallel.devices` says: seen in one run of two."""
     spine, order = sys.modules["jtrain.run"], []
