@@ -34,9 +34,9 @@ def find(path: str) -> tuple[Path, int | None]:
         if place.name.isdigit() and int(place.name) in folder.named(place.parent):
             return place.parent, int(place.name)
         for directory in (place / "checkpoints", place):
-            if folder.named(directory) or set_aside(directory):
+            if _holds_any(directory):
                 return directory, None
-    there = sorted(directory.parent.name for directory in RUNS.glob("*/checkpoints"))
+    there = sorted(each.parent.name for each in filter(_holds_any, RUNS.glob("*/checkpoints")))
     raise CheckpointError(
         f"{path} is no run with a checkpoint, and no checkpoint. In runs/ there is "
         f"{', '.join(there) or 'none'}{did_you_mean(Path(path).name, there)}; write its name, or "
@@ -218,6 +218,11 @@ def arrays(directory: Path, step: int, names: list[str]) -> dict[str, np.ndarray
 def bytes_of(path: Path) -> int:
     """Of all files of a directory."""
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _holds_any(directory: Path) -> bool:
+    """Whether a checkpoint lies there, whole, damaged or set aside."""
+    return bool(folder.named(directory) or set_aside(directory))
 
 
 def _best(directory: Path) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.trained import asked_step
 from jtrain.config.nearest import did_you_mean
-from jtrain.errors import FAULT, UserError
+from jtrain.errors import FAULT, CheckpointError, UserError
 
 DOES = {
     "ls": "list the steps, their sizes, which is newest and best, and which are damaged",
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 def _ls(typed: argparse.Namespace) -> tuple[Any, str, int]:
     from jtrain.checkpoint import looking
 
-    directory, _ = looking.find(typed.run)
+    directory, _ = _find(typed.run)
     rows, aside = looking.listed(directory), looking.set_aside(directory)
     lines = [("step", "size", "saved", "", "")]
     for row in rows:
@@ -73,7 +73,7 @@ def _ls(typed: argparse.Namespace) -> tuple[Any, str, int]:
 def _verify(typed: argparse.Namespace) -> tuple[Any, str, int]:
     from jtrain.checkpoint import folder, looking
 
-    directory, named = looking.find(typed.run)
+    directory, named = _find(typed.run)
     asked = named if named is not None else asked_step(typed.step, "ckpt") if typed.step else None
     steps = folder.named(directory) if asked is None else [looking.step_of(directory, asked)]
     found = [looking.verified(directory, step) for step in steps]
@@ -122,7 +122,7 @@ def _diff(typed: argparse.Namespace) -> tuple[Any, str, int]:
 def _rm(typed: argparse.Namespace) -> tuple[Any, str, int]:
     from jtrain.checkpoint import looking
 
-    directory, named = looking.find(typed.run)
+    directory, named = _find(typed.run)
     if typed.damaged:
         gone, size = looking.remove_damaged(directory)
         told = f"removed: {', '.join(gone) or 'none is damaged'}; {_size(size)} are free again"
@@ -164,10 +164,28 @@ def _one(typed: argparse.Namespace, run: str = "") -> tuple[Path, int]:
     """The one checkpoint that is meant."""
     from jtrain.checkpoint import looking
 
-    directory, named = looking.find(run or typed.run)
+    directory, named = _find(run or typed.run)
     if named is not None:
         return directory, named
     return directory, looking.step_of(directory, asked_step(typed.step or "newest", "ckpt"))
+
+
+def _find(run: str) -> tuple[Path, int | None]:
+    """The directory of the checkpoints that are meant, and the step if it is one of them."""
+    from jtrain.checkpoint import looking
+    from jtrain.directory import Directory
+
+    try:
+        return looking.find(run)
+    except CheckpointError:
+        for there in map(Directory, (Path(run), looking.RUNS / run)):
+            if there.config.is_file():
+                said = there.stands()
+                at = f" ({said['status']} at step {said['step']})" if said else ""
+                raise CheckpointError(
+                    f"{there.path} has no checkpoint{at}: {there.again} goes on with it"
+                ) from None
+        raise
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:

@@ -183,6 +183,19 @@ def test_a_mistake_is_answered_with_what_to_type(words, advice, capfd):
     assert advice in told(capfd, *words, code=2)
 
 
+def test_a_run_without_a_checkpoint_is_told_how_it_stands(capfd):
+    Path("runs/young/checkpoints").mkdir(parents=True)
+    Path("runs/young/config.yaml").touch()
+    goes_on = "jtrain run runs/young/config.yaml goes on with it"
+    text = told(capfd, "ls", "young", code=2)
+    assert text == f"runs/young has no checkpoint: {goes_on}\n"
+    Path("runs/young/run.json").write_text('{"status": "stopped", "step": 3}')
+    for run in ("young", "runs/young"):
+        text = told(capfd, "verify", run, code=2)
+        assert text == f"runs/young has no checkpoint (stopped at step 3): {goes_on}\n"
+    assert "In runs/ there is a; write" in told(capfd, "ls", "old", code=2)
+
+
 def test_without_words_it_says_what_there_is(capfd):
     text = told(capfd)
     assert [line.split()[2] for line in text.splitlines()] == [
