@@ -27,6 +27,7 @@ from jtrain.pace import paced
 from jtrain.private import private_files
 from jtrain.pulse import PULSE
 from jtrain.pulse.alone import Alone
+from jtrain.readers import gone_on
 from jtrain.state import TrainState
 from jtrain.step import StepFn
 from jtrain.trackers import check_installed
@@ -124,7 +125,8 @@ def run(
             parts, start = begin.parts, begin.start
             guarded = {"earlier": begin.earlier, "known": begin.known}
             with Watch(parts, there, checkpoints, start=start, screen=screen, **guarded) as watch:
-                there.say("running", step=start or 0, **facts)
+                readers = gone_on(there.stands(), start or 0, jax.process_count())
+                there.say("running", step=start or 0, readers=readers, **facts)
                 ended = drive(
                     parts, step, state, watch, signals, hooks=hooks, start=start, news=news
                 )

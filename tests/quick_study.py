@@ -1,5 +1,6 @@
 """A study that trains in a moment, written where a test wants it: which blob is a point of?"""
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -131,6 +132,14 @@ def trained(path: Path | str, *settings: str, hooks: Sequence[Observer] = ()) ->
     """How a run of a config ended; it says nothing on the screen."""
     with open(os.devnull, "w") as screen:
         return jt.run(config_of(path, settings), hooks=hooks, screen=screen)
+
+
+def read_otherwise(path: Path) -> None:
+    """In a run's steps.jsonl each batch becomes another."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["batch"] = [batch ^ 1 for batch in row["batch"]]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def kept(outcome: Outcome, config: Path | None = None) -> dict[str, bytes]:

@@ -89,6 +89,7 @@ def test_a_signal_to_one_process_stops_all_at_one_step(stopped: Stopped):
     stands = json.loads((stopped.run / "run.json").read_text())
     assert stands["status"] == "stopped"
     assert 5 < stands["step"] < 40
+    assert stands["readers"] == [[0, 2]]
     assert "asked to end (a signal to one of the processes)" in stopped.said
     steps = [int(path.name) for path in (stopped.run / "checkpoints").iterdir()]
     assert max(steps) == stands["step"]
@@ -119,8 +120,10 @@ def test_one_process_goes_on_to_what_an_unbroken_run_comes_to(
     unbroken = read(trained("configs/quick.yaml", *VALUES).directory.metrics)
     monkeypatch.chdir(stopped.home)
     there = read(stopped.run / "metrics.jsonl")
+    step = json.loads((stopped.run / "run.json").read_text())["step"]
     outcome = trained("configs/quick.yaml", *VALUES)
     assert (outcome.status, outcome.step) == ("done", 40)
+    assert outcome.directory.stands()["readers"] == [[0, 2], [step, 1]]
     rows = read(outcome.directory.metrics)
     assert rows[: len(there)] == there
     assert [list(row) for row in rows] == [list(row) for row in unbroken]

@@ -44,6 +44,12 @@ def told(found: "Parting", one: str, other: str) -> str:
         lines += [f"{title}  and {len(changes) - SHOWN} more"] if len(changes) > SHOWN else []
     if found.batch is not None:
         lines.append(f"batch   of step {found.batch} is the first that is another: other data")
+    if found.readers is not None:
+        reads = " and ".join(
+            f"{count} process{'es' * (count > 1)} read those of {run}"
+            for count, run in zip(found.readers, (one, other), strict=True)
+        )
+        lines.append(f"batch   not compared, for {reads}")
     if found.number is not None:
         n = found.number
         lines.append(f"number  {n.name} of step {n.step} is the first that is another:")
@@ -87,7 +93,8 @@ def _arguments() -> Arguments:
     parser = Arguments(
         "diff",
         "Says where two runs part: values, versions and devices; the first step whose batch, loss\n"
-        "or metric is another; the first checkpoint that is, and which leaves of it.",
+        "or metric is another; the first checkpoint that is, and which leaves of it. Exit code 0\n"
+        "whether they part or not; with --json, `nothing` is true where they do not.",
         "shakespeare shakespeare-2",
         "runs/a runs/b --json",
     )

@@ -31,22 +31,30 @@ def main(argv: Sequence[str]) -> int:
             resolved.config, path.parent, typed.step, deep=not typed.only_again, tell=tell
         )
     if speaks():
-        print(json.dumps(dataclasses.asdict(found)) if typed.json else told(found))
+        print(json.dumps(dataclasses.asdict(found)) if typed.json else told(found, typed.run))
     return FAULT if found.other or found.checkpoint else 0
 
 
-def told(found: "Replayed") -> str:
+def told(found: "Replayed", run: str) -> str:
     """What a person reads."""
     here, first, last = found.here, *found.rows
     lines = [
         f"step {found.step}, batch {found.step - 1}, rows {first} to {last}, "
-        f"digest {here.batch:016x}, key {' '.join(f'{x:08x}' for x in found.key)}",
+        f"digest {here.batch}, key {' '.join(f'{x:08x}' for x in found.key)}",
         f"  again   loss {here.loss!r}  gradient norm {here.grad_norm!r}",
     ]
     if found.there is not None:
         there = found.there
         lines.append(f"  then    loss {there.loss!r}  gradient norm {there.grad_norm!r}")
     lines.append(f"  {_verdict(found)}")
+    if found.readers:
+        then, now = found.readers
+        launch = f"launch --processes {then} " if then > 1 else ""
+        lines.append(
+            f"  batches: not compared, for {then} process{'es' * (then > 1)} read them then and "
+            f"{now} {'do' if now > 1 else 'does'} now; to compare them: "
+            f"jtrain {launch}replay {run} --step {found.step}"
+        )
     if found.checkpoint:
         names = ", ".join(found.checkpoint[:SHOWN])
         lines.append(f"  checkpoint {found.step} has other bits in {names}")
@@ -61,12 +69,14 @@ def _verdict(found: "Replayed") -> str:
         if then.batch:
             return (
                 f"OTHERWISE from step {at} on: its batch was another, digest "
-                f"{then.there.batch:016x} then and {then.here.batch:016x} now. The data has changed"
+                f"{then.there.batch} then and {then.here.batch} now. The data has changed"
             )
+        batch = "on the same batch" if then.there.batch else "on a batch that was not compared"
         return (
-            f"OTHERWISE from step {at} on, on the same batch: loss {then.there.loss!r} then, "
+            f"OTHERWISE from step {at} on, {batch}: loss {then.there.loss!r} then, "
             f"{then.here.loss!r} now. Run it once more: if it comes out otherwise again, a device "
-            f"computes wrongly; if not, other versions, devices or layouts do it (run.json)"
+            f"computes wrongly; if not, other versions, devices, processes or layouts do it "
+            f"(run.json)"
         )
     if not found.compared:
         return "the run has no record of these steps to compare with"
@@ -106,7 +116,8 @@ def _arguments() -> Arguments:
         "replay",
         "Takes a step of a run again, from the checkpoint before it, on the same batch, with the\n"
         "same keys, by the same program; then without jit, with checks, and leaf by leaf. Writes\n"
-        "nothing. Exit code 70 where bits are otherwise than in the run.",
+        "nothing. Exit code 70 where bits are otherwise than in the run; the batches are compared\n"
+        "where as many processes read them as then: jtrain launch --processes N replay RUN ...",
         "shakespeare --step 250",
         "shakespeare --step 250 --only-again --json",
     )

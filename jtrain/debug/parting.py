@@ -9,6 +9,7 @@ from jtrain.checkpoint import folder, looking
 from jtrain.config.dump import Difference, differences
 from jtrain.directory import Directory
 from jtrain.hooks import metrics, recording
+from jtrain.readers import readers
 from jtrain.report.reading import read
 
 FACTS = ("jtrain", "python", "packages", "devices", "machine", "git")  # of run.json
@@ -36,6 +37,8 @@ class Parting:
     """Steps that both have numbers of."""
     batch: int | None
     """The first step whose batch was another; None if none was, or there is no record."""
+    readers: tuple[int, int] | None
+    """Where the batches of some are not compared, the processes of each run that read them."""
     number: Number | None
     """The first number that is another, of a step or of an evaluation."""
     checkpoints: Sequence[int]
@@ -63,8 +66,7 @@ def parting(one: Path, other: Path) -> Parting:
     values = differences(*(story.config for story in stories))
     facts = [{name: story.facts.get(name) for name in FACTS} for story in stories]
     records = [recording.steps(Directory(path).steps) for path in (one, other)]
-    common = sorted(records[0].keys() & records[1].keys())
-    batches = lambda step: [record[step].batch for record in records]
+    batch, unlike = _other_batch(records, [story.facts for story in stories])
     found = [Directory(path).checkpoints for path in (one, other)]
     both = sorted(set(folder.steps(found[0])) & set(folder.steps(found[1])))
     apart = {}
@@ -79,13 +81,28 @@ def parting(one: Path, other: Path) -> Parting:
         values=[change for change in values if change.key != "name"],
         facts=differences(*facts),
         compared=len({step for step, _ in tables[0].keys() & tables[1].keys()}),
-        batch=next((s for s in common if all(batches(s)) and len({*batches(s)}) > 1), None),
+        batch=batch,
+        readers=unlike,
         number=_first(*tables),
         checkpoints=both,
         same=before[-1] if before else None,
         checkpoint=first,
         leaves=apart.get(first, []) if first is not None else [],
     )
+
+
+def _other_batch(
+    records: Sequence[Mapping[int, recording.Step]], facts: Sequence[Mapping[str, Any]]
+) -> tuple[int | None, tuple[int, int] | None]:
+    """The first step whose batch was another, of those that as many processes read in both runs;
+    and how many read the first of the others."""
+    common = sorted(records[0].keys() & records[1].keys())
+    one, other = (readers(each, common) for each in facts)
+    pairs = {step: (one.get(step, 0), other.get(step, 0)) for step in common}
+    unlike = {step: pair for step, pair in pairs.items() if all(pair) and pair[0] != pair[1]}
+    batches = {step: {record[step].batch for record in records} - {0} for step in common}
+    parts = (step for step in common if step not in unlike and len(batches[step]) > 1)
+    return next(parts, None), next(iter(unlike.values()), None)
 
 
 def _numbers(

@@ -17,6 +17,7 @@ from jtrain.errors import CheckpointError, ConfigError
 from jtrain.experiment import RunConfig
 from jtrain.going_back import decided
 from jtrain.hooks.recording import Step, steps
+from jtrain.readers import readers
 from jtrain.state import TrainState
 from jtrain.trained import again
 
@@ -28,6 +29,7 @@ class Other:
     step: int
     here: Step
     there: Step
+    """Its batch is 0 where it is not compared."""
 
     @property
     def batch(self) -> bool:
@@ -51,6 +53,8 @@ class Replayed:
     """The data of the key it draws from."""
     compared: int
     """Steps from `start` on that the run recorded."""
+    readers: tuple[int, int] | None
+    """Where the batches of some are not compared, the processes that read them then and now."""
     other: Other | None
     """The first of them that came out otherwise."""
     checkpoint: Sequence[str] | None
@@ -83,8 +87,11 @@ def replay(
         )
     start, state = _before(parts, there, step, tell)
     known = steps(there.steps)
-    if not there.first:  # it reads other rows than the process that recorded
-        known = {number: was._replace(batch=0) for number, was in known.items()}
+    count = jax.process_count()
+    others = {n: then for n, then in readers(there.stands(), known).items() if then != count}
+    for number, was in known.items():
+        if number in others or not there.first:  # it reads other rows than those recorded
+            known[number] = was._replace(batch=0)
     tell(f"from {f'checkpoint {start}' if start else 'the first step'} of {path}")
     redone = _redo(parts, state, start, step)
     own = np.ravel(parts.calls[(step - 1) // config.steps_per_call]["row"])
@@ -97,6 +104,7 @@ def replay(
         rows=(int(own.min()), int(own.max())),
         key=tuple(np.ravel(jax.random.key_data(redone.before.step_key())).tolist()),
         compared=sum(number in known for number in redone.taken),
+        readers=next(((others[n], count) for n in redone.taken if n in others), None),
         other=_first_other(redone.taken, known),
         checkpoint=_apart(there.checkpoints, step, redone.after),
         dissected=dissect(config, redone.before, step, tell) if deep else None,

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from quick_study import trained
+from quick_study import read_otherwise, trained
 
 from jtrain.cli import main
 
@@ -49,6 +49,19 @@ def test_other_data_is_said_to_be_other_data(study, capsys):
     found, said = apart(capsys, "one", "other")
     assert found["batch"] == 1
     assert "batch   of step 1 is the first that is another: other data" in said
+
+
+def test_batches_that_another_number_of_processes_read_are_not_compared(study, capsys):
+    trained(study, *SETTINGS, "name=one")
+    other = trained(study, *SETTINGS, "name=other").directory
+    read_otherwise(other.steps)
+    other.say("done", readers=[[0, 2]])
+    found, said = apart(capsys, "one", "other")
+    assert (found["batch"], found["readers"]) == (None, [1, 2])
+    assert "not compared, for 1 process read those of one and 2 processes read those of" in said
+    other.say("done", readers=[[0, 2], [6, 1]])
+    found, said = apart(capsys, "one", "other")
+    assert (found["batch"], found["readers"]) == (7, [1, 2])
 
 
 @pytest.mark.thorough

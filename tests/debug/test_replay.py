@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from quick_study import CODE, at_home, trained, write_study
+from quick_study import CODE, at_home, read_otherwise, trained, write_study
 
 from jtrain.cli import main
 from jtrain.hooks.metrics import results
@@ -105,6 +105,26 @@ def test_data_that_has_changed_is_named(study, capsys):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["replay", "quick", "--step", "4", "--only-again"]) == 70
     assert "OTHERWISE from step 4 on: its batch was another" in capsys.readouterr().out
+
+
+def test_a_batch_that_another_number_of_processes_read_is_not_compared(study, capsys):
+    outcome = trained(study, *SETTINGS)
+    directory = outcome.directory
+    assert directory.stands()["readers"] == [[0, 1]]
+    digest = steps(directory.steps)[9].batch
+    read_otherwise(directory.steps)
+    directory.say("done", readers=[[0, 2]])
+    capsys.readouterr()
+    assert main(["replay", "quick", "--step", "9", "--only-again"]) == 0
+    said = capsys.readouterr().out
+    assert f"digest {digest}," in said, "as steps.jsonl has it"
+    assert "the same bits as then, in 4 of 4 steps" in said
+    assert "batches: not compared, for 2 processes read them then and 1 does now" in said
+    assert "jtrain launch --processes 2 replay quick --step 9" in said
+    directory.say("done", readers=[[0, 2], [8, 1]])
+    assert main(["replay", "quick", "--step", "9", "--only-again"]) == 70
+    said = capsys.readouterr().out
+    assert f"OTHERWISE from step 9 on: its batch was another, digest {digest ^ 1} then" in said
 
 
 @pytest.mark.thorough
