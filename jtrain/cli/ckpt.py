@@ -226,7 +226,11 @@ def _arguments_of(does: str) -> Arguments:
         "rm": ("shakespeare --step 200", "shakespeare --damaged"),
         "export": ("shakespeare --step best --out shakespeare.safetensors",),
     }
-    parser = Arguments(f"ckpt {does}", f"To {DOES[does]}.", *examples[does])
+    codes = {
+        "diff": "\nExit code 0 whether they differ or not; with --json, `leaves` is empty if not.",
+        "verify": "\nExit code 70 where one is damaged.",
+    }
+    parser = Arguments(f"ckpt {does}", f"To {DOES[does]}.{codes.get(does, '')}", *examples[does])
     run = "a run, its name in runs/, or the path of a checkpoint"
     parser.add_argument("run", metavar="RUN", help=run)
     if does == "diff":
