@@ -28,6 +28,14 @@ def explain(schema: type, key: str) -> str:
     return "\n".join(sections)
 
 
+def may_be(schema: type, key: str) -> list[Want]:
+    """What may stand at a dotted key, of each kind that has it; nothing if none has."""
+    try:
+        return [want for _, want in _find(Want(schema), key.split("."), key)]
+    except ConfigError:
+        return []
+
+
 def json_schema(schema: type) -> dict[str, Any]:
     """The JSON schema of a config file, for editors; a file with a `base` may lack any key."""
     found = TypeAdapter(schema).json_schema()

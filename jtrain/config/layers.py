@@ -5,8 +5,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from jtrain.config.explain import may_be
 from jtrain.config.node import FILE, TYPED, Keys, Mistake, Node, Origin, dotted, merge, said
 from jtrain.config.read import parse, read
+from jtrain.config.top import Top
+from jtrain.config.words import describe
 from jtrain.errors import ConfigError
 
 
@@ -61,7 +64,7 @@ def _set(root: Node, setting: str) -> tuple[Node, list[Mistake]]:
     elif keys[0] == "base":
         words = f"only a file can inherit; write `base: {text}` in it"
     elif not text.strip():
-        words = f"has no value; write {key}=null for nothing, {key}='\"\"' for empty text"
+        words = f"has no value; write {_value_of(key)}"
     elif refused := _blocked(root, keys):
         words = refused
     else:
@@ -72,6 +75,16 @@ def _set(root: Node, setting: str) -> tuple[Node, list[Mistake]]:
             found = str(error).removeprefix(f"{origin.place('')}: ")
             words = f"{found}; or quote it: {key}={shlex.quote(json.dumps(text))}"
     return root, [Mistake(origin, key, words)]
+
+
+def _value_of(key: str) -> str:
+    """How nothing or empty text is typed where it may stand; else how any value is."""
+    wants = may_be(Top, key)  # of an experiment's own keys nothing is known yet
+    types = {member.annotation for want in wants for member in want.members()}
+    null = f"{key}=null for nothing" if type(None) in types else ""
+    empty = f"{key}='\"\"' for empty text" if any(want.default == "" for want in wants) else ""
+    allowed = f", {describe(wants[0])}" if wants else ""
+    return " or ".join(filter(None, (null, empty))) or f"{key}=VALUE{allowed}"
 
 
 def _blocked(root: Node, keys: Keys) -> str:

@@ -56,18 +56,21 @@ def unknown(keys: Keys, allowed: Mapping[str, Any], root: Node, others: Mapping[
 
     `others` are the kinds that could have been chosen around it.
     """
-    name, there = str(keys[-1]), f" of {dotted(keys[:-1])}" if keys[:-1] else ""
-    return f"is no key{there}; it has {', '.join(allowed)}{_meant(name, allowed, root, others)}"
+    there = f" of {dotted(keys[:-1])}" if keys[:-1] else ""
+    return f"is no key{there}; it has {', '.join(allowed)}{_meant(keys, allowed, root, others)}"
 
 
-def _meant(name: str, allowed: Mapping[str, Any], root: Node, others: Mapping[str, type]) -> str:
+def _meant(keys: Keys, allowed: Mapping[str, Any], root: Node, others: Mapping[str, type]) -> str:
+    name = str(keys[-1])
     first, dot, rest = name.partition(".")
     if dot:
         return f"; in a file, write `{first}: {{{rest}: ...}}`"
     if name == "<<":
         return "; to inherit, write `base: other.yaml`"
     if having := [kind for kind, cls in others.items() if name in fields(cls)]:
-        return f"; kind {' or '.join(having)} has {name}"
+        typed = at(root, keys).origin.layer == TYPED
+        how = f"{dotted((*keys[:-1], 'kind'))}={having[0]}" if typed else f"`kind: {having[0]}`"
+        return f"; kind {' or '.join(having)} has {name}; write {how} beside it"
     if close := did_you_mean(name, allowed):
         return close
     for key, node in root.value.items():

@@ -70,7 +70,8 @@ def resolve(
     root, wrong = layers(path, settings)
     root = _named(root, path)
     known = {key: node for key, node in root.value.items() if key in fields(Top)}
-    wrong += check(Top, Node(known, root.origin), whole=False)[1]
+    top, _ = settle(Want(Top), Node(known, root.origin))  # or a kind that is a default is missing
+    wrong += check(Top, top, whole=False)[1]
     strange = [(key,) for key in root.value if key not in KEYS]
     wrong += [mistake(root, keys, unknown(keys, KEYS, root, {})) for keys in strange]
     found, missing = (None, []) if schema else _experiment(root, path)

@@ -242,7 +242,12 @@ CASES = [
     typed("stesp=3", "is no key", "did you mean steps?", mend="steps=3"),
     typed("optimizer.lrr=3", "is no key of optimizer; it has kind, lr", "did you mean lr?", mend="optimizer.lr=3"),
     typed("steps=ten", 'must be a whole number above 0, found the text "ten"', mend="steps=20"),
-    typed("steps=", "has no value; write steps=null for nothing", mend="steps=20"),
+    typed("steps=", "has no value; write steps=VALUE, a whole number above 0", mend="steps=20"),
+    typed("checkpoint.best=", "has no value; write checkpoint.best='\"\"' for empty text",
+          mend="checkpoint.best=\"\""),
+    typed("model.title=", "has no value; write model.title=VALUE", mend="model.title=none"),
+    typed("guard.back=3", "is no key of guard; it has kind, without, most, within; kind rollback has back; "
+          "write guard.kind=rollback beside it", mend="guard={kind: rollback, back: 3, skip: 4}"),
     typed("=3", "is not a setting; write KEY=VALUE", mend="seed=3"),
     typed("optimizer..lr=3", "is not a setting; write KEY=VALUE", mend="optimizer.lr=3"),
     typed("steps.x=3", "steps (", ":2) has no keys; write steps=VALUE", mend="steps=3"),

@@ -53,6 +53,17 @@ def test_a_new_kind_leaves_out_the_keys_of_the_old_and_says_so(path: Path):
     assert resolved.notes == (f"optimizer.b1 ({path}:8) is left out: sgd has no such key",)
 
 
+@pytest.mark.parametrize(
+    ("setting", "key", "value"),
+    [("guard.most=5", "most", 5), ("guard.without=[[120,130]]", "without", ((120, 130),))],
+)
+def test_a_key_of_the_kind_that_is_the_default_is_set_alone(path: Path, setting, key, value):
+    resolved = resolve(path, [setting])
+    assert resolved.config.guard.kind == "skip"
+    assert getattr(resolved.config.guard, key) == value
+    assert str(resolved.origins["guard.kind"]) == "default"
+
+
 def test_a_file_may_change_the_kind_of_its_base(path: Path):
     child = beside(path, "child.yaml", "base: toy.yaml\noptimizer: {kind: sgd, lr: 1}\n")
     resolved = resolve(child)
