@@ -73,4 +73,5 @@ def _fault(text: str, processes: int) -> Fault:
 
 
 def _refused(text: str, why: str) -> UserError:
-    return UserError(f"jtrain launch: --chaos {text!r} {why}. Type, say, --chaos {_EXAMPLE}")
+    end = "" if why.endswith("?") else "."
+    return UserError(f"jtrain launch: --chaos {text!r} {why}{end} Type, say, --chaos {_EXAMPLE}")

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import difflib
 import statistics
 from collections.abc import Mapping
 
@@ -45,10 +46,7 @@ class Patience:
             name, equals, seconds = part.strip().rpartition("=")
             number = _seconds(seconds)
             if number is None or (equals and name not in FLOORS):
-                raise UserError(
-                    f"patience {text!r}: {part!r} is neither seconds nor PHASE=SECONDS; the phases "
-                    f"are {', '.join(FLOORS)}. Type --patience 60, or --patience step=60,eval=600"
-                )
+                raise UserError(f"patience {text!r}: {_refused(part.strip(), name)}")
             found.update({name: number} if equals else dict.fromkeys(FLOORS, number))
         return cls(found)
 
@@ -112,6 +110,17 @@ class Watched:
             if last is not None and 0 < last.step < beat.step:
                 self._steps.append((beat.seconds - last.seconds) / (beat.step - last.step))
             self._told = beat
+
+
+def _refused(part: str, name: str) -> str:
+    why, meant = f"{part!r} is neither seconds nor PHASE=SECONDS", "."
+    if name and name not in FLOORS:
+        near = difflib.get_close_matches(name, FLOORS, 1)
+        why, meant = f"{name} is no phase", f"; did you mean {near[0]}?" if near else "."
+    return (
+        f"{why}; the phases are {', '.join(FLOORS)}{meant} Type --patience 60, or --patience "
+        f"step=60,eval=600"
+    )
 
 
 def _seconds(text: str) -> float | None:

@@ -22,7 +22,7 @@ def test_faults_are_read_as_they_are_printed():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("kil:1@step20", "is of no kind that there is: kill, .*; did you mean kill?"),
+        ("kil:1@step20", r"is of no kind that there is: kill, .*; did you mean kill\? Type"),
         ("kill:1", "is no fault: a fault is KIND:PROCESS@stepN"),
         ("kill:1@step20,", "is no fault"),
         ("kill:2@step20", "names process 2, and there are 0 to 1"),

@@ -69,3 +69,8 @@ def test_patience_is_typed_for_all_phases_or_for_some():
 def test_what_is_no_patience_is_refused_with_what_is(text: str):
     with pytest.raises(UserError, match=r"the phases are start, compile.*Type --patience 60"):
         Patience.parse(text)
+
+
+def test_a_phase_that_is_none_is_named():
+    with pytest.raises(UserError, match=r"^patience 'stp=3': stp is no phase.*mean step\? Type"):
+        Patience.parse("stp=3")
