@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from jtrain.cli import VERBS
 from jtrain.cli.arguments import Arguments
+from jtrain.config.nearest import did_you_mean
 from jtrain.errors import UserError
 from jtrain.launch import launch
 from jtrain.pulse import Patience
@@ -16,12 +17,8 @@ def main(argv: Sequence[str]) -> int:
     place = next((i for i, word in enumerate(argv) if word in VERBS), len(argv))
     typed = _arguments().parse(argv[:place])
     verb, *rest = argv[place:] or [""]
-    if verb in {"", "launch"}:
-        there = ", ".join(name for name in VERBS if name != "launch")
-        raise UserError(
-            f"jtrain launch: what is to be run in {typed.processes} processes? It is a verb and "
-            f"what follows it ({there}): jtrain launch --processes 2 run configs/shakespeare.yaml"
-        )
+    if typed.command or verb in {"", "launch"}:
+        raise UserError(_no_verb(next(iter(typed.command), verb), typed.processes))
     for name, least in (("processes", 1), ("devices", 0), ("port", 0), ("restarts", 0)):
         if getattr(typed, name) < least:
             raise UserError(f"jtrain launch: --{name} is at least {least}; type --{name} 2, say")
@@ -35,6 +32,17 @@ def main(argv: Sequence[str]) -> int:
         patience=Patience.parse(typed.patience),
         beats=verb == "run",
         faults=_faults(typed.chaos, typed.processes, verb),
+    )
+
+
+def _no_verb(word: str, processes: int) -> str:
+    there = [name for name in VERBS if name != "launch"]
+    config = word.endswith((".yaml", ".yml"))
+    meant = f"; did you mean run {word}?" if config else did_you_mean(word, there) or "."
+    found = f" {word} is no verb that it can run{meant}" if word else ""
+    return (
+        f"jtrain launch: what is to be run in {processes} processes?{found} It is a verb and what "
+        f"follows it ({', '.join(there)}): jtrain launch --processes 2 run configs/shakespeare.yaml"
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jtrain.cli import main
 from jtrain.errors import ConfigError
 from jtrain.launch import launch
 from jtrain.launch.launch import environment
@@ -36,6 +37,21 @@ def test_each_is_told_its_place_and_the_same_coordinator(tmp_path: Path):
     coordinator, *others = said.pop().split()
     assert coordinator.startswith("127.0.0.1:")
     assert others == ["3", "4", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["rum", "configs/x.yaml"], "rum is no verb that it can run; did you mean run?"),
+        (["rum", "run", "configs/x.yaml"], "rum is no verb that it can run; did you mean run?"),
+        (["configs/x.yaml"], "; did you mean run configs/x.yaml?"),
+        (["launch", "run"], "launch is no verb that it can run"),
+        ([], "what is to be run in 3 processes? It is a verb"),
+    ],
+)
+def test_a_word_that_is_no_verb_is_named(words: list[str], says: str, capsys):
+    assert main(["launch", "--processes", "3", *words]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_what_the_caller_says_of_platforms_stays():
