@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from jtrain.config.nearest import did_you_mean
 from jtrain.errors import CheckpointError, ConfigError
 
 OUTPUT, COMPLAINTS = 1, 2  # what a process has open from the first
@@ -21,6 +22,7 @@ def config_of(run: str, verb: str) -> Path:
     raise ConfigError(
         f"jtrain {verb}: {run} is no directory of a run; in runs/ there is "
         f"{', '.join(there) or 'none: train one by jtrain run CONFIG'}"
+        f"{did_you_mean(Path(run).name, there)}"
     )
 
 

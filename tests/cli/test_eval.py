@@ -84,7 +84,7 @@ def test_it_changes_nothing_in_the_run(outcome: Outcome, capfd):
 @pytest.mark.parametrize(
     ("words", "says", "mend"),
     [
-        (["quik"], "quik is no directory of a run; in runs/ there is quick", ["quick"]),
+        (["quik"], "there is quick; did you mean quick?", ["quick"]),
         (["quick", "--step", "5"], "there is no checkpoint of step 5 in", ["quick", "--step", "12"]),
         (["quick", "--step", "last"], "--step last is no step; write newest, best or a number", ["quick", "--step", "newest"]),
         (["quick", "seed=1"], "seed: 0 there, 1 here", ["quick", "seed=0"]),
