@@ -9,6 +9,7 @@ import numpy as np
 
 from jtrain.accumulate import accumulate
 from jtrain.assemble import Assembly
+from jtrain.hooks.events import Bad
 from jtrain.parallel.offload import brought
 from jtrain.rows import with_rows
 from jtrain.state import TrainState
@@ -27,16 +28,28 @@ def taken(parts: Assembly, step: int) -> dict[str, Any]:
     return {"batch": number, **({"rows": indices(number).tolist()} if indices else {})}
 
 
-def told(parts: Assembly, state: TrainState, step: int) -> str:
+def told(parts: Assembly, state: TrainState, bad: Bad, last: int) -> str:
     """What a person wants to know of a bad step when a run was ended by it, and what to type.
 
     A program for its gradient is compiled, so each process of the run calls this.
+
+    Args:
+        state: after step `last`, which may be later: the one before the bad step is no more.
     """
-    number = taken(parts, step)["batch"]
+    number, run = taken(parts, bad.step)["batch"], f"runs/{parts.config.name}/config.yaml"
+    if bad.of_update_alone:
+        optimizer = parts.config.optimizer
+        clip = "" if optimizer.clip or optimizer.kind == "lbfgs" else " or set optimizer.clip=1.0"
+        return (
+            f"It took batch {number}, and loss and gradient of that are finite: the update alone "
+            f"is not, which is no matter of the data. Lower optimizer.lr{clip}, in a run of its "
+            f"own: jtrain run {run} name={parts.config.name}-2 "
+            f"optimizer.lr={min(1e-3, optimizer.lr / 10):g}"
+        )
     return (
-        f"It took batch {number}; {_leaf(parts, state, step)} To go on without that batch: "
-        f"jtrain run runs/{parts.config.name}/config.yaml guard.without='[[{number}, "
-        f"{number + 1}]]'"
+        f"It took batch {number}; of its gradient at the parameters after step {last}, leaf by "
+        f"leaf, {_leaf(parts, state, bad.step)} To go on without that batch: jtrain run {run} "
+        f"guard.without='[[{number}, {number + 1}]]'"
     )
 
 
@@ -48,9 +61,9 @@ def _leaf(parts: Assembly, state: TrainState, step: int) -> str:
     broken = [name for name, x in norms.items() if not np.isfinite(x)]
     if broken:
         count = f"{len(broken)} of {len(norms)} are not finite"
-        return f"of its gradient, leaf by leaf, {count}, the first of them {broken[0]}."
+        return f"{count}, the first of them {broken[0]}."
     most = max(norms, key=lambda name: norms[name])
-    return f"of its gradient, leaf by leaf, {most} is the largest, of norm {norms[most]:.4g}."
+    return f"{most} is the largest, of norm {norms[most]:.4g}."
 
 
 def _norms(parts: Assembly):

@@ -11,7 +11,7 @@ from jtrain.data import ReadAhead
 from jtrain.data.not_finite import not_finite
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
-from jtrain.loop import Ended, StoppedError, train
+from jtrain.loop import IN_FLIGHT, Ended, StoppedError, train
 from jtrain.opening import opening
 from jtrain.pulse import PULSE
 from jtrain.state import TrainState
@@ -67,7 +67,9 @@ def drive(
         bad, blame = watch.guarded.bad, _blame(parts, ended.step)
         if bad:  # in every process, each of which has read rows of its own
             first = next((each for each in of_each(blame) if "every value" not in each), blame)
-            blame = f"{first} {told(parts, ended.state, bad.step)}"
+            late = f"The numbers of a step are read up to {IN_FLIGHT} calls late: it was found at "
+            found = f"{late}step {ended.step}. " if ended.step > bad.step else ""
+            blame = f"{found}{first} {told(parts, ended.state, bad, ended.step)}"
         why = f"{stop.why} {blame}"
         if bad:
             watch.guarded.wrote(bad, "stopped", why=why)

@@ -11,6 +11,7 @@ import jax
 from jtrain.types import Batch, Metrics
 
 State = TypeVar("State")
+IN_FLIGHT = 8  # calls that are started and not yet done: so late are numbers read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,7 @@ def train(
     stop: int,
     hooks: Sequence[Hook] = (),
     steps_per_call: int = 1,
-    in_flight: int = 8,
+    in_flight: int = IN_FLIGHT,
 ) -> Ended[State]:
     """Runs steps `start + 1 .. stop`; each hook sees each of its steps once, in order.
 

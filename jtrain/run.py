@@ -44,6 +44,9 @@ class Outcome:
     directory: Directory
     status: Status
     step: int
+    """The last that it took."""
+    kept: int | None
+    """That of the newest checkpoint, from which it goes on; None: there is none."""
     why: str
     sets: Mapping[str, Results]
     """Of each set, the first first, and each step at which it was evaluated the numbers."""
@@ -131,7 +134,7 @@ def run(
                     parts, step, state, watch, signals, hooks=hooks, start=start, news=news
                 )
                 if not isinstance(ended.stop, Rollback):
-                    return _finish(parts, there, watch, signals, ended)
+                    return _finish(parts, there, checkpoints, watch, signals, ended)
                 watch.ended("stopped")
                 news = [decide(parts, watch.guarded, ended.stop)]
             del state, ended  # room for the one that comes
@@ -153,7 +156,7 @@ def _finished(directory: Directory, processes: int) -> tuple[Outcome | None, lis
     if not (of_first(look) if processes > 1 else look())["whole"]:
         return None, [f"was done at step {step}, of which the checkpoint is damaged or gone"]
     found = {name: results(directory.metrics, name) for name in stands.get("sets", ["valid"])}
-    return Outcome(directory, "done", step, "it was finished before", found), []
+    return Outcome(directory, "done", step, step, "it was finished before", found), []
 
 
 def _begun(
@@ -178,6 +181,7 @@ def _state(begin: Begin, checkpoints: Checkpoints) -> TrainState:
 def _finish(
     parts: Assembly,
     directory: Directory,
+    checkpoints: Checkpoints,
     watch: Watch,
     signals: Signals,
     ended: Ended[TrainState],
@@ -199,7 +203,7 @@ def _finish(
     watch.ended(status)
     directory.say(status, step=ended.step, why=why)
     found = {name: evaluation.results for name, evaluation in watch.evaluations.items()}
-    return Outcome(directory, status, ended.step, why, found, sample)
+    return Outcome(directory, status, ended.step, checkpoints.newest(), why, found, sample)
 
 
 def _shown(

@@ -108,10 +108,13 @@ def test_a_run_that_stops_names_step_rows_and_leaf_and_what_to_type():
     for part in (
         "step 7 is not finite: loss nan",
         "In the batch of step 7, row 3 of `fault` has nan",
-        "It took batch 6; of its gradient, leaf by leaf, 3 of 3 are not finite, the first of them",
+        "The numbers of a step are read up to 8 calls late: it was found at step 8.",
+        "It took batch 6; of its gradient at the parameters after step 8, leaf by leaf, 3 of 3 "
+        "are not finite, the first of them",
         "guard.without='[[6, 7]]'",
     ):
         assert part in outcome.why
+    assert (outcome.step, outcome.kept) == (8, 4)
     (event,) = events("stops")
     assert (event["step"], event["done"], event["batch"]) == (7, "stopped", 6)
     assert ran(given, "stops").status == "failed"

@@ -24,8 +24,15 @@ def ending(outcome: Outcome, source: Path, command: str) -> str:
         )
     else:
         parts.append(f"{outcome.status} at step {outcome.step}: {outcome.why}")
-        parts.append(f"next:  {command}   goes on from step {outcome.step}")
+        parts.append(f"next:  {command}   {_on(outcome)}")
     return "\n\n".join(part for part in parts if part)
+
+
+def _on(outcome: Outcome) -> str:
+    """Where the same command begins."""
+    if outcome.kept is None:
+        return "begins from the beginning: no checkpoint was kept"
+    return f"goes on from step {outcome.kept}"
 
 
 def _curve(outcome: Outcome) -> str:

@@ -1,5 +1,6 @@
 """Writes events.jsonl: each bad step of a run, the data it took, and what was done about it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,6 +18,12 @@ class Bad(NamedTuple):
     what: str  # `loss nan, gradient norm inf`
     loss: float
     grad_norm: float
+    update_norm: float = 0.0  # nothing is added by a step that is skipped
+
+    @property
+    def of_update_alone(self) -> bool:
+        """Whether the optimizer made what is not finite of a finite gradient."""
+        return math.isfinite(self.loss + self.grad_norm) and not math.isfinite(self.update_norm)
 
 
 class Decision(NamedTuple):

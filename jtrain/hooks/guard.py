@@ -46,18 +46,20 @@ class Guard(Hook):
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
         """Judges a step."""
-        loss, grad_norm = numbers["loss"], numbers["grad_norm"]
+        loss, grad_norm, update_norm = (
+            numbers[name] for name in ("loss", "grad_norm", "update_norm")
+        )
         before, self._skipped = self._skipped, round(numbers.get("skipped", self._skipped))
         skipped = self._skipped > before or not math.isfinite(loss + grad_norm)
         if self.bad or (skipped and numbers.get("loss_scale", 0.0) > self._minimum):
             return None
-        what = self._wrong(loss, grad_norm, numbers["update_norm"])
+        what = self._wrong(loss, grad_norm, update_norm)
         if skipped and math.isfinite(loss + grad_norm):
             what = f"changes extra to what is not finite: loss {loss:.4g}"
         if not what:
             self.means.absorb(loss, grad_norm)
             return None
-        self.bad = Bad(step, what, loss, grad_norm)
+        self.bad = Bad(step, what, loss, grad_norm, update_norm)
         return self._answer(self.bad)
 
     def _wrong(self, loss: float, grad_norm: float, update_norm: float) -> str:

@@ -46,6 +46,21 @@ def test_what_the_ending_advises_works(capfd):
     assert Path("runs/quick-2/metrics.jsonl").exists()
 
 
+def test_an_update_that_is_not_finite_is_not_blamed_on_the_batch(capfd):
+    too_fast = ["guard.kind=stop", "optimizer.lr=1e30", "optimizer.clip=0"]
+    assert main(["run", CONFIG, *too_fast]) == 70
+    out = capfd.readouterr().out
+    assert "step 1 is not finite: loss " in out
+    assert "read up to 8 calls late: it was found at step " in out
+    assert "the update alone is not, which is no matter of the data" in out
+    assert "guard.without" not in out
+    assert "of its gradient" not in out
+    assert out.rstrip().endswith("begins from the beginning: no checkpoint was kept")
+    advised = out.split("in a run of its own: jtrain ")[1].splitlines()[0]
+    assert "optimizer.clip=1.0" in out
+    assert main([*shlex.split(advised), "optimizer.clip=1.0"]) == 0
+
+
 def test_a_finished_run_says_so_and_exits_with_0(capfd):
     assert main(["run", CONFIG]) == 0
     first = capfd.readouterr().out
