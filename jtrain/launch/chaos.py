@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from jtrain.errors import DONE
 from jtrain.launch.gang import Ending, Gang
 from jtrain.pulse.fault import OWN, REHEARSAL, Fault
 
@@ -22,9 +23,13 @@ class Done:
     down: float = 0.0
     stepped: float = 0.0
     how: str = ""
+    survived: bool = False
+    """Whether no process ended by it."""
 
     def row(self) -> tuple[str, ...]:
         """As it is printed."""
+        if self.survived:
+            return str(self.fault), "-", "-", "-", self.how
         since = lambda time: f"{time - self.at:.2f} s" if time else "never"
         return str(self.fault), since(self.seen), since(self.down), since(self.stepped), self.how
 
@@ -64,14 +69,19 @@ class Chaos:
                 self._now.append(Done(fault, at))
 
     def ended(self, gang: Gang, ending: Ending) -> bool:
-        """Whether something was done to the life that ended so."""
+        """Whether the life ended by something that was done to it."""
         self.look(gang)
-        for each in self._now:
+        happened, self._now = self._now, []
+        others = any(each.fault.kind != "full-disk" for each in happened)
+        for each in happened:
             each.seen, each.down = ending.at, ending.down
             each.how = "stuck" if ending.hang else f"exit code {ending.code}"
-        happened, self._now = self._now, []
+            # A save that failed is tried again: a life goes on, and ends well or by something else.
+            each.survived = each.fault.kind == "full-disk" and (ending.code == DONE or others)
+            if each.survived:
+                each.how = "it went on, and ended with 0" if ending.code == DONE else "it went on"
         self.done += happened
-        return bool(happened)
+        return not all(each.survived for each in happened)
 
     def report(self) -> str:
         """A table of what was done; empty where nothing was to be."""

@@ -12,6 +12,7 @@ from test_launch import gone, of, when_written
 
 from jtrain.launch import gang, launch
 from jtrain.pulse import Patience
+from jtrain.pulse.fault import faults
 
 # Each life appends a letter to its own file, so the number of lives is the file's size.
 LIFE = "mine = open(f'{os.environ[\"HERE\"]}/{me}', 'a+'); mine.write('x'); mine.flush();"
@@ -77,6 +78,15 @@ def test_what_fails_thrice_at_one_step_is_given_up_with_what_is_known(here: Path
     assert "last loss    0.5 at step 6" in said
     assert f"jtrain data show {run}/config.yaml --step 7" in said
     assert said.rstrip().endswith("process 0 failed (exit code 1), and all were ended")
+
+
+def test_a_full_disk_that_a_run_gets_over_is_no_end_of_it(here: Path, capfd):
+    code = "open(os.environ['JTRAIN_REHEARSAL'].partition('|')[2] + '/done-full-disk@save1', 'w')"
+    full = faults("full-disk@save1", processes=1)
+    assert launch(of(f"{LIFE}{code}"), processes=1, faults=full) == 0
+    assert lives(here) == [1]
+    row = capfd.readouterr().err.splitlines()[1]
+    assert " ".join(row.split()) == "full-disk@save1 - - - it went on, and ended with 0"
 
 
 def test_who_comes_further_or_keeps_more_is_not_given_up(here: Path):
