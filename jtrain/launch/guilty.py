@@ -30,12 +30,9 @@ def guilty(members: Sequence[Member], watched: Sequence[Watched]) -> Guilty:
 
     order = sorted(range(len(members)), key=rank)
     first = order[0]
-    words = _where(members[first], watched[first])
-    if len(order) > 1:
-        alike = rank(order[1]) == rank(first)
-        others = "; ".join(_where(members[index], watched[index]) for index in order[1:])
-        words += f" ({'as far as' if alike else 'and'} {others})"
-    return Guilty(members[first], words)
+    words = [_where(members[index], watched[index]) for index in order]
+    words[0] += f", of {watched[first].limit:.1f} s allowed"
+    return Guilty(members[first], "; ".join(words))
 
 
 def _where(member: Member, watched: Watched) -> str:
@@ -43,14 +40,11 @@ def _where(member: Member, watched: Watched) -> str:
     assert beat is not None, "it was looked at"
     does = {
         "hooks": f"in a hook after step {beat.step}",
-        "data": f"waits for the data of step {beat.step + 1}",
+        "data": f"waiting for the data of step {beat.step + 1}",
         "step": f"in step {beat.step + 1}",
     }.get(beat.phase, f"in the phase {beat.phase}, step {beat.step}")
     stopped = ", stopped by a signal" if _state(member.pid) == "T" else ""
-    return (
-        f"process {member.index} has been {does} for {watched.still:.1f} s{stopped} "
-        f"(allowed {watched.limit:.1f} s)"
-    )
+    return f"process {member.index} has been {does}{stopped}, for {watched.still:.1f} s"
 
 
 def _state(pid: int) -> str:

@@ -43,8 +43,8 @@ def supervise(
 ) -> int:
     """Gives the exit code of the last life, after `restarts` new beginnings at most.
 
-    A life that failed is begun again, unless by a mistake in what was typed (2) or at the same
-    place for the third time.
+    A life that failed is begun again, unless by a mistake in what was typed (2), by a bad step that
+    its guard is to stop at, or at the same place for the third time.
 
     Args:
         begin: starts a gang whose pulses lie in the folder it is given.
@@ -59,21 +59,22 @@ def supervise(
                 life, rehearsed = Life.of(ending, gang.beats()), chaos.ended(gang, ending)
             asked.gang = None
             if rehearsed and not asked.times:
-                say(_told(life, "a rehearsal; begun again"))
+                say(_told(life, "It was a rehearsal. Begun again"))
                 continue
             if not ending.failed or asked.times:
                 break
             history.add(life)
-            if ending.code == MISTAKE or history.stuck or spent == restarts:
+            guarded = life.judged is not None and life.judged.guard
+            if ending.code == MISTAKE or guarded or history.stuck or spent == restarts:
                 break
             spent += 1
-            say(_told(life, f"begun again ({spent} of {restarts})"))
+            say(_told(life, f"Begun again ({spent} of {restarts})"))
             _rest(min(FIRST * 2 ** (history.alike - 1), MOST), asked)
             if asked.times:
                 return STOPPED
     say(chaos.report())
-    if ending.failed and restarts and history.stuck:
-        say(history.diagnosis())
+    if ending.failed and restarts and history.last:
+        say(history.diagnosis() if history.stuck else _stopped(history.last))
     say(_last_words(ending))
     return ending.code
 
@@ -128,10 +129,23 @@ def _rest(seconds: float, asked: Asked) -> None:
 
 
 def _told(life: Life, what: str) -> str:
-    who, where = life.ending.who, f"goes on from checkpoint {life.kept}" if life.kept else ""
-    how = life.ending.hang or f"process {who.index if who else 0} ended ({_how(life.ending)})"
+    return f"jtrain launch: {life.ending.hang or _ended(life)}. {what}{life.begins}.\n"
+
+
+def _ended(life: Life) -> str:
+    who = life.ending.who
     after = f"after step {life.step}" if life.step else "before the first step"
-    return f"jtrain launch: {how} {after}; {what}{', ' if where else ''}{where}\n"
+    return f"process {who.index if who else 0} ended ({_how(life.ending)}) {after}"
+
+
+def _stopped(life: Life) -> str:
+    """Why it is not begun again, where a bad step has ended it."""
+    if life.judged is None or not life.judged.guard:
+        return ""
+    return (
+        f"jtrain launch: its guard stopped the run at step {life.judged.step}, which would come "
+        f"again: it is not begun again.\n"
+    )
 
 
 def _how(ending: Ending) -> str:
@@ -140,7 +154,7 @@ def _how(ending: Ending) -> str:
 
 def _last_words(ending: Ending) -> str:
     if ending.code == HUNG and ending.hang:
-        return f"{ending.hang}; the stacks of all: {ending.stacks}; all were ended\n"
+        return f"{ending.hang}. The stacks of all: {ending.stacks}. All were ended.\n"
     if ending.who is None or ending.code in {DONE, STOPPED}:
         return ""
     return ending.who.last_words()

@@ -44,8 +44,8 @@ def test_all_are_begun_again_when_one_fails(here: Path, capfd):
     assert launch(of(LIFE + code), processes=2, restarts=2) == 0
     assert lives(here) == [3, 3]
     said = capfd.readouterr().err
-    assert "process 1 ended (SIGKILL) before the first step; begun again (1 of 2)" in said
-    assert "begun again (2 of 2)" in said
+    assert "process 1 ended (SIGKILL) before the first step. Begun again (1 of 2).\n" in said
+    assert "Begun again (2 of 2)" in said
     assert len(set((here / "port").read_text().split())) == 3, "a port of its own for each life"
 
 
@@ -78,6 +78,34 @@ def test_what_fails_thrice_at_one_step_is_given_up_with_what_is_known(here: Path
     assert "last loss    0.5 at step 6" in said
     assert f"jtrain data show {run}/config.yaml --step 7" in said
     assert said.rstrip().endswith("process 0 failed (exit code 1), and all were ended")
+
+
+def of_a_failed_run(run: Path, *, done: str) -> list[str]:
+    """A process whose run ends by its own judgement: step 4, which took batch 6, was bad."""
+    checkpoint = run / "checkpoints" / "2"
+    checkpoint.mkdir(parents=True)
+    (run / "events.jsonl").write_text(f'{{"step": 4, "batch": 6, "done": "{done}"}}\n')
+    (run / "run.json").write_text('{\n  "status": "failed",\n  "step": 9,\n  "why": "so bad"\n}')
+    code = "from pathlib import Path\n"
+    return watched(f"{code}PULSE.begins(Path('{run}'), 25.0); PULSE.beat('data', 9); sys.exit(70)")
+
+
+def test_a_run_that_its_guard_stopped_is_not_begun_again(here: Path, capfd):
+    assert launch(of_a_failed_run(here / "try", done="stopped"), processes=1, restarts=2) == 70
+    assert lives(here) == [1]
+    said = capfd.readouterr().err
+    assert "its guard stopped the run at step 4, which would come again" in said
+    assert "Begun again" not in said
+
+
+def test_what_a_run_says_of_its_failure_is_in_the_table(here: Path, capfd):
+    assert launch(of_a_failed_run(here / "try", done="skipped"), processes=1, restarts=9) == 70
+    assert lives(here) == [3]
+    said = capfd.readouterr().err
+    assert "Begun again (2 of 9) from checkpoint 2." in said
+    assert "fails in     step 4, batch 6 of the training data" in said
+    assert "why          so bad" in said
+    assert "to go on" not in said
 
 
 def test_a_full_disk_that_a_run_gets_over_is_no_end_of_it(here: Path, capfd):
@@ -118,7 +146,8 @@ def test_who_is_stuck_is_named_with_the_stacks_of_all(here: Path, capfd, how: st
     assert time.monotonic() - began < 30
     said = capfd.readouterr().err
     assert "jtrain launch: process 1 has been" in said
-    assert "(allowed 1.0 s) (and process 0 has been in step 21 for" in said
+    assert "s, of 1.0 s allowed; process 0 has been in step 21, for " in said
+    assert "Begun again (1 of 1) from the beginning: no checkpoint was sealed yet.\n" in said
     assert ("stopped by a signal" in said) == (how == "is stopped")
     assert "waits_for_the_other" in (run / "stacks-0.txt").read_text()
     assert "<string>" in (run / "stacks-1.txt").read_text()
@@ -128,8 +157,9 @@ def test_a_hang_without_a_new_beginning_exits_with_124(here: Path, capfd):
     code = "PULSE.beat('save', 20); time.sleep(60)"
     assert launch(watched(code), processes=1, patience=Patience.parse("save=0.5")) == 124
     said = capfd.readouterr().err
-    assert "process 0 has been in the phase save, step 20 for 0.5" in said
-    where = Path(said.split("the stacks of all: ")[1].split("/stacks-*.txt")[0])
+    assert "process 0 has been in the phase save, step 20, for 0.5" in said
+    assert said.endswith("All were ended.\n")
+    where = Path(said.split("The stacks of all: ")[1].split("/stacks-*.txt")[0])
     (stacks,) = where.iterdir()
     assert "Current thread" in stacks.read_text() or "Thread 0x" in stacks.read_text()
     stacks.unlink()
