@@ -13,6 +13,7 @@ from jtrain.all_processes import of_first
 from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints, SetAsideError
+from jtrain.data.readers import gone_on
 from jtrain.directory import Directory, environment
 from jtrain.drive import compiled, drive
 from jtrain.experiment import RunConfig
@@ -27,7 +28,6 @@ from jtrain.pace import paced
 from jtrain.private import private_files
 from jtrain.pulse import PULSE
 from jtrain.pulse.alone import Alone
-from jtrain.readers import gone_on
 from jtrain.state import TrainState
 from jtrain.step import StepFn
 from jtrain.trackers import check_installed

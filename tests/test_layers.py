@@ -12,7 +12,7 @@ ORDER = [
     {"cache"},
     {"cluster", "pulse"},
     {"values", "types", "durations"},
-    {"trees", "jaxprs", "rows", "all_processes", "readers"},
+    {"trees", "jaxprs", "rows", "all_processes"},
     {"flops", "kept"},
     # The shelves: one thing a file.
     {"config", "data", "models", "losses", "optim", "parallel", "precision", "trackers"},

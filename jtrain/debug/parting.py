@@ -7,9 +7,9 @@ from typing import Any
 
 from jtrain.checkpoint import folder, looking
 from jtrain.config.dump import Difference, differences
+from jtrain.data.readers import readers
 from jtrain.directory import Directory
 from jtrain.hooks import metrics, recording
-from jtrain.readers import readers
 from jtrain.report.reading import read
 
 FACTS = ("jtrain", "python", "packages", "devices", "machine", "git")  # of run.json

@@ -11,13 +11,13 @@ import numpy as np
 from jtrain.assemble import Assembly
 from jtrain.checkpoint import Checkpoints, fingerprint, leaves, looking
 from jtrain.data.digest import digest
+from jtrain.data.readers import readers
 from jtrain.debug.dissect import Dissected, dissect
 from jtrain.directory import Directory
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.experiment import RunConfig
 from jtrain.going_back import decided
 from jtrain.hooks.recording import Step, steps
-from jtrain.readers import readers
 from jtrain.state import TrainState
 from jtrain.trained import again
 
