@@ -10,6 +10,7 @@ import numpy as np
 from jtrain.accumulate import accumulate
 from jtrain.assemble import Assembly
 from jtrain.hooks.events import Bad
+from jtrain.optim.recipe import Recipe
 from jtrain.parallel.offload import brought
 from jtrain.rows import with_rows
 from jtrain.state import TrainState
@@ -38,18 +39,26 @@ def told(parts: Assembly, state: TrainState, bad: Bad, last: int) -> str:
     """
     number, run = taken(parts, bad.step)["batch"], f"runs/{parts.config.name}/config.yaml"
     if bad.of_update_alone:
-        optimizer = parts.config.optimizer
-        clip = "" if optimizer.clip or optimizer.kind == "lbfgs" else " or set optimizer.clip=1.0"
         return (
             f"It took batch {number}, and loss and gradient of that are finite: the update alone "
-            f"is not, which is no matter of the data. Lower optimizer.lr{clip}, in a run of its "
-            f"own: jtrain run {run} name={parts.config.name}-2 "
-            f"optimizer.lr={min(1e-3, optimizer.lr / 10):g}"
+            f"is not, which is no matter of the data. {_smaller_updates(parts, run)}"
         )
     return (
         f"It took batch {number}; of its gradient at the parameters after step {last}, leaf by "
         f"leaf, {_leaf(parts, state, bad.step)} To go on without that batch: jtrain run {run} "
         f"guard.without='[[{number}, {number + 1}]]'"
+    )
+
+
+def _smaller_updates(parts: Assembly, run: str) -> str:
+    """What to type for them."""
+    optimizer = parts.config.optimizer
+    if not isinstance(optimizer, Recipe):  # one that was handed over whole
+        return "Lower its learning rate, or clip the gradient: optax.clip_by_global_norm(1.0)."
+    clip = "" if optimizer.clip or optimizer.kind == "lbfgs" else " or set optimizer.clip=1.0"
+    return (
+        f"Lower optimizer.lr{clip}, in a run of its own: jtrain run {run} "
+        f"name={parts.config.name}-2 optimizer.lr={min(1e-3, optimizer.lr / 10):g}"
     )
 
 

@@ -196,3 +196,9 @@ def test_bad_steps_are_dealt_with_as_asked(tmp_path):
     back = jt.fit(loss, zeros(), rows, **call, guard="rollback", directory=tmp_path / "back")
     assert (back.step, int(back.state.skipped)) == (3, 0)
     assert np.isfinite(list(back.history["loss"].values())).all()
+
+
+def test_an_update_that_is_not_finite_is_no_matter_of_the_data():
+    huge = optax.scale(-jnp.inf)
+    with pytest.raises(LossError, match=r"the update alone is not.*Lower its learning rate, or"):
+        jt.fit(loss, zeros(), (X, Y), huge, steps=3, batch=16, quiet=True, guard="stop")
