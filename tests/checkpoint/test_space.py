@@ -1,8 +1,6 @@
 """A disk that is full or cannot be written is found before training, or at the next call."""
 
-import contextlib
 import gc
-import resource
 import shutil
 import time
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from checkpoint_states import like, same_bits
+from full_disk import files_of_at_most
 
 from jtrain.checkpoint import Checkpoints, bytes_of, check_writable, lock
 from jtrain.errors import CheckpointError
@@ -28,20 +27,6 @@ def _collected() -> Iterator[None]:
 
 
 STATE = {"w": jnp.arange(200_000.0), "step": jnp.int32(1)}
-
-
-@contextlib.contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """The kernel refuses to let a file grow past `size` bytes, as it does on a full disk.
-
-    Within a test and not around it: pytest's own output may go to a file.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def save_and_wait(checkpoints: Checkpoints, step: int) -> None:
@@ -129,7 +114,7 @@ def test_a_write_that_fails_is_raised_by_the_next_call(tmp_path: Path):
 
 def test_after_room_was_made_the_same_object_saves_again(tmp_path: Path):
     with Checkpoints(tmp_path) as checkpoints:
-        with files_of_at_most(100_000), pytest.raises(CheckpointError, match="Make room"):
+        with files_of_at_most(100_000), pytest.raises(CheckpointError, match="raise the limit"):
             save_and_wait(checkpoints, 1)
         for step in (2, 3):
             checkpoints.save(step, STATE, {})

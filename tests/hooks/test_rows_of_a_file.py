@@ -1,24 +1,11 @@
 """Rows that the disk does not take are not lost."""
 
-import contextlib
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 
 from jtrain.hooks.rows import Rows, read
-
-
-@contextlib.contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Within it no file grows past so many bytes, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_what_the_disk_does_not_take_is_written_once_it_does(tmp_path: Path):
