@@ -32,7 +32,7 @@ def test_a_run_comes_through_a_rehearsal_as_if_nothing_had_been(
     tmp_path_factory: pytest.TempPathFactory, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ):
     hurt, calm = tmp_path_factory.mktemp("hurt"), tmp_path_factory.mktemp("calm")
-    launched = ["launch", "--processes", "2", "--patience", "step=3,data=3,save=5"]
+    launched = ["launch", "--processes", "2", "--patience", "step=10,data=10,save=10"]
     run = ["run", "configs/quick.yaml", "parallel.kind=mirrored", "checkpoint.every=2"]
     for home in (hurt, calm):
         write_study(home)
