@@ -51,7 +51,7 @@ class Twice(Hook):
             self._step += self.every
             if self._step % self._cadence:
                 return step(state, batch)
-            kept = jax.tree.map(jnp.copy, state)
+            kept = _copy(state)
             first, metrics = step(state, batch)
             again, _ = step(kept, batch)
             prints = lambda state: fingerprint.begin(leaves.flatten(state))
@@ -73,6 +73,19 @@ class Twice(Hook):
         """Compares all that were begun; raises what `on_state` does."""
         while self._begun:
             _refuse_apart(*self._begun.popleft())
+
+
+def _copy(state: Any) -> Any:
+    """The same arrays once more, where they lie: in one call, an eighth of the time of 161."""
+    arrays, tree = jax.tree.flatten(state)
+    if any(each.sharding.memory_kind == "pinned_host" for each in arrays):  # no arithmetic there
+        return tree.unflatten(map(jnp.copy, arrays))
+    return tree.unflatten(_copies(arrays))
+
+
+@jax.jit
+def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.copy(each) for each in arrays]
 
 
 def _arrays(begun: tuple[int, Any, Any]) -> list[Any]:
