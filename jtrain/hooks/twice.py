@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jtrain.checkpoint import copies, fingerprint, leaves
 from jtrain.errors import DeviceError
 from jtrain.loop import Hook
+from jtrain.parallel.offload import far
 from jtrain.types import Metrics
 
 NAMED = 3  # leaves that an error names
@@ -78,7 +79,7 @@ class Twice(Hook):
 def _copy(state: Any) -> Any:
     """The same arrays once more, where they lie: in one call, an eighth of the time of 161."""
     arrays, tree = jax.tree.flatten(state)
-    if any(each.sharding.memory_kind == "pinned_host" for each in arrays):  # no arithmetic there
+    if any(map(far, arrays)):  # which a program would bring to the device
         return tree.unflatten(map(jnp.copy, arrays))
     return tree.unflatten(_copies(arrays))
 

@@ -37,13 +37,13 @@ def brought(tree: Any, like: Any) -> Any:
 
     `like` has a sharding at each leaf. Inside a jitted function the compiler does it there.
     """
-    return jax.tree.map(lambda x, of: jax.device_put(x, _near(of)) if _far(of) else x, tree, like)
+    return jax.tree.map(lambda x, of: jax.device_put(x, _near(of)) if far(of) else x, tree, like)
 
 
 def laid_near(like: Any) -> Any:
     """`like`, as `brought` leaves it."""
     return jax.tree.map(
-        lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype, sharding=_near(of)) if _far(of) else of,
+        lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype, sharding=_near(of)) if far(of) else of,
         like,
     )
 
@@ -62,12 +62,12 @@ def at_rest(step: Callable[[Any, Any], tuple[Any, Any]], like: Any) -> Callable:
     Each leaf is brought to the devices and put back by the program itself, so the compiler does so
     beside what it computes. A step that has nothing on the host is given back as it is.
     """
-    if not any(map(_far, jax.tree.leaves(like))):
+    if not any(map(far, jax.tree.leaves(like))):
         return step
 
     def rested(state: Any, batch: Any) -> tuple[Any, Any]:
         state, rest = step(brought(state, like), batch)
-        back = lambda x, of: jax.device_put(x, of.sharding) if _far(of) else x
+        back = lambda x, of: jax.device_put(x, of.sharding) if far(of) else x
         return jax.tree.map(back, state, like), rest
 
     return rested
@@ -115,7 +115,8 @@ def refuse_without_host_memory(device: Device, offload: Offload) -> None:
         )
 
 
-def _far(leaf: Any) -> bool:
+def far(leaf: Any) -> bool:
+    """Whether a leaf lies in the memory of the host, where no arithmetic is done."""
     return getattr(leaf.sharding, "memory_kind", None) == HOST
 
 
