@@ -3,25 +3,39 @@
 import errno
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from jtrain.checkpoint import folder, space, storage
 from jtrain.errors import FAULT, CheckpointError
 from jtrain.types import Leaf
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_SAID = ("RESOURCE_EXHAUSTED", "No space left", "quota exceeded", "File too large")
-
-
-# What else than room may be lacking: by error number and by words of the libraries, what to do.
-_ADVICE = {
-    (
-        errno.EFBIG,
-        "File too large",
-    ): "Files may not grow so large here: raise the limit (ulimit -f)",
-    (errno.EDQUOT, "quota exceeded"): "The quota is used up: make room, or ask for more",
-    (errno.EIO, "Input/output error"): "The device fails: look at it (dmesg), or take another",
-}
 _ROOM = "Make room or lower checkpoint.keep"
+
+
+class _Cause(NamedTuple):
+    """What the disk or a library may say, and what to do about it."""
+
+    number: int
+    said: tuple[str, ...]
+    advice: str
+    room: bool = True
+
+
+_CAUSES = (
+    _Cause(
+        errno.EFBIG,
+        ("File too large",),
+        "Files may not grow so large here: raise the limit (ulimit -f)",
+    ),
+    _Cause(errno.EDQUOT, ("quota exceeded",), "The quota is used up: make room, or ask for more"),
+    _Cause(
+        errno.EIO,
+        ("Input/output error",),
+        "The device fails: look at it (dmesg), or take another",
+        room=False,
+    ),
+    _Cause(errno.ENOSPC, ("No space left", "RESOURCE_EXHAUSTED"), _ROOM),  # said of others, too
+)
 
 
 class SaveError(CheckpointError):
@@ -41,13 +55,13 @@ def failed(directory: Path, step: int, arrays: Mapping[str, Leaf], error: Except
     """The error that says so, of what the disk or Orbax raised."""
     need, whole = space.size(space.bytes_of(arrays)), folder.steps(directory)
     on = f"step {whole[-1]}" if whole else "the beginning"
-    number, text = getattr(error, "errno", 0), str(error)
-    advice = (advice for (n, said), advice in _ADVICE.items() if number == n or said in text)
+    causes = [cause for cause in _CAUSES if _is(error, cause)]
+    advice = causes[0].advice if causes else _ROOM
     return SaveError(
         f"checkpoint {step} could not be written to {directory}: it takes {need}, the disk has "
-        f"{space.free(directory)} free ({storage.short(error)}). {next(advice, _ROOM)}",
+        f"{space.free(directory)} free ({storage.short(error)}). {advice}",
         f": it goes on from {on}",
-        room=number in _NO_ROOM or any(each in text for each in _SAID),
+        room=any(cause.room for cause in causes),
     )
 
 
@@ -59,3 +73,8 @@ def unsealed(directory: Path, step: int) -> SaveError:
         "",
         room=False,
     )
+
+
+def _is(error: Exception, cause: _Cause) -> bool:
+    number = getattr(error, "errno", None)
+    return number == cause.number or any(words in str(error) for words in cause.said)
