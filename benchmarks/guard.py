@@ -32,7 +32,6 @@ from jtrain.guard import Taken
 from jtrain.guarded import Guarded
 from jtrain.hooks.heartbeat import Heartbeat
 from jtrain.hooks.recording import Record
-from jtrain.terms import absorb
 from jtrain.trees import norm
 
 ROLLBACK = "guard={kind: rollback, spike: {loss: 3, grad_norm: 10}}"
@@ -46,12 +45,12 @@ def parts_of(*settings: str) -> Assembly:
     return assemble(resolve(path, settings).config)
 
 
-def always(finite, update, grads, opt_state, params, extra, changes, **known) -> Taken:
+def always(finite, update, grads, opt_state, params, before, extra, **known) -> Taken:
     """`jtrain.guard.take_if` without the if."""
-    del finite
+    del finite, before
     updates, opt_state = update(grads, opt_state, params, **known)
     taken = optax.apply_updates(params, updates)
-    return Taken(taken, opt_state, absorb(extra, changes), norm(updates))
+    return Taken(taken, opt_state, extra, norm(updates))
 
 
 class Turn:

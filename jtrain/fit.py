@@ -156,6 +156,7 @@ def fit(
     evaluated: Any = valid_every or "10%"  # an int once the data is known, as these three
     saved: Any = checkpoint_every or "10%"
     told: Any = every or "2%"
+    kept = bool(name) or directory is not None
     lasts: Any = steps
     try:
         config = Config(
@@ -169,7 +170,7 @@ def fit(
             optimizer=updates,
             precision=given.precision(precision),
             parallel=given.strategy(parallel),
-            guard=given.guard(guard, kept=bool(name) or directory is not None),
+            guard=given.guard(guard, kept=kept),
             evaluate=Evaluate(every=evaluated),
             checkpoint=Checkpoint(every=saved, best=best),
             log=Log(every=told),
@@ -183,7 +184,7 @@ def fit(
         raise ConfigError(told.replace("checkpoint.every", "checkpoint_every"))
     with open(os.devnull, "w") as nowhere:
         screen = nowhere if quiet else None
-        if name or directory is not None:
+        if kept:
             return _kept(config, Path(directory or Path("runs") / name), hooks, screen)
         return _in_memory(config, hooks, screen)
 

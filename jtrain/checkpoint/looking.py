@@ -187,11 +187,12 @@ def remove_damaged(directory: Path) -> tuple[list[str], int]:
     lock = Lock(directory)
     try:
         wrong = [n for n in folder.named(directory) if folder.faults(directory, n, full=True)]
-        paths = [*(directory / str(step) for step in wrong), *set_aside(directory)]
+        aside = set_aside(directory)
+        paths = [*(directory / str(step) for step in wrong), *aside]
         size = sum(map(bytes_of, paths))
         for step in wrong:
             folder.delete(directory, step)
-        for path in set_aside(directory):
+        for path in aside:
             shutil.rmtree(path)
         return [path.name for path in paths], size
     finally:

@@ -92,12 +92,11 @@ class Lines:
             self._screen(line)
 
     def _write(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk, which the saves tell of, on the screen
-            self._append(line)
-
-    def _append(self, line: str) -> None:
         if self._path:
-            with self._path.open("a", encoding="utf-8", errors="replace") as file:
+            with (
+                contextlib.suppress(OSError),  # a full disk, which the saves tell of, on the screen
+                self._path.open("a", encoding="utf-8", errors="replace") as file,
+            ):
                 file.write(line + "\n")
 
 
