@@ -1,19 +1,17 @@
 """Whether the devices that hold copies of a leaf hold the same one.
 
-The sums of a fingerprint are a scalar that each device has a copy of, made from its own copy of the
+The sums of a fingerprint are numbers that each device has a copy of, made from its own copy of the
 leaf: replicas each from theirs, the parts of a leaf that is split from those that they were summed
 with. So copies that have drifted apart, by a bit that flipped in one device's memory or arithmetic,
 are seen for nothing more than reading the sums of all devices (shown by tests/checkpoint).
 """
 
-import collections
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
-import numpy as np
 
 from jtrain.checkpoint import fingerprint
 from jtrain.errors import DeviceError
@@ -22,19 +20,14 @@ Seen: TypeAlias = dict[str, dict[str, list[str]]]  # of each leaf, of each finge
 NAMED = 3  # leaves that an error names
 
 
-def seen(begun: Mapping[str, Any]) -> Seen:
+def seen(begun: fingerprint.Begun) -> Seen:
     """Of each leaf the fingerprints that this process's devices have, and which have which."""
-    shards = {name: [_shards(sum_) for sum_ in sums] for name, sums in begun.items()}
-    values = jax.device_get(
-        {name: [[x for _, x in s] for s in two] for name, two in shards.items()}
-    )
+    copies = [(names, device, sums) for names, all_ in begun for device, sums in _copies(all_)]
+    values = jax.device_get([sums for *_, sums in copies])
     found: Seen = {}
-    for name, (highs, lows) in values.items():
-        devices = [device for device, _ in shards[name][0]]
-        by_print: dict[str, list[str]] = collections.defaultdict(list)
-        for device, high, low in zip(devices, highs, lows, strict=True):
-            by_print[fingerprint.text(high, low)].append(device)
-        found[name] = dict(by_print)
+    for (names, device, _), sums in zip(copies, values, strict=True):
+        for name, two in zip(names, sums, strict=True):
+            found.setdefault(name, {}).setdefault(fingerprint.text(*two), []).append(device)
     return found
 
 
@@ -84,11 +77,11 @@ def _some(devices: list[str]) -> str:
     return ", ".join(devices[:4]) + (", ..." if len(devices) > 4 else "")
 
 
-def _shards(sum_: Any) -> list[tuple[str, Any]]:
-    """The copies of a sum, each with the name of who has it."""
-    if not isinstance(sum_, jax.Array):
-        return [(f"the host of process {jax.process_index()}", np.asarray(sum_))]
-    return [(_device(shard.device), shard.data) for shard in sum_.addressable_shards]
+def _copies(sums: Any) -> list[tuple[str, Any]]:
+    """The copies of these sums, each with the name of who has it."""
+    if not isinstance(sums, jax.Array):
+        return [(f"the host of process {jax.process_index()}", sums)]
+    return [(_device(shard.device), shard.data) for shard in sums.addressable_shards]
 
 
 def _device(device: Any) -> str:

@@ -9,8 +9,9 @@ always seen, a change of several but for about one case in 2**64.
 The mixing is the finalizer of MurmurHash3, Austin Appleby, https://github.com/aappleby/smhasher.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import collections
+from collections.abc import Hashable, Mapping
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,21 +19,42 @@ import numpy as np
 
 from jtrain.types import Leaf
 
+Begun: TypeAlias = list[tuple[tuple[str, ...], Any]]  # names, and of each two sums: (names, 2)
+
 _CHUNK = 1 << 16  # words at a time on the host, so that they stay in its cache
 
 
-def begin(arrays: Mapping[str, Leaf]) -> dict[str, Any]:
+def begin(arrays: Mapping[str, Leaf]) -> Begun:
     """The sums of each leaf, begun where it lies; nothing is waited for.
 
     In a run of several processes each calls this with the same leaves at the same time.
     """
-    return {name: _sums(leaf) for name, leaf in arrays.items()}
+    together: dict[Hashable, dict[str, jax.Array]] = collections.defaultdict(dict)
+    alone: Begun = []
+    for name, leaf in arrays.items():
+        if not isinstance(leaf, jax.Array):
+            alone.append(((name,), np.array([_on_host(np.asarray(leaf))], np.uint32)))
+        elif leaf.sharding.memory_kind == "pinned_host":  # where no arithmetic is done
+            here = jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
+            alone.append(((name,), _on_devices([here])))  # a program each: not all at once there
+        else:
+            mesh = getattr(leaf.sharding, "mesh", leaf.sharding)  # one program, one mesh
+            together[mesh][name] = leaf
+    return [(tuple(of), _on_devices([*of.values()])) for of in together.values()] + alone
 
 
-def read(begun: Mapping[str, Any]) -> dict[str, str]:
+def read(begun: Begun) -> dict[str, str]:
     """The fingerprint of each leaf, 16 hexadecimal digits, when it is known."""
-    found = jax.device_get(dict(begun))
-    return {name: text(*sums) for name, sums in found.items()}
+    every = jax.device_get([sums for _, sums in begun])
+    named = zip((names for names, _ in begun), every, strict=True)
+    return {
+        name: text(*two) for names, sums in named for name, two in zip(names, sums, strict=True)
+    }
+
+
+def ready(begun: Begun) -> bool:
+    """Whether all of them are known."""
+    return all(isinstance(sums, np.ndarray) or sums.is_ready() for _, sums in begun)
 
 
 def text(high: Any, low: Any) -> str:
@@ -40,15 +62,13 @@ def text(high: Any, low: Any) -> str:
     return f"{int(high):08x}{int(low):08x}"
 
 
-def _sums(leaf: Leaf) -> tuple[Any, Any]:
-    if not isinstance(leaf, jax.Array):
-        return _on_host(np.asarray(leaf))
-    if leaf.sharding.memory_kind == "pinned_host":  # where no arithmetic is done
-        leaf = jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
-    return _on_device(leaf)
-
-
 @jax.jit
+def _on_devices(leaves: list[jax.Array]) -> jax.Array:
+    """Uint32 (leaves, 2), of which each device has a copy: one thing to wait for and to read."""
+    return jnp.stack([jnp.stack(_on_device(leaf)) for leaf in leaves])
+
+
+@jax.jit  # and inlined: leaves of one shape are traced once
 def _on_device(leaf: Any) -> tuple[Any, Any]:
     if jnp.iscomplexobj(leaf):
         leaf = jnp.stack([leaf.real, leaf.imag], -1)

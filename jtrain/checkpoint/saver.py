@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jtrain.checkpoint import copies, ending, folder, keeping, storage
+from jtrain.checkpoint import copies, ending, fingerprint, folder, keeping, storage
 from jtrain.checkpoint.failed import failed, unsealed
 from jtrain.errors import DeviceError
 from jtrain.types import Leaf
@@ -48,7 +48,7 @@ class Saver:
         step: int,
         arrays: Mapping[str, Leaf],
         record: dict[str, Any],
-        prints: Mapping[str, Any],
+        prints: fingerprint.Begun,
         copied: threading.Event,
         sealed: Callable[[int], None],
     ) -> None:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jtrain.checkpoint import copies, fingerprint, leaves
+from jtrain.checkpoint.fingerprint import Begun
 from jtrain.errors import DeviceError
 from jtrain.loop import Hook
 from jtrain.parallel.offload import far
@@ -37,7 +38,7 @@ class Twice(Hook):
     def __init__(self, *, every: int, each: int = 1, start: int = 0):
         self.every = each
         self._cadence, self._step = every, start
-        self._begun: collections.deque[tuple[int, Any, Any]] = collections.deque()
+        self._begun: collections.deque[tuple[int, Begun, Begun]] = collections.deque()
 
     @classmethod
     def where(cls, every: int, *, each: int, start: int) -> "Twice | None":
@@ -67,7 +68,7 @@ class Twice(Hook):
         Raises:
             DeviceError: if one came out otherwise the second time, with its leaves and devices.
         """
-        while self._begun and all(leaf.is_ready() for leaf in _arrays(self._begun[0])):
+        while self._begun and all(map(fingerprint.ready, self._begun[0][1:])):
             _refuse_apart(*self._begun.popleft())
 
     def settle(self) -> None:
@@ -89,11 +90,7 @@ def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
     return [jnp.copy(each) for each in arrays]
 
 
-def _arrays(begun: tuple[int, Any, Any]) -> list[Any]:
-    return [leaf for leaf in jax.tree.leaves(begun[1:]) if isinstance(leaf, jax.Array)]
-
-
-def _refuse_apart(step: int, first: Mapping[str, Any], again: Mapping[str, Any]) -> None:
+def _refuse_apart(step: int, first: Begun, again: Begun) -> None:
     one, other = copies.seen(first), copies.seen(again)
     apart = [name for name in one if one[name] != other[name]]
     if not apart:

@@ -42,6 +42,21 @@ def test_a_flipped_bit_in_one_copy(spec, named):
         copies.agreed(found, 7)
 
 
+@pytest.mark.parametrize(("spec", "named"), SPLITS.values(), ids=SPLITS)
+def test_leaves_of_one_program_are_told_apart(spec, named):
+    odd = held(spec, 5)
+    alone = copies.seen(fingerprint.begin({"w": odd}))["w"]
+    for beside in (P(), P("data"), P("data", "fsdp")):
+        other = held(beside, None)
+        single = jax.device_put(np.arange(4.0, dtype=np.float32), jax.devices()[3])
+        every = {"a": other, "w": odd, "host": np.arange(3), "b": other, "single": single}
+        found = copies.seen(fingerprint.begin(every))
+        assert found.pop("w") == alone
+        assert found.keys() == {"a", "b", "host", "single"}
+        assert all(len(prints) == 1 for prints in found.values())
+    assert [name.split()[0] for name in min(alone.values(), key=len)] == named or len(named) == 4
+
+
 @pytest.mark.parametrize("spec", [*(spec for spec, _ in SPLITS.values()), P("data", "fsdp")])
 def test_without_one_there_is_no_alarm(spec):
     begun = fingerprint.begin({"w": held(spec, None), "host": np.arange(3)})

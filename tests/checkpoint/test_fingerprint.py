@@ -11,7 +11,7 @@ import pytest
 from checkpoint_states import like
 
 from jtrain.checkpoint import Checkpoints, fingerprint, folder, seal
-from jtrain.errors import CheckpointError
+from jtrain.errors import CheckpointError, DamagedError
 
 
 def of(leaf) -> str:
@@ -96,6 +96,11 @@ def test_a_leaf_that_changed_on_its_way_is_named_though_its_files_are_whole(tmp_
         about.write_text(json.dumps(said))
         seal.seal(tmp_path / "2", 2)
         assert folder.faults(tmp_path, 2, full=True) == []
+    with Checkpoints(tmp_path, fall_back=False) as checkpoints:
+        assert checkpoints.resume() == 2
+        with pytest.raises(DamagedError, match=r"checkpoint 2 in .* but b has .*on_damage is stop"):
+            checkpoints.restore(2, like(state))
+        assert checkpoints.steps() == [1, 2]
     with Checkpoints(tmp_path) as checkpoints:
         for ask in (like(state), jax.tree.map(np.asarray, state)):
             with pytest.raises(CheckpointError) as refusal:
