@@ -142,7 +142,7 @@ class Directory:
         return self.stands().get("seconds_per_step", 0.0)
 
     def say(self, status: str, **facts: Any) -> None:
-        """Writes how the run stands: running, done, stopped or failed, and what is known of it."""
+        """Writes that it is running, done, stopped, failed or crashed, and what is known of it."""
         if not self.first:
             return
         said = redacted_values({**self.stands(), "status": status, **facts})

@@ -83,9 +83,10 @@ def compiled(parts: Assembly, make: Callable[[], TrainState]) -> tuple[StepFn, T
         state, checked = beside.submit(make), beside.submit(parts.check_evaluation)
         with PULSE.during("compile"):
             step = parts.compile_step()
-        checked.result()
         with PULSE.during("restore"):
-            return step, state.result()
+            made = state.result()
+        checked.result()
+        return step, made
 
 
 def reader(

@@ -1,6 +1,7 @@
 """Trains from a script or a notebook: what a config says, said by a call."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ from jtrain.optim.schedules import Schedule
 from jtrain.pace import paced
 from jtrain.parallel import Parallel
 from jtrain.precision import Precision
+from jtrain.pulse import PULSE
+from jtrain.pulse.slow import Slow
 from jtrain.run import run
 from jtrain.state import TrainState
 from jtrain.trained import trained
@@ -192,8 +195,10 @@ def fit(
 def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None) -> Fitted:
     """Trains, and writes nothing."""
     keep_compiled_programs()
-    parts = paced(config)
-    step, state = compiled(parts, parts.fresh)
+    PULSE.phase("start")
+    with Slow(functools.partial(print, file=screen, flush=True)):
+        parts = paced(config)
+        step, state = compiled(parts, parts.fresh)
     with (
         Signals(every=config.steps_per_call) as signals,
         Watch(parts, screen=screen) as watch,

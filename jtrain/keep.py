@@ -11,7 +11,7 @@ import numpy as np
 
 from jtrain.all_processes import of_all, refuse_apart
 from jtrain.assemble import Assembly
-from jtrain.checkpoint import Patience
+from jtrain.checkpoint import Retries
 from jtrain.config.dump import dump, told
 from jtrain.directory import Directory
 from jtrain.guarded import Guarded
@@ -42,7 +42,7 @@ class Keep:
         self,
         parts: Assembly,
         directory: Directory,
-        patience: Patience,
+        retries: Retries,
         *,
         guarded: Guarded,
         evaluations: Mapping[str, Evaluate],
@@ -54,7 +54,7 @@ class Keep:
     ):
         self.seconds: float | None = directory.stands().get("seconds_per_save")
         """That the last save took until it was on the disk; None: not measured."""
-        self._parts, self._directory, self._patience = parts, directory, patience
+        self._parts, self._directory, self._retries = parts, directory, retries
         self._guarded, self._evaluations, self._best = guarded, evaluations, best
         self._metrics, self._record, self._twice = metrics, record, twice
         self._pause, self._began = pause, 0.0
@@ -76,7 +76,7 @@ class Keep:
             best = self._best()
             number = best.number(step) if best else None
             about, before = self._about(step), lambda: self._before(step, state)
-            self._patience.save(step, state, about, number, self._sealed, before=before)
+            self._retries.save(step, state, about, number, self._sealed, before=before)
 
     def _before(self, step: int, state: TrainState) -> None:
         """Has all numbers up to a step on the disk, and the processes of the run agree."""

@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TextIO, TypeAlias
+from typing import Any, Literal, TextIO, TypeAlias
 
 import jax
 
@@ -19,6 +19,7 @@ from jtrain.drive import compiled, drive
 from jtrain.experiment import RunConfig
 from jtrain.going_back import Begin, begins, decide
 from jtrain.hooks.evaluating import Results
+from jtrain.hooks.log import Lines
 from jtrain.hooks.metrics import results
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
@@ -28,6 +29,7 @@ from jtrain.pace import paced
 from jtrain.private import private_files
 from jtrain.pulse import PULSE
 from jtrain.pulse.alone import Alone
+from jtrain.pulse.slow import Slow
 from jtrain.state import TrainState
 from jtrain.step import StepFn
 from jtrain.trackers import check_installed
@@ -76,7 +78,8 @@ def run(
             of what they take: (step, numbers), (step, state) or (step, results).
         screen: where it is told; standard output by default.
         directory: of the run, where it is not runs/NAME.
-        again: what to do to go on with it; `jtrain run DIRECTORY/config.yaml` by default.
+        again: what to do to go on with it; by default `jtrain run runs/NAME/config.yaml`, or where
+            `directory` is given, this call.
 
     Raises:
         UserError: for what config, data or disk do not allow; then nothing was trained.
@@ -85,6 +88,7 @@ def run(
     keep_compiled_programs()
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
     path = directory or Path("runs") / config.name
+    again = again or ("the same call of jt.run again" if directory else "")
     PULSE.begins(path, config.checkpoint.grace)
     cluster = join(config, path)
     there = Directory(path, again, cluster.index)
@@ -103,16 +107,22 @@ def run(
         Alone(path, cluster.index),
         Signals(every=config.steps_per_call, grace=kept.grace) as signals,
         Checkpoints(
-            there.checkpoints, keep=kept.keep, best=kept.best, first=there.first
+            there.checkpoints,
+            keep=kept.keep,
+            best=kept.best,
+            first=there.first,
+            fall_back=kept.on_damage == "fall_back",
         ) as checkpoints,
     ):
         checkpoints.take()  # or it is refused, before any data is read
-        parts = paced(config, there.pace)
-        checkpoints.prepare()  # beside the compiler; it asks for devices, which are settled now
-        there.refuse_another_tokenizer(parts.experiment.tokenizer)
-        there.refuse_other_data(parts.data, another)
-        checkpoints.check_room(parts.like)
-        begin, step, state = _begun(parts, there, checkpoints)
+        tell: Callable[[str], None] = functools.partial(print, file=screen, flush=True)
+        with Slow(tell) if there.first else contextlib.nullcontext():
+            parts = paced(config, there.pace)
+            checkpoints.prepare()  # beside the compiler; it asks for devices, which are settled now
+            there.refuse_another_tokenizer(parts.experiment.tokenizer)
+            there.refuse_other_data(parts.data, another)
+            checkpoints.check_room(parts.like)
+            begin, step, state = _begun(parts, there, checkpoints)
         parts, start = begin.parts, begin.start
         # A run that goes on has all in its checkpoint, wherever its first parameters came from.
         drawn = parts.begins.lines() if start is None and parts.begins else []
@@ -124,24 +134,71 @@ def run(
         if parts.lengths.seconds:
             facts["seconds_per_step"] = parts.lengths.seconds
         news = [*cluster.news(), *lost, *checkpoints.news, *drawn, *changed]
-        while True:
-            parts, start = begin.parts, begin.start
-            guarded = {"earlier": begin.earlier, "known": begin.known}
-            with Watch(parts, there, checkpoints, start=start, screen=screen, **guarded) as watch:
-                readers = gone_on(there.stands(), start or 0, jax.process_count())
-                there.say("running", step=start or 0, readers=readers, **facts)
-                ended = drive(
-                    parts, step, state, watch, signals, hooks=hooks, start=start, news=news
-                )
-                if not isinstance(ended.stop, Rollback):
-                    return _finish(parts, there, checkpoints, watch, signals, ended)
-                watch.ended("stopped")
-                news = [decide(parts, watch.guarded, ended.stop)]
-            del state, ended  # room for the one that comes
-            checkpoints.wait()
-            with PULSE.during("restore"):
-                begin = begins(parts, there, checkpoints)
-                state = _state(begin, checkpoints)
+        with _crashes(there, checkpoints, tell):
+            return _trained(
+                begin,
+                step,
+                state,
+                there,
+                checkpoints,
+                signals,
+                hooks=hooks,
+                screen=screen,
+                facts=facts,
+                news=news,
+            )
+
+
+def _trained(
+    begin: Begin,
+    step: StepFn,
+    state: TrainState,
+    there: Directory,
+    checkpoints: Checkpoints,
+    signals: Signals,
+    *,
+    hooks: Sequence[Observer],
+    screen: TextIO | None,
+    facts: Mapping[str, Any],
+    news: Sequence[str],
+) -> Outcome:
+    """How the steps ended, all of them, those before which it went back among them."""
+    while True:
+        parts, start = begin.parts, begin.start
+        guarded = {"earlier": begin.earlier, "known": begin.known}
+        with Watch(parts, there, checkpoints, start=start, screen=screen, **guarded) as watch:
+            readers = gone_on(there.stands(), start or 0, jax.process_count())
+            there.say("running", step=start or 0, why="", readers=readers, **facts)
+            ended = drive(parts, step, state, watch, signals, hooks=hooks, start=start, news=news)
+            if not isinstance(ended.stop, Rollback):
+                return _finish(parts, there, checkpoints, watch, signals, ended)
+            watch.ended("stopped")
+            news = [decide(parts, watch.guarded, ended.stop)]
+        del state, ended  # room for the one that comes
+        checkpoints.wait()
+        with PULSE.during("restore"):
+            begin = begins(parts, there, checkpoints)
+            state = _state(begin, checkpoints)
+
+
+@contextlib.contextmanager
+def _crashes(
+    directory: Directory, checkpoints: Checkpoints, tell: Callable[[str], None]
+) -> Iterator[None]:
+    """Where an error ends what is within, the directory says so; a kill leaves it at running."""
+    try:
+        yield
+    except Exception as error:
+        why, lines = f"{type(error).__name__}: {error}", Lines(directory.log, screen=tell)
+        lines.write(f"ended by an error: {why}")
+        if directory.first:
+            try:
+                checkpoints.wait()  # until a save that was begun has said that it is done
+            except Exception as second:
+                lines.say(f"and a save has failed: {second}")
+            with contextlib.suppress(OSError):  # a full disk, which may be what ends it
+                directory.say("crashed", why=why.partition("\n")[0])
+        raise
 
 
 def _finished(directory: Directory, processes: int) -> tuple[Outcome | None, list[str]]:
@@ -164,7 +221,8 @@ def _begun(
 ) -> tuple[Begin, StepFn, TrainState]:
     """Where a run begins, its compiled step, and the state there, of a checkpoint that holds."""
     while True:
-        begin = begins(parts, directory, checkpoints)
+        with PULSE.during("restore"):  # every byte of a checkpoint is read
+            begin = begins(parts, directory, checkpoints)
         make = functools.partial(_state, begin, checkpoints)
         with contextlib.suppress(SetAsideError):  # its arrays are not what was saved: one before it
             return begin, *compiled(begin.parts, make)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jtrain.assemble import Assembly
-from jtrain.checkpoint import Checkpoints, Patience
+from jtrain.checkpoint import Checkpoints, Retries
 from jtrain.checkpoint.keeping import Goal
 from jtrain.directory import Directory
 from jtrain.durations import Duration
@@ -118,8 +118,8 @@ class Watch:
         )
         log, progress = directory and directory.log, self.progress
         self.lines = Lines(log, screen=progress.print, live=progress.live)
-        self.patience = checkpoints and Patience(checkpoints, self.lines.say)
-        self.keep = directory and self.patience and self._keep(parts, directory, self.patience)
+        self.retries = checkpoints and Retries(checkpoints, self.lines.say)
+        self.keep = directory and self.retries and self._keep(parts, directory, self.retries)
         self.save = _save(config, self.keep or self._hold)
         self.held: tuple[Params, Extra] | None = None
         """The best weights, where a best is kept and there is no directory for it."""
@@ -180,12 +180,12 @@ class Watch:
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._saves else []),
-            *([SaveAgain(self.patience.owed, self.save)] if self.patience else []),
+            *([SaveAgain(self.retries.owed, self.save)] if self.retries else []),
         ]
 
     def settle(self, step: int, state: TrainState) -> None:
         """Returns when what was to be saved is on the disk; `state` where it could not be."""
-        while self.patience and self.patience.settle():
+        while self.retries and self.retries.settle():
             self.save.again(step, state)
 
     def catch_up(self, step: int | None, state: TrainState) -> None:
@@ -276,11 +276,11 @@ class Watch:
         name, _, _ = goal.name.rpartition("/")
         return self.evaluations.get(name) or next(iter(self.evaluations.values()))
 
-    def _keep(self, parts: Assembly, directory: Directory, patience: Patience) -> Keep:
+    def _keep(self, parts: Assembly, directory: Directory, retries: Retries) -> Keep:
         return Keep(
             parts,
             directory,
-            patience,
+            retries,
             guarded=self.guarded,
             evaluations=self.evaluations,
             best=self.best,

@@ -1,5 +1,6 @@
 """A run: what it leaves, and that whatever stops it, it goes on to the same bits."""
 
+import functools
 import json
 import os
 import random
@@ -17,7 +18,7 @@ from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
 from jtrain.checkpoint import Checkpoints
-from jtrain.errors import CheckpointError, ConfigError, LossError
+from jtrain.errors import CheckpointError, ConfigError, DamagedError, LossError
 from jtrain.hooks.metrics import read
 from jtrain.hooks.metrics import results as measured
 from jtrain.run import Outcome
@@ -59,8 +60,8 @@ class At(jt.Hook):
         return self._act() if step == self.every else None
 
 
-class PowerCutError(Exception):
-    """Ends a run where it stands."""
+class PowerCutError(BaseException):
+    """Ends a run where it stands: no error, which the run would tell of."""
 
 
 def cut():
@@ -257,6 +258,23 @@ def test_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(unbroken):
     assert kept(outcome) == unbroken()
 
 
+def test_asked_to_stop_at_a_damaged_checkpoint_it_touches_nothing_and_says_how_to_go_on(unbroken):
+    with pytest.raises(PowerCutError):
+        trained(CONFIG, hooks=[At(11, cut)])
+    kept_here = Path("runs/quick/checkpoints")
+    path = damage(kept_here / "10")
+    with pytest.raises(DamagedError) as refusal:
+        trained(CONFIG, "checkpoint.on_damage=stop")
+    told = str(refusal.value)
+    assert "checkpoint 10 in " in told
+    assert f"{path.name}: its digest is" in told
+    assert sorted(path.name for path in kept_here.iterdir()) == ["10", "5"]
+    advised = told.rpartition("the same command with ")[2]
+    outcome = trained(CONFIG, advised)
+    assert "goes on from step 5 of 12" in outcome.directory.log.read_text()
+    assert kept(outcome) == unbroken()
+
+
 @pytest.mark.parametrize(
     ("lose", "from_step"),
     [
@@ -317,9 +335,64 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_again_and_ends_the_run(mon
     assert 20 <= steps[-1] < 40, "it waits for the next save"
     assert len(saves) == 3
     log = Path("runs/quick/log.txt").read_text()
-    assert log.count("could not be written") == log.count("Training goes on: the next") == 2
+    assert log.count("could not be written") == 3
+    assert log.count("Training goes on: the next") == 2
     assert "checkpoint 20 could not be written" in log
-    assert stands_of("runs/quick")["step"] == 0
+    assert "ended by an error: SaveError: " in log.splitlines()[-1]
+    said = stands_of("runs/quick")
+    assert (said["step"], said["status"]) == (0, "crashed")
+    assert "No space left" in said["why"]
+
+
+def test_an_error_leaves_its_word_and_the_same_command_goes_on(unbroken):
+    def fails():
+        raise KeyError("loss/typo")
+
+    with pytest.raises(KeyError):
+        trained(CONFIG, hooks=[At(7, fails)])
+    said = stands_of("runs/quick")
+    assert (said["status"], said["why"]) == ("crashed", "KeyError: 'loss/typo'")
+    last = Path("runs/quick/log.txt").read_text().splitlines()[-1]
+    assert last == "ended by an error: KeyError: 'loss/typo'"
+    whys = []
+    note = lambda: whys.append(stands_of("runs/quick")["why"])
+    outcome = trained(CONFIG, hooks=[At(9, note)])
+    assert whys == [""], "nothing of the life before"
+    assert kept(outcome) == unbroken()
+    assert (stands(outcome)["status"], stands(outcome)["why"]) == ("done", "")
+
+
+def test_a_save_that_fails_behind_an_error_is_told_too(monkeypatch, capfd):
+    from jtrain.checkpoint import seal
+
+    def late(*_):
+        time.sleep(1.0)
+        raise OSError(28, "No space left on device")
+
+    def fails():
+        raise KeyError("loss/typo")
+
+    monkeypatch.setattr(seal, "seal", late)
+    with pytest.raises(KeyError):
+        jt.run(config_of(CONFIG), hooks=[At(6, fails)])
+    told = "and a save has failed: checkpoint 5 could not be written"
+    assert told in Path("runs/quick/log.txt").read_text()
+    assert told in capfd.readouterr().out
+    assert stands_of("runs/quick")["why"] == "KeyError: 'loss/typo'"
+
+
+@pytest.mark.parametrize("slow", ["compile_step", "fresh"])
+def test_a_run_that_takes_long_to_begin_says_what_it_does(monkeypatch, capfd, slow: str):
+    from jtrain.assemble import Assembly
+    from jtrain.pulse.slow import DOING, Slow
+
+    does = getattr(Assembly, slow)
+    monkeypatch.setattr(Assembly, slow, lambda parts: time.sleep(1.0) or does(parts))
+    soon = functools.partial(Slow, first=0.3, tick=0.05)
+    monkeypatch.setattr(sys.modules["jtrain.run"], "Slow", soon)
+    jt.run(config_of(CONFIG))
+    doing = DOING["compile" if slow == "compile_step" else "restore"]
+    assert f"{doing}: 0 s so far\n" in capfd.readouterr().out
 
 
 def test_a_checkpoint_whose_leaves_are_not_what_was_saved_gives_way_in_the_same_start(

@@ -2,7 +2,7 @@
 
 from jtrain.checkpoint.checkpoints import Checkpoints as Checkpoints
 from jtrain.checkpoint.checkpoints import SetAsideError as SetAsideError
-from jtrain.checkpoint.patience import Patience as Patience
+from jtrain.checkpoint.retries import Retries as Retries
 from jtrain.checkpoint.space import bytes_of as bytes_of
 from jtrain.checkpoint.space import check_writable as check_writable
 from jtrain.checkpoint.starting import Start as Start

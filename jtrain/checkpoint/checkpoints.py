@@ -12,7 +12,7 @@ import jax
 from jtrain import trees
 from jtrain.checkpoint import ending, fingerprint, folder, keeping, leaves, space, storage
 from jtrain.checkpoint.lock import NAME, Lock
-from jtrain.checkpoint.resuming import newest_whole
+from jtrain.checkpoint.resuming import held, newest_whole
 from jtrain.checkpoint.saver import Saver, spare
 from jtrain.checkpoint.task import Task
 from jtrain.errors import CheckpointError, DamagedError
@@ -36,17 +36,24 @@ class Checkpoints:
     """
 
     def __init__(
-        self, directory: Path, *, keep: int = 2, best: str = "", first: bool | None = None
+        self,
+        directory: Path,
+        *,
+        keep: int = 2,
+        best: str = "",
+        first: bool | None = None,
+        fall_back: bool = True,
     ):
         """`keep` 0 keeps all; `best` is `loss`, `lowest loss` or `highest accuracy`, or empty.
 
         `first` says whether this process is the first of a run; None asks JAX, which starts the
-        devices.
+        devices. `fall_back` says whether a damaged checkpoint is set aside for the one before it.
         """
         self.directory = Path(directory).absolute()
         self._keep, self._goal, self._first = keep, keeping.Goal.parse(best), first
         self._saver = Saver(self.directory, self._dispensable)
         self._lock: Lock | None = None
+        self._fall_back = fall_back
         self._whole: set[int] = set()
         self.news: list[str] = []
         """Lines about checkpoints that were set aside because they are damaged."""
@@ -158,9 +165,12 @@ class Checkpoints:
 
         Damaged ones that are newer are set aside, renamed and not deleted; `news` says so. In a run
         of several processes the first one reads, and all call this.
+
+        Raises:
+            DamagedError: if the newest is damaged, where it is not to be passed over.
         """
         self.take()
-        step, news = newest_whole(self.directory)
+        step, news = newest_whole(self.directory, fall_back=self._fall_back)
         self._whole |= {step} if step is not None else set()
         self.news += news
         return step
@@ -277,6 +287,8 @@ class Checkpoints:
         if wrong := [name for name in saved if now[name] != saved[name]]:
             what = ", ".join(f"{n} has the fingerprint {now[n]}, and had {saved[n]}" for n in wrong)
             what = f"its files are whole, but {what}"
+            if not self._fall_back:
+                raise held(self.directory, step, what)
             if self._lock is None and self._first is not False:
                 raise folder.damaged(self.directory, step, what)
             if self._lock is not None:  # or the next start would take it again

@@ -1,19 +1,47 @@
 """Where a run goes on: the newest checkpoint of which every byte is what was sealed."""
 
 from pathlib import Path
+from typing import Any
 
 from jtrain import all_processes
 from jtrain.checkpoint import folder
+from jtrain.errors import DamagedError
 
 
-def newest_whole(directory: Path) -> tuple[int | None, list[str]]:
+def newest_whole(directory: Path, *, fall_back: bool = True) -> tuple[int | None, list[str]]:
     """That step, and a line for each newer one that was damaged and set aside.
 
     The first process reads and renames; the others are told, and have no lines.
+
+    Raises:
+        DamagedError: in all of them, if the newest is damaged and `fall_back` is false.
     """
     news: list[str] = []
-    found = all_processes.of_first(lambda: {"step": _search(directory, news)})
+
+    def look() -> dict[str, Any]:
+        if not fall_back:
+            return _newest(directory)
+        return {"step": _search(directory, news)}
+
+    found = all_processes.of_first(look)
+    if what := found.get("damaged"):
+        raise held(directory, found["step"], what)
     return found["step"], news
+
+
+def held(directory: Path, step: int, what: str) -> DamagedError:
+    """The error where a damaged one is not to be passed over."""
+    return DamagedError(
+        f"checkpoint {step} in {directory} is damaged: {what}. checkpoint.on_damage is stop, so "
+        f"nothing was renamed. Put it back as it was, or go on from the newest that is whole: the "
+        f"same command with checkpoint.on_damage=fall_back"
+    )
+
+
+def _newest(directory: Path) -> dict[str, Any]:
+    step = next(reversed(folder.named(directory)), None)
+    found = folder.faults(directory, step, full=True) if step is not None else []
+    return {"step": step, "damaged": folder.first(found)} if found else {"step": step}
 
 
 def _search(directory: Path, news: list[str]) -> int | None:

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
+from jtrain.config.node import TYPED
 from jtrain.config.resolve import Resolved, resolve
-from jtrain.errors import DONE, FAULT, STOPPED, UserError
+from jtrain.config.top import names_a_directory
+from jtrain.errors import DONE, FAULT, STOPPED, ConfigError, UserError
 from jtrain.pulse import PULSE
 
 CODES = {"done": DONE, "failed": FAULT, "stopped": STOPPED}
@@ -24,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
         print(note, file=sys.stderr)
     if looking := _looking(typed):
         return looking(resolved)
+    _refuse_a_copy(resolved)
 
     from jtrain.cli.ending import ending
     from jtrain.run import run
@@ -32,6 +35,34 @@ def main(argv: Sequence[str]) -> int:
     if outcome.directory.first:
         print(ending(outcome, resolved.path, shlex.join(["jtrain", "run", *argv])))
     return CODES[outcome.status]
+
+
+def _refuse_a_copy(resolved: Resolved) -> None:
+    """Refuses the config in a run's directory that was copied or moved: it names another run."""
+    path, name = resolved.path, resolved.config.name
+    there, meant = path.parent.resolve(), Path("runs", name).resolve()
+    typed = resolved.origins["name"].layer == TYPED
+    if typed or path.name != "config.yaml" or not (there / "run.json").exists() or there == meant:
+        return
+    other = shlex.join(["jtrain", "run", str(path), f"name={name}-2"])
+    raise ConfigError(
+        f"{path} belongs to a run and names {name}, which would be runs/{name}, and it lies "
+        f"elsewhere: the run was copied or moved, or is one of another directory.\n"
+        f"To go on with that one: {_go_on(there)}\n"
+        f"To start another run with its values: {other}"
+    )
+
+
+def _go_on(there: Path) -> str:
+    """What goes on with the run in a directory, whatever its config calls it."""
+    runs = next((above for above in there.parents if above.name == "runs"), None)
+    own = str(there.relative_to(runs)) if runs else ""
+    if runs is None or not names_a_directory(own):
+        own, go = "NAME", "move it to runs/NAME, and type "
+    else:
+        home = runs.parent == Path.cwd().resolve()
+        go = "" if home else f"cd {shlex.quote(str(runs.parent))} && "
+    return f"{go}jtrain run {shlex.quote(f'runs/{own}/config.yaml')} {shlex.quote(f'name={own}')}"
 
 
 def _looking(typed: argparse.Namespace) -> Callable[[Resolved], int] | None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -31,8 +31,13 @@ def _parts(name: str) -> list[str]:
     return [sweep, member] if slash and sweep and member and sweep != "runs" else [name]
 
 
+def names_a_directory(name: str) -> bool:
+    """Whether a run may be called so: plain parts, joined by `/`."""
+    return len(name) <= 200 and all(map(_PART.fullmatch, _parts(name)))
+
+
 def _directory_name(name: str) -> str:
-    if len(name) <= 200 and all(map(_PART.fullmatch, _parts(name))):
+    if names_a_directory(name):
         return name
     plain = re.sub(r"[^\w.+-]+", "-", name[:200]).strip("-.")
     raise ValueError(
@@ -83,6 +88,9 @@ class Checkpoint:
     best: str = ""
     """The metric whose best evaluation is kept too: loss, highest accuracy, or of one of several
     sets NAME/loss; empty: none is."""
+    on_damage: Literal["fall_back", "stop"] = "fall_back"
+    """What a run does that finds its newest checkpoint damaged: goes on from the newest that is
+    whole, or ends and says how to."""
 
 
 @values

@@ -78,6 +78,10 @@ class Lines:
         if self._path:
             self._path.parent.mkdir(parents=True, exist_ok=True)
 
+    def write(self, line: str) -> None:
+        """Writes a line to the file alone: what the screen is told by somebody else."""
+        self._write(redacted(line))
+
     def say(self, line: str) -> None:
         """Writes a line to the file and to the screen."""
         line = redacted(line)

@@ -4,12 +4,12 @@ import contextlib
 import faulthandler
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from jtrain.errors import HUNG
+from jtrain.pulse.looker import Looker
 from jtrain.pulse.patience import Patience, Watched
 from jtrain.pulse.pulse import PULSE, Pulse
 
@@ -20,7 +20,7 @@ PATIENCE = "JTRAIN_PATIENCE"  # other limits, as `--patience` takes them
 TICK = 1.0  # seconds between two looks
 
 
-class Alone:
+class Alone(Looker):
     """Looks at the pulse of its own process while it is entered.
 
     On a hang it writes the stacks of all threads to `stacks-PROCESS.txt` in the run's directory and
@@ -46,21 +46,12 @@ class Alone:
         tick: float = TICK,
         leave: Callable[[int], object] = os._exit,
     ):
+        super().__init__("watchdog", tick)
         typed = os.environ.get(PATIENCE, "")
         usual = Patience.parse(typed) if typed else Patience().times(FACTOR)
         self._watched, self._pulse = Watched(patience or usual), pulse
         self._stacks, self._process = run / f"stacks-{process}.txt", process
-        self._tick, self._leave = tick, leave
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-
-    def __enter__(self) -> "Alone":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+        self._leave = leave
 
     def _watch(self) -> None:
         before = time.monotonic()

@@ -128,6 +128,9 @@ def _troubles(stories: Sequence[Story], names: Sequence[str]) -> str:
     return f'<section class="troubles"><h2>Damaged</h2><ul>{lines}</ul></section>' if told else ""
 
 
+STATUSES = {"done", "running", "stopped", "failed", "crashed"}
+
+
 def _overview(stories: Sequence[Story], names: Sequence[str]) -> str:
     head = ["run", "status", "step", "loss", "valid", "best valid", "speed", "waiting", "trained"]
     rows = []
@@ -135,7 +138,7 @@ def _overview(stories: Sequence[Story], names: Sequence[str]) -> str:
         known, why = facts(story), str(story.facts.get("why") or "")
         best, rate = known["best_valid_loss"], known["rate"]
         unit = escape((known["rate_of"] or "").partition("_")[0])
-        said = story.status if story.status in {"done", "running", "stopped", "failed"} else "?"
+        said = story.status if story.status in STATUSES else "?"
         open_end = said in {"running", "?"} and story.written is not None
         seen = f"last written {age(story.written)}" if open_end else why
         rows.append(

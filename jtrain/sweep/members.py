@@ -36,7 +36,7 @@ class Member:
         return Directory(Path("runs") / self.name)
 
     def status(self) -> str:
-        """`done`, `stopped`, `failed`, `running` (or killed while it ran), or empty."""
+        """What run.json says; `running` also where it was killed, and empty where none is."""
         return self.directory.stands().get("status", "")
 
 

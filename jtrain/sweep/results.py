@@ -63,7 +63,13 @@ def score(member: Member, goal: Goal, message: str = "") -> Score:
     step, value = curve[-1] if curve else (0, None)
     stands = member.directory.stands()
     status, why = stands.get("status", ""), stands.get("why", "")
-    return Score(member, status, value, int(step), message or (why if status == "failed" else ""))
+    return Score(
+        member,
+        status,
+        value,
+        int(step),
+        message or (why if status in {"failed", "crashed"} else ""),
+    )
 
 
 def points(member: Member, goal: Goal) -> list[Point]:

@@ -11,7 +11,7 @@ import pytest
 from checkpoint_states import like, same_bits
 
 from jtrain.checkpoint import Checkpoints, folder, seal
-from jtrain.errors import CheckpointError
+from jtrain.errors import CheckpointError, DamagedError
 from jtrain.testing.chaos.corruption import (
     KINDS,
     files_of,
@@ -106,6 +106,22 @@ def test_each_damaged_step_is_set_aside_in_a_line_and_the_newest_whole_one_taken
     with Checkpoints(hurt) as checkpoints:
         assert checkpoints.resume() == 2
     assert (hurt / "3.damaged-2").is_dir(), "the first one is not overwritten"
+
+
+def test_where_none_is_to_be_passed_over_the_newest_decides(hurt: Path):
+    with Checkpoints(hurt, fall_back=False) as checkpoints:
+        assert checkpoints.resume() == 2
+    (hurt / "1" / "state" / "manifest.ocdbt").write_bytes(b"")
+    with Checkpoints(hurt, fall_back=False) as checkpoints:
+        assert checkpoints.resume() == 2, "an older one is not asked for"
+    (hurt / "2" / "about.json").unlink()
+    refused = pytest.raises(DamagedError, match=r"damaged: about\.json.* nothing was renamed")
+    with Checkpoints(hurt, fall_back=False) as checkpoints, refused:
+        checkpoints.resume()
+    assert {path.name for path in hurt.iterdir()} == {"1", "2"}
+    shutil.rmtree(hurt)
+    with Checkpoints(hurt, fall_back=False) as checkpoints:
+        assert checkpoints.resume() is None
 
 
 def test_where_all_are_damaged_nothing_is_deleted(hurt: Path):

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 from pathlib import Path
 
@@ -101,6 +102,70 @@ def test_what_a_new_kind_leaves_out_is_told_before_training(capfd):
     Path(CONFIG).write_text(Path(CONFIG).read_text().replace("lr: 3e-2", "lr: 3e-2\n  b1: 0.8"))
     assert main(["run", CONFIG, "optimizer.kind=sgd"]) == 0
     assert "optimizer.b1 (configs/quick.yaml:8) is left out" in capfd.readouterr().err
+
+
+def advised(err: str, what: str) -> list[str]:
+    return shlex.split(err.partition(what)[2].splitlines()[0])[1:]
+
+
+def test_the_config_of_a_run_that_was_copied_goes_on_with_neither_without_a_word(capfd):
+    assert main(["run", CONFIG]) == 0
+    was = Path("runs/quick/run.json").read_bytes()
+    shutil.copytree("runs/quick", "runs/copy")
+    capfd.readouterr()
+    assert main(["run", "runs/copy/config.yaml"]) == 2
+    err = capfd.readouterr().err
+    assert "runs/copy/config.yaml belongs to a run and names quick, which would be runs/qu" in err
+    on = advised(err, "To go on with that one: ")
+    assert on == ["run", "runs/copy/config.yaml", "name=copy"]
+    assert main(on) == 0
+    assert "it was finished before" in capfd.readouterr().out
+    other = advised(err, "To start another run with its values: ")
+    assert main(other) == 0
+    assert Path("runs/quick-2/metrics.jsonl").exists()
+    assert Path("runs/quick/run.json").read_bytes() == was
+
+
+def test_a_run_of_another_directory_is_named_with_where_to_go(capfd, monkeypatch):
+    assert main(["run", CONFIG]) == 0
+    home = Path.cwd()
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    capfd.readouterr()
+    assert main(["run", "../runs/quick/config.yaml"]) == 2
+    err = capfd.readouterr().err
+    assert f"cd {home} && jtrain run runs/quick/config.yaml name=quick" in err
+    assert not Path("runs").exists()
+    assert main(advised(err, "To start another run with its values: ")) == 0
+    assert Path("runs/quick-2/metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "command"),
+    [
+        ("runs/my copy", "jtrain run 'runs/my copy/config.yaml' 'name=my copy'"),
+        ("runs/sweep/lr=1", "jtrain run runs/sweep/lr=1/config.yaml name=sweep/lr=1"),
+        ("runs/.old", "move it to runs/NAME, and type jtrain run runs/NAME/config.yaml name=NAME"),
+        ("saved/old", "move it to runs/NAME, and type jtrain run runs/NAME/config.yaml name=NAME"),
+        ("a b/runs/one", "cd '{home}/a b' && jtrain run runs/one/config.yaml name=one"),
+    ],
+)
+def test_wherever_a_run_was_copied_to_what_to_type_can_be_typed(place: str, command: str, capfd):
+    there, home = Path(place), Path.cwd()
+    there.mkdir(parents=True)
+    (there / "config.yaml").write_text(Path(CONFIG).read_text() + "name: quick\n")
+    (there / "run.json").write_text('{"status": "stopped", "step": 0}')
+    assert main(["run", f"{place}/config.yaml"]) == 2
+    err = capfd.readouterr().err
+    assert f"To go on with that one: {command.format(home=home)}\n" in err
+    assert not Path("runs/quick").exists()
+
+
+@pytest.mark.parametrize("name", ["sweep/lr=1", "quick"])
+def test_the_config_of_a_run_in_its_place_is_no_copy(name: str, capfd):
+    assert main(["run", CONFIG, f"name={name}"]) == 0
+    assert main(["run", f"runs/{name}/config.yaml"]) == 0
+    assert "it was finished before" in capfd.readouterr().out
 
 
 def test_help_has_examples(capfd):

@@ -66,7 +66,8 @@ def test_json_is_one_object(path: str, capsys):
     assert found["values"]["optimizer.lr"] == {"value": 1.0, "origin": "command line"}
     assert main(["show", path, "checkpoint", "--json"]) == 0
     values = json.loads(capsys.readouterr().out)["values"]
-    assert list(values) == [f"checkpoint.{name}" for name in ("every", "grace", "keep", "best")]
+    names = ("every", "grace", "keep", "best", "on_damage")
+    assert list(values) == [f"checkpoint.{name}" for name in names]
 
 
 def test_the_schema_is_that_of_the_experiment_or_of_every_config(path: str, capsys):

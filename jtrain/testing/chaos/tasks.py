@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.checkpoint import Checkpoints, Patience, folder, storage
+from jtrain.checkpoint import Checkpoints, Retries, folder, storage
 from jtrain.checkpoint.failed import SaveError
 from jtrain.checkpoint.space import bytes_of
 from jtrain.errors import CheckpointError, UserError
@@ -164,27 +164,27 @@ def save_failing(step: int, error: int, point: int) -> dict[str, Any]:
     say = lambda line: told.append([time.monotonic() - began, line])
     with Checkpoints(SAVED, keep=2) as checkpoints:
         checkpoints.prepare()
-        patience = Patience(checkpoints, say)
+        retries = Retries(checkpoints, say)
         file.fail(SAVED, error, point, point)
-        _insist(patience, step)
+        _insist(retries, step)
         once, ended = len(told), ""
         file.fail(SAVED, error, point)
         began = time.monotonic()
         try:
-            _insist(patience, step + 1)
+            _insist(retries, step + 1)
         except SaveError as last:
             ended = str(last)
         seconds = time.monotonic() - began
         file.rest()
-        _insist(Patience(checkpoints, say), step + 2)
+        _insist(Retries(checkpoints, say), step + 2)
     return {"told": told, "once": once, "ended": ended, "seconds": seconds, **whole()}
 
 
-def _insist(patience: Patience, step: int) -> None:
+def _insist(retries: Retries, step: int) -> None:
     """Saves as a run does at its end."""
-    patience.save(step, state_of(step), {"s": step})
-    while patience.settle():
-        patience.save(step, state_of(step), {"s": step})
+    retries.save(step, state_of(step), {"s": step})
+    while retries.settle():
+        retries.save(step, state_of(step), {"s": step})
 
 
 def whole(there: str = str(SAVED)) -> dict[str, Any]:

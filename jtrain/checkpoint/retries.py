@@ -12,7 +12,7 @@ from jtrain.checkpoint.leaves import flatten
 TRIES = 3
 
 
-class Patience:
+class Retries:
     """Saves for a run that rather goes on than ends, and rather ends than goes on without.
 
     The first save that fails is told and owed: the next state is saved in its place. Where that
