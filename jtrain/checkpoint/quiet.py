@@ -1,16 +1,22 @@
 """Keeps what Orbax and its event loops complain of off the screen: all that fails is raised.
 
 One write that fails makes hundreds of lines: of each other write that was under way asyncio says
-that its task was never asked, and TensorStore that its event loop is closed.
+that its task or future was never asked, Python that a coroutine was never awaited, and TensorStore
+that its event loop is closed.
 """
 
 import contextlib
 import logging
 import os
+import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+
+_ORBAX = f"{os.sep}orbax{os.sep}"  # in the path of each of its files
+_STORE = re.compile("[A-Z_]+: Error (opening|reading|writing) ")  # so TensorStore's errors begin
 
 
 def silence() -> None:
@@ -19,6 +25,8 @@ def silence() -> None:
         logger = logging.getLogger(name)
         if _of_others not in logger.filters:
             logger.addFilter(_of_others)
+    never = r"coroutine '\w*serialize\w*(\.<locals>\.\w+)?' was never awaited"
+    warnings.filterwarnings("ignore", never, RuntimeWarning)  # the same one again adds nothing
     if not isinstance(sys.unraisablehook, _Hook):
         sys.unraisablehook = _Hook(sys.unraisablehook)
 
@@ -36,19 +44,29 @@ def quiet() -> Iterator[None]:
 
 
 class _Hook:
-    """Passes on what Python cannot raise, but for what TensorStore could not tell a closed loop."""
+    """Passes on what Python cannot raise, but for what Orbax and TensorStore leave of a write."""
 
     def __init__(self, before: Callable[[Any], object]):
         self._before = before
 
     def __call__(self, told: Any) -> None:
-        closed = told.exc_type is RuntimeError and str(told.exc_value) == "Event loop is closed"
-        if not (closed and told.object is None):
+        error = told.exc_value
+        closed = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+        if not (_of_orbax(error) or (closed and told.object is None)):
             self._before(told)
 
 
 def _of_others(record: logging.LogRecord) -> bool:
     """Whether neither the line nor the error that it tells of comes from Orbax."""
     error = record.exc_info[1] if record.exc_info else None
-    files = [frame.filename for frame in traceback.extract_tb(error and error.__traceback__)]
-    return not any(f"{os.sep}orbax{os.sep}" in file for file in (record.pathname, *files))
+    told = record.pathname, record.getMessage()  # asyncio names a task by its file
+    return not (_of_orbax(error) or any(_ORBAX in each for each in told))
+
+
+def _of_orbax(error: BaseException | None) -> bool:
+    """Whether it went through Orbax, or was made by TensorStore outside Python."""
+    if error is None:
+        return False
+    if error.__traceback__ is None:
+        return _STORE.match(str(error)) is not None
+    return any(_ORBAX in frame.filename for frame in traceback.extract_tb(error.__traceback__))

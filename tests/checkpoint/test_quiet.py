@@ -1,11 +1,17 @@
 """Of a write that fails one error is told, and nothing of what failed with it."""
 
+import gc
+import logging
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
+from jtrain.checkpoint.quiet import silence
+
+STEPS = 12
 SAVES = """\
 import resource, sys
 from pathlib import Path
@@ -16,9 +22,9 @@ from jtrain.checkpoint import Checkpoints
 from jtrain.checkpoint.failed import SaveError
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
-state = {f"w{i}": jnp.full((100, 100), i) for i in range(20)}
+state = {f"w{i}": jnp.full((100, 100), i) for i in range(160)}
 with Checkpoints(Path(sys.argv[1])) as checkpoints:
-    for step in (1, 2, 3):
+    for step in range(1, int(sys.argv[2]) + 1):
         try:
             checkpoints.save(step, state, {})
             checkpoints.wait()
@@ -30,12 +36,47 @@ with Checkpoints(Path(sys.argv[1])) as checkpoints:
 @pytest.mark.thorough
 def test_a_write_that_fails_is_told_in_a_line(tmp_path: Path):
     ran = subprocess.run(
-        [sys.executable, "-c", SAVES, str(tmp_path / "kept")], capture_output=True, text=True
+        [sys.executable, "-c", SAVES, str(tmp_path / "kept"), str(STEPS)],
+        capture_output=True,
+        text=True,
     )
     lines = ran.stdout.splitlines()
-    assert (ran.returncode, ran.stderr, len(lines)) == (0, "", 3)
+    assert (ran.returncode, ran.stderr, len(lines)) == (0, "", STEPS)
     for step, line in enumerate(lines, 1):
         assert line.startswith(f"checkpoint {step} could not be written to {tmp_path}/kept: it ")
         assert line.endswith(
             "raise the limit (ulimit -f), and run again: it goes on from the beginning."
         )
+
+
+def test_only_what_orbax_leaves_behind_is_dropped(caplog: pytest.LogCaptureFixture):
+    silence()
+    log = logging.getLogger("asyncio")
+    text = (
+        'OUT_OF_RANGE: Error writing "w/0.0" in OCDBT database at local file "kept": File too large'
+    )
+    for error in (ValueError(text), ValueError("mine"), OSError("Error writing mine")):
+        log.error("Future exception was never retrieved", exc_info=(type(error), error, None))
+    lost = "Task was destroyed but it is pending! task: <Task coro=<f() at /site/{}/x.py:9>>"
+    for whose in ("orbax/checkpoint", "mine"):
+        log.error(lost.format(whose))
+    told = [f"{record.exc_info[1] if record.exc_info else record.msg}" for record in caplog.records]
+    assert told == ["mine", "Error writing mine", lost.format("mine")]
+
+
+def test_only_coroutines_of_others_are_said_not_to_be_awaited():
+    async def async_serialize_from_host() -> None:
+        """As Orbax calls its own."""
+
+    async def mine() -> None:
+        """Not Orbax's."""
+
+    for each in (async_serialize_from_host, mine):
+        each.__qualname__ = each.__name__
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        silence()
+        for each in (async_serialize_from_host, mine):
+            each()
+        gc.collect()
+    assert [str(each.message) for each in told] == ["coroutine 'mine' was never awaited"]
