@@ -58,7 +58,7 @@ class Saver:
             SaveError: if it could not be written, by this process or by that which seals.
             DeviceError: if devices hold copies of a leaf that are not the same.
         """
-        first, begun = jax.process_index() == 0, None
+        first, begun, lost = jax.process_index() == 0, None, False
         try:
             writer = self.open()
             self._clear()
@@ -79,7 +79,7 @@ class Saver:
                     sealed(step)
                     self._delete_dispensable(step)
             finally:
-                writer.meet(f"{step}")
+                lost = self._lost(step, writer)
         except (OSError, ValueError, RuntimeError) as error:  # what the disk and Orbax raise
             self._left |= {begun} if begun is not None else set()
             self._clear()
@@ -91,8 +91,19 @@ class Saver:
             raise
         finally:
             copied.set()
-        if not first and folder.faults(self._directory, step, full=False):
+        if lost:
             raise unsealed(self._directory, step)
+
+    def _lost(self, step: int, writer: storage.Writer) -> bool:
+        """Whether the first process, when all have come here, has not sealed the step.
+
+        It leaves when all have looked: a run that goes back deletes a checkpoint a moment later.
+        """
+        writer.meet(f"{step} sealed")
+        try:
+            return jax.process_index() > 0 and bool(folder.faults(self._directory, step, full=False))
+        finally:
+            writer.meet(f"{step} seen")
 
     def _clear(self) -> None:
         for path in self._left:

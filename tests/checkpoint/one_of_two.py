@@ -3,7 +3,9 @@
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 from jtrain.all_processes import refuse_apart
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import Checkpoints, folder
 from jtrain.errors import CheckpointError, DeviceError, PeerError
 
 
@@ -69,7 +71,24 @@ def main(directory: Path, port: str, index: int) -> None:
         with pytest.raises(expected[0], match=expected[1]):
             checkpoints.wait()
         assert 9 not in checkpoints.steps()
+    removed(directory.with_name("removed"), state(7), index)
     apart(index)
+
+
+def removed(directory: Path, state: dict, index: int) -> None:
+    """Saves a step that the first deletes as soon as it may; the second is slow to look at it."""
+    quick = folder.faults
+
+    def slow(*args: Any, **words: Any) -> list:
+        time.sleep(1.0)
+        return quick(*args, **words)
+
+    with pytest.MonkeyPatch.context() as patch, Checkpoints(directory) as checkpoints:
+        patch.setattr(folder, "faults", slow if index else quick)
+        checkpoints.save(7, state, {})
+        checkpoints.wait()
+        if index == 0:
+            checkpoints.remove(7)
 
 
 def apart(index: int) -> None:
