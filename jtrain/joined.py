@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jtrain.checkpoint import Checkpoints
-from jtrain.cluster import Cluster, detect, start
+from jtrain.cluster import Cluster, detect, fail_alone, start
 from jtrain.config.dump import flat, told
 from jtrain.config.words import spell
 from jtrain.directory import PACKAGES, Directory, version_of
@@ -42,6 +42,7 @@ def join(config: RunConfig, path: Path, *, trains: bool = True) -> Cluster:
             and how.
     """
     if jax.distributed.is_initialized():
+        fail_alone()
         return Cluster(kind="by hand", processes=jax.process_count(), index=jax.process_index())
     cluster = detect(os.environ)
     if trains and cluster.role != "trains":

@@ -101,7 +101,8 @@ class Saver:
         """
         writer.meet(f"{step} sealed")
         try:
-            return jax.process_index() > 0 and bool(folder.faults(self._directory, step, full=False))
+            others = jax.process_index() > 0
+            return others and bool(folder.faults(self._directory, step, full=False))
         finally:
             writer.meet(f"{step} seen")
 

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
+from jtrain.errors import DONE, FAULT, INTERRUPTED, STOPPED, DeviceError, PeerError, UserError
 from jtrain.pulse.leaving import ASKS, leaving_when_asked
 from jtrain.redact import redacted
 from jtrain.version import __version__
@@ -31,7 +31,7 @@ VERBS = {
     "launch": "do any of these in several processes on this machine",
     "report": "write one HTML page about some runs: curves, differences, speed, samples",
 }
-INTERRUPTED, PIPE_CLOSED = 130, 141
+PIPE_CLOSED = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,7 @@
 """Makes one JAX of several processes."""
 
 from jtrain.cluster.cluster import Address, Cluster
+from jtrain.cluster.failing import fail_alone
 from jtrain.cluster.meet import Facts, bound, meet, reached
 from jtrain.errors import ConfigError
 
@@ -11,6 +12,8 @@ HEARTBEAT = 30
 
 def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
     """Joins the processes of a cluster; before JAX knows its devices, and once.
+
+    From then on an error that nobody catches ends this process at once (failing.py).
 
     Args:
         facts: by name, what has to be the same in all of them.
@@ -48,3 +51,4 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
             f"{cluster.kind} has {cluster.processes} processes, and in this one JAX was used "
             f"before they met. Call jt.run before anything that asks for devices or computes."
         ) from None
+    fail_alone()
