@@ -31,7 +31,7 @@ class Member:
     """
 
     def __init__(self, index: int, command: Sequence[str], environ: Mapping[str, str]):
-        self.index, self.ended = index, 0.0
+        self.index, self.ended = index, 0.0  # when, by the monotonic clock; 0: it runs
         self._tail: collections.deque[str] = collections.deque(maxlen=KEPT)
         shown = index == 0
         self._process = subprocess.Popen(
@@ -49,6 +49,9 @@ class Member:
         ]
         for reader in self._readers:
             reader.start()
+        # Of two that end in one breath it is told which was the first: looks now and then are not.
+        self._waiter = threading.Thread(target=self._wait, daemon=True)
+        self._waiter.start()
 
     def __enter__(self) -> "Member":
         return self
@@ -64,10 +67,7 @@ class Member:
     @property
     def code(self) -> int | None:
         """How it ended, a signal's number below zero; None while it runs."""
-        code = self._process.poll()
-        if code is not None and not self.ended:
-            self.ended = time.monotonic()
-        return code
+        return self._process.returncode if self.ended else None
 
     @property
     def exit_code(self) -> int:
@@ -84,7 +84,7 @@ class Member:
         """Ends it at once, with all that it started; nothing if it has ended."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._waiter.join()
         for reader in self._readers:
             reader.join(timeout=1.0)
 
@@ -94,10 +94,18 @@ class Member:
         code = self.code or 0
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
+    @property
+    def unshown(self) -> str:
+        """What it said last; nothing of process 0, whose words were shown as they came."""
+        return "" if self.index == 0 else "".join(self._tail)
+
     def last_words(self) -> str:
-        """What it said before it failed; of process 0 only how, as its words were shown."""
-        words = "" if self.index == 0 else "".join(self._tail)
-        return f"{words}process {self.index} failed ({self.how}), and all were ended\n"
+        """What it said before it failed, and how."""
+        return f"{self.unshown}process {self.index} failed ({self.how}), and all were ended\n"
+
+    def _wait(self) -> None:
+        self._process.wait()
+        self.ended = time.monotonic()
 
     def _read(self, pipe: IO[bytes], echo: IO[str] | None) -> None:
         with pipe:

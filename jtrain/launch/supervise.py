@@ -154,7 +154,8 @@ def _how(ending: Ending) -> str:
 
 def _last_words(ending: Ending) -> str:
     if ending.code == HUNG and ending.hang:
-        return f"{ending.hang}. The stacks of all: {ending.stacks}. All were ended.\n"
+        said = ending.who.unshown if ending.who else ""
+        return f"{said}{ending.hang}. The stacks of all: {ending.stacks}. All were ended.\n"
     if ending.who is None or ending.code in {DONE, STOPPED}:
         return ""
     return ending.who.last_words()

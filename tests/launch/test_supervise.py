@@ -166,6 +166,18 @@ def test_a_hang_without_a_new_beginning_exits_with_124(here: Path, capfd):
     where.rmdir()
 
 
+def test_of_who_is_stuck_the_words_are_shown(here: Path, capfd):
+    run = here / "runs"
+    run.mkdir()
+    code = f"from pathlib import Path; PULSE.begins(Path('{run}'), 25.0)\n"
+    code += "PULSE.beat('save', 20 - me); print(f'said by {me}', flush=True)\n"
+    code += "time.sleep(60)"
+    assert launch(watched(code), processes=2, patience=Patience.parse("save=0.5")) == 124
+    out, err = capfd.readouterr()
+    assert out == "said by 0\n"
+    assert "said by 1\nprocess 1 has been in the phase save, step 19, for 0." in err
+
+
 def test_who_never_beats_is_watched_only_where_that_is_promised(here: Path):
     patience = Patience.parse("0.3")
     assert launch(of(LIFE + "time.sleep(1)"), processes=1, patience=patience) == 0
