@@ -78,30 +78,26 @@ class Lines:
         if self._path:
             self._path.parent.mkdir(parents=True, exist_ok=True)
 
-    def write(self, line: str) -> None:
-        """Writes a line to the file alone: what the screen is told by somebody else."""
-        self._write(redacted(line))
-
     def say(self, line: str) -> None:
         """Writes a line to the file and to the screen."""
-        line = redacted(line)
-        self._write(line)
-        self._screen(line)
+        self._screen(self.write(line))
 
     def note(self, line: str) -> None:
         """Writes a line to the file, and to the screen where nothing shows it already."""
-        line = redacted(line)
-        self._write(line)
+        line = self.write(line)
         if not self._live:
             self._screen(line)
 
-    def _write(self, line: str) -> None:
+    def write(self, line: str) -> str:
+        """Writes a line to the file alone; gives it as it is written, without secrets."""
+        line = redacted(line)
         if self._path:
             with (
                 contextlib.suppress(OSError),  # a full disk, which the saves tell of, on the screen
                 self._path.open("a", encoding="utf-8", errors="replace") as file,
             ):
                 file.write(line + "\n")
+        return line
 
 
 def _speed_cells(speed: Speed) -> list[str]:

@@ -128,9 +128,6 @@ def _troubles(stories: Sequence[Story], names: Sequence[str]) -> str:
     return f'<section class="troubles"><h2>Damaged</h2><ul>{lines}</ul></section>' if told else ""
 
 
-STATUSES = {"done", "running", "stopped", "failed", "crashed"}
-
-
 def _overview(stories: Sequence[Story], names: Sequence[str]) -> str:
     head = ["run", "status", "step", "loss", "valid", "best valid", "speed", "waiting", "trained"]
     rows = []
@@ -138,14 +135,14 @@ def _overview(stories: Sequence[Story], names: Sequence[str]) -> str:
         known, why = facts(story), str(story.facts.get("why") or "")
         best, rate = known["best_valid_loss"], known["rate"]
         unit = escape((known["rate_of"] or "").partition("_")[0])
-        said = story.status if story.status in STATUSES else "?"
-        open_end = said in {"running", "?"} and story.written is not None
+        status = story.status if story.status.isalpha() else "unknown"
+        open_end = status in {"running", "unknown"} and story.written is not None
         seen = f"last written {age(story.written)}" if open_end else why
         rows.append(
             [
                 f'<button class="run" data-run="{i}" aria-pressed="true">'
                 f'<i class="swatch c{i % 8}"></i>{escape(name)}</button>',
-                f'<span class="status {said if said != "?" else "unknown"}">'
+                f'<span class="status {status}">'
                 f"{escape(story.status)}</span> <small>{escape(seen)}</small>",
                 f"{story.step:,}" + (f" / {escape(str(known['steps']))}" if known["steps"] else ""),
                 _or_dash(known["loss"], spelt),

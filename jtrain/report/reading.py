@@ -34,7 +34,7 @@ class Story:
     path: Path
     name: str
     status: str
-    """done, running, stopped, failed, crashed, or unknown."""
+    """A word of run.json's, or unknown."""
     facts: Row
     """What run.json says."""
     config: Mapping[str, Any]

@@ -54,7 +54,7 @@ def test_leaves_of_one_program_are_told_apart(spec, named):
         assert found.pop("w") == alone
         assert found.keys() == {"a", "b", "host", "single"}
         assert all(len(prints) == 1 for prints in found.values())
-    assert [name.split()[0] for name in min(alone.values(), key=len)] == named or len(named) == 4
+    assert named in [[name.split()[0] for name in group] for group in alone.values()]
 
 
 @pytest.mark.parametrize("spec", [*(spec for spec, _ in SPLITS.values()), P("data", "fsdp")])

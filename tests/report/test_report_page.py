@@ -72,6 +72,15 @@ def test_names_samples_and_values_put_no_element_into_the_page(tmp_path: Path):
     }
 
 
+@pytest.mark.parametrize("status", ["done", "stopped", "failed", "crashed"])
+def test_how_a_run_ended_is_told_with_its_reason(status: str, tmp_path: Path):
+    said = json.dumps({"status": status, "why": "OSError: no room", "step": 40})
+    text = page([read(write_run(tmp_path / "a", ROWS, run_json=said))])
+    told = f'<span class="status {status}">{status}</span> <small>OSError: no room</small>'
+    assert told in text
+    assert f".status.{status}" in text
+
+
 def test_several_runs_lie_over_one_another_and_differences_are_told(tmp_path: Path):
     first = write_run(tmp_path / "a", ROWS)
     second = write_run(tmp_path / "b", ROWS[:2])

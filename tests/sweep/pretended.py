@@ -1,6 +1,7 @@
 """Pretends to be `jtrain run CONFIG KEY=VALUE ...`: writes what a run leaves, and trains nothing.
 
-The loss is lr x 1000 + seed / 100. A member of lr 9 fails; one of lr 8 goes on until it is stopped.
+The loss is lr x 1000 + seed / 100. A member of lr 9 fails, one of lr 6 crashes; one of lr 8
+goes on until it is stopped.
 """
 
 import json
@@ -48,6 +49,10 @@ if lr == 8 and not Path("go-on").exists():
     time.sleep(60)
 if lr == 9:
     stands("failed", why="no step from 1 to 2 was finite")
+    sys.exit(70)
+if lr == 6:
+    stands("crashed", why="OSError: [Errno 5] Input/output error")
+    print("Traceback ...\nOSError: [Errno 5] Input/output error", file=sys.stderr)
     sys.exit(70)
 if lr == 7:
     sys.exit("experiments/quick.py: something is wrong with 7")

@@ -83,13 +83,14 @@ def test_what_is_done_is_skipped_and_a_larger_grid_runs_what_is_new(capfd):
 
 
 def test_a_member_that_fails_stops_no_other_and_is_listed_with_its_message(capfd):
-    assert main(["sweep", CONFIG, "optimizer.lr=9,7,1e-4"]) == 70
+    assert main(["sweep", CONFIG, "optimizer.lr=9,7,6,1e-4"]) == 70
     out = capfd.readouterr().out
     assert "failed   lr=9  no step from 1 to 2 was finite" in out
     assert "failed   lr=7  experiments/quick.py: something is wrong with 7" in out
+    assert "failed   lr=6  OSError: [Errno 5] Input/output error" in out
     assert stands("lr=1e-4")["status"] == "done"
     assert "1e-4          0.6000" in out
-    assert main(["sweep", CONFIG, "optimizer.lr=9,7,1e-4"]) == 70
+    assert main(["sweep", CONFIG, "optimizer.lr=9,7,6,1e-4"]) == 70
     assert (tries("lr=9"), tries("lr=1e-4")) == (2, 1), "what failed is tried again"
 
 
