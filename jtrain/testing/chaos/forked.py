@@ -132,6 +132,7 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        _pipe(self._process.stdout).close()
 
     def _answer(self, seconds: float) -> dict[str, Any]:
         while b"\n" not in self._heard:
