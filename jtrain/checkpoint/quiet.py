@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_ORBAX = f"{os.sep}orbax{os.sep}"  # in the path of each of its files
+_ORBAX = f"{os.sep}orbax{os.sep}checkpoint{os.sep}"  # in the path of each of its files
 _STORE = re.compile("[A-Z_]+: Error (opening|reading|writing) ")  # so TensorStore's errors begin
 
 
@@ -59,8 +59,14 @@ class _Hook:
 def _of_others(record: logging.LogRecord) -> bool:
     """Whether neither the line nor the error that it tells of comes from Orbax."""
     error = record.exc_info[1] if record.exc_info else None
-    told = record.pathname, record.getMessage()  # asyncio names a task by its file
-    return not (_of_orbax(error) or any(_ORBAX in each for each in told))
+    return not (_of_orbax(error) or _ORBAX in record.pathname or _tells_of_task(record))
+
+
+def _tells_of_task(record: logging.LogRecord) -> bool:
+    """Whether it is asyncio's word of a task of Orbax, which it names by its file."""
+    with contextlib.suppress(TypeError, ValueError):  # wrong arguments, of which logging tells
+        return record.name == "asyncio" and _ORBAX in record.getMessage()
+    return False
 
 
 def _of_orbax(error: BaseException | None) -> bool:

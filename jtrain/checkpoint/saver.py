@@ -97,14 +97,15 @@ class Saver:
     def _lost(self, step: int, writer: storage.Writer) -> bool:
         """Whether the first process, when all have come here, has not sealed the step.
 
-        It leaves when all have looked: a run that goes back deletes a checkpoint a moment later.
+        None goes on before all have looked: the first may delete it a moment later, to go back.
         """
         writer.meet(f"{step} sealed")
         try:
             others = jax.process_index() > 0
             return others and bool(folder.faults(self._directory, step, full=False))
         finally:
-            writer.meet(f"{step} seen")
+            with contextlib.suppress(RuntimeError):  # one is gone since: of no matter to this step
+                writer.meet(f"{step} seen")
 
     def _clear(self) -> None:
         for path in self._left:
