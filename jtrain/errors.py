@@ -4,8 +4,8 @@
 """
 
 # Exit codes: it is done; what was typed is wrong; running again may mend it; the same command goes
-# on; it was stuck and was ended; Ctrl-C.
-DONE, MISTAKE, FAULT, STOPPED, HUNG, INTERRUPTED = 0, 2, 70, 75, 124, 130
+# on; it was stuck and was ended.
+DONE, MISTAKE, FAULT, STOPPED, HUNG = 0, 2, 70, 75, 124
 
 
 class UserError(ValueError):

@@ -12,12 +12,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jtrain.checkpoint import Checkpoints
-from jtrain.cluster import Cluster, detect, fail_alone, start
+from jtrain.cluster import Cluster, detect, start
 from jtrain.config.dump import flat, told
 from jtrain.config.words import spell
 from jtrain.directory import PACKAGES, Directory, version_of
 from jtrain.errors import ConfigError
 from jtrain.experiment import RunConfig
+from jtrain.pulse.failing import fail_alone
 
 # What of the environment changes numbers or devices.
 VARIABLES = (

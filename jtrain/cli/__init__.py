@@ -10,7 +10,8 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jtrain.errors import DONE, FAULT, INTERRUPTED, STOPPED, DeviceError, PeerError, UserError
+from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
+from jtrain.pulse.failing import end_alone
 from jtrain.pulse.leaving import ASKS, leaving_when_asked
 from jtrain.redact import redacted
 from jtrain.version import __version__
@@ -31,7 +32,7 @@ VERBS = {
     "launch": "do any of these in several processes on this machine",
     "report": "write one HTML page about some runs: curves, differences, speed, samples",
 }
-PIPE_CLOSED = 141
+INTERRUPTED, PIPE_CLOSED = 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,9 +66,7 @@ def leave(code: int) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     jax = sys.modules.get("jax")
     if code not in {DONE, STOPPED} and jax is not None and jax.distributed.is_initialized():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end_alone(code)
     sys.exit(code)
 
 

@@ -2,5 +2,4 @@
 
 from jtrain.cluster.cluster import Cluster as Cluster
 from jtrain.cluster.detect import detect as detect
-from jtrain.cluster.failing import fail_alone as fail_alone
 from jtrain.cluster.start import start as start

@@ -1,9 +1,9 @@
 """Makes one JAX of several processes."""
 
 from jtrain.cluster.cluster import Address, Cluster
-from jtrain.cluster.failing import fail_alone
 from jtrain.cluster.meet import Facts, bound, meet, reached
 from jtrain.errors import ConfigError
+from jtrain.pulse.failing import fail_alone
 
 # Seconds after which JAX takes a process for dead. Its own 100 keep the others waiting that long;
 # the beats come from a thread of C++, which a busy Python does not hold up.
@@ -13,7 +13,7 @@ HEARTBEAT = 30
 def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
     """Joins the processes of a cluster; before JAX knows its devices, and once.
 
-    From then on an error that nobody catches ends this process at once (failing.py).
+    From then on an error that nobody catches ends this process without waiting for the others.
 
     Args:
         facts: by name, what has to be the same in all of them.

@@ -23,6 +23,8 @@ OTHERS = 2.0  # seconds after which, where one has ended as it was asked to, the
 # Seconds after which they are ended: they wait for it in a sum. Whatever was saved was saved before
 # the first one ended, and JAX's heartbeat, at 30, would make a failure of it.
 QUIT = 20.0
+# What a process never does because another one has ended: JAX ends it by SIGABRT then.
+KILLED = {-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS}
 DUMP = 2.0  # seconds at most for the stacks of a process to be written
 
 
@@ -119,6 +121,8 @@ class Gang:
             deadline = time.monotonic() + FAREWELL
             while time.monotonic() < deadline and any(m.code is None for m in self.members):
                 time.sleep(POLL)
+            first = self._first_failed() or ending.who  # of all that have ended by themselves
+            ending = dataclasses.replace(ending, code=first.exit_code, who=first)
         for member in self.members:
             member.end()
         return dataclasses.replace(ending, down=time.monotonic())
@@ -137,7 +141,13 @@ class Gang:
     def _first_failed(self) -> Member | None:
         ended = [member for member in self.members if member.code is not None]
         failed = [member for member in ended if self._code(member) not in {DONE, STOPPED}]
-        return min(failed, key=lambda member: member.ended, default=None)
+        if not failed:
+            return None
+        # Ends alone do not tell who was the first: the kernel closes what a process holds open, by
+        # which another fails, before it says that the process is gone. So each says that it fails.
+        said = {member.index: read(file_of(self.folder, member.index)).failed for member in ended}
+        when = lambda m: (m.code not in KILLED, said[m.index] or m.ended)
+        return min(failed, key=when)
 
     def _hang(self, running: Sequence[Member]) -> Ending:
         """Has all write their stacks, and says who holds up the others."""

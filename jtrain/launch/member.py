@@ -39,18 +39,15 @@ class Member:
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=None if shown else subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.PIPE if shown else subprocess.STDOUT,  # in the order it was said
             start_new_session=True,  # Ctrl-C reaches it through us, once
         )
-        echo = sys.stderr if shown else None
-        pipes = [pipe for pipe in (self._process.stdout, self._process.stderr) if pipe]
-        self._readers = [
-            threading.Thread(target=self._read, args=(pipe, echo), daemon=True) for pipe in pipes
-        ]
-        for reader in self._readers:
-            reader.start()
-        # Of two that end in one breath it is told which was the first: looks now and then are not.
-        self._waiter = threading.Thread(target=self._wait, daemon=True)
+        pipe, echo = self._process.stdout, None
+        if shown:
+            pipe, echo = self._process.stderr, sys.stderr
+        self._reader = threading.Thread(target=self._read, args=(pipe, echo), daemon=True)
+        self._waiter = threading.Thread(target=self._wait, daemon=True)  # knows when it ended
+        self._reader.start()
         self._waiter.start()
 
     def __enter__(self) -> "Member":
@@ -85,8 +82,7 @@ class Member:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._waiter.join()
-        for reader in self._readers:
-            reader.join(timeout=1.0)
+        self._reader.join(timeout=1.0)
 
     @property
     def how(self) -> str:

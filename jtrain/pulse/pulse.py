@@ -27,7 +27,8 @@ ALONE = {"start", "hooks", "data"}
 _NUMBER = {name: number for number, name in enumerate(PHASES)}
 _BEAT = struct.Struct("<QqqdQ")  # number, phase, step, seconds, and a sum of the first three
 _LENGTH, _ALL = _BEAT.size, 2**64 - 1
-_KEPT, _GRACE, _RUN, _SIZE = 64, 72, 82, 4096  # where these lie; the length before the run's path
+# Where these lie, the length before the run's path; and how long it all is.
+_FAILED, _KEPT, _GRACE, _RUN, _SIZE = 48, 64, 72, 82, 4096
 
 
 class Beat(NamedTuple):
@@ -46,6 +47,8 @@ class Beat(NamedTuple):
     """Seconds within which it ends when it is asked to."""
     run: str
     """The run's directory; empty while it is not known."""
+    failed: float = 0.0
+    """When an error began to end it, by the same clock; 0: none has."""
 
 
 class Pulse:
@@ -82,6 +85,11 @@ class Pulse:
     def kept(self, step: int) -> None:
         """Says that a checkpoint is on the disk; on any thread."""
         struct.pack_into("<q", self._memory, _KEPT, step)
+
+    def fails(self) -> None:
+        """Says that an error ends this process; the first time counts."""
+        if not self.now().failed:
+            struct.pack_into("<d", self._memory, _FAILED, time.monotonic())
 
     def begins(self, run: Path, grace: float) -> None:
         """Says where the run lies and how long it may take to end."""
@@ -131,8 +139,9 @@ def _check(number: int, phase: int, step: int) -> int:
 def _parse(memory: bytes) -> Beat:
     count, phase, step, seconds, _ = _BEAT.unpack_from(memory)
     kept, grace, length = struct.unpack_from("<qdH", memory, _KEPT)
+    (failed,) = struct.unpack_from("<d", memory, _FAILED)
     run = memory[_RUN : _RUN + length].decode(errors="replace")
-    return Beat(count, PHASES[phase], step, seconds, kept, grace, run)
+    return Beat(count, PHASES[phase], step, seconds, kept, grace, run, failed)
 
 
 def _mapped(path: Path) -> mmap.mmap:

@@ -18,6 +18,7 @@ from jtrain.pulse.fault import faults
 LIFE = "mine = open(f'{os.environ[\"HERE\"]}/{me}', 'a+'); mine.write('x'); mine.flush();"
 LIFE += "life = os.path.getsize(mine.name);"
 PULSE = "from jtrain.pulse import PULSE;"
+SELF_KILLED = "os.kill(os.getpid(), 9)"
 
 
 @pytest.fixture
@@ -166,16 +167,30 @@ def test_a_hang_without_a_new_beginning_exits_with_124(here: Path, capfd):
     where.rmdir()
 
 
+@pytest.mark.parametrize(
+    ("mark", "end", "code"), [("PULSE.fails();", "sys.exit(5)", 5), ("", SELF_KILLED, 137)]
+)
+def test_who_failed_first_is_told_though_another_was_gone_before(
+    here: Path, mark: str, end: str, code: int
+):
+    begins = f"\nif me: {mark} open('{here}/failed', 'w'); time.sleep(0.3); {end}\n"
+    begins += f"while not os.path.exists('{here}/failed'): time.sleep(0.001)\n"
+    assert launch(watched(begins + "PULSE.fails(); sys.exit(6)"), processes=2) == code
+
+
 def test_of_who_is_stuck_the_words_are_shown(here: Path, capfd):
     run = here / "runs"
     run.mkdir()
     code = f"from pathlib import Path; PULSE.begins(Path('{run}'), 25.0)\n"
-    code += "PULSE.beat('save', 20 - me); print(f'said by {me}', flush=True)\n"
-    code += "time.sleep(60)"
-    assert launch(watched(code), processes=2, patience=Patience.parse("save=0.5")) == 124
+    code += "print(f'said by {me}', flush=True); PULSE.beat('save', 20 - me)\n"
+    code += (
+        f"while not me and not os.path.exists('{here}/1'): time.sleep(0.01); PULSE.phase('save')"
+    )
+    code += f"\nif me: open('{here}/1', 'w')\ntime.sleep(60)"
+    assert launch(watched(code), processes=2, patience=Patience.parse("save=1")) == 124
     out, err = capfd.readouterr()
     assert out == "said by 0\n"
-    assert "said by 1\nprocess 1 has been in the phase save, step 19, for 0." in err
+    assert "said by 1\nprocess 1 has been in the phase save, step 19, for " in err
 
 
 def test_who_never_beats_is_watched_only_where_that_is_promised(here: Path):

@@ -7,14 +7,28 @@ from jax.experimental import multihost_utils
 
 from jtrain.cluster import detect, start
 from jtrain.errors import DataError
+from jtrain.pulse.failing import end_alone, fail_alone
 
 
-def main(kind: str) -> None:
-    """Fails in the second process, by an error of Python's or one of jtrain's."""
+def fails(how: str) -> None:
+    """Ends this process, by an error that nobody catches or without one."""
+    if how == "closed":
+        sys.stdout.close()
+    if how == "again":  # something else listens to errors since, and the run begins after it
+        ours = sys.excepthook
+        sys.excepthook = lambda *told: ours(*told)
+        fail_alone()
+    if how == "code":
+        end_alone(7)
+    raise DataError("nobody catches this") if how == "jtrain" else RuntimeError("nobody catches it")
+
+
+def main(how: str) -> None:
+    """Fails in the second process."""
     start(detect(os.environ), {}, timeout=60.0)
     multihost_utils.sync_global_devices("both are here")
     if os.environ["JTRAIN_PROCESS"] == "1":
-        raise {"python": RuntimeError, "jtrain": DataError}[kind]("nobody catches this")
+        fails(how)
     multihost_utils.sync_global_devices("only one is here")
 
 
