@@ -1,6 +1,7 @@
 """Ends a run where it can go on again when it is asked to: Ctrl-C, SIGTERM and SIGUSR1."""
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -18,6 +19,8 @@ from jtrain.types import Metrics
 
 T = TypeVar("T")
 _ACTIONS = {number: signal.SIG_DFL for number in ASKS} | {signal.SIGINT: signal.default_int_handler}
+# Of all runs of this process: JAX wants numbers that rise, and a run that goes back has lower ones.
+_CALLS = itertools.count(1)
 _ANY = "asked to end (a signal to one of the processes)"
 _HINT = b"\nstopping after this step; once more to stop at once\n"
 
@@ -77,7 +80,7 @@ class Signals(Hook):
     def on_state(self, step: int, state: Any, metrics: Metrics) -> Stop | None:
         """Asks to stop if a signal came; at several processes, to any of them."""
         if self._several:  # 29 us; JAX counts calls, one by one
-            agreed = multihost_utils.reached_preemption_sync_point(step // self.every)
+            agreed = multihost_utils.reached_preemption_sync_point(next(_CALLS))
             return Stop(self.why or _ANY) if agreed else None
         return None if self.why is None else Stop(self.why)
 
