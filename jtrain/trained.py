@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
+from jtrain.all_processes import of_first
 from jtrain.assemble import Assembly, assemble
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints
@@ -104,16 +105,21 @@ def _restored(
 ) -> tuple[int, TrainState]:
     with Checkpoints(there.checkpoints, best=parts.config.checkpoint.best) as checkpoints:
         named = {"newest": checkpoints.newest, "best": checkpoints.best}
-        found = named[step]() if isinstance(step, str) else step
-        if found is None and not checkpoints.steps():
+
+        def look() -> dict[str, Any]:
+            found = named[step]() if isinstance(step, str) else step
+            return {"found": found, "steps": checkpoints.steps()}
+
+        seen = of_first(look)  # a run that goes on may save another one meanwhile
+        found, steps = seen["found"], seen["steps"]
+        if found is None and not steps:
             raise CheckpointError(
                 f"{there.checkpoints} has no checkpoint: no state of this run was saved. Train it: "
                 f"jtrain run {there.config}"
             )
         if found is None:
             raise CheckpointError(
-                f"{there.checkpoints} has no {step} checkpoint; it has steps "
-                f"{checkpoints.steps() or 'none'}. The best is kept where checkpoint.best names a "
-                f"metric."
+                f"{there.checkpoints} has no {step} checkpoint; it has steps {steps}. The best is "
+                f"kept where checkpoint.best names a metric."
             )
         return found, checkpoints.restore(found, parts.like)

@@ -10,9 +10,10 @@ from typing import Any
 import jax
 
 from jtrain import trees
+from jtrain.all_processes import of_each
 from jtrain.checkpoint import ending, fingerprint, folder, keeping, leaves, space, storage
 from jtrain.checkpoint.lock import NAME, Lock
-from jtrain.checkpoint.resuming import held, newest_whole
+from jtrain.checkpoint.resuming import apart, held, newest_whole
 from jtrain.checkpoint.saver import Saver, spare
 from jtrain.checkpoint.task import Task
 from jtrain.errors import CheckpointError, DamagedError
@@ -215,6 +216,7 @@ class Checkpoints:
                 with a table of what differs; nothing is read then.
             DamagedError: if it is damaged, or a leaf is another than that which was saved, after it
                 was read: a SetAsideError in a process that writes here.
+            DeviceError: if only some processes of a run have read another leaf.
         """
         self.wait()
         record = folder.record(self.directory, step)
@@ -284,17 +286,22 @@ class Checkpoints:
 
     def _check_leaves(self, step: int, saved: Mapping[str, str], flat: Mapping[str, Leaf]) -> None:
         now = fingerprint.read(fingerprint.begin({name: flat[name] for name in saved}))
-        if wrong := [name for name in saved if now[name] != saved[name]]:
-            what = ", ".join(f"{n} has the fingerprint {now[n]}, and had {saved[n]}" for n in wrong)
-            what = f"its files are whole, but {what}"
-            if not self._fall_back:
-                raise held(self.directory, step, what)
-            if self._lock is None and self._first is not False:
-                raise folder.damaged(self.directory, step, what)
-            if self._lock is not None:  # or the next start would take it again
-                what += f"; it was set aside as {folder.set_aside(self.directory, step)}"
-                self.news.append(f"checkpoint {step} is damaged: {what}")
-            raise SetAsideError(str(folder.damaged(self.directory, step, what)))
+        wrong = [name for name in saved if now[name] != saved[name]]
+        what = ", ".join(f"{n} has the fingerprint {now[n]}, and had {saved[n]}" for n in wrong)
+        every = of_each(what)  # or one would go back alone
+        if not any(every):
+            return
+        if not all(every):  # of a leaf that each has whole
+            raise apart(step, every)
+        what = f"its files are whole, but {what}"
+        if not self._fall_back:
+            raise held(self.directory, step, what)
+        if self._lock is None and self._first is not False:
+            raise folder.damaged(self.directory, step, what)
+        if self._lock is not None:  # or the next start would take it again
+            what += f"; it was set aside as {folder.set_aside(self.directory, step)}"
+            self.news.append(f"checkpoint {step} is damaged: {what}")
+        raise SetAsideError(str(folder.damaged(self.directory, step, what)))
 
 
 def _check_json(about: Mapping[str, Any]) -> None:

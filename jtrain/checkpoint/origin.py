@@ -7,6 +7,7 @@ from typing import Literal, Protocol, runtime_checkable
 import jax
 import numpy as np
 
+from jtrain.all_processes import of_first
 from jtrain.checkpoint import folder, leaves, storage
 from jtrain.checkpoint.checkpoints import Checkpoints
 from jtrain.checkpoint.tensors import ENDING, INDEX, tensors
@@ -87,7 +88,9 @@ def find(path: str, step: Literal["newest", "best"] = "newest") -> Origin:
             return Stored(place.parent, int(place.name))
         for directory in (place / "checkpoints", place):
             if folder.steps(directory):
-                return Stored(directory, _step(directory, step))
+                # The run may go on meanwhile: every process takes what the first has found.
+                found = of_first(lambda directory=directory: {"step": _step(directory, step)})
+                return Stored(directory, found["step"])
     kept = filter(folder.steps, RUNS.glob("*/checkpoints"))
     there = sorted(directory.parent.name for directory in kept)
     near = did_you_mean(Path(path).name, there)

@@ -1,11 +1,12 @@
 """Where a run goes on: the newest checkpoint of which every byte is what was sealed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jtrain import all_processes
 from jtrain.checkpoint import folder
-from jtrain.errors import DamagedError
+from jtrain.errors import DamagedError, DeviceError
 
 
 def newest_whole(directory: Path, *, fall_back: bool = True) -> tuple[int | None, list[str]]:
@@ -35,6 +36,20 @@ def held(directory: Path, step: int, what: str) -> DamagedError:
         f"checkpoint {step} in {directory} is damaged: {what}. checkpoint.on_damage is stop, so "
         f"nothing was renamed. Put it back as it was, or go on from the newest that is whole: the "
         f"same command with checkpoint.on_damage=fall_back"
+    )
+
+
+def apart(step: int, found: Sequence[str]) -> DeviceError:
+    """The error where some processes have read another leaf than was saved, and others have not.
+
+    Args:
+        found: of each process what it has read otherwise.
+    """
+    odd, what = next((index, what) for index, what in enumerate(found) if what)
+    return DeviceError(
+        f"checkpoint {step} was read otherwise by process {odd} than by others, which have what "
+        f"was saved: {what}. Its memory, its device or its way to the disk is at fault. Run again "
+        f"to go on from there, without the host of process {odd} if it is named twice."
     )
 
 

@@ -19,6 +19,8 @@ import numpy as np
 from jtrain.checkpoint.quiet import quiet, silence
 from jtrain.types import Leaf
 
+MEET = 12 * 3600 * 1000  # milliseconds: meanwhile the first reads and seals every byte
+
 
 class UnreadableError(Exception):
     """What is wrong with stored arrays, in a line."""
@@ -54,8 +56,8 @@ class Writer:
         self._checkpointer.wait_until_finished()
 
     def meet(self, what: str) -> None:
-        """Waits until every process is here."""
-        self._barrier(key=f"jtrain.checkpoint:{what}", timeout_ms=600_000)
+        """Waits until every process is here; one that dies ends it sooner, by JAX's heartbeat."""
+        self._barrier(key=f"jtrain.checkpoint:{what}", timeout_ms=MEET)
 
     def close(self) -> None:
         """Ends the threads."""

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtrain.all_processes import of_first
 from jtrain.assemble import Assembly
-from jtrain.checkpoint import Checkpoints, fingerprint, leaves, looking
+from jtrain.checkpoint import Checkpoints, fingerprint, folder, leaves, looking
 from jtrain.data.digest import digest
 from jtrain.data.readers import readers
 from jtrain.debug.dissect import Dissected, dissect
@@ -122,19 +123,24 @@ def _before(
     parts: Assembly, there: Directory, step: int, tell: Callable[[str], None]
 ) -> tuple[int, TrainState]:
     """The newest state that the run kept before the call with the step, and its step."""
-    each = parts.config.steps_per_call
+    first = (step - 1) // parts.config.steps_per_call * parts.config.steps_per_call
     with Checkpoints(there.checkpoints) as checkpoints:
-        for start in sorted(checkpoints.steps(), reverse=True):
-            if start > (step - 1) // each * each:
-                continue
-            try:
-                state = checkpoints.restore(start, parts.like)
-            except CheckpointError as error:
-                tell(f"passed over: {error}")
-                continue
-            parts.calls.restore(checkpoints.about(start).get("batches", {}))
-            return start, state
-    return 0, parts.fresh()
+
+        def look() -> dict[str, int]:
+            for start in reversed([each for each in checkpoints.steps() if each <= first]):
+                try:
+                    folder.check(there.checkpoints, start)
+                except CheckpointError as error:
+                    tell(f"passed over: {error}")
+                else:
+                    return {"start": start}
+            return {"start": 0}
+
+        start = of_first(look)["start"]
+        if start == 0:
+            return 0, parts.fresh()
+        parts.calls.restore(checkpoints.about(start).get("batches", {}))
+        return start, checkpoints.restore(start, parts.like)
 
 
 def _redo(parts: Assembly, state: TrainState, start: int, step: int) -> _Redone:

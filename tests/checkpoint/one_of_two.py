@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from jtrain.all_processes import refuse_apart
-from jtrain.checkpoint import Checkpoints, folder
+from jtrain.checkpoint import Checkpoints, folder, origin, storage
 from jtrain.errors import CheckpointError, DeviceError, PeerError
 
 
@@ -71,8 +71,28 @@ def main(directory: Path, port: str, index: int) -> None:
         with pytest.raises(expected[0], match=expected[1]):
             checkpoints.wait()
         assert 9 not in checkpoints.steps()
+        read_otherwise(checkpoints, like, index)
     removed(directory.with_name("removed"), state(7), index)
+    with pytest.MonkeyPatch.context() as patch:
+        if index:  # as if the other had saved a step between two looks
+            patch.setattr(origin, "_step", lambda *_: 2)
+        assert origin.find(str(directory)).where == str(directory / "4")
     apart(index)
+
+
+def read_otherwise(checkpoints: Checkpoints, like: dict, index: int) -> None:
+    """A leaf that both have whole, and of which the second reads another bit than was saved."""
+    right = storage.read
+
+    def wrong(*args: Any, **words: Any) -> dict:
+        found = right(*args, **words)
+        return {**found, "step": found["step"] + 1} if index else found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "read", wrong)
+        with pytest.raises(DeviceError, match=r"4 was read otherwise by process 1 than by others"):
+            checkpoints.restore(4, like)
+    assert checkpoints.restore(4, like)["step"] == 4, "it was left where it is"
 
 
 def removed(directory: Path, state: dict, index: int) -> None:
