@@ -49,6 +49,11 @@ def of_each(value: Any) -> list[Any]:
     ]
 
 
+def together() -> None:
+    """Returns when every process is here."""
+    of_each(None)
+
+
 def refuse_apart(facts: Mapping[str, str], when: str) -> None:
     """Makes sure that processes that know a fact by the same name know the same; all call this.
 

@@ -52,7 +52,8 @@ class Keep:
         twice: Twice | None,
         pause: Callable[[str], AbstractContextManager[None]],
     ):
-        self.seconds: float | None = directory.stands().get("seconds_per_save")
+        stands = directory.stands() if directory.first else {}
+        self.seconds: float | None = stands.get("seconds_per_save")
         """That the last save took until it was on the disk; None: not measured."""
         self._parts, self._directory, self._retries = parts, directory, retries
         self._guarded, self._evaluations, self._best = guarded, evaluations, best

@@ -9,7 +9,7 @@ from typing import Any, Literal, TextIO, TypeAlias
 
 import jax
 
-from jtrain.all_processes import of_first
+from jtrain.all_processes import of_first, together
 from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints, SetAsideError
@@ -167,8 +167,9 @@ def _trained(
         parts, start = begin.parts, begin.start
         guarded = {"earlier": begin.earlier, "known": begin.known}
         with Watch(parts, there, checkpoints, start=start, screen=screen, **guarded) as watch:
-            readers = gone_on(there.stands(), start or 0, jax.process_count())
-            there.say("running", step=start or 0, why="", readers=readers, **facts)
+            if there.first:
+                readers = gone_on(there.stands(), start or 0, jax.process_count())
+                there.say("running", step=start or 0, why="", readers=readers, **facts)
             ended = drive(parts, step, state, watch, signals, hooks=hooks, start=start, news=news)
             if not isinstance(ended.stop, Rollback):
                 return _finish(parts, there, checkpoints, watch, signals, ended)
@@ -258,8 +259,10 @@ def _finish(
     with PULSE.during("save"):
         watch.settle(ended.step, ended.state)  # what is announced is on the disk
     status, why = ENDS[stop.kind], stop.why
-    watch.ended(status)
     directory.say(status, step=ended.step, why=why)
+    watch.ended(status)
+    with PULSE.during("end"):
+        together()  # the end of one may be that of all, and the first has more to do
     found = {name: evaluation.results for name, evaluation in watch.evaluations.items()}
     return Outcome(directory, status, ended.step, checkpoints.newest(), why, found, sample)
 
@@ -278,6 +281,7 @@ def _shown(
         with watch.pause("sampling"), signals.interruptible():
             here = parts.here(ended.state)
             text = sample(*here) if directory.first else ""
+            together()
         if directory.first:
             directory.samples.write_text(text + "\n")
     if watch.pictures is not None:

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 import jax
 import jax.numpy as jnp
 
+from jtrain.all_processes import together
 from jtrain.assemble import Assembly
 from jtrain.checkpoint import Checkpoints, Retries
 from jtrain.checkpoint.keeping import Goal
@@ -258,7 +259,9 @@ class Watch:
         def draw(state: TrainState) -> Mapping[str, Any]:
             with self.pause("drawing"):
                 here = self._parts.here(state)
-                return make(*here) if directory.first else {}
+                made = make(*here) if directory.first else {}
+                together()
+                return made
 
         every = self._parts.config.log.pictures or self._parts.config.steps
         return Pictures(directory.pictures, every=every, draw=draw)
