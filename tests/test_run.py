@@ -381,6 +381,16 @@ def test_a_save_that_fails_behind_an_error_is_told_too(monkeypatch, capfd):
     assert stands_of("runs/quick")["why"] == "KeyError: 'loss/typo'"
 
 
+def test_how_it_ended_is_on_the_disk_before_trackers_are_waited_for(monkeypatch):
+    from jtrain.watch import Watch
+
+    seen = []
+    look = lambda watch, status: seen.append((status, stands_of("runs/quick")["status"]))
+    monkeypatch.setattr(Watch, "ended", look)
+    assert jt.run(config_of(CONFIG)).status == "done"
+    assert seen == [("done", "done")]
+
+
 @pytest.mark.parametrize(("slow", "phase"), [("compile_step", "compile"), ("fresh", "restore")])
 def test_a_run_that_takes_long_to_begin_says_what_it_does(
     monkeypatch, capfd, slow: str, phase: str
