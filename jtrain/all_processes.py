@@ -27,8 +27,10 @@ def of_first(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
     Where there is one every process calls this at the same time.
     """
-    made = make() if jax.process_index() == 0 else {}
-    return made if jax.process_count() == 1 else of_each(made)[0]
+    if jax.process_count() == 1:
+        return make()
+    together()  # what it makes may take minutes, and the first meeting of all has 30 s
+    return of_each(make() if jax.process_index() == 0 else {})[0]
 
 
 def of_each(value: Any) -> list[Any]:

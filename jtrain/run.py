@@ -261,8 +261,9 @@ def _finish(
     status, why = ENDS[stop.kind], stop.why
     directory.say(status, step=ended.step, why=why)
     watch.ended(status)
-    with PULSE.during("end"):
-        together()  # the end of one may be that of all, and the first has more to do
+    # The end of one may be that of all, and the first has more to do. Who is gone is no matter.
+    with PULSE.during("end"), contextlib.suppress(RuntimeError, ValueError):
+        together()
     found = {name: evaluation.results for name, evaluation in watch.evaluations.items()}
     return Outcome(directory, status, ended.step, checkpoints.newest(), why, found, sample)
 

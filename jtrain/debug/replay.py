@@ -15,7 +15,7 @@ from jtrain.data.digest import digest
 from jtrain.data.readers import readers
 from jtrain.debug.dissect import Dissected, dissect
 from jtrain.directory import Directory
-from jtrain.errors import CheckpointError, ConfigError
+from jtrain.errors import CheckpointError, ConfigError, DamagedError
 from jtrain.experiment import RunConfig
 from jtrain.going_back import decided
 from jtrain.hooks.recording import Step, steps
@@ -123,24 +123,29 @@ def _before(
     parts: Assembly, there: Directory, step: int, tell: Callable[[str], None]
 ) -> tuple[int, TrainState]:
     """The newest state that the run kept before the call with the step, and its step."""
-    first = (step - 1) // parts.config.steps_per_call * parts.config.steps_per_call
+    last = (step - 1) // parts.config.steps_per_call * parts.config.steps_per_call
     with Checkpoints(there.checkpoints) as checkpoints:
 
-        def look() -> dict[str, int]:
-            for start in reversed([each for each in checkpoints.steps() if each <= first]):
+        def look() -> dict[str, int | None]:
+            for start in reversed([each for each in checkpoints.steps() if each <= last]):
                 try:
                     folder.check(there.checkpoints, start)
                 except CheckpointError as error:
                     tell(f"passed over: {error}")
                 else:
                     return {"start": start}
-            return {"start": 0}
+            return {"start": None}
 
-        start = of_first(look)["start"]
-        if start == 0:
-            return 0, parts.fresh()
-        parts.calls.restore(checkpoints.about(start).get("batches", {}))
-        return start, checkpoints.restore(start, parts.like)
+        while (start := of_first(look)["start"]) is not None:
+            try:
+                state = checkpoints.restore(start, parts.like)
+            except DamagedError as error:  # its files are whole, and a leaf is not
+                tell(f"passed over: {error}")
+                last = start - 1
+            else:
+                parts.calls.restore(checkpoints.about(start).get("batches", {}))
+                return start, state
+    return 0, parts.fresh()
 
 
 def _redo(parts: Assembly, state: TrainState, start: int, step: int) -> _Redone:

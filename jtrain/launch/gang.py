@@ -117,7 +117,7 @@ class Gang:
 
     def end(self, ending: Ending) -> Ending:
         """Ends all; the others say first what is wrong with them, where one has said that."""
-        if ending.failed and ending.who is not None and (ending.who.code or 0) > 0:
+        if ending.failed and ending.who is not None and ending.who.code not in KILLED | {None}:
             deadline = time.monotonic() + FAREWELL
             while time.monotonic() < deadline and any(m.code is None for m in self.members):
                 time.sleep(POLL)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from checkpoint_states import State, like, make_state, same_bits
 
-from jtrain.checkpoint import Checkpoints, fingerprint, lock
+from jtrain.checkpoint import Checkpoints, lock
 from jtrain.errors import CheckpointError
 
 
@@ -179,12 +179,13 @@ def test_ctrl_c_in_a_save_harms_nothing(tmp_path: Path):
 
     state = {"w": jnp.arange(500_000.0), "step": jnp.int32(0)}
     # JAX itself may not be interrupted while it traces: what it was tracing recurs ever after.
-    fingerprint.read(fingerprint.begin(state))
+    with Checkpoints(tmp_path / "first") as first:
+        first.save(0, state, {})
     before = signal.signal(signal.SIGALRM, interrupt)
     delays = [1e-5, *(1e-3 * i for i in range(1, 9)), *(3e-4 * i for i in range(1, 9))]
     interrupted = 0
     try:
-        with Checkpoints(tmp_path, keep=0) as checkpoints:
+        with Checkpoints(tmp_path / "kept", keep=0) as checkpoints:
             for step, delay in enumerate(delays):
                 state["step"] = jnp.int32(step)
                 try:

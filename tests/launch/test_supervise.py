@@ -168,14 +168,20 @@ def test_a_hang_without_a_new_beginning_exits_with_124(here: Path, capfd):
 
 
 @pytest.mark.parametrize(
-    ("mark", "end", "code"), [("PULSE.fails();", "sys.exit(5)", 5), ("", SELF_KILLED, 137)]
+    ("mark", "end", "other", "code"),
+    [
+        ("PULSE.fails();", "sys.exit(5)", "PULSE.fails(); sys.exit(6)", 5),
+        ("PULSE.fails();", "sys.exit(5)", "os.abort()", 5),  # as JAX ends one whose peer is gone
+        ("", SELF_KILLED, "PULSE.fails(); sys.exit(6)", 137),
+    ],
 )
 def test_who_failed_first_is_told_though_another_was_gone_before(
-    here: Path, mark: str, end: str, code: int
+    here: Path, monkeypatch: pytest.MonkeyPatch, mark: str, end: str, other: str, code: int
 ):
+    monkeypatch.setattr(gang, "FAREWELL", 20.0)
     begins = f"\nif me: {mark} open('{here}/failed', 'w'); time.sleep(0.3); {end}\n"
     begins += f"while not os.path.exists('{here}/failed'): time.sleep(0.001)\n"
-    assert launch(watched(begins + "PULSE.fails(); sys.exit(6)"), processes=2) == code
+    assert launch(watched(begins + other), processes=2) == code
 
 
 def test_of_who_is_stuck_the_words_are_shown(here: Path, capfd):
