@@ -5,6 +5,7 @@ import json
 import pytest
 from quick_study import CODE, at_home, read_otherwise, trained, write_study
 
+from jtrain.checkpoint import fingerprint
 from jtrain.cli import main
 from jtrain.hooks.metrics import results
 from jtrain.hooks.recording import steps
@@ -37,6 +38,21 @@ def test_a_step_comes_out_as_then(study, capsys):
     assert found["checkpoint"] is None
     code, found = replayed(capsys, 10, "--only-again")
     assert (code, found["start"], found["checkpoint"]) == (0, 5, [])
+
+
+def test_it_goes_on_from_one_before_where_a_checkpoint_is_not_whole(study, capsys, monkeypatch):
+    outcome = trained(study, *SETTINGS)
+    read = fingerprint.read
+
+    def otherwise(begun):  # of the first checkpoint that is read, though its files are whole
+        monkeypatch.setattr(fingerprint, "read", read)
+        return dict.fromkeys(read(begun), "0" * 16)
+
+    monkeypatch.setattr(fingerprint, "read", otherwise)
+    code, found = replayed(capsys, 11, "--only-again")
+    assert (code, found["start"], found["compared"], found["other"]) == (0, 5, 6, None)
+    (outcome.directory.checkpoints / "10" / "about.json").write_text("{}")
+    assert replayed(capsys, 11, "--only-again")[1]["start"] == 5
 
 
 @pytest.mark.thorough
