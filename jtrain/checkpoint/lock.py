@@ -7,6 +7,7 @@ who holds it. On a file system that knows no locks nobody is refused.
 import contextlib
 import errno
 import fcntl
+import io
 import json
 import os
 import socket
@@ -24,7 +25,13 @@ _UNKNOWN = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 
 class Lock:
-    """The right to write in a directory, until it is let go."""
+    """The right to write in a directory, until it is let go or nothing refers to it.
+
+    A Ctrl-C may come between any two steps of this: what was open is closed then, for the same
+    notebook would be refused ever after by a lock that it cannot let go.
+    """
+
+    _file: io.FileIO | None = None
 
     def __init__(self, directory: Path):
         """Takes it.
@@ -35,15 +42,20 @@ class Lock:
         """
         self._path, end = directory / NAME, time.monotonic() + _PATIENCE
         self._made = [path for path in (directory, *directory.parents) if not path.exists()]
+        _locks.add(self)
         try:
-            while (file := self._try()) is None:
+            while not self._try():
                 if time.monotonic() > end:
                     raise _held(directory, holder(directory))
                 time.sleep(0.02)
-        except OSError as error:
-            raise folder.unwritable(directory, error) from None
-        self._file: int | None = file
-        _locks.add(self)
+        except BaseException as error:
+            self.forget()
+            if isinstance(error, OSError):
+                raise folder.unwritable(directory, error) from None
+            raise
+
+    def __del__(self):
+        self.forget()
 
     def release(self) -> None:
         """Lets it go; folders that were made for it go too where nothing came into them."""
@@ -54,41 +66,50 @@ class Lock:
                     path.rmdir()
             self.forget()
 
-    def _try(self) -> int | None:
-        """The open file, locked and ours; None if another has it."""
+    def forget(self) -> None:
+        """Closes the file; in a child the lock stays with its parent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _try(self) -> bool:
+        """Whether the file is open, locked and ours; False if another has it."""
         folder.make(self._path.parent)
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            file = os.open(self._path, flags, 0o600)
+            self._file = io.FileIO(str(self._path), "r+", opener=_open)
         except FileNotFoundError:  # the folder went with another who lets go
-            return None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in _UNKNOWN:
-                os.close(file)
-                if isinstance(error, BlockingIOError):
-                    return None
-                raise
-        if not self._named(file):  # it was let go, and its name with it, while we opened it
-            os.close(file)
-            return None
-        os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps(_myself()).encode(), 0)
-        return file
+            return False
+        ours = _take(self._file) and self._is_named(self._file)
+        if ours:
+            self._file.truncate(0)
+            self._file.write(json.dumps(_myself()).encode())
+        else:
+            self.forget()
+        return ours
 
-    def _named(self, file: int) -> bool:
+    def _is_named(self, file: io.FileIO) -> bool:
+        """False if it was let go, and its name with it, while we opened it."""
         try:
-            there, here = os.stat(self._path), os.fstat(file)
+            there, here = os.stat(self._path), os.fstat(file.fileno())
         except FileNotFoundError:
             return False
         return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
-    def forget(self) -> None:
-        """Closes the file; in a child the lock stays with its parent."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+
+def _take(file: io.FileIO) -> bool:
+    """Whether the kernel lets us have it, or knows no locks there."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _UNKNOWN:
+            raise
+    return True
 
 
 _locks: "weakref.WeakSet[Lock]" = weakref.WeakSet()
@@ -105,8 +126,13 @@ os.register_at_fork(after_in_child=_forget)  # a child that outlives us would ke
 def holder(directory: Path) -> dict[str, Any]:
     """Who says that they write there: host, pid, since (seconds of 1970); empty if nobody does."""
     try:
-        return dict(json.loads((directory / NAME).read_text()))
-    except (OSError, ValueError, TypeError):
+        said = json.loads((directory / NAME).read_text())
+        return {
+            "host": str(said["host"]),
+            "pid": int(said["pid"]),
+            "since": float(said["since"]),
+        }
+    except (OSError, ValueError, TypeError, KeyError):
         return {}
 
 
@@ -115,14 +141,21 @@ def _myself() -> dict[str, Any]:
 
 
 def _held(directory: Path, who: dict[str, Any]) -> CheckpointError:
-    here = who.get("host") == socket.gethostname()
     since = who.get("since", time.time())
     told = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since))
-    pid = who.get("pid", "unknown")
-    stop = f"kill {pid}" if here else f"ssh {who.get('host', 'HOST')} kill {pid}"
+    name = f"process {who['pid']} on {who['host']}" if who else "another"
     return CheckpointError(
-        f"{directory} is to be written by one process, and process {pid} on "
-        f"{who.get('host', 'an unknown host')} writes there since {told} "
-        f"({max(0, time.time() - since):.0f} s). Wait for it, end it ({stop}), or start a run of "
-        f"another name (name=...)."
+        f"{directory} is to be written by one process, and {name} writes there since {told} "
+        f"({max(0, time.time() - since):.0f} s). {_way_out(who)}, or start a run of another name "
+        f"(name=...)."
     )
+
+
+def _way_out(who: dict[str, Any]) -> str:
+    if not who:
+        return "Wait for it, or end it"
+    here = who["host"] == socket.gethostname()
+    if here and who["pid"] == os.getpid():
+        return "That is this process itself: close the Checkpoints that it has open there"
+    where = "" if here else f"ssh {who['host']} "
+    return f"Wait for it, end it ({where}kill {who['pid']})"

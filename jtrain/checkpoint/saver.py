@@ -34,13 +34,11 @@ class Saver:
             return self._writer
 
     def close(self) -> None:
-        """Ends its threads."""
-        if self._writer is not None:
-            with contextlib.suppress(
-                OSError, ValueError, RuntimeError
-            ):  # told when it was finished
-                self._writer.close()
-            self._writer = None
+        """Ends its threads; the next save begins others."""
+        writer, self._writer = self._writer, None  # a Ctrl-C leaves none that is half ended
+        if writer is not None:
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # told when it finished
+                writer.close()
         self._clear()
 
     def write(

@@ -18,10 +18,13 @@ class Task:
         self._function, self._daemon = function, daemon
         self._begun, self._ended = threading.Event(), threading.Event()
         self._error: BaseException | None = None
+        self._starting = False
 
     def start(self) -> None:
         """Begins. Keep the task somewhere before this: a Ctrl-C may raise from here."""
-        threading.Thread(target=self._run, name="checkpoint", daemon=self._daemon).start()
+        thread = threading.Thread(target=self._run, name="checkpoint", daemon=self._daemon)
+        self._starting = True
+        thread.start()
 
     def ended(self) -> bool:
         """Whether it has come to its end, or to an error."""
@@ -32,7 +35,7 @@ class Task:
 
         A task never begins where a Ctrl-C came between `start` and its thread.
         """
-        if not self._begun.wait(_BEGINS_WITHIN):
+        if not self._starting or not self._begun.wait(_BEGINS_WITHIN):
             return None
         self._ended.wait(seconds)
         return self._error

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
+from interrupts import interrupted
 
 from jtrain.checkpoint import Checkpoints, lock
 from jtrain.errors import CheckpointError
@@ -60,15 +61,20 @@ def test_the_one_who_closes_gives_it_back(tmp_path: Path):
         with Checkpoints(tmp_path) as checkpoints, Checkpoints(tmp_path) as other:
             checkpoints.save(step, STATE, {})
             assert lock.holder(tmp_path)["pid"] == os.getpid()
-            with pytest.raises(CheckpointError, match=f"process {os.getpid()} on"):
+            with pytest.raises(CheckpointError, match="this process itself: close the") as refusal:
                 other.prepare()
+            assert f"process {os.getpid()} on" in str(refusal.value)
     assert lock.holder(tmp_path) == {}
 
 
 def test_a_lock_that_says_nothing_is_taken_over(tmp_path: Path):
     for left in ("", "no json", json.dumps([1]), json.dumps({"pid": "x"})):
         (tmp_path / lock.NAME).write_text(left)
-        lock.Lock(tmp_path).release()
+        held = lock.Lock(tmp_path)
+        (tmp_path / lock.NAME).write_text(left)
+        with pytest.raises(CheckpointError, match="another writes there since"):
+            lock.Lock(tmp_path)
+        held.release()
 
 
 @pytest.mark.thorough
@@ -117,3 +123,25 @@ def test_nothing_of_one_who_writes_there_is_removed(tmp_path):
         (tmp_path / "3.saving").mkdir()
         Checkpoints(tmp_path).tidy()
         assert {path.name for path in tmp_path.iterdir()} == {lock.NAME, "3.saving"}
+
+
+# One that comes while a lock is dropped is told and goes no further.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("way", ["lock", "take", "close"])
+def test_ctrl_c_at_any_moment_leaves_nothing_held(tmp_path: Path, way: str):
+    """Also where a notebook keeps the traceback, and with it all that the frames refer to."""
+    kept: list[KeyboardInterrupt] = []
+    moment, came = -1, True
+    while came:
+        moment += 1
+        place = tmp_path / str(moment)
+        checkpoints = Checkpoints(place, first=True)
+        if way == "close":
+            checkpoints.take()
+        function = getattr(checkpoints, way, lambda place=place: lock.Lock(place))
+        came = interrupted(function, moment, kept)
+        checkpoints.close()
+        start = time.monotonic()
+        lock.Lock(place).release()
+        assert time.monotonic() - start < lock._PATIENCE / 2, f"held at moment {moment}"
+    assert len(kept) >= 20, "too few to show anything"

@@ -1,0 +1,40 @@
+"""A Ctrl-C at any moment of a save, or of its end, changes nothing of what comes after."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from checkpoint_states import like, same_bits
+from interrupts import interrupted
+
+from jtrain.checkpoint import Checkpoints
+
+STATE = {"w": jnp.arange(1000.0), "step": jnp.int32(0)}
+
+
+def save(checkpoints: Checkpoints, step: int) -> None:
+    checkpoints.save(step, STATE | {"step": jnp.int32(step)}, {})
+    checkpoints.wait()
+
+
+# One that comes in a callback of the garbage collector is told and goes no further.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.thorough
+def test_the_next_save_is_whole_and_so_are_those_before(tmp_path: Path):
+    def all_of_it(checkpoints: Checkpoints, step: int) -> None:
+        checkpoints.prepare()
+        save(checkpoints, step)
+        checkpoints.close()
+
+    kept: list[KeyboardInterrupt] = []
+    step, came = 0, True
+    with Checkpoints(tmp_path / "kept", keep=3) as checkpoints:
+        while came:
+            came = interrupted(lambda step=step: all_of_it(checkpoints, step), step // 2, kept)
+            save(checkpoints, step + 1)
+            assert step + 1 in checkpoints.steps()
+            for each in checkpoints.steps():
+                found = checkpoints.restore(each, like(STATE))
+                assert same_bits(found, STATE | {"step": jnp.int32(each)})
+            step += 2
+    assert len(kept) >= 80, "too few to show anything"
