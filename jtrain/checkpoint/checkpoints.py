@@ -100,13 +100,13 @@ class Checkpoints:
             },
             "about": dict(about),
         }
-        # In a thread from its first moment: a Ctrl-C ends our waiting, never Orbax in its middle.
+        # In a thread from its first moment: a Ctrl-C ends our waiting, never JAX or Orbax in their
+        # middle; JAX makes a ValueError of one, or takes half a trace for a whole one.
         copied = threading.Event()
-        begun = fingerprint.begin(arrays)
         self._whole.discard(step)
         write = self._saver.write
         # `ending` waits for it. Where it fails, threads of Orbax wait 10 minutes for one another.
-        self._saving = Task(lambda: write(step, arrays, record, begun, copied, sealed), daemon=True)
+        self._saving = Task(lambda: write(step, arrays, record, copied, sealed), daemon=True)
         ending.promise(self)
         self._saving.start()
         copied.wait()

@@ -72,7 +72,8 @@ def _on_devices(leaves: list[jax.Array]) -> jax.Array:
 def _on_device(leaf: Any) -> tuple[Any, Any]:
     if jnp.iscomplexobj(leaf):
         leaf = jnp.stack([leaf.real, leaf.imag], -1)
-    leaf = leaf.astype(_plain(leaf.dtype))
+    if (plain := _plain(leaf.dtype)) != leaf.dtype:  # to its own it would be cut short without x64
+        leaf = leaf.astype(plain)
     bits = min(32, 8 * leaf.dtype.itemsize)
     words = jax.lax.bitcast_convert_type(leaf, f"uint{bits}").astype(jnp.uint32)
     places, stride = jnp.zeros(words.shape, jnp.uint32), 1

@@ -46,7 +46,6 @@ class Saver:
         step: int,
         arrays: Mapping[str, Leaf],
         record: dict[str, Any],
-        prints: fingerprint.Begun,
         copied: threading.Event,
         sealed: Callable[[int], None],
     ) -> None:
@@ -58,6 +57,7 @@ class Saver:
         """
         first, begun, lost = jax.process_index() == 0, None, False
         try:
+            prints = fingerprint.begin(arrays)
             writer = self.open()
             self._clear()
             if first:

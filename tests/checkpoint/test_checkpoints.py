@@ -194,9 +194,6 @@ def test_ctrl_c_in_a_save_harms_nothing(tmp_path: Path):
                     checkpoints.wait()
                 except KeyboardInterrupt:
                     interrupted += 1
-                except ValueError as error:  # what JAX makes of one while it compares cache keys
-                    assert "KeyboardInterrupt" in str(error), error
-                    interrupted += 1
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
             checkpoints.save(99, state, {})

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_states import like
+from checkpoint_states import like, same_bits
 
 from jtrain.checkpoint import Checkpoints, fingerprint, folder, seal
 from jtrain.errors import CheckpointError, DamagedError
@@ -41,6 +41,27 @@ def test_is_the_same_on_a_device_and_on_the_host_for_every_type(dtype: str):
     assert of(leaf) == of(np.asarray(leaf))
     row, column = np.argwhere(np.asarray(leaf.astype("complex64")))[0]
     assert of(leaf) != of(leaf.at[row, column].set(jnp.zeros((), dtype)))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "uint64", "complex128"])
+def test_of_64_bits_is_the_same_where_jax_would_cut_them_short(dtype: str):
+    """A thread does not know of the `enable_x64` that it was begun under."""
+    numbers = (np.random.default_rng(0).normal(size=(3, 4)) * 2**40).astype(dtype)
+    with jax.enable_x64(True):
+        leaf = jnp.asarray(numbers)
+        known = of(leaf)
+    assert leaf.dtype == dtype
+    jax.clear_caches()
+    assert of(leaf) == known == of(numbers)
+
+
+def test_a_state_of_64_bits_is_restored(tmp_path: Path):
+    with jax.enable_x64(True), Checkpoints(tmp_path) as checkpoints:
+        state = {"x": jnp.arange(5.0) / 3, "n": jnp.arange(5) << 40}
+        checkpoints.save(1, state, {})
+        found = checkpoints.restore(1, like(state))
+    assert same_bits(found, state)
+    assert found["x"].dtype == "float64"
 
 
 def test_is_what_it_says_by_hand():
