@@ -65,6 +65,7 @@ _HOME = {
     "evaluate": "predict",
     "predict": "predict",
 }
+# Pyright reads lists that are written out, and would have a second copy of the names above.
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 

@@ -23,4 +23,5 @@ class Looker:
         self._thread.join()
 
     def _watch(self) -> None:
+        """Each kind of looker has its own."""
         raise NotImplementedError
