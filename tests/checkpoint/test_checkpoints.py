@@ -178,7 +178,7 @@ def test_ctrl_c_in_a_save_harms_nothing(tmp_path: Path):
         raise KeyboardInterrupt
 
     state = {"w": jnp.arange(500_000.0), "step": jnp.int32(0)}
-    # JAX itself may not be interrupted while it traces: what it was tracing recurs ever after.
+    # Compiled and imported before, so that the delays below reach every part of a save.
     with Checkpoints(tmp_path / "first") as first:
         first.save(0, state, {})
     before = signal.signal(signal.SIGALRM, interrupt)
