@@ -67,7 +67,7 @@ class Config(jt.RunConfig):
             couples=how.couples,
             train=corpus.shuffled(size=self.batch, seed=self.seed),
             valid=corpus.in_order(size=self.evaluate.batch or self.batch),
-            optimizer=self.optimizer.build(self.steps),
+            optimizer=self.optimizer.build(self.steps, model.dims),
             tokens=self.data.context,
             tokenizer=fingerprint(corpus.vocabulary),
             complete=writes(network.build, corpus.vocabulary),

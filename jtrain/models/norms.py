@@ -15,8 +15,11 @@ class Norm(nnx.Module):
 
     def __init__(self, width: int, *, kind: Literal["layer", "rms"], epsilon: float, bias: bool):
         self.kind, self.epsilon = kind, epsilon
-        self.scale = nnx.Param(jnp.ones(width))
-        self.bias = nnx.Param(jnp.zeros(width)) if bias and kind == "layer" else None
+        # No axis of a mesh is for this dim; a stack of layers is known by the names that follow it.
+        no_name = {"dims": (None,)}
+        self.scale = nnx.Param(jnp.ones(width), **no_name)
+        biased = bias and kind == "layer"
+        self.bias = nnx.Param(jnp.zeros(width), **no_name) if biased else None
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         """`x`, normalised over its last dim."""

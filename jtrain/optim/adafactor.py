@@ -1,11 +1,16 @@
 """The second moment of a matrix from the means of its rows and columns."""
 
+from collections.abc import Mapping
 from typing import Literal
 
+import numpy as np
 import optax
 from pydantic import Field
 
-from jtrain.optim.recipe import Recipe
+from jtrain.errors import ConfigError
+from jtrain.optim.recipe import NO_NAMES, NamedDims, Recipe
+from jtrain.optim.stacked_layers import layerwise, stacked_dims
+from jtrain.types import Leaf
 from jtrain.values import values
 
 
@@ -33,16 +38,42 @@ class Adafactor(Recipe):
 
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
         """The gradient over its factored root mean square, then the decay."""
+        return self.layered_rule(decay, NO_NAMES)
+
+    def layered_rule(
+        self, decay: optax.GradientTransformation, dims: NamedDims
+    ) -> optax.GradientTransformation:
+        """The same with root mean squares of their own for each layer of a stack."""
         stages: list[optax.GradientTransformation] = [
             optax.scale_by_factored_rms(
                 decay_rate=self.memory,
                 min_dim_size_to_factor=self.factor_from,
                 epsilon=self.eps,
             ),
-            optax.clip_by_block_rms(self.threshold),
+            layerwise(optax.clip_by_block_rms(self.threshold), dims),
         ]
         if self.relative:
-            stages.append(optax.scale_by_param_block_rms())
+            stages.append(layerwise(optax.scale_by_param_block_rms(), dims))
         if self.momentum:
             stages.append(optax.ema(self.momentum, debias=False))
         return optax.chain(*stages, decay)
+
+    def check(self, leaves: Mapping[str, Leaf], dims: NamedDims = NO_NAMES) -> None:
+        """Makes sure that no mean is taken over the layers of a stack.
+
+        Raises:
+            ConfigError: if layers are among the two largest dims of a stack, which are factored.
+        """
+        super().check(leaves, dims)
+        for name, leaf in leaves.items():
+            stacked = stacked_dims(name, dims)
+            if not stacked or leaf.ndim < 2:
+                continue
+            factored = np.argsort(leaf.shape)[-2:]  # as optax chooses them
+            if min(factored) < stacked and leaf.shape[factored[0]] >= self.factor_from:
+                layers = max(leaf.shape[:stacked])
+                raise ConfigError(
+                    f"optimizer.factor_from={self.factor_from} factors {name} {list(leaf.shape)} "
+                    f"by its {layers} layers, and so mixes the second moments of different layers. "
+                    f"Set optimizer.factor_from={layers + 1}, or model.scan=false."
+                )

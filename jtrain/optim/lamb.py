@@ -6,6 +6,8 @@ import optax
 from pydantic import Field
 
 from jtrain.optim.moments import Moments
+from jtrain.optim.recipe import NO_NAMES, NamedDims
+from jtrain.optim.stacked_layers import layerwise
 from jtrain.values import values
 
 
@@ -24,5 +26,11 @@ class Lamb(Moments):
 
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
         """AdamW's direction, each leaf as long as the parameters of the leaf."""
+        return self.layered_rule(decay, NO_NAMES)
+
+    def layered_rule(
+        self, decay: optax.GradientTransformation, dims: NamedDims
+    ) -> optax.GradientTransformation:
+        """The same with a length for each layer of a stack."""
         adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
-        return optax.chain(adam, decay, optax.scale_by_trust_ratio())
+        return optax.chain(adam, decay, layerwise(optax.scale_by_trust_ratio(), dims))

@@ -54,14 +54,14 @@ class LBFGS(Recipe):
 
     def descent(
         self,
-        decay: optax.GradientTransformation,
+        rule: optax.GradientTransformation,
         scale: optax.GradientTransformation,
         rate: LearningRate,
     ) -> optax.GradientTransformation:
         """The direction, and how far the line search goes along it."""
         del rate
         search = optax.scale_by_zoom_linesearch(self.searches, initial_guess_strategy="one")
-        whole = optax.chain(self.rule(decay), scale, search)
+        whole = optax.chain(rule, scale, search)
 
         def update(updates: Params, state: Any, params: Params | None = None, **known: Any):
             _check_known(known)

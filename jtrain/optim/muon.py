@@ -1,5 +1,6 @@
 """Momentum whose singular values are all brought near to 1."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -14,6 +15,8 @@ from jtrain import trees
 from jtrain.errors import ConfigError
 from jtrain.optim.groups import check_pattern, matches
 from jtrain.optim.moments import Moments
+from jtrain.optim.recipe import NO_NAMES, NamedDims
+from jtrain.optim.stacked_layers import layer_ndim
 from jtrain.types import Leaf, Params
 from jtrain.values import values
 
@@ -48,15 +51,16 @@ class Muon(Moments):
     that are usual for them."""
     stacks: tuple[str, ...] = ()
     """Patterns of leaves of three or more dims that stack matrices, the last two dims of which are
-    one each: layers under a scan, `blocks/*/kernel` say. Others of three dims go to AdamW."""
+    one each: the experts of a layer, `blocks/*/mixture/*` say. Layers under a scan need no pattern;
+    other leaves of three dims go to AdamW."""
 
-    def check(self, leaves: Mapping[str, Leaf]) -> None:
+    def check(self, leaves: Mapping[str, Leaf], dims: NamedDims = NO_NAMES) -> None:
         """Makes sure that there is a matrix to train.
 
         Raises:
             ConfigError: if there is none, or if a pattern names no leaf.
         """
-        super().check(leaves)
+        super().check(leaves, dims)
         written = () if self.adamw == USUAL else self.adamw
         for key, patterns in (("adamw", written), ("stacks", self.stacks)):
             for i, pattern in enumerate(patterns):
@@ -69,18 +73,24 @@ class Muon(Moments):
                     f"{leaves[flat[0]].ndim} dims, not the three of a stack of matrices: narrow "
                     f"the pattern, or leave it out."
                 )
-        if not any(self._is_matrix(name, leaf) for name, leaf in leaves.items()):
-            dims = ", ".join(
+        if not any(self._is_matrix(dims, name, leaf) for name, leaf in leaves.items()):
+            shapes = ", ".join(
                 f"{name} {list(leaf.shape)}" for name, leaf in list(leaves.items())[:3]
             )
             raise ConfigError(
-                f"optimizer.kind=muon trains matrices, and of the {len(leaves)} leaves ({dims}) "
+                f"optimizer.kind=muon trains matrices, and of the {len(leaves)} leaves ({shapes}) "
                 f"none is one that optimizer.adamw leaves to it: take optimizer.kind=adamw, or "
                 f"name leaves of more dims in optimizer.stacks."
             )
 
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
         """Matrices by their orthogonalised momentum, the rest by Adam; decay beside both."""
+        return self.layered_rule(decay, NO_NAMES)
+
+    def layered_rule(
+        self, decay: optax.GradientTransformation, dims: NamedDims
+    ) -> optax.GradientTransformation:
+        """The same with each layer of a stack as the matrix, or the vector, that it is."""
         matrix = optax.chain(
             optax.contrib.scale_by_muon(
                 ns_steps=self.iterations,
@@ -91,19 +101,22 @@ class Muon(Moments):
             optax.stateless(lambda updates, _: jax.tree.map(self._sized, updates)),
         )
         adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
-        return optax.chain(optax.partition({"muon": matrix, "adam": adam}, self._labels), decay)
+        labels = functools.partial(self._labels, dims)
+        return optax.chain(optax.partition({"muon": matrix, "adam": adam}, labels), decay)
 
     def _sized(self, u: Float[Array, "*n d f"]) -> Float[Array, "*n d f"]:
         """Orthogonal matrices, whose root mean square is 1 / sqrt(the larger dim), at `rms`."""
         return u * self.rms * max(u.shape[-2:]) ** 0.5
 
-    def _labels(self, params: Params) -> Any:
-        label = lambda path, leaf: "muon" if self._is_matrix(trees.name(path), leaf) else "adam"
+    def _labels(self, dims: NamedDims, params: Params) -> Any:
+        matrix = lambda path, leaf: self._is_matrix(dims, trees.name(path), leaf)
+        label = lambda path, leaf: "muon" if matrix(path, leaf) else "adam"
         return jax.tree_util.tree_map_with_path(label, params)
 
-    def _is_matrix(self, name: str, leaf: Leaf) -> bool:
+    def _is_matrix(self, dims: NamedDims, name: str, leaf: Leaf) -> bool:
         named = lambda patterns: any(matches(name, pattern) for pattern in patterns)
-        return (leaf.ndim == 2 or named(self.stacks)) and not named(self.adamw)
+        matrix = layer_ndim(name, leaf, dims) == 2 or named(self.stacks)
+        return matrix and not named(self.adamw)
 
 
 def _last_two(params: Params) -> Any:

@@ -1,8 +1,10 @@
 """What every optimizer has around its rule: clipping, decay, groups, and the rate over the run."""
 
 import abc
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +18,13 @@ from jtrain.optim.clip import clipped, knows_norm
 from jtrain.optim.evaluation import after
 from jtrain.optim.groups import Group, check_patterns, group_of, matches
 from jtrain.optim.schedules import Constant, LearningRate, Schedule
+from jtrain.optim.stacked_layers import layer_ndim
 from jtrain.optim.trained_only import trained_only
-from jtrain.types import Leaf, Params, Tree
+from jtrain.types import Dims, Leaf, Params, Tree
 from jtrain.values import values
+
+NamedDims: TypeAlias = Mapping[str, Dims]  # by parameter, as `Model.dims` has them
+NO_NAMES: NamedDims = MappingProxyType({})
 
 
 @values
@@ -43,7 +49,7 @@ class Recipe(abc.ABC):
     """Decay of the weights that `decay` names, before the learning rate scales it."""
     decay: tuple[str, ...] = ()
     """Patterns of the leaves that decay; empty means every leaf of two or more dims, which leaves
-    out biases and scales of norms (unless layers are stacked in a leading dim: then name them)."""
+    out biases and scales of norms. A leading dim in which layers are stacked does not count."""
     groups: tuple[Group, ...] = ()
     """Leaves with a learning rate, a decay, or a rest of their own; the first match counts."""
     ema: float = Field(default=0.0, ge=0, lt=1)
@@ -54,6 +60,17 @@ class Recipe(abc.ABC):
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
         """Gradient -> ascent direction of unit learning rate, with `decay` where it belongs."""
 
+    def layered_rule(
+        self, decay: optax.GradientTransformation, dims: NamedDims
+    ) -> optax.GradientTransformation:
+        """Return the rule for leaves of which some stack layers, as their `dims` say.
+
+        Override it where the rule depends on a leaf as a whole, its norm or its number of dims: a
+        stack then takes the steps of its layers.
+        """
+        del dims
+        return self.rule(decay)
+
     def learning_rate(self, steps: int) -> LearningRate:
         """The rate at each step (from 0) of a run of `steps`.
 
@@ -62,43 +79,49 @@ class Recipe(abc.ABC):
         """
         return self.schedule.build(self.lr, steps)
 
-    def build(self, steps: int) -> optax.GradientTransformation:
+    def build(self, steps: int, dims: NamedDims = NO_NAMES) -> optax.GradientTransformation:
         """The transformation for a run of `steps`; its `init` raises where a pattern fits no leaf.
+
+        Args:
+            steps: of the whole run, for the schedule.
+            dims: the names of the parameters' dims, `Model.dims`. A leading dim `layers` is a stack
+                of layers, each of which takes the steps that it would take as a leaf of its own.
 
         Raises:
             ConfigError: if the warmup leaves no step.
         """
         rate = self.learning_rate(steps)
-        decay = _by_name(lambda u, p, decay: u + decay * p, self._decay_of)
-        optimizer = self.descent(decay, self._scale(rate), rate)
+        decay = _by_name(lambda u, p, decay: u + decay * p, functools.partial(self._decay_of, dims))
+        optimizer = self.descent(self.layered_rule(decay, dims), self._scale(rate), rate)
         if self.ema:
             optimizer = averaged(optimizer, self.ema)
         if any(group.freeze for group in self.groups):
             optimizer = trained_only(optimizer, self._trained)
-        whole = after(optax.chain(*self._before()), optimizer)
+        whole = after(optax.chain(*self._before(dims)), optimizer)
         return knows_norm(whole) if self.clip else whole
 
     def descent(
         self,
-        decay: optax.GradientTransformation,
+        rule: optax.GradientTransformation,
         scale: optax.GradientTransformation,
         rate: LearningRate,
     ) -> optax.GradientTransformation:
         """Gradient -> update: the rule, then `scale`, by minus the rate and the groups' factors."""
         del rate
-        return optax.chain(self.rule(decay), scale)
+        return optax.chain(rule, scale)
 
-    def check(self, leaves: Mapping[str, Leaf]) -> None:
+    def check(self, leaves: Mapping[str, Leaf], dims: NamedDims = NO_NAMES) -> None:
         """Makes sure that these values mean something for the leaves, by name.
 
         Raises:
             ConfigError: if a pattern does nothing.
         """
+        del dims
         check_patterns(leaves, self.groups, self.decay)
 
-    def _before(self) -> list[optax.GradientTransformation]:
+    def _before(self, dims: NamedDims) -> list[optax.GradientTransformation]:
         """What comes before the rule."""
-        stages = [self._chosen()]
+        stages = [self._chosen(dims)]
         if self.clip_value:
             stages.append(optax.clip(self.clip_value))
         if self.clip:
@@ -112,11 +135,11 @@ class Recipe(abc.ABC):
             return by_rate
         return optax.chain(_by_name(lambda u, _, factor: u * factor, self._factor_of), by_rate)
 
-    def _chosen(self) -> optax.GradientTransformation:
+    def _chosen(self, dims: NamedDims) -> optax.GradientTransformation:
         """Gradients of frozen leaves set to zero; `init` checks every pattern."""
 
         def init(params: Params) -> optax.EmptyState:
-            self.check(trees.named_leaves(params))
+            self.check(trees.named_leaves(params), dims)
             return optax.EmptyState()
 
         def update(updates: Params, state: optax.OptState, params: Params | None = None):
@@ -134,12 +157,13 @@ class Recipe(abc.ABC):
         del leaf
         return self._group(name).lr
 
-    def _decay_of(self, name: str, leaf: Leaf) -> float:
+    def _decay_of(self, dims: NamedDims, name: str, leaf: Leaf) -> float:
         of_group = self._group(name).weight_decay
         if of_group is not None:
             return of_group
         named = any(matches(name, pattern) for pattern in self.decay)
-        return self.weight_decay if named or (not self.decay and leaf.ndim >= 2) else 0.0
+        matrix = not self.decay and layer_ndim(name, leaf, dims) >= 2
+        return self.weight_decay if named or matrix else 0.0
 
     def _group(self, name: str) -> Group:
         return group_of(name, self.groups) or Group(match="*")

@@ -43,12 +43,12 @@ class ScheduleFree(Moments):
 
     def descent(
         self,
-        decay: optax.GradientTransformation,
+        rule: optax.GradientTransformation,
         scale: optax.GradientTransformation,
         rate: LearningRate,
     ) -> optax.GradientTransformation:
         """The updates of the parameters between, with the mean to judge by."""
-        moves = optax.chain(self.rule(decay), scale)
+        moves = optax.chain(rule, scale)
         # Where it weighs the rate of a step optax counts from 1, and rates count from 0.
         whole = optax.contrib.schedule_free(moves, lambda count: rate(count - 1), self.b1)
         return Evaluated(*whole, optax.contrib.schedule_free_eval_params)

@@ -1,5 +1,7 @@
 """What can be typed wrong about an optimizer, what is said, and that following the advice works."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import pytest
 
 from jtrain.errors import ConfigError
 from jtrain.optim import Optimizer
+from jtrain.types import Dims
 
 PARAMS = {
     "embed": {"table": jnp.zeros((4, 2))},
@@ -23,6 +26,7 @@ class Case(NamedTuple):
     right: dict[str, Any]
     steps: int = 100
     right_steps: int = 100
+    dims: Mapping[str, Dims] = MappingProxyType({})
 
 
 def schedule(kind: str = "cosine", **values: Any) -> dict[str, Any]:
@@ -75,6 +79,15 @@ CASES = {
         ["optimizer.groups[1] (*/b) holds no leaf", "move it up, before head/*"],
         {"groups": [{"match": "*/b", "lr": 3}, {"match": "head/*", "lr": 2}]},
     ),
+    "factors over the layers of a stack": Case(
+        {"kind": "adafactor", "factor_from": 2},
+        [
+            "optimizer.factor_from=2 factors head/w [2, 2] by its 2 layers",
+            "Set optimizer.factor_from=3",
+        ],
+        {"kind": "adafactor", "factor_from": 3},
+        dims={"head/w": ("layers", None)},
+    ),
     "everything frozen": Case(
         {"groups": [{"match": "*", "freeze": True}]},
         ["freezes all 3 leaves", "narrow a match, or set freeze: false"],
@@ -102,17 +115,17 @@ CASES = {
 }
 
 
-def use(typed: dict[str, Any], steps: int) -> None:
+def use(typed: dict[str, Any], steps: int, dims: Mapping[str, Dims]) -> None:
     """Goes the way of a config: values, transformation, first step."""
     values = pydantic.TypeAdapter(Optimizer).validate_python({"kind": "adamw", "lr": 0.1, **typed})
-    optimizer = values.build(steps)
+    optimizer = values.build(steps, dims)
     optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_says_what_is_wrong_and_its_advice_works(case: Case):
     with pytest.raises((ConfigError, pydantic.ValidationError)) as refusal:
-        use(case.wrong, case.steps)
+        use(case.wrong, case.steps, case.dims)
     for words in case.said:
         assert words in str(refusal.value)
-    use(case.right, case.right_steps)
+    use(case.right, case.right_steps, case.dims)

@@ -16,6 +16,7 @@ from layouts import start as start_language
 from tiny_language import batches, loss_of
 
 from jtrain import trees
+from jtrain.models.layers import stack_layers
 from jtrain.optim import (
     LBFGS,
     SGD,
@@ -308,6 +309,44 @@ def test_decays_what_it_is_told_to(row: Row):
         # To the last bit of 0.1: schedule_free finds the mean from what lies beside it.
         still = {name for name, get in (kernel, bias) if (abs(get(updates)) < 1e-8).all()}
         assert (moved, still) == (decays, {kernel[0], bias[0]} - decays), changes
+
+
+def blocks(seed: int) -> Any:
+    """A leaf for each of three layers, of the dims that a transformer's layers have."""
+    draw = np.random.default_rng(seed).standard_normal
+    one = lambda: {"kernel": jnp.float32(draw((4, 6))), "scale": jnp.float32(draw(6))}
+    experts = lambda: {"experts": jnp.float32(draw((2, 4, 6)))}
+    return {
+        "blocks": {str(i): one() | experts() for i in range(3)},
+        "head": jnp.float32(draw((5, 4))),
+    }
+
+
+STACKED = {
+    "blocks/kernel": ("layers", "width", "hidden"),
+    "blocks/scale": ("layers", None),
+    "blocks/experts": ("layers", "experts", "width", "hidden"),
+    "head": ("vocab", "width"),
+}
+
+
+@by_formula
+def test_takes_the_steps_of_layers_written_out_where_they_are_stacked(row: Row):
+    """The gradients are given, and no sum is taken over layers: nothing here cancels."""
+    # Three layers are fewer than the four that are factored.
+    values = replace(row, factor_from=4) if isinstance(row.values, Adafactor) else row.values
+
+    def walk(params, stack, dims):
+        optimizer = values.build(STEPS, dims)
+        state, update = optimizer.init(params), jax.jit(optimizer.update)
+        for seed in range(1, 4):
+            updates, state = update(stack(blocks(seed)), state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    want = stack_layers(walk(blocks(0), lambda tree: tree, {}))
+    got = walk(stack_layers(blocks(0)), stack_layers, STACKED)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, want)
 
 
 @by_formula

@@ -6,13 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from layouts import distance
 from quick_study import config_of, trained
 
 import jtrain as jt
+from jtrain.assemble import assemble
 from jtrain.data.prepare import prepare
 from jtrain.data.tokenizing import ByBytes
 from jtrain.errors import ConfigError
 from jtrain.losses.next_token import inputs_and_targets, next_token
+from jtrain.models.layers import unstack_layers
 from jtrain.trained import complete
 from jtrain.types import Anywhere, Terms
 
@@ -87,6 +90,22 @@ def test_a_mixture_trains_and_is_judged_by_each_text(home: Path):
     outcome = trained(CONFIG, *TOY, *mixed, "evaluate.batch=8", "checkpoint.every=0")
     assert list(outcome.sets) == ["cats", "dogs"]
     assert all(np.isfinite(found[4]["loss"]) for found in outcome.sets.values())
+
+
+def test_layers_in_a_scan_train_as_layers_written_out():
+    """The scales of norms, of ones, would decay if a stack of them counted as a matrix."""
+    layers = ("model.layers=2", "microbatches=1", "precision.kind=f32")
+    decay = ("optimizer.weight_decay=1.0", "optimizer.schedule.warmup=0")
+    losses, params = {}, {}
+    for scan in (False, True):
+        parts = assemble(config_of(CONFIG, [*TOY, *layers, *decay, f"model.scan={scan}"]))
+        state, step, losses[scan] = parts.fresh(), parts.compile_step(), []
+        for batch in (parts.place(parts.experiment.train[i]) for i in range(5)):
+            state, metrics = step(state, batch)
+            losses[scan].append(metrics["loss"].value())
+        params[scan] = unstack_layers(state.params) if scan else state.params
+    np.testing.assert_allclose(losses[True], losses[False], rtol=1e-6)
+    assert distance(params[True], params[False]) < 1e-5
 
 
 @pytest.mark.parametrize("group", ["row", "batch"])

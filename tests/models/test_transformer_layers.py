@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pydantic
 import pytest
 
 from jtrain.models.draws import Draws
@@ -12,6 +13,7 @@ from jtrain.models.layers import stack_layers, stacked, unstack_layers
 from jtrain.models.linear import Linear
 from jtrain.models.transformer import Transformer
 from jtrain.rows import row_keys
+from jtrain.trees import named_leaves
 
 pytestmark = pytest.mark.thorough
 
@@ -90,6 +92,21 @@ def test_a_scan_starts_from_the_same_numbers():
     params, together = (of(scan=scan)(jax.random.key(0))[0] for scan in (False, True))
     jax.tree.map(np.testing.assert_array_equal, unstack_layers(together), params)
     jax.tree.map(np.testing.assert_array_equal, together, stack_layers(params))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {**LIKE_LLAMA, "qk_norm": True}, {"experts": {"kind": "dropless", "count": 4}}],
+    ids=["gpt", "llama", "experts"],
+)
+def test_every_leaf_of_stacked_layers_is_named_so_and_no_other(values):
+    """By these names the optimizers know what a leaf of one layer would be."""
+    adapter = pydantic.TypeAdapter(Transformer)
+    model = adapter.validate_python({**SMALL, **values, "scan": True}).build()
+    params = named_leaves(jax.eval_shape(model.init, jax.random.key(0))[0])
+    stacked = {name for name, leaf in params.items() if model.dims.get(name, ())[:1] == ("layers",)}
+    assert stacked == {name for name in params if name.startswith("blocks/")}
+    assert all(len(model.dims[name]) == params[name].ndim for name in stacked)
 
 
 def test_a_scan_is_one_block_however_many_layers():
