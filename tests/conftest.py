@@ -5,9 +5,16 @@ from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # LLVM at -O1 compiles in 0.7 of the time. XLA's own passes, fusion among them, are those that users
-# have; benchmarks/exactness.py measures with everything on.
-os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=1"
+# have; benchmarks/exactness.py measures with everything on. Flags that are set outside hold too:
+# those of another processor's instructions, say (docs/tests.md). A worker of pytest-xdist has all.
+os.environ["XLA_FLAGS"] = " ".join(
+    dict.fromkeys(
+        (
+            *os.environ.get("XLA_FLAGS", "").split(),
+            "--xla_force_host_platform_device_count=8",
+            "--xla_backend_optimization_level=1",
+        )
+    )
 )
 
 # A device that waits for others holds a thread, and may wait for several at once: with as many
