@@ -1,8 +1,7 @@
-"""Steps of the tiny language model under any layout, and how far apart two results are."""
+"""Steps of the tiny language model under any layout."""
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -121,28 +120,3 @@ def reference(case: Case, optimizer: str, steps: int) -> Walk:
 
 
 walker = functools.lru_cache(64)(Walker)  # compiled once for all that walk the same way
-
-
-def distance(got: Any, want: Any) -> float:
-    """The 2-norm of the difference over that of `want`, over all leaves together, in float64."""
-    pairs = list(zip(_leaves(got), _leaves(want), strict=True))
-    apart = sum(float(np.sum(np.square(a - b))) for a, b in pairs)
-    whole = sum(float(np.sum(np.square(b))) for _, b in pairs)
-    assert whole > 0, "nothing to be near to"
-    return (apart / whole) ** 0.5
-
-
-def bitwise(got: Any, want: Any) -> bool:
-    """Whether two trees of arrays hold the same bits; -0.0 is not 0.0."""
-    pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
-    return all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in _host(pairs))
-
-
-def _leaves(tree: Any) -> Iterator[np.ndarray]:
-    return (np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree))
-
-
-def _host(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for a, b in pairs:
-        keys = jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key)
-        yield tuple(np.asarray(jax.random.key_data(x) if keys else x) for x in (a, b))

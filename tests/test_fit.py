@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from comparison import assert_close
 
 import jtrain as jt
 from jtrain import given, optim
@@ -46,7 +47,7 @@ def test_takes_the_steps_of_a_loop_by_hand():
         state, metrics = step(state, batches[number - 1])
         losses[number] = metrics["loss"].value()
     assert result.history["loss"] == pytest.approx(losses, rel=1e-5)
-    np.testing.assert_allclose(result.params["w"], state.params["w"], rtol=1e-5)
+    assert_close(result.params["w"], state.params["w"], 1e-5)
     assert (result.step, int(result.state.step), result.why, result.directory) == (12, 12, "", None)
 
 

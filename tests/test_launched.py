@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from comparison import assert_close
 from listening import descendants, listening
 from quick_study import CODE, at_home, trained, write_study
 
@@ -128,7 +129,7 @@ def test_one_process_goes_on_to_what_an_unbroken_run_comes_to(
     assert rows[: len(there)] == there
     assert [list(row) for row in rows] == [list(row) for row in unbroken]
     numbers = lambda rows: np.array([x for row in rows for x in row.values()])
-    np.testing.assert_allclose(numbers(rows), numbers(unbroken), rtol=1e-5, atol=1e-6)
+    assert_close(numbers(rows), numbers(unbroken), 1e-5)
 
 
 def alike(home: Path, compiled: Path, *words: str) -> list[tuple[int, str, str]]:

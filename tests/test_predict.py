@@ -5,6 +5,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 from predicting_process import W, X, apply
 from two_processes import in_two_processes
 
@@ -25,8 +26,8 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("parallel", ["mirrored", "fsdp", "single"])
 def test_rows_come_in_the_order_of_the_data(parallel):
     found = jt.predict(apply, W, X, batch=16, parallel=parallel)  # 45 rows: the last are 13
-    np.testing.assert_allclose(found["height"], X @ W["w"] + 0.5, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found["square"], X**2, rtol=1e-6)
+    assert_close(found["height"], X @ W["w"] + 0.5, 1e-6)
+    assert_close(found["square"], X**2, 1e-6)
     assert isinstance(found["height"], np.ndarray)
 
 
@@ -43,8 +44,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]
 @pytest.mark.parametrize("parallel", ["mirrored", "fsdp"])
 def test_each_of_two_processes_gets_all_rows_in_order(two, parallel):
     for found in two:
-        np.testing.assert_allclose(found[f"{parallel}/height"], X @ W["w"] + 0.5, rtol=1e-5)
-        np.testing.assert_allclose(found[f"{parallel}/square"], X**2, rtol=1e-6)
+        assert_close(found[f"{parallel}/height"], X @ W["w"] + 0.5, 1e-6)
+        assert_close(found[f"{parallel}/square"], X**2, 1e-6)
         rows = [*range(16), *range(16), *range(13)]
         assert found[f"{parallel}/row"].tolist() == rows, "the row is that of the global batch"
         loss = np.mean((X @ W["w"] + 0.5).astype(np.float64) ** 2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from layouts import distance
+from comparison import distance
 from process_runs import TINY
 
 from jtrain.assemble import assemble

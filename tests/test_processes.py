@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from layouts import distance, strategy
+from comparison import assert_close, distance
+from layouts import strategy
 from one_process import NAMES, ROWS, SIZE, STEPS, walk
 from two_processes import in_two_processes
 
@@ -73,7 +74,7 @@ def test_read_only_their_own_rows(processes, alone):
 
 def test_take_several_steps_in_one_call(processes, alone):
     for process in processes:
-        np.testing.assert_allclose(process["stacked"], alone["losses"][:2], rtol=1e-6)
+        assert_close(process["stacked"], alone["losses"][:2], 1e-6)
 
 
 def test_refuse_what_is_made_for_one(processes):

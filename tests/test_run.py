@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
+from comparison import assert_close
 from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
@@ -218,7 +218,7 @@ def test_cut_off_twice_with_several_steps_a_call(unbroken):
     single = unbroken("steps=15", "evaluate.every=10")
     rows = [json.loads(line) for line in single["metrics.jsonl"].splitlines()]
     alone = [row["loss"] for row in rows if "loss" in row]
-    np.testing.assert_allclose(losses(outcome), alone, rtol=1e-5)  # two programs, one loss
+    assert_close(losses(outcome), alone, 1e-5)  # two programs, one loss
 
 
 def test_cut_off_after_its_last_checkpoint_it_only_says_that_it_is_done(monkeypatch, unbroken):
@@ -513,7 +513,7 @@ def test_a_run_goes_on_under_another_layout(unbroken):
     assert "parallel.kind: fsdp -> single" in log
     rows = [json.loads(line) for line in unbroken()["metrics.jsonl"].splitlines()]
     alone = [row["loss"] for row in rows if "loss" in row]
-    np.testing.assert_allclose(losses(outcome), alone, rtol=1e-4)
+    assert_close(losses(outcome), alone, 1e-4)
 
 
 @pytest.mark.thorough

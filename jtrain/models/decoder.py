@@ -13,6 +13,7 @@ from jtrain.models.block import STD, Block
 from jtrain.models.causal import Causal
 from jtrain.models.draws import Draws
 from jtrain.models.dropout import drawn_from, drop
+from jtrain.models.embedding import look_up
 from jtrain.models.layers import stacked, through
 from jtrain.models.norms import Norm
 from jtrain.models.positions import Rotary
@@ -154,7 +155,10 @@ class Decoder(nnx.Module):
 
         The parts are exchanged then: less than the whole table would be.
         """
-        x = self.place.constrain(self.tokens[...][tokens], "group", "time", "split")
+        # Split over devices, each sums its own tokens, and blocks would only be exchanged.
+        whole = self.place.rows * self.place.times == 1
+        x = look_up(self.tokens[...], tokens) if whole else self.tokens[...][tokens]
+        x = self.place.constrain(x, "group", "time", "split")
         return self.place.constrain(x, "rows", "time", "width")
 
     def _turn(self, positions: Int[Array, "*b t"]) -> Turn | None:

@@ -6,6 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jtrain.models.draws import Draws
+from jtrain.models.thin_product import thin_product
 
 
 class Linear(nnx.Module):
@@ -39,8 +40,11 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
         """The outputs at each position."""
-        dim = 0 if self.widens else 1
+        kernel, dim = self.kernel[...], 0 if self.widens else 1
         rows = x.reshape(-1, x.shape[-1]) if self.flat else x
-        y = jax.lax.dot_general(rows, self.kernel[...], (((rows.ndim - 1,), (dim,)), ((), ())))
+        if self.flat and 1 in kernel.shape:
+            y = thin_product(rows, kernel if self.widens else kernel.T)
+        else:
+            y = jax.lax.dot_general(rows, kernel, (((rows.ndim - 1,), (dim,)), ((), ())))
         y = y if self.bias is None else y + self.bias[...].reshape(*[1] * (y.ndim - 1), -1)
         return y.reshape(*x.shape[:-1], -1)

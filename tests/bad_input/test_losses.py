@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
+from comparison import assert_close
 from line import height, line, points, squared, start
 
 from jtrain.accumulate import accumulate
@@ -217,7 +217,7 @@ def test_rows_that_meet_are_exact_over_devices_by_name():
     state, got = step(state, strategy.place(batch))
     want, wanted = jax.jit(make_step(loss, SGD, couples="batch"))(start(SGD), batch)
     assert got["loss"].value() == pytest.approx(wanted["loss"].value(), rel=1e-6)
-    np.testing.assert_allclose(state.params["slope"], want.params["slope"], rtol=1e-5)
+    assert_close(state.params["slope"], want.params["slope"], 1e-5)
 
 
 def test_a_parameter_without_gradient_is_named():

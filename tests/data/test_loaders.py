@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from comparison import assert_close
 
 import jtrain as jt
 from jtrain.data import GrainRows, Loaded, Shuffled
@@ -101,7 +102,7 @@ def test_a_step_trains_on_what_a_loader_gives():
     expected = 1.0
     for number in range(3):
         expected -= 0.2 * expected * (IMAGE[4 * number : 4 * number + 4] ** 2).mean()
-    np.testing.assert_allclose(state.params, expected, rtol=1e-6)
+    assert_close(state.params, expected, 1e-6)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 from quick_study import CODE, at_home, config_of, trained, write_study
 
 from jtrain.debug.blame import Blame, Given
@@ -190,7 +191,7 @@ def test_a_program_run_one_primitive_at_a_time_gives_what_it_gives():
     args = 2.0, jnp.array([1.0, 0.0, 2.0]), jax.random.key(1)
     slope = jax.value_and_grad(everything)
     got = outputs_of(jax.make_jaxpr(slope)(*args), args)
-    np.testing.assert_allclose(got, slope(*args), rtol=1e-6)
+    assert_close(got, slope(*args), 1e-6)
 
 
 def blamed(fn, *args) -> list:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from comparison import assert_close
 from quick_study import CODE, YAML, at_home, config_of, trained, write_study
 
 from jtrain.cli import main
@@ -158,7 +159,7 @@ def test_eager_prints_numbers_once_a_step_and_takes_the_steps_of_the_compiled_ru
     outcome = trained(CONFIG, *settings)
     want = [row["loss"] for row in results(outcome.directory.metrics, "").values()]
     losses = [float(re.findall(r"loss (\S+)", line)[0]) for line in out if line[:4] == "step"]
-    np.testing.assert_allclose(losses, want, rtol=1e-4)
+    assert_close(losses, want, 1e-4)
 
 
 def test_a_breakpoint_stops_once_a_step_where_values_are_concrete(study, monkeypatch):

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from comparison import assert_close, bitwise, distance
 from flax import nnx
-from layouts import STRATEGIES, bitwise, distance, strategy
+from layouts import STRATEGIES, strategy
 
 import jtrain as jt
 from jtrain.checkpoint import Checkpoints
@@ -280,7 +281,7 @@ def test_takes_the_same_steps_as_one_device(name, kind, layout):
         assert bitwise(many.state, walker.walk().state)
         assert distance(many.state.params, one.state.params) > 1e-3
         return
-    np.testing.assert_allclose(many.losses, one.losses, rtol=1e-5)
+    assert_close(many.losses, one.losses, 1e-5)
     assert distance(many.state.params, one.state.params) < 1e-5
     if kind == "batch norm":
         assert distance(many.state.extra, one.state.extra) < 1e-5

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import optax
 import pytest
-from layouts import distance, keep_gradient
+from comparison import distance
+from layouts import keep_gradient
 from made_whole import made_whole
 
 from jtrain.losses.balance import with_router

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from comparison import assert_close
 
 import jtrain as jt
 from jtrain.cli.check import subject_of
@@ -193,7 +194,7 @@ def test_takes_the_steps_of_its_golden_curve(name: str):
     assert len(golden) == 20
     assert golden[-1] < golden[0]
     words = f"if it was meant: python {Path(__file__)}"
-    np.testing.assert_allclose(losses(name), golden, rtol=1e-4, err_msg=words)
+    assert_close(losses(name), golden, 1e-4, says=words)
 
 
 LOOK = """

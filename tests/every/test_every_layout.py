@@ -12,7 +12,8 @@ import jax
 import numpy as np
 import optax
 import pytest
-from layouts import STRATEGIES, distance, strategy
+from comparison import assert_close, distance
+from layouts import STRATEGIES, strategy
 
 import jtrain as jt
 from jtrain.errors import LossError
@@ -160,7 +161,7 @@ def walked(case: Case) -> tuple[np.ndarray, TrainState]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_takes_the_steps_of_one_device(case):
     (losses, state), (want, one) = walked(case), walked(Case(case.member, "single", 1))
-    np.testing.assert_allclose(losses, want, rtol=LOSS)
+    assert_close(losses, want, LOSS)
     assert distance(state.params, one.params) <= PARAMS
     assert distance(one.params, start(case.member).params) > 1e-3, "nothing was learned"
     if jax.tree.leaves(one.extra):

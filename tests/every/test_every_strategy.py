@@ -8,7 +8,8 @@ import itertools
 
 import numpy as np
 import pytest
-from layouts import STRATEGIES, Case, Walker, bitwise, distance, reference, walker
+from comparison import bitwise, distance
+from layouts import STRATEGIES, Case, Walker, reference, walker
 from tiny_language import DATA
 
 COLUMNS = (STRATEGIES, [1, 2, 4, 8], [1, 2, 4], DATA, [False, True])

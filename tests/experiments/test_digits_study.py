@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
+from comparison import assert_close
 from image_files import write_digits
 from quick_study import trained
 
@@ -29,4 +29,4 @@ def test_over_eight_devices_it_learns_the_same():
     small = ("steps=20", "batch=40", "model.widths=[32]", "evaluate.batch=40")
     one = trained(CONFIG, *small, "parallel={kind: single}")
     all_of_them = trained(CONFIG, *small, "name=eight")
-    np.testing.assert_allclose(all_of_them.results[20]["loss"], one.results[20]["loss"], rtol=1e-4)
+    assert_close(all_of_them.results[20]["loss"], one.results[20]["loss"], 1e-4)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from comparison import assert_leaves_close
 from quick_study import config_of, trained
 
 import jtrain as jt
@@ -63,10 +64,7 @@ def test_one_step_of_both_is_a_step_of_each_with_the_other_in_extra():
     assert moved.pop("critic/layers/1/bias") == 0  # it is the same for both points of a pair
     assert min(moved.values()) > 1e-5
     for name, state in alone.items():
-        for leaf, found in named_leaves(both.params[name]).items():
-            np.testing.assert_allclose(
-                found, named_leaves(state.params)[leaf], rtol=1e-5, atol=1e-6, err_msg=leaf
-            )
+        assert_leaves_close(both.params[name], state.params, 1e-5)
 
 
 def test_places_are_counted_by_the_points_near_them():

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 from quick_study import config_of, trained
 
 from jtrain.types import Anywhere, Batches
@@ -31,7 +32,7 @@ def test_the_solution_is_what_heat_does_step_by_step():
     for _ in range(400):  # Euler's steps of the discretised equation
         heat[1:-1] += step * rod.conductivity * np.diff(heat, 2) * cells**2
     exact = rod.exact(jnp.asarray(x, jnp.float32), jnp.full(cells + 1, 0.4))
-    np.testing.assert_allclose(exact, heat, atol=3e-3)
+    assert_close(exact, heat, 3e-3)
     assert exact.max() > 0.5
 
 
@@ -54,7 +55,7 @@ def test_the_equation_is_the_networks_by_differences():
     by_time = (at(place, time + d) - at(place, time - d)) / (2 * d)
     bent = (at(place + d, time) - 2 * at(place, time) + at(place - d, time)) / d**2
     wanted = np.square(by_time - heat.Rod().conductivity * bent).mean()
-    np.testing.assert_allclose(metrics["equation"].value(), wanted, rtol=1e-3)
+    assert_close(metrics["equation"].value(), wanted, 1e-3)
 
 
 def test_points_follow_from_seed_and_step_and_processes_share_them():
@@ -80,4 +81,4 @@ def test_a_few_hundred_steps_bring_it_near_the_solution():
 def test_its_values_say_what_the_rod_does():
     rod = dataclasses.replace(study().Rod(), waves=(2,), conductivity=0.5)
     later = rod.exact(jnp.float32([0.25]), jnp.float32([0.1]))
-    np.testing.assert_allclose(later, [np.exp(-0.5 * (2 * np.pi) ** 2 * 0.1) / 2], rtol=1e-5)
+    assert_close(later, [np.exp(-0.5 * (2 * np.pi) ** 2 * 0.1) / 2], 1e-5)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from layouts import distance
+from comparison import assert_close, distance
 from quick_study import config_of, trained
 
 import jtrain as jt
@@ -60,7 +60,7 @@ def test_the_loss_is_that_of_all_logits_at_once():
     inputs, targets, real = inputs_and_targets({k: jnp.asarray(v) for k, v in batch.items()})
     logits, _ = jax.jit(lambda p, t: model.apply(p, {}, None, False, t))(params, inputs)
     wanted, more = next_token(logits, targets, real)
-    np.testing.assert_allclose(found.value(), wanted.value(), rtol=1e-5)
+    assert_close(found.value(), wanted.value(), 1e-5)
     assert metrics["accuracy"].value() == more["accuracy"].value()
 
 
@@ -104,7 +104,7 @@ def test_layers_in_a_scan_train_as_layers_written_out():
             state, metrics = step(state, batch)
             losses[scan].append(metrics["loss"].value())
         params[scan] = unstack_layers(state.params) if scan else state.params
-    np.testing.assert_allclose(losses[True], losses[False], rtol=1e-6)
+    assert_close(losses[True], losses[False], 1e-6)
     assert distance(params[True], params[False]) < 1e-5
 
 
@@ -115,7 +115,7 @@ def test_experts_are_judged_besides_and_a_batch_of_them_meets(group: str):
     params, _ = x.init(jax.random.key(0))
     terms, metrics = jax.jit(x.loss)(params, x.train[0], None)
     assert isinstance(terms, Terms)
-    np.testing.assert_allclose(terms.coefficients, (1.0, 0.5, 1e-3), rtol=1e-6)
+    assert_close(terms.coefficients, (1.0, 0.5, 1e-3), 1e-6)
     assert 0.9 < metrics["balance"].value() < 2  # 4 experts, of which 2 are chosen
     assert set(metrics) == {"accuracy", "cross_entropy", "balance", "router_z"}
     assert x.couples == ("batch" if group == "batch" else "nothing")

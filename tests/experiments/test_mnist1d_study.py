@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 from quick_study import config_of, trained
 
 from jtrain.trees import named_leaves
@@ -46,7 +47,7 @@ def test_the_recurrent_network_walks_both_ways():
     flat = [np.hstack([walk("there", x), walk("back", x[::-1])[::-1]]).ravel() for x in X]
     wanted = np.array(flat) @ params["head"]["kernel"] + params["head"]["bias"]
     found = jax.jit(gru.apply)(jax.tree.map(jnp.float32, params), X)
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert_close(found, wanted, 1e-5)
 
 
 def test_the_convolutions_take_every_second_place():
@@ -68,7 +69,7 @@ def test_the_convolutions_take_every_second_place():
         flat.append(h.ravel())
     wanted = np.array(flat) @ head["kernel"] + head["bias"]
     found = jax.jit(cnn.apply)(jax.tree.map(jnp.float32, params), X)
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert_close(found, wanted, 1e-5)
 
 
 def test_the_perceptron_adds_its_second_layer_to_its_first():
@@ -78,7 +79,7 @@ def test_the_perceptron_adds_its_second_layer_to_its_first():
     of = lambda layer, x: x @ layer["kernel"] + layer["bias"]
     h = np.maximum(of(first, X), 0)
     wanted = of(head, h + np.maximum(of(second, h), 0))
-    np.testing.assert_allclose(jax.jit(mlp.apply)(params, X), wanted, atol=1e-5)
+    assert_close(jax.jit(mlp.apply)(params, X), wanted, 1e-5)
 
 
 def test_the_linear_map_finds_its_minimum_in_steps_of_all_rows():

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 from quick_study import config_of, trained
 
 import jtrain as jt
@@ -46,7 +47,7 @@ def test_the_cart_moves_as_lagrange_says():
     for state, push, found in zip(states, pushes, np.asarray(after), strict=True):
         gain, bend = accelerations(state[2], state[3], push)
         rates = np.array([state[1], gain, state[3], bend])
-        np.testing.assert_allclose(found, state + 0.02 * rates, rtol=1e-5, atol=1e-5)
+        assert_close(found, state + 0.02 * rates, 1e-5)
 
 
 def test_a_player_that_always_pushes_one_way_drops_the_pole_in_ten_actions():
@@ -69,7 +70,7 @@ def test_a_player_that_always_pushes_one_way_drops_the_pole_in_ten_actions():
 def test_returns_are_discounted_sums():
     rewards = np.float32([[1, 1, 1, 0], [2, 0, 0, 4]])
     expected = [[1.75, 1.5, 1, 0], [2.5, 1, 2, 4]]
-    np.testing.assert_allclose(study().to_go(jnp.asarray(rewards), 0.5), expected)
+    assert_close(study().to_go(jnp.asarray(rewards), 0.5), expected, 1e-6)
 
 
 @pytest.mark.slow
@@ -82,7 +83,7 @@ def test_episodes_do_not_depend_on_how_they_are_split():
         for count in (1, 4)
     )
     assert whole["return"].value() == parts["return"].value() > 8
-    np.testing.assert_allclose(whole["grad_norm"].value(), parts["grad_norm"].value(), rtol=1e-5)
+    assert_close(whole["grad_norm"].value(), parts["grad_norm"].value(), 1e-5)
 
 
 def test_the_pole_stays_up_for_150_actions_after_40_updates():

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
+from comparison import assert_close
 from image_files import write_digits
 from quick_study import config_of, trained
 
@@ -34,7 +34,7 @@ def test_the_loss_over_eight_devices_is_that_of_one():
     one, eight = curves
     assert len(one) == 11
     assert one[9] < 0.95 * one[0]
-    np.testing.assert_allclose(eight, one, rtol=1e-5)
+    assert_close(eight, one, 1e-5)
 
 
 def test_a_batch_that_would_be_split_is_refused():

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 from image_files import write_digits
 from quick_study import config_of, trained
 
@@ -49,7 +50,7 @@ def test_a_pixel_surprises_as_a_count_of_sixteen_tosses():
     ways = np.array([math.comb(16, k) for k in range(17)])
     likely = ways * chances**inked * (1 - chances) ** (16 - inked)
     wanted = -np.log(likely).sum(1)
-    np.testing.assert_allclose(study().surprise(logits, jnp.float32(inked)), wanted, rtol=1e-5)
+    assert_close(study().surprise(logits, jnp.float32(inked)), wanted, 1e-5)
 
 
 def test_the_bound_is_the_scripts():
@@ -73,7 +74,7 @@ def test_the_bound_is_the_scripts():
     counts = 16 * batch["image"].reshape(-1, 64)
     with jax.numpy_rank_promotion("allow"):
         wanted = jax.jit(script().bound)(theirs, counts, jax.random.key(9))
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert_close(found, wanted, 1e-5)
 
 
 def test_digits_are_drawn_side_by_side():
@@ -94,4 +95,4 @@ def test_training_comes_to_the_scripts_bound_within_one_percent():
         ours.append(trained(CONFIG, *settings, "evaluate.batch=100").results[600]["loss"])
         with jax.numpy_rank_promotion("allow"):
             theirs.append(script().bound_after(*counts, seed=seed, steps=600))
-    np.testing.assert_allclose(np.mean(ours), np.mean(theirs), rtol=0.01)
+    assert_close(np.mean(ours), np.mean(theirs), 0.01)

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close, distance
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from layouts import distance
 
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import next_token
@@ -76,11 +76,11 @@ def both(args, **options):
 )
 def test_gives_the_plain_value_and_gradient(options):
     ((got, parts), grads), ((want, wanted), exact) = both(arrays(), **options)
-    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert_close(got, want, 1e-6)
     assert distance(grads, exact) <= 1e-6
     for part, other in zip(parts, wanted, strict=True):
         if part is not None:
-            np.testing.assert_allclose(part.value(), other.value(), rtol=1e-6)
+            assert_close(part.value(), other.value(), 1e-6)
 
 
 # A number of 8 (11) bits is off by up to 2^-9 (2^-12) of itself; the slopes are rounded, and so
@@ -91,7 +91,7 @@ def test_gives_the_plain_value_and_gradient(options):
 )
 def test_half_precision_has_logits_and_sums_in_full(dtype, off):
     ((got, _), grads), ((want, _), exact) = both(arrays(dtype), z=0.01)
-    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert_close(got, want, 1e-6)
     assert {g.dtype for g in grads} == {jnp.dtype(dtype)}
     assert distance(grads, exact) <= off
 
@@ -109,7 +109,7 @@ def test_unlikely_tokens_keep_their_gradient_in_float16():
     of = lambda h: next_token(jnp.einsum("btd,vd->btv", wide, h), y, real)[0].total
     want = jax.jit(jax.grad(lambda h: of(h) * 1e4))(head.astype(jnp.float32))[1, 0]
     assert want > 1e-3
-    np.testing.assert_allclose(got, want, rtol=0.02)
+    assert_close(got, want, 0.02)
 
 
 def test_what_is_not_real_may_be_nan():
@@ -126,7 +126,7 @@ def test_an_upstream_gradient_scales_it():
     hidden, head, *rest = arrays()
     run = jax.jit(jax.grad(lambda x, c: c * chunked(x, head, *rest)[0]))
     of = lambda c: run(hidden, jnp.float32(c))
-    np.testing.assert_allclose(of(3.0), 3 * of(1.0), rtol=1e-6)
+    assert_close(of(3.0), 3 * of(1.0), 1e-6)
 
 
 def test_all_logits_are_never_there_at_once():
@@ -162,7 +162,7 @@ def test_rows_on_devices_stay_there(told):
     assert bool(inside) != told
     here = jax.jit(jax.value_and_grad(lambda *x: plain(*x)[0], (0, 1)))
     got, want = compiled(*args), here(*args)
-    np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
+    assert_close(got[0], want[0], 1e-6)
     assert distance(got[1], want[1]) <= 1e-6
 
 

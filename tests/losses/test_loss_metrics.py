@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close, assert_leaves_close
 
 from jtrain.losses.accuracy import accuracy
 from jtrain.losses.calibration import calibration, expected_calibration_error
@@ -48,7 +49,7 @@ def test_tokens_count_as_rows_do():
     cube = lambda x: jnp.asarray(x).reshape(8, 5, *x.shape[1:])
     for metric in map(jax.jit, (accuracy, lambda *x: accuracy(*x, top=2), confusion, calibration)):
         flat, deep = (metric(*map(f, (LOGITS, LABELS, MASK))) for f in (jnp.asarray, cube))
-        jax.tree.map(np.testing.assert_array_equal, flat, deep)
+        assert_leaves_close(flat, deep, 1e-6)
 
 
 def test_confusion_counts_label_by_likeliest():
@@ -57,7 +58,7 @@ def test_confusion_counts_label_by_likeliest():
         want[LABELS[i], LOGITS[i].argmax()] += 1
     got = in_parts(confusion)
     np.testing.assert_array_equal(got.total, want)
-    np.testing.assert_allclose(got.value(), want / len(SEEN), rtol=1e-6)
+    assert_close(got.value(), want / len(SEEN), 1e-6)
     assert got.value().sum() == pytest.approx(1)
 
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from layouts import distance, keep_gradient, strategy
+from comparison import assert_close, distance
+from layouts import keep_gradient, strategy
 
 from jtrain.losses.accuracy import accuracy
 from jtrain.losses.binary_cross_entropy import binary_cross_entropy
@@ -111,9 +112,7 @@ def test_one_result(name, devices, microbatches):
     np.testing.assert_array_equal(extra["teacher"], before["teacher"])
     for metric, exact in wanted.items():
         if exact.weight is not None and metric not in {"grad_norm", "update_norm"}:
-            np.testing.assert_allclose(
-                metrics[metric].value(), exact.value(), rtol=2e-6, atol=1e-6, err_msg=metric
-            )
+            assert_close(metrics[metric].value(), exact.value(), 2e-6, says=metric)
     error = expected_calibration_error(metrics)
     assert error == pytest.approx(expected_calibration_error(wanted), rel=1e-5)
     assert error > 0
@@ -127,5 +126,5 @@ def test_what_a_row_draws_is_normal_and_its_own():
     assert abs(drawn.mean() - 2) < 4 * 0.5 / np.sqrt(drawn.size)
     assert abs(drawn.std() / 0.5 - 1) < 4 / np.sqrt(2 * drawn.size)
     again = run(keys[::-1], mean, log_variance)  # other lanes: the last bit may differ
-    np.testing.assert_allclose(again, drawn[::-1], rtol=3e-7)
+    assert_close(again, drawn[::-1], 3e-7)
     np.testing.assert_array_equal(latents(None, mean, log_variance), mean)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close, assert_leaves_close
 
 from jtrain.models import attention_parts
 from jtrain.models.attention import attention
@@ -48,7 +49,7 @@ def test_two_parts_and_their_gradients_are_the_whole(options):
     *qkv, cotangent = draw()
     out, log_sum = combined(*qkv, **options)
     wanted, back = jax.vjp(lambda *qkv: attention(*qkv, **options), *qkv)
-    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
+    assert_close(out, wanted, 2e-6)
 
     q, k, v = qkv
     sight, parts = parts_of(**options)
@@ -56,7 +57,7 @@ def test_two_parts_and_their_gradients_are_the_whole(options):
     got = [part_gradient(sight, q, k[:, own], v[:, own], at, *told) for own, at in parts]
     grads = got[0][0] + got[1][0], *(jnp.concatenate(x, 1) for x in zip(*got, strict=True))
     for ours, theirs in zip((grads[0], *grads[2:]), back(cotangent), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-6)
+        assert_close(ours, theirs, 5e-6)
 
 
 def test_keys_that_no_one_sees_weigh_nothing_and_get_nothing():
@@ -74,7 +75,7 @@ def test_keys_before_all_queries_need_no_mask():
     q, k, v, _ = draw()
     after = part(Sight(None, None, None), q, k, v, Stand(jnp.int32(T), None))
     plain = part(Sight(None, None, None), q, k, v, Stand(None, None))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), after, plain)
+    assert_leaves_close(after, plain, 2e-6)
 
 
 def test_half_precision_is_summed_in_full():
@@ -83,7 +84,7 @@ def test_half_precision_is_summed_in_full():
     assert out.dtype == log_sum.dtype == jnp.float32
     # Of bfloat16 are the products' factors alone: 2^-8 each.
     exact = attention(*[x.astype(jnp.float32) for x in (q, k, v)])
-    np.testing.assert_allclose(out, exact, atol=0.02)
+    assert_close(out, exact, 0.01)
     stand, told = Stand(None, None), (log_sum, log_sum, cotangent)
     grads = part_gradient(Sight(None, None, None), q, k, v, stand, *told)
     assert {grad.dtype for grad in grads} == {jnp.dtype(jnp.float32)}

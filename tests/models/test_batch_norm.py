@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 from flax import nnx
 
 from jtrain.models.batch_norm import EPSILON, BatchNorm, standardize_rows
@@ -38,7 +39,7 @@ def test_normalises_by_the_rows_that_are_shown(net):
     seen = X[MASK].astype(np.float64)
     mean, var = seen.mean((0, 1, 2)), seen.var((0, 1, 2))
     want = (seen - mean) / np.sqrt(var + EPSILON) * [1.0, 2.0, 0.5] + [0.0, -1.0, 3.0]
-    np.testing.assert_allclose(y[MASK], want, rtol=1e-5, atol=1e-5)
+    assert_close(y[MASK], want, 2e-6)
 
 
 def test_running_statistics_come_back_as_means_of_the_rows(net):
@@ -48,9 +49,9 @@ def test_running_statistics_come_back_as_means_of_the_rows(net):
     mean, var = after["norm"]["mean"], after["norm"]["var"]
     assert isinstance(mean, Mean)
     assert mean.weight == var.weight == 4.0
-    np.testing.assert_allclose(mean.value(), 0.1 * seen.mean((0, 1, 2)), rtol=1e-5)
+    assert_close(mean.value(), 0.1 * seen.mean((0, 1, 2)), 1e-5)
     unbiased = seen.var((0, 1, 2), ddof=1)
-    np.testing.assert_allclose(var.value(), 0.9 + 0.1 * unbiased, rtol=1e-5)
+    assert_close(var.value(), 0.9 + 0.1 * unbiased, 1e-5)
 
 
 def test_what_is_hidden_changes_nothing(net):
@@ -73,7 +74,7 @@ def test_evaluation_uses_the_running_ones_and_leaves_them(net):
     extra = {"norm": {"mean": jnp.array([1.0, 2.0, 3.0]), "var": jnp.array([4.0, 1.0, 9.0])}}
     y, same = apply(params, extra, None, False, X)
     want = (X - [1.0, 2.0, 3.0]) / np.sqrt(np.array([4.0, 1.0, 9.0]) + EPSILON)
-    np.testing.assert_allclose(y, want * [1.0, 2.0, 0.5] + [0.0, -1.0, 3.0], rtol=1e-5, atol=1e-5)
+    assert_close(y, want * [1.0, 2.0, 0.5] + [0.0, -1.0, 3.0], 2e-6)
     jax.tree.map(np.testing.assert_array_equal, same, extra)
 
 
@@ -90,11 +91,11 @@ def test_the_gradient_is_autodiffs_of_the_plain_formula(mask):
     real, way = jnp.asarray(mask, jnp.float32), jnp.asarray(np.sin(X))
     of = lambda norm: jax.jit(jax.grad(lambda x: (norm(x, real) * way).sum()))(jnp.asarray(X))
     ours = of(lambda x, real: standardize_rows(x, real)[0])
-    np.testing.assert_allclose(ours, of(plain), rtol=1e-4, atol=1e-5)
+    assert_close(ours, of(plain), 5e-6)
 
 
 def test_half_precision_is_summed_in_full():
     half, real = jnp.asarray(X, jnp.bfloat16), jnp.ones(6)
     y, mean, _ = standardize_rows(half, real)
     assert (y.dtype, mean.dtype) == (jnp.bfloat16, jnp.float32)
-    np.testing.assert_allclose(mean, np.asarray(half, np.float64).mean((0, 1, 2)), rtol=1e-6)
+    assert_close(mean, np.asarray(half, np.float64).mean((0, 1, 2)), 1e-6)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 from flax import nnx
 
 from jtrain.errors import ConfigError, DataError
@@ -43,7 +44,7 @@ def test_computes_what_flaxs_layers_compute(net):
     apply, params = net
     logits, extra = apply(params, {}, None, False, IMAGES)
     assert extra == {}
-    np.testing.assert_allclose(logits, by_flax(params, IMAGES), rtol=1e-4, atol=1e-5)
+    assert_close(logits, by_flax(params, IMAGES), 1e-5)
 
 
 def test_one_channel_need_not_be_a_dim_and_hidden_rows_change_nothing(net):
@@ -53,7 +54,7 @@ def test_one_channel_need_not_be_a_dim_and_hidden_rows_change_nothing(net):
     mask = np.array([True, False, True, True, False])
     spoilt = np.where(mask[:, None, None, None], IMAGES / np.float32(255), np.nan)
     logits, _ = apply(params, {}, None, False, spoilt.astype(np.float32), None, mask)
-    np.testing.assert_allclose(logits[mask], whole[mask], rtol=1e-5)
+    assert_close(logits[mask], whole[mask], 2e-6)
     assert np.isfinite(logits).all()
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 
 from jtrain.models.equinox import from_equinox
 from jtrain.rows import row_keys
@@ -64,10 +65,9 @@ def test_computes_what_the_module_computes(net, train):
     )
     want, after = theirs(X, state, keys)
     got, new = model.apply(params, extra, keys, train, X)
-    np.testing.assert_allclose(got, want, rtol=1e-6)
-    pairs = zip(jax.tree.leaves(new["state"]), jax.tree.leaves(after), strict=True)
-    for a, b in pairs:
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_close(got, want, 1e-6)
+    for a, b in zip(jax.tree.leaves(new["state"]), jax.tree.leaves(after), strict=True):
+        assert_close(a, b, 1e-6)
     moved = any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (new, extra)), strict=True))
     assert moved == train
 
@@ -76,7 +76,7 @@ def test_a_row_drops_by_its_own_key_wherever_it_stands():
     drop = lambda key: eqx.nn.Dropout(0.5)
     run = lambda x, keys: from_equinox(drop).apply({}, {}, keys, True, x)[0]
     order = np.array([5, 2, 7])
-    np.testing.assert_array_equal(run(X[order], KEYS[order]), run(X, KEYS)[order])
+    assert_close(run(X[order], KEYS[order]), run(X, KEYS)[order], 1e-6)
     same = run(jnp.ones((8, 4)), KEY)
     assert (same[:1] != same[1:]).any(), "a single key is folded with the row's place"
 
@@ -92,7 +92,7 @@ def test_a_module_without_a_key_or_state_is_called_with_its_inputs_alone():
     params, extra = model.init(KEY)
     assert extra == {}
     outputs, _ = model.apply(params, extra, None, True, X, X)
-    np.testing.assert_allclose(outputs, params["scale"] * (X * X).sum(1), rtol=1e-6)
+    assert_close(outputs, params["scale"] * (X * X).sum(1), 1e-6)
 
 
 def test_gradients_are_the_modules(net):
@@ -101,7 +101,7 @@ def test_gradients_are_the_modules(net):
     module, state = eqx.nn.make_with_state(Net)(jax.random.key(0))
     run = jax.vmap(lambda m, x: eqx.nn.inference_mode(m)(x, state)[0], (None, 0), axis_name="rows")
     theirs = eqx.filter_grad(lambda m: (run(m, X) ** 2).sum())(module)
-    np.testing.assert_allclose(ours["layers"]["0"]["weight"], theirs.layers[0].weight, rtol=1e-5)
+    assert_close(ours["layers"]["0"]["weight"], theirs.layers[0].weight, 1e-5)
 
 
 def test_building_makes_no_array():

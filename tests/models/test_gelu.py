@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 
 from jtrain.models.gelu import gelu
 
@@ -14,14 +15,14 @@ X = jnp.linspace(-30, 30, 2001, dtype=jnp.float32)
 
 def test_value_and_slope_are_jaxs():
     theirs = lambda x: jax.nn.gelu(x, approximate=True)
-    np.testing.assert_allclose(gelu(X), theirs(X), rtol=1e-5, atol=2e-6)
+    assert_close(gelu(X), theirs(X), 1e-6, terms=1)
     slope, expected = (jax.vmap(jax.grad(f))(X) for f in (gelu, theirs))
-    np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-5)  # tails cancel in float32
+    assert_close(slope, expected, 1e-5)  # tails cancel in float32
 
 
 def test_is_close_to_x_times_the_normal_distribution():
     exact = [x * 0.5 * (1 + math.erf(x / math.sqrt(2))) for x in np.asarray(X, np.float64)]
-    np.testing.assert_allclose(gelu(X), exact, atol=5e-4)  # the error of the approximation
+    assert_close(gelu(X), exact, 5e-4, terms=1)  # the error of the approximation
 
 
 def test_far_out_it_stays_finite():

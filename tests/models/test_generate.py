@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 
 import jtrain as jt
 from jtrain.models.generate import Uncached, generate
@@ -126,7 +127,7 @@ def test_a_cache_gives_the_logits_that_reading_all_once_more_gives(name):
 
     whole, cached = both(params)
     assert np.abs(whole).max() > 1
-    np.testing.assert_allclose(cached, whole, rtol=1e-5, atol=1e-5)
+    assert_close(cached, whole, 5e-6)
 
 
 @pytest.mark.parametrize(

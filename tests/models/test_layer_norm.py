@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 
 from jtrain.models.layer_norm import layer_norm
 
@@ -23,9 +24,9 @@ def plain(x, scale, bias):
 def test_value_and_gradients_are_autodiffs():
     got, pull = jax.vjp(layer_norm, 3 + 2 * X, SCALE, BIAS)
     expected, pull_plain = jax.vjp(plain, 3 + 2 * X, SCALE, BIAS)
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    assert_close(got, expected, 2e-6)
     for ours, theirs in zip(pull(WAY), pull_plain(WAY), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+        assert_close(ours, theirs, 5e-6)
 
 
 def test_takes_its_statistics_in_float32():
@@ -34,7 +35,7 @@ def test_takes_its_statistics_in_float32():
     got = layer_norm(half, ones, zeros)
     exact = plain(half.astype(jnp.float32), jnp.ones(16), jnp.zeros(16))
     assert got.dtype == jnp.bfloat16
-    np.testing.assert_allclose(got.astype(jnp.float32), exact, rtol=1e-2, atol=1e-2)
+    assert_close(got.astype(jnp.float32), exact, 1e-2)
 
 
 def test_a_row_of_one_value_stays_finite():

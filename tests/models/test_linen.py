@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 
 from jtrain.models.linen import from_linen
 from jtrain.rows import row_keys
@@ -47,7 +48,7 @@ def test_statistics_of_training_come_back_in_extra(net):
     _, after = model.apply(params, extra, KEY, True, X)
     inside = X @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"][None]
     mean = after["batch_stats"]["BatchNorm_0"]["mean"]
-    np.testing.assert_allclose(mean, 0.1 * inside.mean(0), rtol=1e-4, atol=1e-6)
+    assert_close(mean, 0.1 * inside.mean(0), 1e-5)
 
 
 def test_draws_from_the_first_of_the_rows_keys_and_a_stream_each(net):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 
 from jtrain.models.mlp import MLP
 
@@ -24,7 +25,7 @@ def test_gives_the_logits_of_the_formula(widths):
         x = x @ (kernel if kernel.shape[0] == x.shape[1] else kernel.T)
         x = np.maximum(x, 0) if i < len(widths) else x
     logits, _ = jax.jit(model.apply, static_argnums=3)(params, {}, None, False, IMAGES)
-    np.testing.assert_allclose(logits, x, rtol=1e-4, atol=1e-5)
+    assert_close(logits, x, 5e-6)
 
 
 def test_rows_of_another_size_are_refused():

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 from flax import nnx
 
 from jtrain.models.nnx import from_nnx
@@ -53,7 +54,7 @@ def test_computes_what_the_module_computes(net):
     module = Net(nnx.Rngs(jax.random.key(0)))
     module.eval()
     outputs, same = apply(params, extra, None, False, X)
-    np.testing.assert_allclose(outputs, module(X), rtol=1e-5, atol=1e-6)
+    assert_close(outputs, module(X), 2e-6)
     jax.tree.map(np.testing.assert_array_equal, same, extra)
 
 
@@ -61,10 +62,8 @@ def test_statistics_of_training_come_back_in_extra(net):
     apply, params, extra = net
     _, after = apply(params, extra, jax.random.key(1), True, X)
     inside = plain(Net(nnx.Rngs(jax.random.key(0))), X)
-    np.testing.assert_allclose(after["norm"]["mean"], 0.01 * inside.mean(0), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(
-        after["norm"]["var"], 0.99 + 0.01 * inside.var(0), rtol=1e-4, atol=1e-6
-    )
+    assert_close(after["norm"]["mean"], 0.01 * inside.mean(0), 1e-5)
+    assert_close(after["norm"]["var"], 0.99 + 0.01 * inside.var(0), 2e-6)
 
 
 def test_draws_from_the_key_it_is_given_and_from_nothing_else(net):
@@ -106,4 +105,4 @@ def test_gradients_are_the_modules(net):
     for i in range(11):
         ours = grads["layers"][str(i)]["kernel"]
         expected = theirs["layers"][i]["kernel"]
-        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
+        assert_close(ours, expected, 1e-5)

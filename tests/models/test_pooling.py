@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 
 from jtrain.jaxprs import operations
 from jtrain.models.pooling import max_pool
@@ -34,7 +35,7 @@ def test_gives_the_numbers_and_the_gradient_of_windows(shape):
 
     (got, grad), (want, expected) = of(max_pool), of(by_windows)
     np.testing.assert_array_equal(got, want)
-    np.testing.assert_allclose(grad, expected, atol=1e-6)
+    assert_close(grad, expected, 1e-6)
 
 
 @pytest.mark.parametrize("rest", [(2,), (3, 2, 1)], ids=str)

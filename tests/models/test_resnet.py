@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from comparison import assert_close, assert_leaves_close
 
 import jtrain as jt
 from jtrain.errors import ConfigError, LossError
@@ -105,9 +106,8 @@ def test_a_padded_batch_takes_the_step_of_its_real_rows():
     padded, real = batch_of(8, hidden=3), {k: v[:5] for k, v in batch_of(8, hidden=3).items()}
     start = jt.new_state(params, optimizer, jax.random.key(1), extra)
     (got, metrics), (want, expected) = step(start, padded), step(start, real)
-    np.testing.assert_allclose(metrics["loss"].value(), expected["loss"].value(), rtol=1e-6)
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-    jax.tree.map(close, (got.params, got.extra), (want.params, want.extra))
+    assert_close(metrics["loss"].value(), expected["loss"].value(), 1e-6)
+    assert_leaves_close((got.params, got.extra), (want.params, want.extra), 1e-5)
     assert any(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(got.extra["norm"]["mean"]))
 
 

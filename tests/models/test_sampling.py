@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 
 from jtrain.models.sampling import draw
 
@@ -50,7 +51,7 @@ def of(*kept, power=1.0):
 def test_draws_as_often_as_the_chances_say(how, expected):
     # 4000 draws: 4 standard errors are 0.032.
     got = shares(**how)
-    np.testing.assert_allclose(got, expected, atol=0.032)
+    assert_close(got, expected, 0.032, terms=1)
     assert (got[expected == 0] == 0).all()
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 
 from jtrain.models.transformer import Transformer
 from jtrain.trees import named_leaves
@@ -64,7 +65,7 @@ def test_gives_the_logits_of_the_formulas(options):
     expected = in_numpy(params, TOKENS, SIZES["heads"])
     assert extra == {}
     assert np.abs(expected).max() > 1
-    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+    assert_close(logits, expected, 1e-5)
 
 
 def test_no_position_sees_what_comes_after_it():

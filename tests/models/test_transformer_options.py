@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 
 from jtrain.models.transformer import Transformer
 
@@ -161,10 +162,10 @@ def test_gives_the_logits_of_the_formulas_and_its_pieces_do_too(name):
     product, logits = both(params)
     expected = in_numpy(params, np.asarray(TOKENS), values)
     assert np.abs(expected).max() > 1
-    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+    assert_close(logits, expected, 1e-5)
     if values.logit_cap:
         product = values.logit_cap * np.tanh(product / values.logit_cap)
-    np.testing.assert_allclose(product, logits, rtol=1e-5, atol=1e-5)
+    assert_close(product, logits, 2e-6)
 
 
 def test_what_is_in_half_precision_is_computed_in_whole():

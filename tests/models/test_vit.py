@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 
 from jtrain.errors import DataError
 from jtrain.models.vision_transformer import ToAll, cut
@@ -29,7 +30,7 @@ def test_a_linear_map_of_the_patches_is_a_convolution_with_their_stride():
     dims = ("NHWC", "HWIO", "NHWC")
     want = jax.lax.conv_general_dilated(x, kernel, (2, 2), "VALID", dimension_numbers=dims)
     got = cut(x, 2) @ kernel.reshape(-1, 5)
-    np.testing.assert_allclose(got, want.reshape(3, -1, 5), rtol=1e-5, atol=1e-5)
+    assert_close(got, want.reshape(3, -1, 5), 2e-6)
 
 
 def test_every_position_is_attended_to():
@@ -37,7 +38,7 @@ def test_every_position_is_attended_to():
     scores = np.einsum("bthk,bshk->bhts", q, k, dtype=np.float64) / 2
     chances = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     want = np.einsum("bhts,bshk->bthk", chances, v)
-    np.testing.assert_allclose(ToAll()(*map(jnp.asarray, (q, k, v))), want, rtol=1e-5, atol=1e-6)
+    assert_close(ToAll()(*map(jnp.asarray, (q, k, v))), want, 2e-6)
 
 
 @pytest.mark.parametrize(("pool", "positions"), [("class", 7), ("mean", 6)])

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from comparison import assert_close, assert_leaves_close
 
 import jtrain as jt
 from jtrain.assemble import assemble
@@ -23,8 +24,7 @@ GRADS: Any = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
 def test_is_optax_own_clip(most: float):
     updates: Any = clipped(most).update(GRADS, optax.EmptyState())[0]
     wanted: Any = optax.clip_by_global_norm(most).update(GRADS, optax.EmptyState())[0]
-    for name, leaf in wanted.items():
-        np.testing.assert_allclose(updates[name], leaf, rtol=1e-6)
+    assert_leaves_close(updates, wanted, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_norm_of_the_step_is_that_of_its_own_gradients_alone(touched, size):
     given = touched(GRADS)
     known = {"grad": GRADS, "grad_norm": jnp.float32(10)}  # not the true one, to tell them apart
     updates: Any = clipped(1.0).update(given, optax.EmptyState(), None, **known)[0]
-    np.testing.assert_allclose(updates["b"], given["b"] / size, rtol=1e-6)
+    assert_close(updates["b"], given["b"] / size, 1e-6)
 
 
 def squares(params, batch, rng):

@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pydantic
 import pytest
-from layouts import distance, strategy
+from comparison import assert_close, distance
+from layouts import strategy
 
 from jtrain.errors import ConfigError
 from jtrain.optim import LBFGS, AdamW, Group
@@ -99,7 +100,7 @@ def test_the_split_of_the_batch_changes_no_step(name: str, devices: int, microba
     want, params = fit(LBFGS(), 40)
     got, there = fit(LBFGS(), 40, microbatches, name, devices)
     # Curvature divides by small differences, so that what is rounded otherwise soon tells.
-    np.testing.assert_allclose(got[:6], want[:6], rtol=1e-4)
+    assert_close(got[:6], want[:6], 1e-4)
     assert want[5] < want[0] / 10
     assert got[-1] == pytest.approx(want[-1], rel=1e-4)
     assert distance(there, params) < 1e-2
@@ -113,7 +114,7 @@ def test_with_leaves_frozen_it_takes_optax_steps_of_the_others():
     frozen = LBFGS(memory=4, groups=(Group(match="b", freeze=True),)).build(5)
     want = _followed(optax.lbfgs(memory_size=4), {"w": params["w"]}, alone)
     got = _followed(frozen, params, problem)
-    np.testing.assert_allclose(got["w"], want["w"], rtol=1e-4)
+    assert_close(got["w"], want["w"], 1e-4)
     assert got["b"] == 0
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pydantic
 import pytest
+from comparison import assert_close
 
 from jtrain.errors import ConfigError
 from jtrain.optim import (
@@ -79,7 +80,7 @@ def test_curves_are_those_of_the_golden_file():
     for (name, new), (_, old) in zip(found, golden, strict=True):
         message = f"{name}: the new text:\n{text}"
         new, old = (np.array(rates.split(), float) for rates in (new, old))
-        np.testing.assert_allclose(new, old, atol=1.01e-4, err_msg=message)
+        assert_close(new, old, 1.01e-4, terms=1, says=message)
 
 
 @ending
@@ -95,9 +96,7 @@ def test_ends_where_it_says(schedule: Schedule):
 def test_warms_up_in_a_line_that_wastes_no_step(schedule: Schedule):
     warmup = schedule.warmup
     rates = curve(schedule)
-    np.testing.assert_allclose(
-        rates[: warmup + 1], np.arange(1, warmup + 2) / (warmup + 1), rtol=1e-6
-    )
+    assert_close(rates[: warmup + 1], np.arange(1, warmup + 2) / (warmup + 1), 1e-6)
 
 
 @falling
@@ -122,7 +121,7 @@ def test_the_log_reads_the_rate_that_the_step_takes(schedule: Schedule):
     rate = schedule.build(0.3, STEPS)
     logged = [rate(step) for step in range(STEPS)]
     assert all(type(value) is float for value in logged)
-    np.testing.assert_allclose(logged, curve(schedule, 0.3), rtol=1e-6, atol=1e-8)
+    assert_close(logged, curve(schedule, 0.3), 2e-6)
 
 
 def test_cosine_is_its_formula():
@@ -134,8 +133,8 @@ def test_cosine_is_its_formula():
 
 def test_wsd_holds_the_peak_until_its_last_share():
     rates = curve(WarmupStableDecay(decay=0.25), steps=101)
-    np.testing.assert_allclose(rates[:76], 1.0)
-    np.testing.assert_allclose(rates[75:], np.linspace(1, 0, 26), atol=1e-6)
+    assert_close(rates[:76], 1.0, 1e-7)
+    assert_close(rates[75:], np.linspace(1, 0, 26), 1e-6)
 
 
 @every
@@ -149,7 +148,7 @@ def test_inverse_square_root_is_that_of_the_transformer():
     rates = curve(InverseSquareRoot(warmup=99), peak=0.1, steps=1000)
     step = np.arange(1, 1001)
     formula = np.minimum(step**-0.5, step * 100**-1.5)
-    np.testing.assert_allclose(rates, 0.1 * formula / formula.max(), rtol=1e-5)
+    assert_close(rates, 0.1 * formula / formula.max(), 1e-5)
     half = InverseSquareRoot(timescale=300).build(1.0, 10)
     assert half(300) == pytest.approx(0.5**0.5)
 
@@ -171,7 +170,7 @@ def test_each_restart_is_a_cosine_of_its_own(growth: float, starts: list[int]):
     rates = curve(Restarts(warmup=10, cycles=cycles, growth=growth, final=0.2), steps=steps)
     for first, after in zip(starts, [*starts[1:], steps], strict=True):
         alone = curve(Cosine(final=0.2), steps=after - first)
-        np.testing.assert_allclose(rates[first:after], alone, rtol=1e-5)
+        assert_close(rates[first:after], alone, 1e-5)
 
 
 def test_joined_pieces_are_what_each_is_alone():
@@ -183,7 +182,7 @@ def test_joined_pieces_are_what_each_is_alone():
     rates = curve(Join(pieces=pieces), peak=3.0, steps=40)
     for first, length, piece in zip([0, 5, 30], [5, 25, 10], pieces, strict=True):
         alone = curve(piece.schedule, peak=3.0 * piece.peak, steps=length)
-        np.testing.assert_allclose(rates[first : first + length], alone, rtol=1e-6)
+        assert_close(rates[first : first + length], alone, 1e-6)
 
 
 @pytest.mark.thorough

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from comparison import assert_close
 
 import jtrain as jt
 from jtrain.errors import ConfigError, ShardingError
@@ -136,7 +137,7 @@ def test_a_run_takes_the_steps_of_one_device_and_says_its_layout(tmp_path):
     data = {"x": x, "y": x.sum(axis=1, keepdims=True)}
     fit = lambda **how: jt.fit(loss, params, data, steps=5, batch=16, **how)
     several, alone = fit(parallel="auto", directory=tmp_path / "run"), fit(parallel="single")
-    np.testing.assert_allclose(several.params["w"], alone.params["w"], rtol=1e-6)
+    assert_close(several.params["w"], alone.params["w"], 1e-6)
     assert "auto: data 8, about " in (tmp_path / "run" / "log.txt").read_text()
     with pytest.raises(ConfigError, match='Write parallel="mirrored"'):
         jt.predict(lambda params, batch: batch["x"], params, data, parallel=cast(Any, "auto"))

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from layouts import STRATEGIES, bitwise, distance, strategy
+from comparison import assert_close, bitwise, distance
+from layouts import STRATEGIES, strategy
 from line import height, line, points, squared, start
 
 from jtrain.errors import RetraceError
@@ -113,7 +114,7 @@ def test_many_steps_in_one_call_are_the_same_steps(where):
     for batch in each:
         want, alone = one(want, where.place(batch))
         losses.append(alone["loss"].value())
-    np.testing.assert_allclose(metrics["loss"].value(), losses, rtol=1e-6)
+    assert_close(metrics["loss"].value(), losses, 1e-6)
     assert distance(got.params, want.params) < 1e-6
 
 

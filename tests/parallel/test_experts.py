@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from layouts import distance
+from comparison import distance
 
 from jtrain.errors import ShardingError
 from jtrain.models.draws import Draws

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import pytest
-from layouts import bitwise
+from comparison import bitwise
 from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import by_name
-from layouts import distance
+from comparison import assert_close, distance
 
 from jtrain.errors import ConfigError, ShardingError
 from jtrain.models.transformer import Transformer
@@ -78,9 +78,9 @@ def both_ways_of(place):
 def test_layers_in_stages_give_what_they_give_one_after_the_other(way):
     (value, (y, gave)), grads = both_ways(axes(**way).build().placement)
     (wanted, (plain, gives)), slopes = both_ways(Anywhere())
-    np.testing.assert_allclose(value, wanted, rtol=1e-6)
-    np.testing.assert_allclose(y, plain, rtol=1e-6)
-    np.testing.assert_allclose(gave["sum"], gives["sum"], rtol=1e-6)
+    assert_close(value, wanted, 1e-6)
+    assert_close(y, plain, 1e-6)
+    assert_close(gave["sum"], gives["sum"], 1e-6)
     np.testing.assert_array_equal(gave["index"], gives["index"])
     assert distance(grads, slopes) < 1e-6
     assert np.isfinite(jax.tree.leaves(slopes)[0]).all()
@@ -122,7 +122,7 @@ def test_what_a_layer_closes_over_is_learned_from(repeats):
         return jax.jit(jax.grad(total))(jnp.float32(0.3))
 
     place = axes(stage=2, repeats=repeats, data=4).build().placement
-    np.testing.assert_allclose(slope(place), slope(Anywhere()), rtol=1e-6)
+    assert_close(slope(place), slope(Anywhere()), 1e-6)
 
 
 @pytest.mark.parametrize("repeats", [1, 2])
@@ -203,7 +203,7 @@ def test_dropout_and_segments_go_with_their_rows():
     got, grads = jax.jit(fn)(params)
     _, plain, alone = hidden(Anywhere())
     wanted, slopes = jax.jit(plain)(alone)
-    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    assert_close(got, wanted, 1e-6)
     assert distance(grads, slopes) < 1e-6
 
 

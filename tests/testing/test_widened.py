@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 
 from jtrain.testing.widened import wide, widened
 
@@ -21,7 +22,7 @@ def test_draws_are_those_of_float32():
     drawn = in_double(normal, key)
     assert drawn.dtype == np.float64
     # In the tail float32 has three digits less of it.
-    np.testing.assert_allclose(drawn, normal(key), rtol=1e-5, atol=1e-7)
+    assert_close(drawn, normal(key), 1e-5)
 
 
 def program(x, w, cast):
@@ -44,8 +45,8 @@ def test_is_as_exact_as_float64_though_it_casts_to_float32():
     got = in_double(lambda x, w: program(x, w, lambda y: y.astype(jnp.float32)), x, w)
     with jax.enable_x64(True):  # the same without the casts
         want = jax.device_get(program(*wide((x, w)), lambda y: y))
-    np.testing.assert_allclose(got[0], want[0], rtol=1e-14)
-    np.testing.assert_allclose(got[1], want[1], rtol=1e-12, atol=1e-14)
+    assert_close(got[0], want[0], 1e-14)
+    assert_close(got[1], want[1], 1e-12)
 
 
 def test_what_cannot_be_looked_into_is_refused():

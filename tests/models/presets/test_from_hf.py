@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from comparison import assert_close
 
 from jtrain.models.experts import Dropless
 from jtrain.models.presets.from_hf import gpt2_from_hf, llama_from_hf, mixtral_from_hf
@@ -69,7 +70,7 @@ def theirs(net):
 
 def agree(got, want) -> None:
     assert np.abs(want).max() > 1
-    np.testing.assert_allclose(got, want, atol=1e-4, rtol=1e-4)
+    assert_close(got, want, 1e-4)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ The comparison needs torch and timm: `pip install 'jtrain[timm]'`, and `-m slow`
 import jax
 import numpy as np
 import pytest
+from comparison import assert_close
 
 from jtrain.errors import CheckpointError
 from jtrain.models.presets.timm import resnet_from_timm, vit_from_timm
@@ -88,4 +89,4 @@ def test_gives_the_logits_of_timm(name):
     params, extra = fill(values, {n: array.numpy() for n, array in net.state_dict().items()})
     got, _ = jax.jit(values.build().apply, static_argnums=3)(params, extra, None, False, x)
     assert np.abs(want).max() > 0.1
-    np.testing.assert_allclose(got, want, atol=1e-4)
+    assert_close(got, want, 1e-4)
