@@ -51,7 +51,12 @@ def inner(eqn: Any) -> list[Any]:
 
 def equations(fn: Callable[..., Any], *args: Any) -> Iterator[Any]:
     """The operations of `fn(*args)`, the inner ones too. Nothing is run."""
-    todo = [jax.make_jaxpr(fn)(*args).jaxpr]
+    yield from equations_in(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def equations_in(jaxpr: Any) -> Iterator[Any]:
+    """Yield the operations of a traced program, the inner ones too."""
+    todo = [jaxpr]
     while todo:
         for eqn in todo.pop().eqns:
             yield eqn

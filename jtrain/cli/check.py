@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jtrain.testing.subject import Subject
 
 MOVED = 0.02  # the deviation of what is added to the first parameters
+READ = 4096  # rows whose labels and tokens are looked at
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,16 +40,17 @@ def main(argv: Sequence[str]) -> int:
     resolved = resolve(Path(path), words)
     for note in resolved.notes:
         print(note, file=sys.stderr)
-    of = subject_of(resolved.config, typed.rows)
+    of = subject_of(resolved.config, typed.rows, draws=not typed.without_draws)
     report = check(of, most=typed.devices, tell=_tell)
     print(json.dumps({"config": path, **report.plain()}) if typed.json else report.told())
     return 0 if report.ok else FAULT
 
 
-def subject_of(config: "RunConfig", rows: int) -> "Subject":
+def subject_of(config: "RunConfig", rows: int, *, draws: bool = True) -> "Subject":
     """The loss of a config, its first batch cut to so many rows, and its first parameters.
 
-    The parameters are moved a little, so that what begins as zero takes part.
+    The parameters are moved a little, so that what begins as zero takes part. `draws`: whether what
+    the loss draws is compared, too.
 
     Raises:
         UserError: if the config cannot be assembled on one device.
@@ -61,6 +63,11 @@ def subject_of(config: "RunConfig", rows: int) -> "Subject":
     parts = alone(config)
     x, settled, state = parts.experiment, parts.config, parts.fresh()
     batch = {name: array[:rows] for name, array in x.train[0].items()}
+
+    def further():
+        for step in range(-(-READ // x.train.size)):
+            yield x.train[step]
+
     said = (
         f"{config.name or 'the config'}: its first batch, {len(batch['row'])} of "
         f"{x.train.size} rows; the model whole, its first parameters moved by {MOVED}; in float32"
@@ -74,6 +81,9 @@ def subject_of(config: "RunConfig", rows: int) -> "Subject":
         couples=x.couples,
         dims=x.dims,
         seed=config.seed,
+        draws=draws,
+        compute=config.precision.compute,
+        further=further,
         said=said,
     )
 
@@ -112,5 +122,7 @@ def _arguments() -> Arguments:
     parser.add_argument("--devices", metavar="N", type=int, default=4, help=words)
     words = "rows of the first batch that are taken (8)"
     parser.add_argument("--rows", metavar="N", type=int, default=8, help=words)
+    words = "fix all random draws, where a layer draws by the layout, and compare the rest"
+    parser.add_argument("--without-draws", action="store_true", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

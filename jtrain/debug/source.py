@@ -2,6 +2,7 @@
 
 import linecache
 import sysconfig
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,11 @@ class Line(NamedTuple):
     def text(self) -> str:
         """What is written there; empty if it cannot be read."""
         return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def in_jtrain(self) -> bool:
+        """Whether it is a line of this package."""
+        return self.file.startswith(_TOOLKIT)
 
     def __str__(self) -> str:
         file, here = Path(self.file), Path.cwd()
@@ -74,6 +80,14 @@ def _within(lines: list[Line], call: Any) -> list[Line]:
     ends = [i for i, line in enumerate(lines) if name and line.name == name]
     lines = lines[: ends[0] + 1] if ends else [] if name else lines
     return [line for line in lines if not line.file.startswith((*_LIBRARIES, "<"))]
+
+
+def raised_at(error: BaseException) -> Line | None:
+    """Return the innermost line outside of libraries that an exception passed through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [Line(frame.filename, frame.lineno or 0, frame.name) for frame in frames]
+    theirs = (*_LIBRARIES, _TOOLKIT, "<")
+    return next((line for line in reversed(lines) if not line.file.startswith(theirs)), None)
 
 
 def backward(equation: Any) -> bool:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jtrain.testing.cause import Cause
 from jtrain.testing.compare import near
 from jtrain.testing.result import Result
-from jtrain.testing.why_rows import Cause
 from jtrain.types import Batch
 
 SEES = 1e-4  # relative: what a token changes in the loss of a position that sees it

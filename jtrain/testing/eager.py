@@ -1,50 +1,48 @@
 """A loss without `jit`, one operation after the other."""
 
 import jax
-import numpy as np
 
+from jtrain.testing.cause import Cause
+from jtrain.testing.purity import NOT_A_FUNCTION, cause_of_impurity
 from jtrain.testing.report import Row
 from jtrain.testing.result import Result, distances
-from jtrain.testing.splits import taken
 from jtrain.testing.sums import OfRows, added
-from jtrain.testing.verdict import SINGLE
-from jtrain.testing.why_rows import Cause
+from jtrain.testing.trials import Trials
+from jtrain.testing.verdict import SINGLE, is_finite
 from jtrain.testing.widened import if_seen
+from jtrain.types import Batch
 
 # How many times further from float64 than the compiled loss an eager one may round: it stores what
 # fusions keep, and sums in another order.
 TIMES = 8
 
 
-def eager(single: OfRows, double: OfRows) -> Row:
+def eager(single: Trials, double: Trials) -> Row:
     """The loss of half of the rows, not compiled, against the compiled one.
 
     Half, for so many rows are compiled for other comparisons, too. Where they differ by more than
     float32 should, both are measured from float64.
     """
-    here, there = _eager(single), _compiled(single)
+    of, rows = single.of, single.rows
+    batch = of.few
+    here, there = _eager(rows, batch), _compiled(rows, batch)
     near = distances(here, there)
     if near.largest <= SINGLE:
         return Row("eager", "ok", near)
-    exact = if_seen(lambda: _compiled(double))
-    if exact is not None:
+    exact = if_seen(lambda: _compiled(double.rows, batch))
+    if exact is not None and is_finite(here) == is_finite(there):
         allowed = max(SINGLE, TIMES * distances(there, exact).largest)
         if distances(here, exact).largest <= allowed:
             return Row("eager", "rounding", near)
-    cause = _cause(single)
+    cause = cause_of_impurity(of) or _cause(rows, batch)
     return Row("eager", "FAILS", near, None, cause.why, cause.name)
 
 
-def _cause(rows: OfRows) -> Cause:
+def _cause(rows: OfRows, batch: Batch) -> Cause:
     """Why both differ."""
-    first, second = _eager(rows), _eager(rows)
+    first, second = _eager(rows, batch), _eager(rows, batch)
     if distances(first, second).largest > 0:
-        return Cause(
-            "not a function",
-            "called twice with the same arguments the loss gives two results: it draws from "
-            "elsewhere than its key (numpy, random, time) or keeps something between calls. Draw "
-            "from rng, and hold what changes in `extra`.",
-        )
+        return NOT_A_FUNCTION
     return Cause(
         "another program under jit",
         "the loss computes something else where it is traced: Python that asks for the values of "
@@ -52,11 +50,10 @@ def _cause(rows: OfRows) -> Cause:
     )
 
 
-def _eager(rows: OfRows) -> Result:
+def _eager(rows: OfRows, batch: Batch) -> Result:
     with jax.disable_jit():
-        return _compiled(OfRows(rows.subject, double=rows.double, draws=rows.draws))
+        return _compiled(rows.anew(), batch)
 
 
-def _compiled(rows: OfRows) -> Result:
-    of = rows.subject
-    return added([rows(taken(of.batch, np.arange(of.rows // 2)))], of)
+def _compiled(rows: OfRows, batch: Batch) -> Result:
+    return added([rows(batch)], rows.subject)

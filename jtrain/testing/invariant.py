@@ -1,6 +1,5 @@
 """Whether a loss and its step give one result however a batch is split."""
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -8,19 +7,12 @@ import jax
 import optax
 
 from jtrain.step import make_step
-from jtrain.testing.eager import eager
 from jtrain.testing.layouts import Layout, fitting
-from jtrain.testing.report import Report, Row
-from jtrain.testing.result import Distances, distances
+from jtrain.testing.of_loss import of_loss
+from jtrain.testing.report import Report
 from jtrain.testing.rounding import in_bfloat16
-from jtrain.testing.splits import splits
 from jtrain.testing.steps import of_steps
 from jtrain.testing.subject import Loss, MakeStep, Placed, Subject, subject
-from jtrain.testing.sums import OfRows, together
-from jtrain.testing.verdict import DOUBLE, SINGLE, judged
-from jtrain.testing.walk import without_draws
-from jtrain.testing.why_rows import Cause, cause_of_split
-from jtrain.testing.widened import if_seen
 from jtrain.types import Batch, Couples, Dims, Extra, Params
 
 
@@ -36,6 +28,9 @@ def assert_invariant(
     couples: Couples = "nothing",
     dims: Mapping[str, Dims] = {},
     seed: int = 0,
+    draws: bool = True,
+    ragged: bool = True,
+    compute: Any = None,
 ) -> Report:
     """The report of a loss whose result does not depend on how the batch is split.
 
@@ -51,10 +46,16 @@ def assert_invariant(
         couples: as of `make_step`: what rows do by declaration is not compared.
         dims: the names of the dims of parameters, by the parameters' own.
         seed: of the key of the run.
+        draws: False replaces every random draw by a fixed number, so that a loss which draws one
+            mask for all rows that it sees, as layers of other libraries do, is checked for the
+            rest.
+        ragged: as of `make_step`: whether masks may hide rows; False compares no masks.
+        compute: as of `make_step`: a narrow type that the loss is to be computed in. The loss in
+            bfloat16 is then compared with itself in float64.
 
     Raises:
         AssertionError: with the table and what is wrong, if it does depend on it.
-        LossError: if the loss keeps no contract, or the batch has one row.
+        LossError: if the loss keeps no contract or cannot be traced, or the batch has one row.
         ConfigError: if a strategy needs more devices than there are.
     """
     of = subject(
@@ -66,6 +67,9 @@ def assert_invariant(
         couples=couples,
         dims=dims,
         seed=seed,
+        draws=draws,
+        ragged=ragged,
+        compute=compute,
         make=step or make_step,
     )
     report = check(of, strategies)
@@ -89,46 +93,18 @@ def check(
         tell: gets a word about each comparison as it begins, for it takes a while.
     """
     rows, left = [], list(_left(of))
-    for row in of_loss(of, tell):
-        rows.append(row)
-        if row.verdict == "FAILS" and row.check == "eager":
-            break  # no function of its arguments: all else would fail for this
+    rows += of_loss(of, tell, left)
     if any(row.verdict == "FAILS" for row in rows):
         left.append("Steps were not compared: they would fail for what is wrong with the loss.")
         return Report(_what(of), tuple(rows), tuple(left))
-    if any(row.verdict == "named" for row in rows):
-        build = of.loss.build
-        of = dataclasses.replace(of, loss=Placed(lambda place: without_draws(build(place))))
-    tell("bfloat16")
+    named = next((row for row in rows if row.verdict == "named"), None)
+    if of.compute is not None:
+        tell("bfloat16")
     narrow = in_bfloat16(of, left)
     rows += [narrow] if narrow else []
     chosen = fitting(of.rows, of.dims, most=most) if strategies is None else strategies
-    rows += of_steps(of, chosen, tell, left)
+    rows += of_steps(of, chosen, tell, left, named=named)
     return Report(_what(of), tuple(rows), tuple(left))
-
-
-def of_loss(of: Subject, tell: Callable[[str], None] = lambda line: None) -> Iterator[Row]:
-    """The loss by itself: eager, and its sums."""
-    single, double = OfRows(of), OfRows(of, double=True)
-    displaced: Cause | None = None
-    tell("eager")
-    yield eager(single, double)
-    for split in splits(of.batch, hides=not of.masks, meets=of.couples != "nothing"):
-        tell(split.name)
-
-        def apart(rows: OfRows, split: Any = split) -> Distances:
-            parts, whole = split.parts, [split.whole]
-            return distances(together(rows, parts)[0], together(rows, whole)[0])
-
-        near, exact = apart(single), if_seen(lambda apart=apart: apart(double))
-        rows, tolerance = (double, DOUBLE) if exact else (single, SINGLE)
-        why = lambda split=split, rows=rows, t=tolerance: cause_of_split(split, rows, t)
-        if displaced:  # a split moves rows, too
-            why = lambda displaced=displaced: displaced
-        row = judged(split.name, near, exact, why)
-        if split.kind == "order" and row.why:
-            displaced = Cause(row.cause, row.why, fault=row.verdict == "FAILS")
-        yield row
 
 
 def _left(of: Subject) -> Iterator[str]:
@@ -136,7 +112,12 @@ def _left(of: Subject) -> Iterator[str]:
     if of.masks:
         yield f"Masks, padding and ragged batches were not compared: {of.masks}"
     if of.couples != "nothing":
-        yield (f'Splits into slices were not compared: the rows meet, by couples="{of.couples}".')
+        yield (
+            f"Other orders of the rows and splits into slices were not compared: the rows meet, by "
+            f'couples="{of.couples}".'
+        )
+    if not of.draws:
+        yield "What is drawn was not compared (draws=False, --without-draws): all draws are fixed."
 
 
 def _what(of: Subject) -> str:

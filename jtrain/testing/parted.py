@@ -4,9 +4,9 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+from jtrain.testing.cause import Cause
 from jtrain.testing.result import Result
 from jtrain.testing.subject import Subject
-from jtrain.testing.why_rows import Cause
 from jtrain.types import Batch
 
 MATCH = 1e-4  # of an explanation: far above rounding, far below what it explains
@@ -25,7 +25,7 @@ class Parted:
     noun: str  # microbatch, device
     tolerance: float
     undrawn: Callable[[], float]  # how far both are apart where nothing is drawn
-    scaled: Callable[[float], float]  # ... the gradients, of the loss times a number
+    times: Callable[[float], tuple[Result, Result]]  # both, of the loss times a number
     timed: Callable[[], Cause | None]  # what is wrong along a sequence that is split
 
     @property

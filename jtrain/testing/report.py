@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from jtrain.testing.result import Distances
@@ -20,7 +21,7 @@ class Row:
 
     check: str
     verdict: Verdict
-    apart: Distances  # in float32
+    apart: Distances | None  # in float32; None where nothing was measured
     double: Distances | None = None  # in float64
     why: str = ""
     cause: str = ""  # the name of what is wrong: `mean of means`
@@ -30,9 +31,9 @@ class Row:
         return {
             "check": self.check,
             "verdict": self.verdict,
-            "float32": _plain(self.apart),
+            "float32": _plain(self.apart) if self.apart else None,
             "float64": _plain(self.double) if self.double else None,
-            "worst": self.apart.worst,
+            "worst": self.apart.worst if self.apart else "",
             "cause": self.cause,
             "why": self.why,
         }
@@ -48,8 +49,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing fails."""
-        return all(row.verdict != "FAILS" for row in self.rows)
+        """Whether it is one result: nothing fails, and nothing depends on the layout."""
+        return all(row.verdict in {"ok", "rounding"} for row in self.rows)
 
     @property
     def causes(self) -> list[str]:
@@ -88,11 +89,27 @@ class Report:
         wrong = sum(row.verdict == "FAILS" for row in self.rows)
         if wrong:
             return f"{wrong} of {len(self.rows)} comparisons FAIL."
+        named = [row for row in self.rows if row.verdict == "named"]
+        if named:
+            return self._layout(named)
         return f"one result: all {len(self.rows)} comparisons hold."
+
+    def _layout(self, named: Sequence[Row]) -> str:
+        """The last line where what is drawn depends on the layout, and nothing else is wrong."""
+        size = {row.check: max(row.apart.loss, row.apart.gradient.by) for row in named if row.apart}
+        far = max(size, key=lambda check: size[check])
+        return (
+            f"NOT one result: what is drawn depends on the layout in {len(named)} of "
+            f"{len(self.rows)} comparisons, and moves loss or gradient by up to "
+            f"{100 * size[far]:.2g} % ({far}). Draw by jt.row_keys(rng, batch), or compare the "
+            f"rest by --without-draws (draws=False)."
+        )
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     a = row.apart
+    if a is None:
+        return (row.check, *[""] * (len(HEAD) - 2), row.verdict)
     figures = [a.loss, a.gradient.by, a.state.by, a.metric.by]
     double = _figure(row.double.largest) if row.double else ""
     return (row.check, *map(_figure, figures), double, a.worst if a.largest else "", row.verdict)

@@ -1,6 +1,8 @@
 """How far a loss in bfloat16 is off, and how far its roundings alone may put it."""
 
+import functools
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -11,17 +13,21 @@ from jtrain.errors import LossError
 from jtrain.loss_checks import refuse_wide_products
 from jtrain.precision import computed_in
 from jtrain.terms import in_terms
+from jtrain.testing.cause import Cause
 from jtrain.testing.compare import NOTHING, apart
 from jtrain.testing.report import Row
 from jtrain.testing.result import Distances
 from jtrain.testing.splits import taken
 from jtrain.testing.subject import Subject
 from jtrain.testing.sums import sums_of
-from jtrain.testing.widened import wide, widened
-from jtrain.types import Leaf
+from jtrain.testing.widened import Rules, if_seen, wide, widened
+from jtrain.types import Key, Leaf
 
 UNIT = 2.0**-8  # bfloat16 has 8 significant bits: to the nearest number, at most this far, relative
+# Half of the last of the significant bits: 8 of bfloat16, 11 of float16, 24 of float32.
+UNITS = {"bfloat16": UNIT, "float16": 2.0**-11, "float32": 2.0**-24}
 DRAWS = 8
+ROUNDED = 1e-5  # what float32 makes of a split is less, nearly always
 TIMES = 6  # a normal number is beyond so many deviations, of 8 draws, in 1 of 3,000: Student's t
 
 
@@ -41,12 +47,14 @@ def in_bfloat16(of: Subject, left: list[str]) -> Row | None:
     of the mean square of theirs is rounding. One that is larger comes from what rounds otherwise
     than once a value: sums that stay in bfloat16, counts above 256.
 
-    None, with why in `left`, where nothing of it is computed in bfloat16, where it takes no
-    parameters in it, or a kernel hides it.
+    None where the loss is not to be computed in bfloat16; and, with why in `left`, where nothing of
+    it is, where it takes no parameters in it, or a kernel hides it.
 
     Source of the model, roundings as independent random numbers of mean 0: Higham & Mary 2019,
     https://doi.org/10.1137/18M1226312.
     """
+    if of.compute is None:
+        return None
     loss = computed_in(of.alone(), jnp.bfloat16)
     batch = taken(of.batch, np.arange(of.rows // 2))
     ragged = not of.masks
@@ -89,24 +97,67 @@ def in_bfloat16(of: Subject, left: list[str]) -> Row | None:
     )
 
 
+@functools.lru_cache(maxsize=4)
+def roundings(of: Subject) -> Spread | None:
+    """How far roundings of its own types put a loss, while it trains; None if a kernel hides it."""
+    fn = sums_of(of.alone(), not of.masks)
+    return if_seen(lambda: spread_of(fn, of, of.batch, UNITS, key=of.step_key)[1])
+
+
+def no_rounding(of: Subject, off: Distances) -> Cause | None:
+    """Return a cause where a difference is larger than roundings of the loss's own types explain.
+
+    Nothing is looked into where it is small, or a kernel hides what is computed.
+    """
+    if max(off.loss, off.gradient.by) <= ROUNDED or (spread := roundings(of)) is None:
+        return None
+    loss, gradient = (max(2**0.5 * TIMES * x, 1e-6) for x in spread)
+    if off.loss <= loss and off.gradient.by <= gradient:
+        return None
+    return Cause(
+        "rounding",
+        f"in float64 it is right, and in its own types the loss is {off.loss:.1e} off and the "
+        f"gradient {off.gradient.by:.1e}, where roundings of the values in the loss explain "
+        f"{loss:.1e} and {gradient:.1e}. Something rounds that need not: a sum over microbatches "
+        f"or devices in 16 bits, a sum by turns of a loop, a difference of large sums. Sum in "
+        f"float32, and centre first.",
+    )
+
+
 def spread_of(
-    fn: Callable[..., Any], of: Subject, batch: Mapping[str, Any]
+    fn: Callable[..., Any],
+    of: Subject,
+    batch: Mapping[str, Any],
+    units: Mapping[str, float] = MappingProxyType({"bfloat16": UNIT}),
+    key: Key | None = None,
 ) -> tuple[tuple[Any, Any], Spread]:
     """Loss and gradient without a rounding, and how far random ones put them: mean square's root.
+
+    Args:
+        units: how far a rounding puts a value, relative, by the type that it is held in.
+        key: of the step; None as it is evaluated.
 
     Raises:
         NotImplementedError: if a kernel hides what it computes.
     """
+    rng = () if key is None else (key,)
 
-    def rounded(seed: Any, unit: Any, *given: Any) -> Any:
-        return widened(fn, after=lambda variable, x: _rounded(variable, x, seed, unit))(*given)
+    def rounded(seed: Any, times: Any, *given: Any) -> Any:
+        def after(equation: Any, inputs: Any, outputs: Any) -> list[Any]:
+            types = [str(variable.aval.dtype) for variable in equation.outvars]
+            return [
+                _rounded(x, seed, times * units[dtype]) if dtype in units else x
+                for dtype, x in zip(types, outputs, strict=True)
+            ]
+
+        return widened(fn, Rules(after=after))(*given)
 
     with jax.enable_x64(True):
-        given = wide(_arguments(of, batch))
+        given = (*wide(_arguments(of, batch)), *rng)
         compiled = jax.jit(rounded)
-        run = lambda seed, unit: _of(compiled(jnp.uint64(seed), jnp.float64(unit), *given))
+        run = lambda seed, times: _of(compiled(jnp.uint64(seed), jnp.float64(times), *given))
         exact = run(0, 0.0)
-        drawn = [run(seed, UNIT) for seed in range(1, DRAWS + 1)]
+        drawn = [run(seed, 1.0) for seed in range(1, DRAWS + 1)]
     square = lambda which: np.mean([apart(one[which], exact[which]).by ** 2 for one in drawn])
     return exact, Spread(float(square(0) ** 0.5), float(square(1) ** 0.5))
 
@@ -134,10 +185,8 @@ def _of(found: Any) -> tuple[Any, Any]:
     return np.float64(sum(values)), gradient
 
 
-def _rounded(variable: Any, x: Leaf, seed: Leaf, unit: Leaf) -> Leaf:
-    """`x` off by up to a `unit`, relative, where the program holds it in bfloat16."""
-    if variable.aval.dtype != jnp.bfloat16:
-        return x
+def _rounded(x: Leaf, seed: Leaf, unit: Leaf) -> Leaf:
+    """`x` off by up to a `unit`, relative."""
     # Drawn from the number itself, so that each turn of a loop rounds by itself: SplitMix64,
     # Steele, Lea & Flood 2014, https://doi.org/10.1145/2714064.2660195.
     z = jax.lax.bitcast_convert_type(x, jnp.uint64) + seed * jnp.uint64(0x9E3779B97F4A7C15)

@@ -7,7 +7,7 @@ import numpy as np
 
 from jtrain.types import Batch
 
-Kind = Literal["order", "split", "mask"]
+Kind = Literal["order", "split", "mask", "empty"]
 
 
 class Split(NamedTuple):
@@ -25,22 +25,43 @@ def splits(batch: Batch, *, hides: bool, meets: bool) -> Iterator[Split]:
     Args:
         batch: an even number of rows.
         hides: whether its loss takes masks that hide rows.
-        meets: whether its rows meet by declaration: then only the whole of them is right.
+        meets: whether its rows meet by declaration: then only the whole of them is right, in the
+            order that it has.
     """
     rows = len(batch["mask"])
     half, draw = rows // 2, np.random.default_rng(0)
-    yield Split("rows in another order", "order", (taken(batch, draw.permutation(rows)),), batch)
+    order = draw.permutation(rows)
     uneven = ragged(batch) if hides else batch
     if not meets:
-        first, second = taken(uneven, np.arange(half)), taken(uneven, np.arange(half, rows))
-        yield Split("first and second half", "split", (first, second), uneven)
-        even, odd = (taken(uneven, np.arange(i, rows, 2)) for i in (0, 1))
-        yield Split("every other row", "split", (even, odd), uneven)
+        yield Split("rows in another order", "order", (taken(batch, order),), batch)
+        yield two_halves(uneven)
+        yield alternating(uneven)
+    if hides and not meets:
+        yield Split("an empty slice", "empty", (hidden(batch, np.arange(0)), batch), batch)
     if hides:
         short = np.arange(half)
         yield Split("padded", "mask", (hidden(batch, short),), taken(batch, short))
         some = np.sort(draw.permutation(rows)[:half])
         yield Split("rows hidden", "mask", (hidden(batch, some),), taken(batch, some))
+
+
+def two_halves(batch: Batch) -> Split:
+    """The first half of the rows, and the second."""
+    parts = np.split(np.arange(len(batch["mask"])), 2)
+    halves = tuple(taken(batch, rows) for rows in parts)
+    return Split("first and second half", "split", halves, batch)
+
+
+def alternating(batch: Batch) -> Split:
+    """Rows 0, 2, 4, ..., and rows 1, 3, 5, ..."""
+    parts = (np.arange(i, len(batch["mask"]), 2) for i in (0, 1))
+    return Split("every other row", "split", tuple(taken(batch, rows) for rows in parts), batch)
+
+
+def repeated(batch: Batch, rows: int) -> dict[str, np.ndarray]:
+    """The rows of a batch over and over, each with a number of its own."""
+    again = taken(batch, np.arange(rows) % len(batch["mask"]))
+    return {**again, "row": np.arange(rows, dtype=np.int32)}
 
 
 def taken(batch: Batch, rows: np.ndarray) -> dict[str, np.ndarray]:

@@ -3,29 +3,34 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from jtrain.errors import ConfigError, ShardingError
+from jtrain.debug.source import raised_at
+from jtrain.errors import ConfigError, ShardingError, UserError
 from jtrain.jaxprs import operations
 from jtrain.step import make_step
 from jtrain.terms import in_terms
 from jtrain.testing.along_time import cause_along_time
-from jtrain.testing.compare import apart
+from jtrain.testing.cause import Cause
 from jtrain.testing.layouts import Layout, built
 from jtrain.testing.remade import remade
 from jtrain.testing.report import Row
-from jtrain.testing.result import Distances, Result, distances
+from jtrain.testing.result import Result, distances
+from jtrain.testing.rounding import no_rounding
 from jtrain.testing.splits import ragged, taken
 from jtrain.testing.subject import Loss, Subject
-from jtrain.testing.verdict import SINGLE, judged
+from jtrain.testing.tracing import fixed_rows, raised_in
+from jtrain.testing.trials import FROZEN
+from jtrain.testing.verdict import SINGLE, is_finite, judged
 from jtrain.testing.walk import Stepping, Way, without_draws
-from jtrain.testing.why_rows import Cause
 from jtrain.testing.why_steps import Parted, cause_of_step
 from jtrain.testing.widened import if_seen
 from jtrain.types import Batch, Stateful
 
+Change: TypeAlias = Callable[[Loss], Loss]
+_UNKNOWN = Cause("unexplained", "it differs from one device.")
 EXPLAINED = 1e-5  # differences above it are looked into: float32 makes none so large
 
 
@@ -44,15 +49,29 @@ def of_steps(
     strategies: Mapping[str, Layout],
     tell: Callable[[str], None],
     left: list[str],
+    *,
+    named: Row | None = None,
 ) -> Iterator[Row]:
-    """A row for each way; ways that the model does not fit go to `left`."""
-    steps = _Steps(of)
+    """A row for each way; ways that the model does not fit go to `left`.
+
+    Args:
+        named: a row of the loss that says what of its draws depends on the layout, if there is one:
+            where a step differs, it is compared with fixed draws as well.
+    """
+    steps = _Steps(of, named)
     for compared in _ways(of, steps.batch, strategies, left):
         tell(compared.name)
         try:
             yield steps.row(compared)
         except (ShardingError, ConfigError) as error:
             left.append(f"{compared.name} was not compared: {str(error).split('. ')[0]}.")
+        except UserError:
+            raise
+        except Exception as error:
+            if raised_at(error) is None:  # not by what the user wrote
+                raise
+            cause = fixed_rows(of.rows, len(compared.parts[0]["mask"]), raised_in(error))
+            yield Row(compared.name, "FAILS", None, None, cause.why, cause.name)
 
 
 def _ways(
@@ -76,79 +95,111 @@ def _ways(
 
 
 class _Steps:
-    def __init__(self, of: Subject):
-        self.of = of
+    def __init__(self, of: Subject, named: Row | None = None):
+        self.of, self.named = of, named
         self.batch = dict(of.batch) if of.masks else ragged(of.batch)
 
     def row(self, compared: _Compared) -> Row:
         """The comparison of a way with one device."""
-        stepping = Stepping(self.of, compared.way)
-        got, want = stepping(self.batch), self.want(False)
+        if not self.of.draws:
+            compared = self._still(compared)
+        drawn = self._row(compared)
+        if drawn.verdict != "FAILS" or self.named is None:
+            return self._explained(drawn, compared)
+        still = self._still(compared)  # a layer draws by the layout; does all else hold?
+        row = self._row(still)
+        if row.verdict == "FAILS":
+            return self._explained(row, still)
+        return dataclasses.replace(
+            drawn, verdict="named", why=self.named.why, cause=self.named.cause
+        )
+
+    def _row(self, compared: _Compared) -> Row:
+        """The same, and no cause where it fails."""
+        name, way = compared.name, compared.way
+        got, want = self._got(way), self._want(way)
         single = distances(got, want)
         if single.largest <= SINGLE:
-            return judged(compared.name, single, None, _unasked)
+            return Row(name, "ok", single)
         rest = single._replace(state=single.state._replace(by=0.0))
         made = remade(self.of, got, want) if rest.largest <= SINGLE else None
         if made is not None and distances(got, made).state.by <= SINGLE:
-            return Row(compared.name, "rounding", single)
-        double = self._double(compared)
-        return judged(compared.name, single, double, lambda: self._cause(compared, stepping, got))
+            return Row(name, "rounding", single)
+        exact = way._replace(double=True)
+        double = if_seen(lambda: distances(self._got(exact), self._want(exact)))
+        row = judged(name, single, double, lambda: _UNKNOWN, lambda: no_rounding(self.of, single))
+        if row.verdict == "rounding" and is_finite(got) != is_finite(want):
+            return dataclasses.replace(row, verdict="FAILS")
+        return row
 
-    def _double(self, compared: _Compared) -> Distances | None:
-        stepping = Stepping(self.of, compared.way._replace(double=True))
-        return if_seen(lambda: distances(stepping(self.batch), self.want(True)))
+    def _explained(self, row: Row, compared: _Compared) -> Row:
+        """The row, with the cause where it fails."""
+        if row.verdict != "FAILS" or row.cause == "rounding":
+            return row
+        cause = self._cause(compared, self._got(compared.way))
+        return dataclasses.replace(row, why=cause.why, cause=cause.name)
 
-    @functools.cache  # noqa: B019
-    def want(self, double: bool) -> Result:
+    def _got(self, way: Way) -> Result:
+        """What a step gives under a way."""
+        return self._stepping(way)(self.batch)
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019
+    def _stepping(self, way: Way) -> Stepping:
+        return Stepping(self.of, way)
+
+    def _want(self, way: Way) -> Result:
         """What one device gives that takes the batch whole, by jtrain's own step."""
-        return self.alone(double)(self.batch)
+        return self._alone_gives(way.double, way.frozen, way.change)
 
     @functools.cache  # noqa: B019
-    def alone(self, double: bool) -> Stepping:
-        """That step."""
-        return Stepping(self.of, Way(donate=False, double=double), make_step)
+    def _alone_gives(self, double: bool, frozen: float | None, change: Change) -> Result:
+        return self._alone(double, frozen, change)(self.batch)
 
-    def _cause(self, compared: _Compared, stepping: Stepping, got: Result) -> Cause:
-        of, way = self.of, compared.way
+    @functools.cache  # noqa: B019
+    def _alone(self, double: bool, frozen: float | None, change: Change) -> Stepping:
+        way = Way(donate=False, double=double, frozen=frozen, change=change)
+        return Stepping(self.of, way, make_step)
 
-        def under(change: Callable[[Loss], Loss]) -> tuple[Result, Result]:
-            here = Stepping(of, way._replace(change=change))(self.batch)
-            plain = Way(donate=False, change=change)
-            return here, Stepping(of, plain, make_step)(self.batch)
+    def _still(self, compared: _Compared) -> _Compared:
+        """The comparison with all draws frozen, or, where they are hidden, without any."""
+        frozen = compared.way._replace(frozen=FROZEN[0])
+        seen = if_seen(lambda: (self._got(frozen), self._want(frozen)))
+        undrawn = compared.way._replace(change=without_draws)
+        return dataclasses.replace(compared, way=frozen if seen else undrawn)
+
+    def _cause(self, compared: _Compared, got: Result) -> Cause:
+        way = compared.way
 
         def undrawn() -> float:
-            if not _draws(of, self.batch):
+            if not _draws(self.of, self.batch):
                 return float("inf")
-            here, there = under(without_draws)
-            return distances(here, there).largest
+            still = self._still(compared).way
+            return distances(self._got(still), self._want(still)).largest
 
-        def scaled(times: float) -> float:
-            here, there = under(lambda loss: _times(loss, times))
-            return apart(here.gradient, there.gradient).by
+        def times(factor: float) -> tuple[Result, Result]:
+            scaled = way._replace(change=lambda loss: _times(way.change(loss), factor))
+            return self._got(scaled), self._want(scaled)
 
         def timed() -> Cause | None:
             parts = way.strategy.axes.get("context", 1) if way.strategy else 1
-            return cause_along_time(self.batch, parts, stepping, self.alone(False))
+            alone = self._alone(False, way.frozen, way.change)
+            return cause_along_time(self.batch, parts, self._stepping(way), alone)
 
         return cause_of_step(
             Parted(
-                of=of,
+                of=self.of,
                 batch=self.batch,
                 got=got,
-                want=self.want(False),
-                start=stepping.before(),
+                want=self._want(way),
+                start=self._stepping(way).before(),
                 parts=compared.parts,
                 noun=compared.noun,
                 tolerance=EXPLAINED,
                 undrawn=undrawn,
-                scaled=scaled,
+                times=times,
                 timed=timed,
             )
         )
-
-
-def _unasked() -> Cause:
-    raise AssertionError("nothing fails")
 
 
 def _draws(of: Subject, batch: Batch) -> bool:

@@ -14,7 +14,7 @@ from jtrain.state import TrainState, new_state
 from jtrain.testing.result import Result
 from jtrain.testing.subject import Loss, MakeStep, Subject
 from jtrain.testing.sums import flat_metrics
-from jtrain.testing.widened import wide, widened
+from jtrain.testing.widened import Rules, wide, widened
 from jtrain.types import Anywhere, Params, Stateful
 
 # Metrics that a step adds, of which the loss is compared for itself and the others follow.
@@ -49,6 +49,7 @@ class Way(NamedTuple):
     strategy: Strategy | None = None  # None: plain `jax.jit`
     microbatches: int = 1
     double: bool = False
+    frozen: float | None = None  # what each draw is replaced by
     donate: bool = True
     change: Callable[[Loss], Loss] = lambda loss: loss  # what is asked of another loss
 
@@ -98,7 +99,9 @@ class Stepping:
         return jax.device_put(state, self.way.strategy.shardings(state, self.subject.dims))
 
     def _compile(self, state: TrainState, batch: Any) -> Callable[..., Any]:
-        fn = widened(self._step) if self.way.double else self._step
+        rules = Rules(floats=self.way.double, frozen=self.way.frozen)
+        plain = not self.way.double and self.way.frozen is None
+        fn = self._step if plain else widened(self._step, rules)
         if self.way.strategy is None:
             return jax.jit(fn, donate_argnums=0 if self.way.donate else ())
         return self.way.strategy.compile(fn, state, batch, keeps=True)

@@ -1,60 +1,49 @@
-"""What is wrong in a loss that does not add up over rows, from what does not and by how much."""
+"""What is wrong in a loss that does not add up over rows: one experiment after the other."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
-from jtrain.terms import Returned
-from jtrain.testing.compare import apart, numbers
-from jtrain.testing.meeting import where_rows_meet
-from jtrain.testing.result import distances
-from jtrain.testing.splits import Split, ragged, scrambled, taken
-from jtrain.testing.subject import Subject
-from jtrain.testing.sums import OfRows, Sums, together
-from jtrain.types import Batch, Mean
+from jtrain.testing.cause import Cause
+from jtrain.testing.compare import apart, flat
+from jtrain.testing.row_flow import means
+from jtrain.testing.splits import Split, taken
+from jtrain.testing.sums import Sums, together
+from jtrain.testing.trials import GRADIENT, Trials
+from jtrain.testing.why_counts import cause_of_counts, mean_of_means
+from jtrain.testing.why_draws import cause_of_draws
+from jtrain.testing.why_masks import cause_of_empty, cause_of_hidden, empty_slice
+from jtrain.testing.why_neighbours import cause_of_neighbours
+from jtrain.testing.why_numbers import cause_of_overflow
+from jtrain.types import Mean
+
+FIT = 1e-6  # of a coefficient: far above rounding
 
 
-class Cause(NamedTuple):
-    """A name, a sentence, and whether it is a fault or only to be known."""
+def cause_of_split(split: Split, trials: Trials) -> Cause:
+    """Return why the parts of a split do not add up to its whole.
 
-    name: str
-    why: str
-    fault: bool = True
-
-
-class Scene(NamedTuple):
-    """The sums of the parts and of the whole."""
-
-    split: Split
-    rows: OfRows
-    parts: Sequence[Sums]
-    whole: Sums
-    tolerance: float
-
-
-def cause_of_split(split: Split, rows: OfRows, tolerance: float) -> Cause:
-    """Why the parts of `split` do not add up to its whole."""
-    of, quiet = rows.subject, OfRows(rows.subject, double=rows.double, draws=False)
-    got, want = (together(quiet, parts)[0] for parts in (split.parts, [split.whole]))
-    if distances(got, want).largest <= tolerance:
-        return _of_draws(rows, tolerance)
-    (_, parts), (_, whole) = together(quiet, split.parts), together(quiet, [split.whole])
-    scene = Scene(split, quiet, parts, whole[0], tolerance)
-    for name, mean in _means(whole[0].returned):
-        of_parts = [dict(_means(part.returned))[name] for part in parts]
-        if found := _of_mean(name, scene, of_parts, mean, of):
-            return found
-    for index, coefficient in enumerate(whole[0].returned.terms.coefficients):
-        mine = [part.returned.terms.coefficients[index] for part in parts]
-        if any(abs(float(c) - float(coefficient)) > tolerance for c in mine):
-            told = ", ".join(f"{float(c):.6g}" for c in mine)
-            return Cause(
-                "coefficient of rows",
-                f"the coefficient of term {index} of the loss is {float(coefficient):.6g} for all "
-                f"rows and {told} for parts of them: it is computed from the rows. Take it out of "
-                f"the batch, or make it a Mean of its own.",
-            )
+    Each experiment takes away one thing that the result may depend on: random draws, the ends of
+    whole numbers, what other rows hold, their order, what a mask hides, how many rows there are.
+    """
+    if trials.draws_by_key and trials.undrawn:
+        failing = [frozen for frozen in trials.undrawn if not frozen.holds(split)]
+        if not failing:
+            return cause_of_draws(trials)
+        trials = failing[0]
+    if trials.double and trials.facts("whole") and trials.counted.holds(split):
+        return cause_of_overflow(split, trials)
+    (_, parts), (_, whole) = (together(trials.rows, x) for x in (split.parts, [split.whole]))
+    if found := _of_coefficients(parts, whole[0]):
+        return found
+    if split.kind in {"mask", "empty"} and (found := _of_meeting_terms(trials)):
+        return found
+    for name, mean in means(whole[0].returned).items():
+        of_parts = [means(part.returned)[name] for part in parts]
+        if not _adds_up(of_parts, mean, trials.close):
+            return _of_mean(name, split, trials)
+    if split.kind == "empty" and not np.isfinite(flat(parts[0].gradient)).all():
+        return empty_slice(GRADIENT)
     return Cause(
         "gradient",
         "totals and weights add up and the gradient does not: a derivative of its own "
@@ -62,152 +51,57 @@ def cause_of_split(split: Split, rows: OfRows, tolerance: float) -> Cause:
     )
 
 
-def _means(returned: Returned) -> list[tuple[str, Mean]]:
-    """All that adds up, by what it is called."""
-    terms = [(f"term {i} of the loss", mean) for i, mean in enumerate(returned.terms.means)]
-    metrics = [(f"the metric {name!r}", mean) for name, mean in returned.metrics.items()]
-    extra = [
-        (f"the leaf {name!r} of extra", mean) for name, mean in _changes(returned.extra).items()
-    ]
-    return [*terms, *metrics, *extra]
-
-
-def _first(numbers: Any) -> str:
-    return f"{float(np.ravel(numbers)[0]):.6g}"
-
-
-def _changes(extra: object) -> dict[str, Mean]:
-    leaves = numbers(extra)
-    names = {name.rpartition("/")[0] for name in leaves}
-    return {n: Mean(leaves[f"{n}/total"], leaves[f"{n}/weight"]) for n in sorted(names)}
-
-
-def _of_mean(
-    name: str, scene: Scene, parts: Sequence[Mean], whole: Mean, of: Subject
-) -> Cause | None:
-    """Why a mean does not add up; None if it does."""
+def _adds_up(parts: Sequence[Mean], whole: Mean, tolerance: float) -> bool:
+    """Whether a mean of parts is that of all: both sums are, or the two in their ratio."""
     total = sum(np.asarray(part.total, np.float64) for part in parts)
     weight = sum(np.asarray(part.weight, np.float64) for part in parts)
-    right_weight = apart(weight, whole.weight).by <= scene.tolerance
-    right_total = apart(total, whole.total).by <= scene.tolerance
-    same_value = apart(total * whole.weight, np.asarray(whole.total, np.float64) * weight).by
-    if (right_weight and right_total) or same_value <= scene.tolerance:
+    near = lambda got, want: apart(np.asarray(got), np.asarray(want, np.float64)).by
+    if near(weight, whole.weight) <= tolerance:
+        return near(total, whole.total) <= tolerance
+    if np.any(weight == 0) or np.any(np.asarray(whole.weight) == 0):
+        return False
+    return near(total * whole.weight, np.asarray(whole.total, np.float64) * weight) <= tolerance
+
+
+def _of_coefficients(parts: Sequence[Sums], whole: Sums) -> Cause | None:
+    """A coefficient that is computed from the rows."""
+    for index, coefficient in enumerate(whole.returned.terms.coefficients):
+        of_parts = [part.returned.terms.coefficients[index] for part in parts]
+        if any(abs(float(c) - float(coefficient)) > FIT * abs(coefficient) for c in of_parts):
+            told = ", ".join(f"{float(c):.6g}" for c in of_parts)
+            return Cause(
+                "coefficient of rows",
+                f"the coefficient of term {index} of the loss is {float(coefficient):.6g} for all "
+                f"rows and {told} for parts of them: it is computed from the rows. Take it out of "
+                f"the batch, or make it a Mean of its own.",
+            )
+    return None
+
+
+def _of_meeting_terms(trials: Trials) -> Cause | None:
+    """The first term in which rows meet without saying so: masks would fail for this alone."""
+    if trials.of.couples != "nothing":
         return None
-    if scene.split.kind == "mask":
-        return _of_hidden(name, scene, parts[0], whole, right_weight=right_weight, of=of)
-    if scene.split.kind == "order":
-        return _ranked(name, of) or Cause(
+    names = [name for name in trials.of_rows(trials.batch) if name.startswith("term")]
+    meeting = next((name for name in names if trials.meets(name)), None)
+    if meeting is None:
+        return None
+    return mean_of_means(meeting, trials) or cause_of_neighbours(meeting, trials)
+
+
+def _of_mean(name: str, split: Split, trials: Trials) -> Cause:
+    """Why a mean does not add up."""
+    if trials.of.couples == "nothing" and trials.meets(name):
+        return mean_of_means(name, trials) or cause_of_neighbours(name, trials)
+    if split.kind == "mask":
+        return cause_of_hidden(name, split, trials)
+    if split.kind == "empty" and (found := cause_of_empty(name, trials)):
+        return found
+    order = np.random.default_rng(0).permutation(trials.of.rows)
+    if trials.changes(name, trials.batch, taken(trials.batch, order)):
+        return Cause(
             "position",
             f"{name} is another where the same rows stand in another order: it depends on the "
             f"place of a row in what the loss sees. Use what the row holds, `batch['row']` say.",
         )
-    if not right_weight:
-        each = ", ".join(_first(part.weight) for part in parts)
-        return Cause(
-            "mean of means",
-            f"{name} has the weights {each} of two halves and {_first(whole.weight)} of both: they "
-            f"do not add up, so it is a mean of the halves' own means, in which rows of the "
-            f"smaller one count more. Return `jt.Mean.of(values_by_row, batch['mask'])`: a sum "
-            f"over rows and its weight.",
-        )
-    where = where_rows_meet(of)
-    told = f" ({where.told})" if where else ""
-    return _ranked(name, of) or Cause(
-        "batch statistic",
-        f"the weight of {name} adds up and its total does not: what a row adds depends on the rows "
-        f"beside it{told}, as in batch norm or a contrastive loss. Take the statistic within a row "
-        f'(layer norm, group norm), or say couples="batch" and never split the batch.',
-    )
-
-
-def _ranked(name: str, of: Subject) -> Cause | None:
-    """Rows compete with one another, if the trace of the loss shows it."""
-    where = where_rows_meet(of)
-    if where is None or not where.ranks:
-        return None
-    return Cause(
-        "rows are ranked",
-        f"{name} does not add up, for rows compete with those that are beside them for places "
-        f"({where.told}): who is chosen depends on the split. Choose within a row, or say "
-        f'couples="batch" and never split the batch.',
-    )
-
-
-def _of_hidden(
-    name: str, scene: Scene, got: Mean, want: Mean, *, right_weight: bool, of: Subject
-) -> Cause:
-    """Why hidden rows change a mean."""
-    padded, rows = scene.split.parts[0], scene.rows
-    real, all_rows = int(padded["mask"].sum()), len(padded["mask"])
-    if not right_weight:
-        found, exact = _first(got.weight), _first(want.weight)
-        same = apart(got.total, want.total).by <= scene.tolerance
-        more = "divided by the padded size" if same else "counted with hidden rows"
-        return Cause(
-            "padded size" if same else "hidden rows",
-            f"{name} is {more}: its weight is {found} where the mask hides all but {real} of "
-            f"{all_rows} rows, and {exact} of these alone. Count by the mask: "
-            f"`jt.Mean.of(values_by_row, batch['mask'])`.",
-        )
-    other = dict(_means(rows(scrambled(padded), rows.weights(padded)).returned))[name]
-    if apart(other.total, got.total).by <= scene.tolerance:
-        return Cause(
-            "padded size",
-            f"{name} changes with the number of hidden rows and not with what they hold: something "
-            f"is divided by the size of the array. Divide by what the mask counts.",
-        )
-    if _meet(rows, padded, scene.tolerance):
-        return Cause(
-            "hidden rows in a statistic",
-            f"what the hidden rows hold changes {name}, through a statistic over rows that counts "
-            f"them, too. Give the mask to the layer that takes it.",
-        )
-    return Cause(
-        "hidden rows",
-        f"what the hidden rows hold is counted in the total of {name}: the mask reaches its weight "
-        f"and not its values. `jt.Mean.of(values_by_row, batch['mask'])` takes care of both.",
-    )
-
-
-def _meet(rows: OfRows, batch: Batch, tolerance: float) -> bool:
-    """Whether the real rows of a batch, whole, give another total than one half and the other."""
-    real = taken(batch, np.flatnonzero(batch["mask"]))
-    half = len(real["mask"]) // 2
-    if not half:
-        return False
-    pieces = [taken(real, np.arange(half)), taken(real, np.arange(half, len(real["mask"])))]
-    got, want = together(rows, pieces)[0], together(rows, [real])[0]
-    return distances(got, want).largest > tolerance
-
-
-def _of_draws(rows: OfRows, tolerance: float) -> Cause:
-    """Whose key is drawn from, seen from what changes with the numbers of rows."""
-    base, none = rows.subject.batch, rows.subject.masks
-    seen = ragged(base) if not none else base
-    first = together(rows, [seen])[0]
-
-    def changes(which: Callable[[np.ndarray], np.ndarray]) -> bool:
-        other = {**seen, "row": which(seen["row"]).astype(np.int32)}
-        return distances(together(rows, [other])[0], first).largest > tolerance
-
-    beside = np.arange(len(seen["row"])) > 0
-    if not changes(lambda row: row + 1000):
-        return Cause(
-            "key of the position",
-            "what is drawn stays the same when rows get other numbers: its key does not come from "
-            "`row` but from the place in what the loss sees, which a split changes. Draw for each "
-            "row by its key of `jt.row_keys(rng, batch)`.",
-        )
-    if not changes(lambda row: np.where(beside, row + 1000, row)):
-        return Cause(
-            "one draw for the batch",
-            "a layer draws once for all rows that it sees, by the key of the first of them: what a "
-            "row gets depends on the layout. Known of layers of other libraries; jtrain's own draw "
-            "by `jt.row_keys(rng, batch)`. Steps are compared without draws.",
-            fault=False,
-        )
-    return Cause(
-        "key of other rows",
-        "what a row draws depends on the rows beside it. Draw by `jt.row_keys(rng, batch)` and use "
-        "each key for its row alone.",
-    )
+    return cause_of_counts(name, trials)

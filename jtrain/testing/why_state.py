@@ -5,11 +5,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from jtrain.testing.cause import Cause
 from jtrain.testing.compare import apart, multiple, numbers
 from jtrain.testing.parted import MATCH, Parted
 from jtrain.testing.result import distances, part_of
 from jtrain.testing.sums import OfRows, added
-from jtrain.testing.why_rows import Cause
 
 # (the name of a part of the state, the tree of before, got or wanted) -> its numbers, in a row
 Part: TypeAlias = Callable[[str, dict[str, np.ndarray]], np.ndarray]

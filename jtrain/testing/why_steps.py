@@ -5,16 +5,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from jtrain.testing.cause import Cause
 from jtrain.testing.compare import apart, flat, multiple
 from jtrain.testing.parted import MATCH, Parted, is_near
 from jtrain.testing.sums import OfRows, Sums, added
-from jtrain.testing.why_rows import Cause
+from jtrain.testing.verdict import is_finite
 from jtrain.testing.why_state import cause_of_state
+
+SMALL = 2.0**-20  # times the loss: far below what anything is clipped at
 
 
 def cause_of_step(case: Parted) -> Cause:
     """Why a step differs from one device's."""
-    for explain in (_calls, _draws, _loss, _gradient, _metrics, cause_of_state):
+    for explain in (_not_finite, _calls, _draws, _loss, _gradient, _metrics, cause_of_state):
         if found := explain(case):
             return found
     return Cause(
@@ -34,6 +37,28 @@ def _calls(case: Parted) -> Cause | None:
         f"the optimizer is called {got} times in a step and {want} on one device: once for each "
         f"{case.noun}, before their gradients are summed. Moments, decay and clipping then act "
         f"{got} times. Sum first, then update once.",
+    )
+
+
+def _not_finite(case: Parted) -> Cause | None:
+    """The step is skipped, or went to pieces, for something in it is no number."""
+    if case.got.calls > 0 and is_finite(case.got) == is_finite(case.want):
+        return None
+    rows, noun = OfRows(case.of), case.noun
+    empty = [i for i, part in enumerate(case.parts) if not part["mask"].any()]
+    real = [part for part in case.parts if part["mask"].any()]
+    if empty and all(math.isfinite(added([rows(part)], case.of).loss) for part in real):
+        return Cause(
+            "empty slice",
+            f"loss or gradient is no number, so that the step is skipped, and {noun} {empty[0]} of "
+            f"{case.count} has no row that counts: it divides by its own count of 0. Divide by the "
+            f"weight of all rows, after the sum over {noun}s.",
+        )
+    return Cause(
+        "not finite",
+        f"loss or gradient is no number with {case.count} {noun}s, so that the step is skipped, "
+        f"and one device takes it: a sum that overflows in one of the two. `jtrain run CONFIG "
+        f"--find-nan` says where it comes from.",
     )
 
 
@@ -163,12 +188,21 @@ def _gradient(case: Parted) -> Cause | None:
         for name, gradient, why in _of_gradients(means, shares, case):
             if np.linalg.norm(flat(got) - gradient) <= MATCH * max(np.linalg.norm(gradient), 1e-30):
                 return Cause(name, f"the gradient that came is {why}")
-    if case.scaled(2.0**-20) <= MATCH:
+    small, right = case.times(SMALL)
+    if apart(small.gradient, right.gradient).by <= MATCH:
         return Cause(
             "clip before the sum",
             f"the gradient of the loss times 1e-6 is right, and of the loss itself it is not: "
             f"something that depends on its size, clipping, acts on each {case.noun} before they "
             f"are summed. Sum first, then clip: in the optimizer.",
+        )
+    if np.linalg.norm(flat(small.gradient) / SMALL - flat(got)) > MATCH * np.linalg.norm(flat(got)):
+        return Cause(
+            "function before the sum",
+            f"the gradient of the loss times 1e-6 is not 1e-6 of its gradient: something that is "
+            f"not linear (a sign, a norm that is divided by, a cast to few bits) acts on each "
+            f"{case.noun} before they are summed. Sum first; what comes after belongs in the "
+            f"optimizer.",
         )
     return None
 

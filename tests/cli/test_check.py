@@ -51,6 +51,47 @@ def test_a_fault_ends_with_70_and_a_sentence(tmp_path: Path, capfd):
     assert "comparisons FAIL." in out
 
 
+def changed(tmp_path: Path, old: str, new: str) -> str:
+    """A study with other code; gives its config."""
+    config = write_study(tmp_path)
+    study = next((tmp_path / "experiments").glob("*.py"))
+    assert old in study.read_text()
+    study.write_text(study.read_text().replace(old, new))
+    return str(config)
+
+
+@pytest.mark.thorough
+def test_a_draw_by_the_layout_ends_with_70_and_the_rest_can_be_compared(tmp_path: Path, capfd):
+    foreign = "jax.random.bernoulli(jt.row_keys(rng, batch)[0], 0.75, x.shape)"
+    config = changed(tmp_path, "jax.vmap(keep)(jt.row_keys(rng, batch))", foreign)
+    words = ["check", config, "--rows", "4", "--devices", "2"]
+    assert main(words) == 70
+    *_, last = capfd.readouterr().out.splitlines()
+    assert last.startswith("NOT one result: what is drawn depends on the layout")
+    assert main([*words, "--without-draws"]) == 0
+    assert capfd.readouterr().out.splitlines()[-1].startswith("one result")
+
+
+@pytest.mark.thorough
+def test_labels_are_looked_at_beyond_the_rows_that_are_taken(tmp_path: Path, capfd):
+    wrong = "train.arrays['label'][150] = 7"
+    config = changed(tmp_path, "check_labels(train, self.data.classes)", wrong)
+    assert main(["check", config, "--rows", "4", "--devices", "2"]) == 70
+    out = capfd.readouterr().out
+    assert "batch['label'] holds 7 in row" in out
+    assert "lie outside of 0 .. 2" in out
+
+
+def test_a_loss_that_cannot_be_traced_ends_with_2_and_its_line(tmp_path: Path, capfd):
+    asks = "if float(params['bias'].sum()) >= 0 or rng is not None:"
+    config = changed(tmp_path, "if rng is not None:", asks)
+    assert main(["check", config]) == 2
+    err = capfd.readouterr().err
+    assert "the loss asks for the value of an array at" in err
+    assert "by float()" in err
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

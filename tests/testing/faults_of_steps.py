@@ -49,6 +49,7 @@ def _make(  # noqa: C901, PLR0915  a step as they are written, with all that can
         for number, (part, own) in enumerate(zip(parts, weights, strict=True)):
             key = jax.random.fold_in(rng, number) if wrong == "key of the microbatch" else rng
             divide = [jnp.maximum(w, 1) for w in own] if wrong == "mean of means" else whole
+            divide = own if wrong == "own count" else divide
 
             def share(params, part=part, key=key, own=own, divide=divide):
                 got = terms(params, state.extra, part, key)
@@ -57,14 +58,21 @@ def _make(  # noqa: C901, PLR0915  a step as they are written, with all that can
                 return combine(got.terms, divide), got
 
             (value, got), grad = jax.value_and_grad(share, has_aux=True)(params)
+            if wrong == "sign":
+                grad = jax.tree.map(jnp.sign, grad)
+            if wrong == "unit norm":
+                grad = jax.tree.map(lambda g, n=optax.global_norm(grad): g / n, grad)
             if wrong == "clip":
                 grad = optax.clip_by_global_norm(0.5).update(grad, optax.EmptyState())[0]
+            if wrong == "bfloat16":
+                grad = jax.tree.map(lambda g: g.astype(jnp.bfloat16), grad)
             values.append(value)
             grads.append(grad)
             metrics.append(got.metrics)
             changes.append(got.extra)
         total = lambda parts: add(jax.tree.map(lambda *x: sum(x), *parts))
         value, grad = total(values), total(grads)
+        grad = jax.tree.map(lambda g: g.astype(jnp.float32), grad)
         if wrong == "mean of means":
             value, grad = jax.tree.map(lambda x: x / microbatches, (value, grad))
         if wrong == "double sum":
@@ -98,6 +106,7 @@ def _make(  # noqa: C901, PLR0915  a step as they are written, with all that can
             )
             opt_state = opt_state._replace(inner=(opt_state.inner[0], late))
         last = changes[-1] if wrong == "last statistics" else total(changes)
+        last = changes[0] if wrong == "first statistics" else last
         after = TrainState(
             step=state.step + 1,
             skipped=state.skipped,
@@ -235,6 +244,25 @@ FAULTS = {
         loss=dropout,
         wrong=PLAIN,
         right=PLAIN,
+    ),
+    "running statistics of the first microbatch": _step(
+        "first statistics",
+        "statistics of one part",
+        "the first microbatch alone",
+        loss=with_statistics,
+        extra={"mean": jnp.float32(0.5)},
+    ),
+    "the sign before the sum": _step(
+        "sign", "function before the sum", "acts on each microbatch before they are summed"
+    ),
+    "a gradient of unit norm before the sum": _step(
+        "unit norm", "function before the sum", "a norm that is divided by"
+    ),
+    "gradients summed in bfloat16": _step(
+        "bfloat16", "rounding", "a sum over microbatches or devices in 16 bits"
+    ),
+    "a device without rows divides by none": _step(
+        "own count", "empty slice", "divides by its own count of 0", wrong=PLAIN, right=PLAIN
     ),
     "missing psum": _fault(
         "missing sum",

@@ -1,5 +1,7 @@
 """What bfloat16 is allowed follows from the roundings of the program itself."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,7 @@ BATCH = {"x": DRAW.uniform(1, 2, (ROWS, 4)).astype(np.float32)}
 
 def of(loss, *shape):
     params = {"w": jnp.asarray(DRAW.uniform(0.5, 1, shape), jnp.float32)}
-    return subject(loss, params, BATCH, optimizer=optax.sgd(0.1))
+    return subject(loss, params, BATCH, optimizer=optax.sgd(0.1), compute=jnp.bfloat16)
 
 
 def chain(params, batch, rng):
@@ -69,6 +71,14 @@ def test_where_nothing_is_narrow_it_says_so():
     assert in_bfloat16(of(wide, 4, 1), left) is None
     assert "bfloat16 was not compared" in left[0]
     assert "Cast them where they enter the model" in left[0]
+
+
+def test_a_loss_in_float32_is_told_nothing_about_bfloat16():
+    left: list[str] = []
+    wide = lambda params, batch, rng: Mean.of((batch["x"] @ params["w"])[:, 0], batch["mask"])
+    in_float32 = dataclasses.replace(of(wide, 4, 1), compute=None)
+    assert in_bfloat16(in_float32, left) is None
+    assert left == []
 
 
 def test_a_loss_that_takes_no_narrow_parameters_is_no_fault():

@@ -1,0 +1,77 @@
+"""A fault that is planted in a loss, and the small problems that it is planted in."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from line import height, line, points
+
+from jtrain.types import Mean
+
+CLASSES = 4
+
+
+class Planted(NamedTuple):
+    """A loss with one fault, and what a check has to say about it."""
+
+    loss: Any
+    cause: str
+    says: str = ""
+    """Words of the sentence."""
+    given: Mapping[str, Any] = {}
+    """Further arguments of `assert_invariant`; `params` and `batch` in the place of a line's."""
+
+    def arguments(self) -> dict[str, Any]:
+        """All arguments of `assert_invariant`."""
+        return {"loss": self.loss, "params": line(), "batch": points(8), **self.given}
+
+
+def errors(params, batch):
+    """Squared errors of a line: b."""
+    return jnp.square(height(params, batch) - batch["y"])
+
+
+def counted(batch):
+    """The number of rows that count, as float32."""
+    return batch["mask"].sum(dtype=jnp.float32)
+
+
+def total(params, batch):
+    """The sum of squared errors over the rows that count."""
+    return jnp.where(batch["mask"], errors(params, batch), 0).sum()
+
+
+def good(params, batch, rng):
+    return Mean.of(errors(params, batch), batch["mask"])
+
+
+def classes(size=8, **leaves):
+    """Points with a label each."""
+    draw = np.random.default_rng(1)
+    label = draw.integers(0, CLASSES, size).astype(np.int32)
+    return {**points(size), "label": label, **leaves}
+
+
+def linear():
+    """A linear classifier of points."""
+    kernel = np.random.default_rng(2).normal(size=(3, CLASSES))
+    return {"kernel": jnp.asarray(kernel, jnp.float32)}
+
+
+def logits(params, batch):
+    return batch["x"] @ params["kernel"]  # b c
+
+
+def nats(params, batch):
+    """Cross entropy of each row."""
+    chances = jax.nn.log_softmax(logits(params, batch))
+    return -jnp.take_along_axis(chances, batch["label"][:, None], 1)[:, 0]
+
+
+def entropy(params, batch, rng):
+    return Mean.of(nats(params, batch), batch["mask"])
+
+
+CLASSIFIER = {"params": linear(), "batch": classes()}

@@ -1,0 +1,273 @@
+"""Losses that are right, and look like some that are not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from faults_of_draws import mixed_up, of_keys, scaled, uniform
+from faults_of_neighbours import Normed, contrastive, with_model
+from planted import (
+    CLASSES,
+    CLASSIFIER,
+    classes,
+    counted,
+    errors,
+    good,
+    height,
+    linear,
+    logits,
+    nats,
+    points,
+    total,
+)
+
+from jtrain.models.linen import from_linen
+from jtrain.rows import row_keys
+from jtrain.types import Mean, stateful
+
+BATCH = {"couples": "batch"}
+
+
+def scalar(params, batch, rng):
+    return errors(params, batch).mean()
+
+
+def penalized(params, batch, rng):
+    size = Mean(jnp.square(params["slope"]).sum(), jnp.float32(1))
+    return good(params, batch, rng) + 0.1 * size
+
+
+def scalar_with_a_penalty(params, batch, rng):
+    return errors(params, batch).mean() + 0.1 * jnp.square(params["slope"]).sum()
+
+
+def one_number_a_step(rng, batch):
+    return uniform(rng, ())
+
+
+def one_mask_a_step(rng, batch):
+    return uniform(rng, (3,))
+
+
+def features_permuted(params, batch, rng):
+    if rng is None:
+        return good(params, batch, rng)
+    return good(params, batch | {"x": batch["x"][:, jax.random.permutation(rng, 3)]}, rng)
+
+
+def ignored_labels(params, batch, rng):
+    """Labels of -100 count for nothing."""
+    known = (batch["label"] >= 0) & batch["mask"]
+    safe = jnp.where(known, batch["label"], 0)
+    return Mean.of(nats(params, batch | {"label": safe}), known)
+
+
+def ignored_afterwards(params, batch, rng):
+    return Mean.of(nats(params, batch), batch["mask"] & (batch["label"] >= 0))
+
+
+def ignored_by_one_hot(params, batch, rng):
+    wanted = jax.nn.one_hot(batch["label"], CLASSES)
+    values = -(wanted * jax.nn.log_softmax(logits(params, batch))).sum(1)
+    return Mean.of(values, batch["mask"] & (batch["label"] >= 0))
+
+
+def clipped_feature(params, batch, rng):
+    """A feature whose last bin is for all that is larger."""
+    bins = params["kernel"][batch["age"].clip(0, 2)].sum(1)
+    return Mean.of(jnp.square(bins - batch["y"]), batch["mask"])
+
+
+def counted_from_the_end(params, batch, rng):
+    return Mean.of(jnp.square(params["slope"][-1] * batch["x"][:, -1] - batch["y"]), batch["mask"])
+
+
+def narrow_rows(params, batch, rng):
+    return Mean.of(errors(params, batch).astype(jnp.float16), batch["mask"])
+
+
+def narrow_model(params, batch, rng):
+    x, slope = batch["x"].astype(jnp.bfloat16), params["slope"].astype(jnp.bfloat16)
+    off = (x @ slope).astype(jnp.float32) + params["offset"] - batch["y"]
+    return Mean.of(jnp.square(off), batch["mask"])
+
+
+def small_weights(params, batch, rng):
+    """Weights in int8, summed in float32."""
+    return Mean.of(errors(params, batch), batch["mask"], batch["weight"])
+
+
+def guarded(params, batch, rng):
+    """A mean and back, with a guard against none."""
+    count = counted(batch)
+    return Mean(total(params, batch) / jnp.maximum(count, 1) * count, count)
+
+
+def signed(params, batch, rng):
+    return Mean.of(height(params, batch) * batch["y"], batch["mask"])
+
+
+def hinges(params, batch, rng):
+    side = jnp.where(batch["y"] > 0, 1.0, -1.0)
+    margin = jax.nn.relu(1 - side * height(params, batch))
+    right = (jnp.sign(height(params, batch)) == side).astype(jnp.float32)
+    return Mean.of(margin, batch["mask"]), {"right": Mean.of(right, batch["mask"])}
+
+
+def huber(params, batch, rng):
+    off = jnp.abs(height(params, batch) - batch["y"])
+    return Mean.of(jnp.where(off > 1, off - 0.5, 0.5 * off**2), batch["mask"])
+
+
+def branch_of_each_row(params, batch, rng):
+    one = lambda off: jax.lax.cond(off > 1, jnp.sqrt, jnp.square, off + 1e-3)
+    return Mean.of(jax.vmap(one)(errors(params, batch)), batch["mask"])
+
+
+def loop_in_each_row(params, batch, rng):
+    def turns(x):
+        return jax.lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x) + 0.1, x)
+
+    return Mean.of(jnp.square(turns(height(params, batch)) - batch["y"]), batch["mask"])
+
+
+def sorted_in_each_row(params, batch, rng):
+    return good(params, batch | {"x": jnp.sort(batch["x"], 1)}, rng)
+
+
+def normalized_in_each_row(params, batch, rng):
+    x = batch["x"] - batch["x"].mean(1, keepdims=True)
+    return good(params, batch | {"x": x / (x.std(1, keepdims=True) + 1e-3)}, rng)
+
+
+def mirrored_in_each_row(params, batch, rng):
+    """Mixup of a row with itself the other way round."""
+    if rng is None:
+        return good(params, batch, rng)
+    share = jax.vmap(lambda key: jax.random.uniform(key, (1,)))(row_keys(rng, batch))
+    return good(params, batch | {"x": share * batch["x"] + (1 - share) * batch["x"][:, ::-1]}, rng)
+
+
+@jax.custom_vjp
+def halved(x):
+    return x
+
+
+halved.defvjp(lambda x: (x, None), lambda _, up: (up / 2,))
+
+
+def gradient_of_its_own(params, batch, rng):
+    return Mean.of(jnp.square(halved(height(params, batch)) - batch["y"]), batch["mask"])
+
+
+def counts(params, batch, rng):
+    """True and false positives, to be divided afterwards; and the rate."""
+    said, true = height(params, batch) > 0, batch["y"] > 0
+    share = lambda which: Mean.of(which.astype(jnp.float32), batch["mask"])
+    rate = Mean(jnp.float32(0.1), jnp.float32(1))
+    return good(params, batch, rng), {
+        "tp": share(said & true),
+        "fp": share(said & ~true),
+        "rate": rate,
+    }
+
+
+@stateful
+def running(params, extra, batch, rng):
+    mean = Mean.of(height(params, batch), batch["mask"])
+    new = Mean(0.9 * extra["mean"] * mean.weight + 0.1 * mean.total, mean.weight)
+    return good(params, batch, rng), {}, {"mean": new}
+
+
+def tokens(params, batch, rng):
+    seen = (jnp.arange(3)[None] < batch["length"][:, None]) & batch["mask"][:, None]
+    return Mean.of(jnp.square(batch["x"] * params["slope"][None] - params["offset"]), seen)
+
+
+def fixed_features(params, batch, rng):
+    """Features that are drawn once and for all."""
+    turn = np.random.RandomState(0).normal(size=(3, 3)).astype(np.float32)
+    return good(params, batch | {"x": batch["x"] @ turn}, rng)
+
+
+def by_the_row(params, batch, rng):
+    return Mean.of(errors(params, batch) * (1 + batch["row"] % 3), batch["mask"])
+
+
+def two_views(params, batch, rng):
+    """The second half of the batch holds the same rows, seen otherwise."""
+    y = height(params, batch)
+    half = len(y) // 2
+    near = jnp.square(y[:half] - y[half:])
+    return Mean.of(jnp.concatenate([near, near]), batch["mask"])
+
+
+def logarithm(params, batch, rng):
+    """Of what is positive."""
+    rate = jnp.exp(0.1 * height(params, batch))
+    return Mean.of(rate - jnp.log(rate) * batch["count"], batch["mask"])
+
+
+def smoothed(params, batch, rng):
+    wanted = 0.9 * jax.nn.one_hot(batch["label"], CLASSES) + 0.1 / CLASSES
+    return Mean.of(optax.softmax_cross_entropy(logits(params, batch), wanted), batch["mask"])
+
+
+def labelled(*labels):
+    return {"params": linear(), "batch": classes(label=np.asarray(labels, np.int32))}
+
+
+def _normed():
+    return {**with_model(from_linen(Normed(), jnp.zeros((8, 3)), jnp.zeros(8, bool))), **BATCH}
+
+
+SOME = labelled(0, 1, -100, 3, 0, -100, 1, 3)
+HALF_KNOWN = labelled(0, 1, -1, 3, 0, -1, 1, 3)
+# The loss, and further arguments of `assert_invariant`.
+RIGHT = {
+    "a plain mean": (scalar, {}),
+    "a penalty with a weight of its own": (penalized, {}),
+    "a plain mean and a penalty": (scalar_with_a_penalty, {}),
+    "one number a step": (scaled(one_number_a_step), {}),
+    "one mask a step for all rows": (scaled(one_mask_a_step), {}),
+    "features permuted for all rows": (features_permuted, {}),
+    "noise by row": (scaled(lambda rng, batch: of_keys(row_keys(rng, batch), batch)), {}),
+    "mixup in each row": (mirrored_in_each_row, {}),
+    "mixup of a batch that stays whole": (mixed_up, BATCH),
+    "noise by position in a batch that stays whole": (
+        scaled(lambda rng, batch: uniform(rng, batch["x"].shape)),
+        BATCH,
+    ),
+    "two views in a batch that stays whole": (two_views, BATCH | {"ragged": False}),
+    "a contrastive loss of a batch that stays whole": (contrastive, CLASSIFIER | BATCH),
+    "labels that are ignored": (ignored_labels, SOME),
+    "labels that are ignored afterwards": (ignored_afterwards, SOME),
+    "labels that are ignored by one_hot": (ignored_by_one_hot, HALF_KNOWN),
+    "a feature that is clipped": (
+        clipped_feature,
+        {"params": linear(), "batch": classes(age=np.arange(8, dtype=np.int32))},
+    ),
+    "an index from the end": (counted_from_the_end, {}),
+    "labels that are smoothed": (smoothed, CLASSIFIER),
+    "rows in float16": (narrow_rows, {}),
+    "a model in bfloat16": (narrow_model, {}),
+    "weights in int8": (
+        small_weights,
+        {"batch": {**points(8), "weight": np.arange(40, 48, dtype=np.int8)}},
+    ),
+    "a guard against none": (guarded, {}),
+    "a loss of either sign": (signed, {}),
+    "hinges": (hinges, {}),
+    "huber": (huber, {}),
+    "a branch of each row": (branch_of_each_row, {}),
+    "a loop in each row": (loop_in_each_row, {}),
+    "sorted in each row": (sorted_in_each_row, {}),
+    "normalized in each row": (normalized_in_each_row, {}),
+    "a derivative of its own in each row": (gradient_of_its_own, {}),
+    "counts as metrics": (counts, {}),
+    "running statistics": (running, {"extra": {"mean": jnp.float32(0.5)}}),
+    "tokens": (tokens, {"batch": {**classes(), "length": np.arange(8, dtype=np.int32) % 3 + 1}}),
+    "features drawn once and for all": (fixed_features, {}),
+    "weights by the row's own number": (by_the_row, {}),
+    "a logarithm": (logarithm, {"batch": {**points(8), "count": np.arange(8, dtype="f")}}),
+}
