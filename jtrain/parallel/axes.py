@@ -57,8 +57,9 @@ class Axes(Starting):
     zero: Zero = 3
     """Of what is split over `fsdp`: 1 the optimizer's state, 2 also gradients that are summed over
     microbatches, 3 also the parameters; 0 nothing."""
-    sequence: bool = False
-    """Whether activations between blocks are split in time over `tensor`."""
+    sequence: bool = True
+    """Whether activations between blocks are split in time over `tensor`, where it divides the
+    time. As much is sent without it, and each device keeps all positions for the backward pass."""
     context_by: ContextBy = "ring"
     """ring: keys and values travel around, with whatever number of heads; ulysses: devices exchange
     time for heads, whole ones, and any kernel computes attention."""

@@ -22,6 +22,10 @@ KINDS = (
 )
 
 
+# What reading text raises that is written otherwise than it is known here.
+NOT_UNDERSTOOD = (HloError, LookupError, ValueError, TypeError)
+
+
 class Collective(NamedTuple):
     """One of the program's, with all its turns."""
 
@@ -45,18 +49,19 @@ def collectives(text: str, mesh: Mapping[str, int]) -> Traffic:
     What each device sends, of an array of B bytes among n devices: a gather of it, a scatter or an
     exchange (n - 1) / n B, a reduction twice that, a permutation B. One that the compiler wrote in
     pieces counts once, where it begins: in the outermost loop. A collective that cannot be
-    understood is left out of the sums, and named in `unread`.
+    understood is left out of the sums, and named in `unread`; nothing is raised.
     """
     try:
         program = Program(text)
-    except HloError as error:
-        return Traffic((), (f"no collective: {error}",))
+        runs = _begun(program)
+    except NOT_UNDERSTOOD as error:
+        return Traffic((), (f"no collective: {_said(error)}",))
     found, unread, uncounted = [], [], 0
-    for run in _begun(program):
+    for run in runs:
         try:
             one = _collective(run, program, mesh)
-        except HloError as error:
-            unread.append(f"one {run.instruction.operation}: {error}")
+        except NOT_UNDERSTOOD as error:
+            unread.append(f"one {run.instruction.operation}: {_said(error)}")
             continue
         if one is not None:
             found.append(one)
@@ -67,6 +72,12 @@ def collectives(text: str, mesh: Mapping[str, int]) -> Traffic:
             f"program does not say: they count as one turn"
         )
     return Traffic(tuple(found), tuple(dict.fromkeys(unread)))
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, HloError):
+        return str(error)
+    return f"the text is written in a way that is not known ({type(error).__name__}: {error})"
 
 
 def _begun(program: Program) -> list[Run]:

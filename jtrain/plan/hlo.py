@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+)(?: \(.*)? \{\s*$")
 LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 OPERATION = re.compile(r"([a-z][\w\-]*)\(")
 CALLED = re.compile(

@@ -143,6 +143,20 @@ def test_one_collective_that_is_not_understood_loses_no_other():
     )
 
 
+def test_an_instruction_that_is_not_understood_loses_no_other():
+    text = SCATTERED.replace("dynamic-slice(%sum#1, %zero, %zero)", "dynamic-slice()")
+    found, (unread,) = collectives(text, {"fsdp": 4})
+    assert not found
+    assert unread.startswith("one all-reduce: the text is written in a way that is not known (Ind")
+
+
+def test_computations_may_be_printed_without_their_parameters():
+    text = "\n".join(line.partition(" (")[0] + " {" if line.endswith("{") else line
+                     for line in OFFLOADED.splitlines())  # fmt: skip
+    assert "%body {" in text
+    assert collectives(text, {"fsdp": 8}) == collectives(OFFLOADED, {"fsdp": 8})
+
+
 def test_devices_that_the_mesh_does_not_have_are_not_read():
     found, unread = collectives(SCATTERED, {"fsdp": 2})
     assert not found
@@ -164,6 +178,7 @@ def test_turns_that_the_program_does_not_say_are_said_to_be_unknown():
         ("", "no ENTRY computation in 0 characters"),
         (SCATTERED.replace("ENTRY ", ""), "no ENTRY computation in"),
         (SCATTERED.replace("%scatter (a", "%renamed (a"), "%main calls %scatter, which is not in"),
+        (OFFLOADED.replace("condition=%cond, ", ""), "is not known (KeyError: 'condition')"),
     ],
 )
 def test_text_that_is_no_whole_program_is_not_read_as_nothing_sent(text, said):
