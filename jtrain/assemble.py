@@ -135,7 +135,9 @@ class Assembly:
         if config.precision.compute is not None:
             refuse_wide_products(terms, params, config.precision.compute)
         # XLA:CPU runs a convolution many times slower in a loop than written out.
-        unroll = self._platform == "cpu" and "conv_general_dilated" in operations(terms, params)
+        unroll = self.device.platform == "cpu" and "conv_general_dilated" in operations(
+            terms, params
+        )
         step = make_step(
             x.loss,
             x.optimizer,
@@ -227,8 +229,9 @@ class Assembly:
         return laid_near((self.like.params, self.like.extra))
 
     @property
-    def _platform(self) -> str:
-        return next(iter(jax.tree.leaves(self.like)[0].sharding.device_set)).platform
+    def device(self) -> Device:
+        """One of the devices that the state lies on."""
+        return next(iter(jax.tree.leaves(self.like)[0].sharding.device_set))
 
     def _evaluation(self, name: str) -> EvaluateFn:
         """Compiled at its first use; sets whose batches are alike share one."""

@@ -84,6 +84,7 @@ def fit(
     couples: Couples = "nothing",
     precision: str | Precision = "f32",
     parallel: str | Parallel = "mirrored",
+    devices: Any = 0,
     guard: str | Guard = "skip",
     tokens: int = 0,
     name: str = "",
@@ -120,6 +121,8 @@ def fit(
         couples: whether the loss makes rows meet; see `make_step`.
         precision: that the loss computes in: f32, bf16, f16, or a value.
         parallel: how the work is split: mirrored, fsdp, single, or a value.
+        devices: which it is split over: how many, 0 for all; their indices, `[0, 2]`; names,
+            "cpu", "gpu:1", `["gpu:0", "gpu:1"]`; or devices of JAX.
         guard: what is done about a step that is not finite: skip, stop, rollback (of a run that is
             kept), or a value of `jtrain.config.guard`.
         tokens: in a row, to show the speed in; 0 counts rows.
@@ -172,7 +175,7 @@ def fit(
             steps_per_call=steps_per_call,
             optimizer=updates,
             precision=given.precision(precision),
-            parallel=given.strategy(parallel),
+            parallel=given.strategy(parallel, devices),
             guard=given.guard(guard, kept=kept),
             evaluate=Evaluate(every=evaluated),
             checkpoint=Checkpoint(every=saved, best=best),

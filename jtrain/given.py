@@ -1,11 +1,13 @@
 """What a caller gives in code, arrays and names, as what a run is made of."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast, get_args
 
 import jax
 import numpy as np
 import optax
+from pydantic import ValidationError
 
 from jtrain.config.guard import Guard, Rollback
 from jtrain.config.nearest import did_you_mean
@@ -163,18 +165,41 @@ def _is_name(schedule: Any) -> bool:
     return schedule is None or isinstance(schedule, str)
 
 
-def strategy(given: str | Parallel) -> Parallel:
-    """The values of a strategy, by its name or itself."""
-    return _named("parallel", given, Parallel)() if isinstance(given, str) else given
+def strategy(given: str | Parallel, devices: Any = 0) -> Parallel:
+    """Return the values of a strategy, by its name or itself, over these devices.
+
+    Args:
+        devices: as `parallel.devices` of a config, or devices of JAX; 0: those of `given`.
+
+    Raises:
+        ConfigError: for what is no strategy, or no device.
+    """
+    found = _named("parallel", given, Parallel)() if isinstance(given, str) else given
+    if isinstance(devices, int) and not devices:
+        return found
+    try:
+        return dataclasses.replace(found, devices=_written(devices))
+    except ValidationError as error:
+        raise ConfigError(f"devices={devices!r}: {error.errors()[0]['ctx']['error']}.") from None
 
 
-def layout(given: str | Layout) -> Layout:
-    """The values of a layout, by its name or itself.
+def _written(devices: Any) -> Any:
+    """Return devices as a config writes them: those of JAX by their platform and index."""
+    if isinstance(devices, jax.Device):
+        index = jax.local_devices(backend=devices.platform).index(devices)
+        return f"{devices.platform}:{index}"
+    if isinstance(devices, Sequence) and not isinstance(devices, str):
+        return tuple(_written(each) if isinstance(each, jax.Device) else each for each in devices)
+    return devices
+
+
+def layout(given: str | Layout, devices: Any = 0) -> Layout:
+    """The values of a layout, by its name or itself, over these devices.
 
     Raises:
         ConfigError: for `auto`, which goes by what a step takes.
     """
-    found = strategy(given)
+    found = strategy(given, devices)
     if isinstance(found, Auto):
         raise ConfigError(
             'parallel="auto" is found by what a training step takes, and nothing is trained here. '

@@ -1,18 +1,25 @@
 """What a run says before its first step."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from jtrain.accelerators import unused_accelerators
 from jtrain.assemble import Assembly
 from jtrain.config.dump import flat
 from jtrain.hooks.readable import brief
+from jtrain.parallel.device_names import choice_of
 from jtrain.summary import short, summary
 from jtrain.trees import elements
 
 
-def opening(parts: Assembly, start: int | None) -> list[str]:
-    """What a reader wants to know before the first step."""
+def opening(parts: Assembly, start: int | None, root: Path = Path("/")) -> list[str]:
+    """What a reader wants to know before the first step.
+
+    Args:
+        root: of the file system that shows what accelerators the machine has.
+    """
     config, strategy = parts.config, parts.strategy
     count = elements(parts.like.params)
     batch: Any = f"{config.batch} rows"
@@ -20,9 +27,10 @@ def opening(parts: Assembly, start: int | None) -> list[str]:
         batch = f"{batch} of {parts.experiment.tokens} tokens"
     lines = [
         f"{config.name}: {count:,} parameters, {config.parallel.kind} over {strategy.shares} "
-        f"{jax.devices()[0].device_kind} device{'s' if strategy.shares > 1 else ''}, "
+        f"{parts.device.device_kind} device{'s' if strategy.shares > 1 else ''}, "
         f"{batch} a step, {config.microbatches} microbatch"
         + ("es" if config.microbatches > 1 else ""),
+        *_unused(parts, root),
         *([parts.why] if parts.why else []),
         short(summary(parts.like)),
         *([str(strategy.schedule)] if strategy.schedule else []),
@@ -39,6 +47,14 @@ def opening(parts: Assembly, start: int | None) -> list[str]:
     if start:
         lines.append(f"goes on from step {start} of {config.steps}")
     return lines
+
+
+def _unused(parts: Assembly, root: Path) -> list[str]:
+    """Say what accelerators the run leaves unused, unless its config chooses a platform."""
+    if choice_of(parts.config.parallel.devices).platform:
+        return []
+    seen = {device.platform for device in jax.devices()}
+    return unused_accelerators(seen, jax.config.jax_platforms, root=root)
 
 
 def _shared(parts: Assembly) -> str:

@@ -28,6 +28,7 @@ def evaluate(
     batch: int = 0,
     extra: Extra = (),
     parallel: str | Layout = "mirrored",
+    devices: Any = 0,
 ) -> dict[str, float]:
     """The loss and the metrics over all of `data`, each row once; `rows` says how many.
 
@@ -38,12 +39,13 @@ def evaluate(
         loss: as for `jt.fit`; its rng is None.
         data: as for `jt.fit`.
         batch: rows at a time, over all devices; 0: 128.
+        devices: as for `jt.fit`.
 
     Raises:
         UserError: for what does not fit together.
         LossError: if the loss keeps no contract.
     """
-    strategy, rows = _laid_out(data, batch, parallel)
+    strategy, rows = _laid_out(data, batch, given.layout(parallel, devices))
     weights = _placed(strategy, (params, extra))
     program = make_evaluate(loss, psum=strategy.psum, ragged=rows.ragged)
     program = strategy.compile(program, weights, _batch(strategy, rows, 0))
@@ -57,6 +59,7 @@ def predict(
     *,
     batch: int = 0,
     parallel: str | Layout = "mirrored",
+    devices: Any = 0,
 ) -> Any:  # a pytree of numpy arrays, each n ...
     """What `apply(params, batch)` gives for each row of `data`, in the order of the data.
 
@@ -67,12 +70,13 @@ def predict(
         apply: pure; gives arrays of a row for each row of the batch: b ...
         data: as for `jt.fit`.
         batch: rows at a time, over all devices; 0: 128.
+        devices: as for `jt.fit`.
 
     Raises:
         UserError: for what does not fit together.
         LossError: if `apply` gives something else than a row for each row.
     """
-    strategy, rows = _laid_out(data, batch, parallel)
+    strategy, rows = _laid_out(data, batch, given.layout(parallel, devices))
     if strategy.psum is not None:
         raise ConfigError(
             "predict was asked to run in copies that add up their sums, and rows are not summed: "
@@ -90,10 +94,10 @@ def predict(
     return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
 
-def _laid_out(data: given.Data, batch: int, parallel: str | Layout) -> tuple[Strategy, Once]:
+def _laid_out(data: given.Data, batch: int, layout: Layout) -> tuple[Strategy, Once]:
     """Where it is computed, and what of, in batches that split evenly."""
     keep_compiled_programs()
-    strategy = given.layout(parallel).build()
+    strategy = layout.build()
     size = batch or -(-ROWS // strategy.shares) * strategy.shares
     rows = given.once(data, size)
     check_divides(rows.size, strategy.shares, 1)

@@ -7,7 +7,7 @@ import pytest
 
 # Each line may import the lines above it. Names on one line may not import one another.
 ORDER = [
-    {"errors", "version", "redact"},
+    {"errors", "version", "redact", "accelerators"},
     {"private"},
     {"cache"},
     {"pulse"},

@@ -19,6 +19,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(
             f"jtrain plan: for what devices? Write jtrain plan {path} --topology v5e:4x4, or cpu:8."
         )
+    dump = _empty(Path(typed.dump)) if typed.dump else None
     prepare(typed.topology)
     from jtrain.config.resolve import resolve
     from jtrain.plan.plan import plan
@@ -27,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     resolved = resolve(Path(path), words)
     for note in resolved.notes:
         print(note, file=sys.stderr)
-    found = plan(resolved.config, topology(typed.topology))
+    found = plan(resolved.config, topology(typed.topology), dump)
     print(json.dumps({"config": path, **found.plain()}) if typed.json else table(found))
     return 0
 
@@ -46,5 +47,22 @@ def _arguments() -> Arguments:
     parser.add_argument("words", metavar="CONFIG [KEY=VALUE]", nargs="*", help=words)
     shape = "the devices: v5e:4x4, 2*v5p:4x4x4, cpu:8"
     parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=shape)
+    kept = "keep what the compiler writes there: the program, the buffers at the peak of memory"
+    parser.add_argument("--dump", metavar="FOLDER", default="", help=kept)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _empty(folder: Path) -> Path:
+    """Make the folder.
+
+    Raises:
+        UserError: if something lies there, which could be taken for what the compiler writes.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            f"jtrain plan: --dump {folder} is for the files of one plan, and something lies there. "
+            f"Name a folder that is empty or new: --dump {folder}-2."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from jtrain.errors import ConfigError, UserError
 from jtrain.parallel.axes import Axes
+from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.estimate import Estimate, Needs, estimate, gb
 from jtrain.parallel.leaves import Zero, dims_of
@@ -40,8 +41,9 @@ class Auto(Starting):
     """
 
     kind: Literal["auto"] = "auto"
-    devices: int = Field(default=0, ge=0)
-    """Devices of each process; 0 takes all. A CPU is cut into as many."""
+    devices: Devices = 0
+    """Devices of each process: how many, 0 for all; or which: their indices, [0, 2], or cpu, gpu:1,
+    [gpu:0, gpu:1]. A CPU is cut into as many as are asked for."""
     memory: float = Field(default=0.0, ge=0)
     """GB that the estimate may come to on a device; 0: 75 % of what it has."""
     min_size: int = Field(default=4096, ge=0)

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from jtrain.parallel.attending import ContextBy
+from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.layout import filled, mesh_of
 from jtrain.parallel.leaves import Zero
@@ -26,8 +27,9 @@ class Axes(Starting):
     """
 
     kind: Literal["sharded"] = "sharded"
-    devices: int = Field(default=0, ge=0)
-    """Devices of each process; 0 takes all. A CPU is cut into as many."""
+    devices: Devices = 0
+    """Devices of each process: how many, 0 for all; or which: their indices, [0, 2], or cpu, gpu:1,
+    [gpu:0, gpu:1]. A CPU is cut into as many as are asked for."""
     slice: int = Field(default=1, ge=0)
     """Slices of a TPU, or hosts: groups of devices with slow links between them."""
     stage: int = Field(default=1, ge=0)
@@ -55,8 +57,9 @@ class Axes(Starting):
     zero: Zero = 3
     """Of what is split over `fsdp`: 1 the optimizer's state, 2 also gradients that are summed over
     microbatches, 3 also the parameters; 0 nothing."""
-    sequence: bool = False
-    """Whether activations between blocks are split in time over `tensor`."""
+    sequence: bool = True
+    """Whether activations between blocks are split in time over `tensor`, where it divides the
+    time. As much is sent without it, and each device keeps all positions for the backward pass."""
     context_by: ContextBy = "ring"
     """ring: keys and values travel around, with whatever number of heads; ulysses: devices exchange
     time for heads, whole ones, and any kernel computes attention."""

@@ -9,39 +9,103 @@ import jax
 
 from jtrain.cluster import cpu_devices
 from jtrain.errors import ConfigError
+from jtrain.parallel.device_names import Choice, Devices, choice_of, typed
 
 Device: TypeAlias = Any  # a jax.Device
 DATA = "data"  # the mesh axis of copies of the state, each with its part of the rows
 
 
-def devices(count: int, among: Sequence[Device] | None = None) -> list[Device]:
-    """`count` devices of each process, all of them if 0; a CPU is cut into as many as are asked.
+def devices(asked: Devices, among: Sequence[Device] | None = None) -> list[Device]:
+    """Return the devices of every process that were asked for.
 
-    `among`: devices that stand in for those of this machine, to compile for them.
+    A CPU is cut into as many devices as are asked for, while no backend of JAX runs yet.
+
+    Args:
+        asked: a number of devices of each process, 0 for all; their indices among the devices of
+            each process; a platform, or platforms with indices.
+        among: devices that stand in for those of this machine, to compile for them.
 
     Raises:
-        ConfigError: if there are fewer.
+        ConfigError: if there are no such devices.
     """
-    if among is not None:
-        return _first(list(among), count)
-    if count and not cpu_devices.is_said(os.environ):
+    choice = choice_of(asked)
+    there = _present(asked, choice) if among is None else _stand_ins(asked, choice, among)
+    found = []
+    for process in sorted({device.process_index for device in there}):
+        found += _of_process([d for d in there if d.process_index == process], asked, choice)
+    return found
+
+
+def one_device(asked: Devices, among: Sequence[Device] | None = None) -> Device:
+    """Return the one device that was asked for; the first for 0 and for a platform.
+
+    Raises:
+        ConfigError: as `devices`, and if several were asked for.
+    """
+    choice = choice_of(asked)
+    if choice.count > 1:
+        raise ConfigError(
+            f"parallel.kind=single takes one device, and parallel.devices={asked} is a number of "
+            f"them. To take the device with index {asked} write parallel.devices=[{asked}]; to "
+            f"take {asked} devices, parallel.kind=mirrored."
+        )
+    if len(choice.indices) > 1:
+        raise ConfigError(
+            f"parallel.kind=single takes one device, and parallel.devices={typed(asked)} names "
+            f"{len(choice.indices)}. Name one of them, or take all with parallel.kind=mirrored."
+        )
+    return devices(asked, among)[0]
+
+
+def _present(asked: Devices, choice: Choice) -> list[Device]:
+    """Return all devices of the platform, in every process."""
+    needed = max(choice.count, *(index + 1 for index in choice.indices), 0)
+    if needed and choice.platform in ("", "cpu") and not cpu_devices.is_said(os.environ):
         # Too late once a backend runs; then there are as many as there are.
         with contextlib.suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", count)
-    found = jax.devices()
-    if not count:
-        return found
-    here = jax.local_device_count()
-    if count > here:
+            jax.config.update("jax_num_cpu_devices", needed)
+    if not choice.platform:
+        return jax.devices()
+    try:
+        return jax.devices(choice.platform)
+    except RuntimeError as error:
+        have = jax.devices()
         raise ConfigError(
-            f"parallel.devices={count}, and each process has {here} ({found[0].device_kind}). Take "
-            f"parallel.devices={here}, or 0 for all; on a CPU set it before JAX starts, or by "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={count}."
+            f"parallel.devices={typed(asked)}, and JAX reaches no {choice.platform} here: it has "
+            f"{len(have)} x {have[0].platform} ({have[0].device_kind}). Take "
+            f"parallel.devices={have[0].platform}, or install JAX for that platform "
+            f"(docs/accelerators.md)."
+        ) from error
+
+
+def _stand_ins(asked: Devices, choice: Choice, among: Sequence[Device]) -> list[Device]:
+    if choice.platform not in ("", among[0].platform):
+        raise ConfigError(
+            f"parallel.devices={typed(asked)}, and the devices to compile for are "
+            f"{among[0].platform} ({among[0].device_kind}). Take parallel.devices=0 for all."
         )
-    return _first(found, count)
+    return list(among)
 
 
-def _first(found: list[Device], count: int) -> list[Device]:
-    processes = sorted({device.process_index for device in found})
-    of = lambda process: [device for device in found if device.process_index == process]
-    return [d for p in processes for d in of(p)[: count or None]]
+def _of_process(there: list[Device], asked: Devices, choice: Choice) -> list[Device]:
+    """Return those of one process's devices that were asked for."""
+    if not choice.indices:
+        if choice.count > len(there):
+            raise _too_few(there, asked, choice.count, f"{len(there)}, or 0 for all")
+        return there[: choice.count or None]
+    if max(choice.indices) >= len(there):
+        last = f"0, or indices up to {len(there) - 1}"
+        raise _too_few(there, asked, max(choice.indices) + 1, last)
+    return [there[index] for index in choice.indices]
+
+
+def _too_few(there: list[Device], asked: Devices, needed: int, take: str) -> ConfigError:
+    forced = (
+        f"; on a CPU set it before JAX starts, or by "
+        f"XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
+    )
+    return ConfigError(
+        f"parallel.devices={typed(asked)}, and each process has {len(there)} "
+        f"({there[0].device_kind}). Take parallel.devices={take}"
+        f"{forced if there[0].platform == 'cpu' else ''}."
+    )

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.layout import mesh_of
 from jtrain.parallel.offload import Offload
@@ -23,8 +24,9 @@ class FSDP(Starting):
     """
 
     kind: Literal["fsdp"] = "fsdp"
-    devices: int = Field(default=0, ge=0)
-    """Devices of each process; 0 takes all. A CPU is cut into as many."""
+    devices: Devices = 0
+    """Devices of each process: how many, 0 for all; or which: their indices, [0, 2], or cpu, gpu:1,
+    [gpu:0, gpu:1]. A CPU is cut into as many as are asked for."""
     min_size: int = Field(default=4096, ge=0)
     """Leaves of fewer elements stay whole on every device."""
     offload: Offload = ()

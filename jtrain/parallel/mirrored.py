@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from jtrain.errors import ConfigError
+from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import DATA, Device, devices
 from jtrain.parallel.layout import mesh_of
 from jtrain.parallel.leaves import Zero
@@ -26,8 +27,9 @@ class Mirrored(Starting):
     kind: Literal["mirrored"] = "mirrored"
     impl: Literal["jit", "shard_map", "pmap"] = "jit"
     """Who sums the gradients: the compiler (jit), or explicit sums over copies of the step."""
-    devices: int = Field(default=0, ge=0)
-    """Devices of each process; 0 takes all. A CPU is cut into as many."""
+    devices: Devices = 0
+    """Devices of each process: how many, 0 for all; or which: their indices, [0, 2], or cpu, gpu:1,
+    [gpu:0, gpu:1]. A CPU is cut into as many as are asked for."""
     zero: Zero = 0
     """Of what the devices hold a part each: 1 the optimizer's state, 2 also gradients that are
     summed over microbatches, 3 also the parameters; 0 nothing."""

@@ -9,6 +9,8 @@ from jtrain.types import Dims
 
 # Dims that any model has: that an axis splits them says nothing.
 OF_ROWS = ("rows", "batch", "group", "copies")
+# Axes that split a dim only beside others, which they need: of no use by that alone.
+BESIDE = {"time": {"tensor"}}
 # What has a dim for it. The other axes split the rows, which every run has.
 NEEDS = {
     "stage": "a model whose layers are stacked (model.scan=true of a transformer)",
@@ -30,7 +32,8 @@ class Seen:
         """Remembers how an activation was split."""
         for dim, name in enumerate(dims):
             if name not in OF_ROWS:
-                self.axes.update(axes_of(choice.spec, dim))
+                beside = BESIDE.get(name or "", set())
+                self.axes.update(axis for axis in axes_of(choice.spec, dim) if axis not in beside)
         self.left.update(dict.fromkeys(choice.left))
 
 

@@ -9,7 +9,9 @@ from jax.sharding import SingleDeviceSharding
 from jax.stages import Lowered
 
 from jtrain.errors import ShardingError
-from jtrain.parallel.devices import Device, devices
+from jtrain.parallel.device_names import Devices
+from jtrain.parallel.devices import Device, one_device
+from jtrain.parallel.layout import mesh_of
 from jtrain.parallel.leaves import Decision
 from jtrain.parallel.starting import Starting
 from jtrain.parallel.strategy import Compiling, Remembered, plain, same_for_all
@@ -27,6 +29,7 @@ class OneDevice(Compiling):
 
     def __init__(self, device: Device):
         self._device = SingleDeviceSharding(device)
+        self.mesh = mesh_of({}, [device])
 
     @property
     def placement(self) -> Placement:
@@ -78,12 +81,15 @@ class Single(Starting):
     """One device."""
 
     kind: Literal["single"] = "single"
+    devices: Devices = 0
+    """Which device: 0 for the first; its index, [2]; or cpu, gpu:1."""
 
     def build(self, among: Sequence[Device] | None = None) -> OneDevice:
-        """The strategy over the first device, or the first `among` others.
+        """The strategy over the device, or one `among` others.
 
         Raises:
             ShardingError: in several processes, which would each train alone.
+            ConfigError: if `devices` is several devices or none.
         """
         if jax.process_count() > 1:
             raise ShardingError(
@@ -91,4 +97,4 @@ class Single(Starting):
                 f"{jax.process_count()}. Take parallel.kind=mirrored: the same steps over all of "
                 f"them."
             )
-        return OneDevice(devices(0, among)[0])
+        return OneDevice(one_device(self.devices, among))

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jtrain.plan.hlo import Instruction, Program, sizes
+from jtrain.plan.hlo import HloError, Instruction, Program, Run, sizes
+from jtrain.plan.replica_groups import replica_groups
 
 KINDS = (
     "all-gather",
@@ -21,6 +22,10 @@ KINDS = (
 )
 
 
+# What reading text raises that is written otherwise than it is known here.
+NOT_UNDERSTOOD = (HloError, LookupError, ValueError, TypeError)
+
+
 class Collective(NamedTuple):
     """One of the program's, with all its turns."""
 
@@ -31,34 +36,75 @@ class Collective(NamedTuple):
     where: str  # in the traced program: jit(step)/jvp()/while/body/dot_general
 
 
-def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
-    """Those of a program compiled for the devices of a mesh.
+class Traffic(NamedTuple):
+    """What a program sends between devices."""
+
+    collectives: tuple[Collective, ...]
+    unread: tuple[str, ...] = ()  # what the program's text did not tell, in words
+
+
+def collectives(text: str, mesh: Mapping[str, int]) -> Traffic:
+    """Return the collectives of a program that was compiled for the devices of a mesh.
 
     What each device sends, of an array of B bytes among n devices: a gather of it, a scatter or an
     exchange (n - 1) / n B, a reduction twice that, a permutation B. One that the compiler wrote in
-    pieces counts once, where it begins: in the outermost loop.
+    pieces counts once, where it begins: in the outermost loop. A collective that cannot be
+    understood is left out of the sums, and named in `unread`; nothing is raised.
     """
-    program = Program(text)
-    seen: dict[str, tuple[Instruction, int, str]] = {}
-    for line, times, within in program.walk():
-        instruction = _between_slices(line)
+    try:
+        program = Program(text)
+        runs = _begun(program)
+    except NOT_UNDERSTOOD as error:
+        return Traffic((), (f"no collective: {_said(error)}",))
+    found, unread, uncounted = [], [], 0
+    for run in runs:
+        try:
+            one = _collective(run, program, mesh)
+        except NOT_UNDERSTOOD as error:
+            unread.append(f"one {run.instruction.operation}: {_said(error)}")
+            continue
+        if one is not None:
+            found.append(one)
+            uncounted += not run.counted
+    if uncounted:
+        unread.append(
+            f"how often {uncounted} of the collectives run, in loops whose number of turns the "
+            f"program does not say: they count as one turn"
+        )
+    return Traffic(tuple(found), tuple(dict.fromkeys(unread)))
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, HloError):
+        return str(error)
+    return f"the text is written in a way that is not known ({type(error).__name__}: {error})"
+
+
+def _begun(program: Program) -> list[Run]:
+    """Return the runs of collectives; those that are one in several pieces by the first."""
+    seen: dict[str, Run] = {}
+    for run in program.walk():
+        instruction = _between_slices(run.instruction)
         if instruction.operation.removesuffix("-start") not in KINDS:
             continue
         # A piece of one that is run beside other work says which chain of pieces it is of.
         chain = re.search(r"channel_id=(\d+).*chain_id=", instruction.attributes)
-        key = chain[1] if chain else f"{within} {instruction.name}"
-        if key not in seen or times < seen[key][1]:
-            seen[key] = instruction, times, within
-    found = []
-    for instruction, times, within in seen.values():
-        instruction = _scattered(instruction, program.computations[within])
-        kind = instruction.operation.removesuffix("-start")
-        axes, count = _along(instruction, mesh)
-        if count > 1:
-            where = re.search(r'op_name="([^"]*)"', instruction.attributes)
-            sent = times * _sent(kind, instruction, count)
-            found.append(Collective(kind, axes, sent, times, where[1] if where else ""))
-    return found
+        key = chain[1] if chain else f"{run.within} {instruction.name}"
+        if key not in seen or run.times < seen[key].times:
+            seen[key] = run._replace(instruction=instruction)
+    return list(seen.values())
+
+
+def _collective(run: Run, program: Program, mesh: Mapping[str, int]) -> Collective | None:
+    """Return what a run sends; None in a group of one device, which sends nothing."""
+    instruction = _scattered(run.instruction, program, run.within)
+    kind = instruction.operation.removesuffix("-start")
+    axes, count = _along(instruction, mesh)
+    if count == 1:
+        return None
+    where = re.search(r'op_name="([^"]*)"', instruction.attributes)
+    sent = run.times * _sent(kind, instruction, count)
+    return Collective(kind, axes, sent, run.times, where[1] if where else "")
 
 
 def by_axes(found: Sequence[Collective]) -> dict[str, dict[str, int]]:
@@ -78,16 +124,29 @@ def _between_slices(instruction: Instruction) -> Instruction:
     return instruction._replace(operation=kind, shape=shape)
 
 
-def _scattered(instruction: Instruction, within: Mapping[str, Instruction]) -> Instruction:
-    """A reduction of which only a part is kept as the scatter that it is.
+def _scattered(instruction: Instruction, program: Program, within: str) -> Instruction:
+    """Return a reduction of which only parts are kept as the scatter that it is.
 
-    So the TPU compiler writes them: a fusion of an all-reduce and a slice, run as one.
+    So the TPU compiler writes them: a fusion of an all-reduce, of one array or of several, and a
+    slice of each, run as one.
     """
-    root = list(within.values())[-1]
-    sliced = root.operation == "dynamic-slice" and root.operands[0] == instruction.name
-    if instruction.operation == "all-reduce" and sliced:
+    root, computation = program.roots.get(within), program.computations[within]
+    if instruction.operation != "all-reduce" or root is None:
+        return instruction
+    results = [computation[name] for name in root.operands] if root.operation == "tuple" else [root]
+    if results and all(_slices(instruction, result, computation) for result in results):
         return instruction._replace(operation="reduce-scatter", shape=root.shape)
     return instruction
+
+
+def _slices(of: Instruction, result: Instruction, within: Mapping[str, Instruction]) -> bool:
+    """Return whether `result` is a part of what `of` gives, or of one of the arrays it gives."""
+    if result.operation != "dynamic-slice":
+        return False
+    sliced = within[result.operands[0]]
+    if sliced.operation == "get-tuple-element":
+        sliced = within[sliced.operands[0]]
+    return sliced.name == of.name
 
 
 def _sent(kind: str, instruction: Instruction, count: int) -> int:
@@ -106,60 +165,13 @@ def _sent(kind: str, instruction: Instruction, count: int) -> int:
 
 
 def _along(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
-    """The axes that the devices of one group differ in, and how many there are."""
+    """Return the axes that the devices of one group differ in, and how many devices it has."""
     if "_xla_megascale_target" in instruction.attributes:
         return ("slice",), mesh.get("slice", 1)
-    groups = _groups(instruction.attributes)
-    members = groups[0] if groups is not None else np.arange(math.prod(mesh.values()))
-    places = np.unravel_index(np.asarray(members), tuple(mesh.values()))
+    groups, devices = replica_groups(instruction.attributes), math.prod(mesh.values())
+    members = np.asarray(groups[0] if groups is not None else np.arange(devices))
+    if members.max() >= devices:
+        raise HloError(f"its devices reach to {members.max()}, and the mesh has {devices}")
+    places = np.unravel_index(members, tuple(mesh.values()))
     axes = tuple(axis for axis, at in zip(mesh, places, strict=True) if len(set(at.tolist())) > 1)
     return axes, len(members)
-
-
-def _groups(attributes: str) -> np.ndarray | list[list[int]] | None:
-    """The groups of devices by their place in the mesh; None for all in one."""
-    if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", attributes):
-        return [_cycle(_lists(pairs[1]))]
-    text = re.search(r"replica_groups=(\{\{.*?\}\}|\[[^ ]*\S*|mesh\[.*?\] \{.*?\})", attributes)
-    if text is None:
-        return None
-    if text[1].startswith("{"):
-        return _lists(text[1])
-    if text[1].startswith("mesh"):
-        return _named(text[1])
-    iota = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text[1])
-    assert iota, text[1]
-    shape, over, order = iota.groups()
-    ids = np.arange(math.prod(_ints(over))).reshape(_ints(over))
-    ids = ids.transpose(_ints(order)) if order else ids
-    return ids.reshape(_ints(shape))
-
-
-def _named(text: str) -> np.ndarray:
-    """Groups said as `mesh['data'=2,'fsdp'=4] {'fsdp'}`."""
-    axes = re.findall(r"'([\w.]+)'=(\d+)", text)
-    along = re.findall(r"'([\w.]+)'", text[text.rindex("{") :])
-    shape = [int(size) for _, size in axes]
-    ids = np.arange(math.prod(shape)).reshape(shape)
-    names = [name for name, _ in axes]
-    last = [names.index(name) for name in along]
-    order = [i for i in range(len(names)) if i not in last] + last
-    return ids.transpose(order).reshape(-1, math.prod(shape[i] for i in last))
-
-
-def _cycle(pairs: list[list[int]]) -> list[int]:
-    """The devices that a permutation moves something of the first one's to, one after the other."""
-    to = {source: target for source, target in pairs}
-    here, found = pairs[0][0], []
-    while here in to and here not in found:
-        found.append(here)
-        here = to[here]
-    return found if here in found else [*found, here]
-
-
-def _lists(text: str) -> list[list[int]]:
-    return [_ints(group) for group in re.findall(r"\{([\d,]+)\}", text)]
-
-
-def _ints(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]

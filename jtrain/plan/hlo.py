@@ -4,15 +4,20 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
-LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+)(?: \(.*)? \{\s*$")
+LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 OPERATION = re.compile(r"([a-z][\w\-]*)\(")
 CALLED = re.compile(
-    r"(calls|to_apply|body|condition|true_computation|false_computation|branch_computations)="
+    r"(calls|called_computations|to_apply|body|condition|true_computation|false_computation"
+    r"|branch_computations)="
     r"(\{[^}]*\}|%?[\w.\-]+)"
 )
 ARRAY = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 BITS = re.compile(r"\d+")
+
+
+class HloError(ValueError):
+    """Text of a program, or a part of the text, that this package does not understand."""
 
 
 class Instruction(NamedTuple):
@@ -33,45 +38,71 @@ class Instruction(NamedTuple):
         }
 
 
+class Run(NamedTuple):
+    """An instruction of a program that runs."""
+
+    instruction: Instruction
+    times: int  # in one run of the program
+    within: str  # the name of its computation
+    counted: bool  # False inside of a loop whose number of turns is not known: it counts as one
+
+
 class Program:
     """The computations of a compiled program by name.
 
     Args:
-        text: what `Compiled.as_text()` of jax gives.
+        text: the program as XLA prints it, such as `Compiled.as_text()` of jax.
+
+    Raises:
+        HloError: if the text has no entry computation, or calls one that it does not have.
     """
 
     def __init__(self, text: str):
         self.computations: dict[str, dict[str, Instruction]] = {}
-        self.entry, here = "", {}
+        self.roots: dict[str, Instruction] = {}
+        self.entry, name = "", ""
         for line in text.splitlines():
             if head := HEAD.match(line):
-                here = self.computations.setdefault(head[2], {})
-                self.entry = head[2] if head[1] else self.entry
-            elif found := LINE.match(line):
-                instruction = _instruction(found[1], found[2])
+                name = head[2]
+                self.computations[name] = {}
+                self.entry = name if head[1] else self.entry
+            elif name and (found := LINE.match(line)):
+                instruction = _instruction(found[2], found[3])
+                here = self.computations[name]
+                here.update(_elements(instruction))
                 here[instruction.name] = instruction
+                if found[1]:
+                    self.roots[name] = instruction
+        self._check_whole(len(text))
 
-    def walk(self, name: str = "", times: int = 1) -> Iterator[tuple[Instruction, int, str]]:
-        """Each instruction that is run, how often in all, and its computation.
-
-        Of a branch every side is counted as run.
-        """
+    def walk(self, name: str = "", times: int = 1, counted: bool = True) -> Iterator[Run]:
+        """Yield each instruction that runs. Every side of a branch counts as run."""
         name = name or self.entry
-        for instruction in self.computations.get(name, {}).values():
-            yield instruction, times, name
+        for instruction in self.computations[name].values():
+            yield Run(instruction, times, name, counted)
             called = instruction.called
             if instruction.operation == "while":
                 (body,), (condition,) = called["body"], called["condition"]
-                trips = times * self._trips(instruction, name, condition, body)
-                yield from self.walk(body, trips)
+                trips = self._trips(instruction, name, condition, body)
+                known = counted and trips is not None
+                yield from self.walk(body, times * (1 if trips is None else trips), known)
                 continue
             for key, names in called.items():
                 if key != "to_apply" or instruction.operation == "call":
                     for each in names:
-                        yield from self.walk(each, times)
+                        yield from self.walk(each, times, counted)
 
-    def _trips(self, loop: Instruction, within: str, condition: str, body: str) -> int:
-        """How often a loop turns whose counter goes up to a constant; 1 if it is another."""
+    def _check_whole(self, characters: int) -> None:
+        if not self.entry:
+            raise HloError(f"no ENTRY computation in {characters} characters")
+        for name, computation in self.computations.items():
+            for instruction in computation.values():
+                for called in (each for names in instruction.called.values() for each in names):
+                    if called not in self.computations:
+                        raise HloError(f"%{name} calls %{called}, which is not in the text")
+
+    def _trips(self, loop: Instruction, within: str, condition: str, body: str) -> int | None:
+        """Return how often a loop turns whose counter goes up to a constant; None for others."""
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
             return int(known[1])
         tests = self.computations[condition].values()
@@ -87,12 +118,12 @@ class Program:
             if "direction=LT" in test.attributes and left in indices and right in limits:
                 start = self._constant(within, loop.operands[0], indices[left])
                 return max(-(-(limits[right] - start) // self._stride(body, indices[left])), 0)
-        return 1
+        return None
 
     def _stride(self, body: str, index: int) -> int:
         """What an element of the state of a loop goes up by in a turn."""
         there = self.computations[body]
-        name, stride = list(there.values())[-1].operands[index], 0
+        name, stride = self.roots[body].operands[index], 0
         while name in there:
             instruction = there[name]
             if instruction.operation == "add":
@@ -143,6 +174,19 @@ def _instruction(name: str, rest: str) -> Instruction:
     inside = plain[operation.end() : end]
     operands = tuple(part.split()[-1].lstrip("%") for part in _split(inside) if part.strip())
     return Instruction(name, plain[: operation.start()], operation[1], operands, plain[end + 1 :])
+
+
+def _elements(instruction: Instruction) -> Mapping[str, Instruction]:
+    """Return a `get-tuple-element` for each operand that is written short, as `%tuple.3#1`."""
+    found = {}
+    for operand in instruction.operands:
+        while "#" in operand:
+            of, _, index = operand.rpartition("#")
+            found[operand] = Instruction(
+                operand, "", "get-tuple-element", (of,), f", index={index}"
+            )
+            operand = of
+    return found
 
 
 def _without_layouts(text: str) -> str:

@@ -3,17 +3,21 @@
 import dataclasses
 import math
 import re
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
+from jax.stages import Lowered
 
 from jtrain.assemble import assemble
 from jtrain.errors import ConfigError
 from jtrain.experiment import RunConfig
 from jtrain.parallel import Schedule
-from jtrain.plan.collectives import Collective, by_axes, collectives
+from jtrain.plan.collectives import Collective, Traffic, by_axes, collectives
+from jtrain.plan.compiler import Output, compile_and_read
 from jtrain.plan.topology import Topology
 from jtrain.sharding import laid
 
@@ -37,6 +41,8 @@ class Plan:
     """Of the pipeline, if layers are in stages."""
     why: str = ""
     """The layout was chosen, if it was."""
+    unread: tuple[str, ...] = ()
+    """What the compiled program did not tell about its collectives, in words."""
 
     @property
     def peak(self) -> int:
@@ -52,14 +58,19 @@ class Plan:
             "layout": dict(self.layout),
             "memory": {**self.memory, "peak": self.peak, "leaves": self.leaves},
             "collectives": by_axes(self.collectives),
+            "unread": list(self.unread),
             "why": self.why,
             "bubble": self.schedule.bubble if self.schedule else 0.0,
             "seconds": round(self.seconds, 1),
         }
 
 
-def plan(config: RunConfig, where: Topology) -> Plan:
-    """Compiles the very step of `jtrain run` for these devices.
+def plan(config: RunConfig, where: Topology, dump: Path | None = None) -> Plan:
+    """Compile the very step of `jtrain run` for these devices.
+
+    Args:
+        dump: an empty folder that keeps the files which the compiler writes: the program, and the
+            buffers that lie in memory at its peak.
 
     Raises:
         ConfigError: if it needs more memory than a device has, or for what the config asks.
@@ -67,22 +78,37 @@ def plan(config: RunConfig, where: Topology) -> Plan:
     begun = time.perf_counter()
     parts = assemble(config, among=where.devices)
     try:
-        program = parts.lower_step().compile()
+        output = _compiled(parts.lower_step(), dump)
     except jax.errors.JaxRuntimeError as error:
         raise _too_large(where, error) from error
     took = time.perf_counter() - begun
     layout, state = parts.strategy.axes or {"data": 1}, laid(parts)
+    traffic = _traffic(output, layout)
     return Plan(
         topology=where.name,
         devices=math.prod(layout.values()),
         layout=layout,
-        memory=_memory(program, where.limit),
+        memory=_memory(output.program, where.limit),
         leaves=state.device + state.host,
-        collectives=tuple(collectives(program.as_text() or "", layout)),
+        collectives=traffic.collectives,
         seconds=took,
         schedule=parts.strategy.schedule,
         why=parts.why,
+        unread=traffic.unread,
     )
+
+
+def _compiled(lowered: Lowered, dump: Path | None) -> Output:
+    if dump is not None:
+        return compile_and_read(lowered, dump)
+    with tempfile.TemporaryDirectory() as scratch:
+        return compile_and_read(lowered, Path(scratch))
+
+
+def _traffic(output: Output, layout: Mapping[str, int]) -> Traffic:
+    if output.unread:
+        return Traffic((), (f"no collective: {output.unread}",))
+    return collectives(output.text, layout)
 
 
 def _memory(program: Any, limit: int) -> dict[str, int]:

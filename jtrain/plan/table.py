@@ -26,8 +26,9 @@ def table(plan: Plan) -> str:
     for axes, kinds in by_axes(plan.collectives).items():
         for kind, count in sorted(kinds.items(), key=lambda item: -item[1]):
             lines.append(f"  {axes:12} {size(count):>10}   {kind}")
-    if not plan.collectives:
+    if not plan.collectives and not plan.unread:
         lines.append("  nothing")
+    lines += [f"  not read: {what}" for what in plan.unread]
     return "\n".join(lines)
 
 

@@ -1,14 +1,14 @@
 """Devices that are not here, by a name such as `v5e:4x4`, `2*v5p:4x4x4` or `cpu:8`."""
 
-import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jtrain.cluster import cpu_devices
 from jtrain.config.nearest import did_you_mean
 from jtrain.errors import ConfigError
+from jtrain.plan.quiet import quiet_stderr
 
 SPELT = re.compile(r"(?:(\d+)\*)?([a-z]\w*):(\d+(?:x\d+)*)")
 
@@ -83,7 +83,7 @@ def _tpu(name: str, slices: int, kind: str, shape: str) -> Sequence[Any]:
 
     sliced = {"num_slices": slices} if slices > 1 else {}
     try:
-        with _unheard():
+        with quiet_stderr():  # libtpu misses its TPU there
             described = topologies.get_topology_desc(
                 platform="tpu", topology_name=f"{kind}:{shape}", **sliced
             )
@@ -99,16 +99,3 @@ def _tpu(name: str, slices: int, kind: str, shape: str) -> Sequence[Any]:
             f"2x4x4, 4x4x4 and larger."
         ) from error
     return described.devices
-
-
-@contextlib.contextmanager
-def _unheard() -> Iterator[None]:
-    """What is written to the standard error meanwhile is dropped: libtpu misses its TPU there."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)

@@ -1,13 +1,10 @@
-"""Gather, reduce and a function on each device, against numpy."""
+"""Gather and reduce, against numpy."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from layouts import strategy
 
-from jtrain.errors import ShardingError
-from jtrain.parallel.by_hand import gather, per_device, reduce
+from jtrain.parallel.by_hand import gather, reduce
 
 
 def placed(**arrays: np.ndarray):
@@ -37,19 +34,3 @@ def test_what_the_mask_hides_may_be_anything():
     values = np.where(np.arange(16) < 3, 2.0, np.nan).astype(np.float32)
     batch = placed(v=values, mask=np.arange(16) < 3)
     assert reduce("mean", batch["v"], batch["mask"]) == 2
-
-
-def test_a_function_sees_a_devices_rows_and_may_sum_over_all():
-    where = strategy("mirrored jit", 8)
-    axes = where.mesh.axis_names
-
-    def fn(x):  # 2 rows of 16
-        assert x.shape == (2, 3)
-        return x + jax.lax.axis_index(axes), jax.lax.psum(x.sum(0), axes)[None]
-
-    x = np.ones((16, 3), np.float32)
-    got, total = per_device(fn, where.mesh)(x)
-    np.testing.assert_array_equal(got[:, 0], 1 + np.repeat(np.arange(8), 2))
-    np.testing.assert_array_equal(total, np.full((8, 3), 16))
-    with pytest.raises(ShardingError, match=r"13 rows .* 8 devices\. Nearest: 8 or 16; pad them"):
-        per_device(fn, where.mesh)(x[:13])

@@ -219,7 +219,7 @@ def sent(repeats: int) -> tuple[dict[tuple[str, ...], dict[str, list[int]]], int
     both = jax.jit(jax.grad(total), in_shardings=(shardings, None), out_shardings=shardings)
     text = both.lower(like, tokens).compile().as_text()
     found: dict = {}
-    for each in collectives(text, dict(where.mesh.shape)):
+    for each in collectives(text, dict(where.mesh.shape)).collectives:
         if each.sent > 400:
             found.setdefault(each.axes, {}).setdefault(each.kind, []).append(each.sent)
     return found, sum(leaf.size for leaf in jax.tree.leaves(like["blocks"])) * 4 // 4

@@ -61,10 +61,11 @@ def test_keys_and_values_travel_to_the_other_devices_and_nothing_else_does():
     attend = jax.jit(lambda *qkv: place.attend(Causal(), *qkv))
     text = attend.lower(*shapes()).compile().as_text()
     assert text
-    crossed = {each.kind: each for each in collectives(text, {"context": devices})}
+    crossed = {each.kind: each for each in collectives(text, {"context": devices}).collectives}
     assert set(crossed) == {"collective-permute"}
     assert (
-        sum(each.sent for each in collectives(text, {"context": devices})) == (devices - 1) * here
+        sum(each.sent for each in collectives(text, {"context": devices}).collectives)
+        == (devices - 1) * here
     )
 
 

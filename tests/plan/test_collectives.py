@@ -23,7 +23,7 @@ def mesh() -> Mesh:
 def found(mesh: Mesh, fn, *shapes, into=P(), out=P()) -> list[Collective]:
     mapped = jax.shard_map(fn, mesh=mesh, in_specs=into, out_specs=out, check_vma=False)
     text = jax.jit(mapped).lower(*shapes).compile().as_text()
-    return collectives(text, SIZES)
+    return list(collectives(text, SIZES).collectives)
 
 
 def floats(*shape: int) -> jax.ShapeDtypeStruct:
@@ -76,7 +76,7 @@ def test_turns_of_loops_are_counted_also_one_in_another(mesh):
 def test_a_group_of_one_device_sends_nothing():
     lone = Mesh(np.array(jax.devices()[:1]), ("data",), axis_types=(AxisType.Auto,))
     fn = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=lone, in_specs=P(), out_specs=P())
-    assert collectives(jax.jit(fn).lower(floats(8)).compile().as_text(), {"data": 1}) == []
+    assert collectives(jax.jit(fn).lower(floats(8)).compile().as_text(), {"data": 1}) == ((), ())
 
 
 def test_what_the_compiler_writes_by_itself_is_found(mesh):
@@ -86,7 +86,9 @@ def test_what_the_compiler_writes_by_itself_is_found(mesh):
         jax.grad(lambda w, x: jnp.sin(x @ w).sum()), in_shardings=(whole, rows), out_shardings=whole
     )
     table = by_axes(
-        collectives(grad.lower(floats(64, 32), floats(16, 64)).compile().as_text(), SIZES)
+        collectives(
+            grad.lower(floats(64, 32), floats(16, 64)).compile().as_text(), SIZES
+        ).collectives
     )
     assert table == {"data x fsdp": {"all-reduce": 2 * 64 * 32 * 4 * 7 // 8}}
 
@@ -132,7 +134,9 @@ ENTRY %main (x: bf16[8,128], a: bf16[1,256]) -> bf16[8,128] {
 
 
 def test_rings_of_permutes_and_gathers_in_pieces_are_counted_once():
-    ring, gather = sorted(collectives(RING, {"fsdp": 16}), key=lambda each: each.kind)[::-1]
+    ring, gather = sorted(collectives(RING, {"fsdp": 16}).collectives, key=lambda each: each.kind)[
+        ::-1
+    ]
     assert (ring.kind, ring.times, ring.sent) == ("collective-permute", 4, 4 * 8 * 128 * 2)
     assert (gather.kind, gather.times, gather.sent) == ("all-gather", 1, 4096 * 2 * 15 // 16)
 

@@ -1,0 +1,188 @@
+"""Programs as newer compilers print them, and what is said of a program that cannot be read."""
+
+import numpy as np
+import pytest
+
+from jtrain.plan.collectives import collectives
+from jtrain.plan.hlo import HloError
+from jtrain.plan.replica_groups import replica_groups
+
+# As libtpu 0.0.52 writes for tpu7x: an array of a tuple as `tuple#1`, in a loop whose counter is
+# such an array, and a gather behind two calls that another core carries out.
+OFFLOADED = """\
+HloModule jit_step, is_scheduled=true
+
+%cond (p: (s32[], bf16[1,128])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(4)
+  %p.1 = (s32[]{:T(128)}, bf16[1,128]{1,0:T(2,128)(2,1)}) parameter(0)
+  ROOT %less = pred[]{:T(512)} compare(%p.1#0, %limit), direction=LT
+}
+
+%called (a: bf16[1,128]) -> bf16[1,1024] {
+  %a.1 = bf16[1,128]{1,0:T(2,128)(2,1)} parameter(0)
+  %pack = (bf16[1,128]{1,0:T(2,128)(2,1)}) tuple(%a.1)
+  ROOT %gathered = bf16[1,1024]{1,0} all-gather(%pack#0), channel_id=66, replica_groups=mesh['axis_0'=8] {'axis_0'}, dimensions={1}
+}, execution_thread="sparsecore"
+
+%offloaded (a: bf16[1,128]) -> bf16[1,1024] {
+  %a.2 = bf16[1,128]{1,0:T(2,128)(2,1)} parameter(0)
+  ROOT %call = bf16[1,1024]{1,0} custom-call(%a.2), custom_call_target="offload", called_computations={%called}
+}, execution_thread="sparsecore"
+
+%body (p: (s32[], bf16[1,128])) -> (s32[], bf16[1,128]) {
+  %p.2 = (s32[]{:T(128)}, bf16[1,128]{1,0:T(2,128)(2,1)}) parameter(0)
+  %one = s32[]{:T(128)} constant(1)
+  %start = ((), (), (s32[8192]{0:T(1024)}, s32[0]{0:S(10)})) async-start(), async_execution_thread="sparsecore", calls=%offloaded
+  %update = ((bf16[1,128]{1,0}), bf16[1,1024]{1,0}, (s32[8192]{0:T(1024)})) async-update(%start, %p.2#1), output_to_operand_aliasing={{2,0}: (0, {2,0})}
+  %done = bf16[1,1024]{1,0} async-done(%update)
+  %next = s32[]{:T(128)} add(%p.2#0, %one)
+  ROOT %out = (s32[], bf16[1,128]{1,0}) tuple(%next, %p.2#1)
+}
+
+ENTRY %main (x: bf16[1,128]) -> bf16[1,128] {
+  %x.3 = bf16[1,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %zero = s32[]{:T(128)} constant(0)
+  %begin = (s32[], bf16[1,128]{1,0}) tuple(%zero, %x.3)
+  %loop = (s32[], bf16[1,128]{1,0}) while(%begin), condition=%cond, body=%body
+  ROOT %got = bf16[1,128]{1,0} get-tuple-element(%loop), index=1
+}
+"""  # noqa: E501
+
+# Two gradients scattered at once, as libtpu writes for v6e: a reduction of both, a part of each.
+SCATTERED = """\
+HloModule jit_step, is_scheduled=true
+
+%scatter (a: bf16[4096,1024], b: bf16[1024,1024]) -> (bf16[4096,256], bf16[1024,256]) {
+  %a.1 = bf16[4096,1024]{1,0} parameter(0)
+  %b.1 = bf16[1024,1024]{1,0} parameter(1)
+  %sum = (bf16[4096,1024]{1,0}, bf16[1024,1024]{1,0}) all-reduce(%a.1, %b.1), channel_id=1, replica_groups={{0,1,2,3}}
+  %sum.0 = bf16[4096,1024]{1,0} get-tuple-element(%sum), index=0
+  %zero = u32[] constant(0)
+  %part.0 = bf16[4096,256]{1,0} dynamic-slice(%sum.0, %zero, %zero), dynamic_slice_sizes={4096,256}
+  %part.1 = bf16[1024,256]{1,0} dynamic-slice(%sum#1, %zero, %zero), dynamic_slice_sizes={1024,256}
+  ROOT %both = (bf16[4096,256]{1,0}, bf16[1024,256]{1,0}) tuple(%part.0, %part.1)
+}
+
+ENTRY %main (a: bf16[4096,1024], b: bf16[1024,1024]) -> (bf16[4096,256], bf16[1024,256]) {
+  %a.2 = bf16[4096,1024]{1,0} parameter(0)
+  %b.2 = bf16[1024,1024]{1,0} parameter(1)
+  ROOT %got = (bf16[4096,256]{1,0}, bf16[1024,256]{1,0}) fusion(%a.2, %b.2), kind=kCustom, calls=%scatter
+}
+"""  # noqa: E501
+
+
+def test_a_gather_that_another_core_carries_out_is_counted_with_its_turns():
+    found, unread = collectives(OFFLOADED, {"fsdp": 8})
+    (gather,) = found
+    assert (gather.kind, gather.axes, gather.times) == ("all-gather", ("fsdp",), 4)
+    assert gather.sent == 4 * 1024 * 2 * 7 // 8
+    assert not unread
+
+
+def test_reductions_of_which_only_parts_are_kept_are_scatters():
+    (scatter,) = collectives(SCATTERED, {"fsdp": 4}).collectives
+    assert scatter.kind == "reduce-scatter"
+    assert scatter.sent == (4096 + 1024) * 256 * 2 * 3
+    whole = SCATTERED.replace("tuple(%part.0, %part.1)", "tuple(%part.0, %sum.0)")
+    (reduction,) = collectives(whole, {"fsdp": 4}).collectives
+    assert reduction.kind == "all-reduce"
+
+
+@pytest.mark.parametrize(
+    ("spelt", "groups"),
+    [
+        ("replica_groups={{0,1},{2,3}}", [[0, 1], [2, 3]]),
+        ("replica_groups=[2,4]<=[8]", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("replica_groups=[2,4]<=[4,2]T(1,0)", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("replica_groups=mesh['a'=2,'b'=4] {'b'}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("replica_groups=mesh['a'=2,'b'=4] {'a'}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("replica_groups=mesh['a'=2,'b'=4] {'a','b'}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+        ("replica_groups=mesh[a=2,b=4] {b:(1)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("replica_groups=mesh['a'=8] {'a':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("replica_groups=mesh['a'=8] {'a':(4)2}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (
+            "replica_groups=mesh['a'=2,'b'=2, device_ids=([2,2]<=[2,2]T(1,0))] {'b'}",
+            [[0, 2], [1, 3]],
+        ),
+        ("replica_groups=mesh['a'=2,'b'=2, device_ids=(3,1,2,0)] {'b'}", [[3, 1], [2, 0]]),
+        ("source_target_pairs={{0,2},{2,4},{4,0},{1,3}}", [[0, 2, 4]]),
+        ("replica_groups={}", None),
+        ("channel_id=3", None),
+    ],
+)
+def test_groups_in_every_spelling(spelt, groups):
+    found = replica_groups(f", channel_id=1, {spelt}, use_global_device_ids=true")
+    assert (found if found is None else np.asarray(found).tolist()) == groups
+
+
+@pytest.mark.parametrize(
+    ("spelt", "said"),
+    [
+        ("replica_groups=maximal_mesh[device_id=3]", "maximal_mesh.* in a way that is not known"),
+        ("replica_groups=mesh['a'=8] {'b'}", "'b', which is no axis"),
+        ("replica_groups=mesh['a'=8] {'a':(3)2}", "'a' does not divide"),
+        ("replica_groups=mesh['a'=8, device_ids=(0,1)] {'a'}", "8 devices, and names 2"),
+    ],
+)
+def test_groups_in_a_spelling_that_is_not_known_are_refused(spelt, said):
+    with pytest.raises(HloError, match=said):
+        replica_groups(f", {spelt}, dimensions={{0}}")
+
+
+def test_one_collective_that_is_not_understood_loses_no_other():
+    text = SCATTERED.replace(
+        "ROOT %got",
+        "%other = bf16[8]{0} all-gather(%a.2), replica_groups=@later<a=4>, dimensions={0}\n"
+        "  ROOT %got",
+    )
+    found, unread = collectives(text, {"fsdp": 4})
+    assert [each.kind for each in found] == ["reduce-scatter"]
+    assert unread == (
+        "one all-gather: its replica_groups=@later<a=4>, dimensions={0} are spelt in a way that is "
+        "not known",
+    )
+
+
+def test_an_instruction_that_is_not_understood_loses_no_other():
+    text = SCATTERED.replace("dynamic-slice(%sum#1, %zero, %zero)", "dynamic-slice()")
+    found, (unread,) = collectives(text, {"fsdp": 4})
+    assert not found
+    assert unread.startswith("one all-reduce: the text is written in a way that is not known (Ind")
+
+
+def test_computations_may_be_printed_without_their_parameters():
+    text = "\n".join(line.partition(" (")[0] + " {" if line.endswith("{") else line
+                     for line in OFFLOADED.splitlines())  # fmt: skip
+    assert "%body {" in text
+    assert collectives(text, {"fsdp": 8}) == collectives(OFFLOADED, {"fsdp": 8})
+
+
+def test_devices_that_the_mesh_does_not_have_are_not_read():
+    found, unread = collectives(SCATTERED, {"fsdp": 2})
+    assert not found
+    assert unread == ("one all-reduce: its devices reach to 3, and the mesh has 2",)
+
+
+def test_turns_that_the_program_does_not_say_are_said_to_be_unknown():
+    found, unread = collectives(OFFLOADED.replace("direction=LT", "direction=NE"), {"fsdp": 8})
+    assert found[0].times == 1
+    assert unread == (
+        "how often 1 of the collectives run, in loops whose number of turns the program does not "
+        "say: they count as one turn",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no ENTRY computation in 0 characters"),
+        (SCATTERED.replace("ENTRY ", ""), "no ENTRY computation in"),
+        (SCATTERED.replace("%scatter (a", "%renamed (a"), "%main calls %scatter, which is not in"),
+        (OFFLOADED.replace("condition=%cond, ", ""), "is not known (KeyError: 'condition')"),
+    ],
+)
+def test_text_that_is_no_whole_program_is_not_read_as_nothing_sent(text, said):
+    found, (unread,) = collectives(text, {"fsdp": 4})
+    assert not found
+    assert unread.startswith("no collective: ")
+    assert said in unread

@@ -1,0 +1,165 @@
+"""Machines with accelerators that JAX does not use, as their files show them, and what is said."""
+
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import jax
+import pytest
+from quick_study import config_of, write_study
+
+from jtrain.accelerators import unused_accelerators
+from jtrain.assemble import assemble
+from jtrain.opening import opening
+
+VERSION = (
+    "NVRM version: NVIDIA UNIX {}Kernel Module{}  {}  Sun May 12 22:09:53 UTC 2024\n"
+    "GCC version:  gcc version 12.3.0\n"
+)
+OLD = VERSION.format("x86_64 ", "", "535.183.01")
+NEW = VERSION.format("Open ", " for x86_64", "580.65.06")
+
+
+def machine(root: Path, *files: str, **contents: str) -> Path:
+    """A file system with empty files, and with files that say something."""
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
+    for file, text in contents.items():
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(text)
+    return root
+
+
+def pci(vendor: str, device: str) -> dict[str, str]:
+    at = "sys/bus/pci/devices/0000:00:04.0"
+    return {f"{at}/vendor": f"{vendor}\n", f"{at}/device": f"{device}\n"}
+
+
+def told(root: Path, *platforms: str, chosen: str = "", packages: str = "", **environ: str):
+    return unused_accelerators(
+        platforms or ("cpu",),
+        chosen,
+        root=root,
+        environ=environ,
+        has_package=packages.split().__contains__,
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "contents", "environ", "said"),
+    [
+        (["dev/nvidia0", "dev/nvidiactl"], {}, {}, ["an NVIDIA GPU", "'jtrain[cuda12]'"]),
+        (
+            ["dev/nvidia0"],
+            {"proc/driver/nvidia/version": OLD},
+            {},
+            ["an NVIDIA GPU", "'jtrain[cuda12]'"],
+        ),
+        (
+            ["dev/nvidia0", "dev/nvidia1"],
+            {"proc/driver/nvidia/version": NEW},
+            {},
+            ["2 NVIDIA GPUs", "'jtrain[cuda13]'"],
+        ),
+        (["proc/driver/nvidia/gpus/0000:01:00.0/information"], {}, {}, ["an NVIDIA GPU"]),
+        (["usr/lib/wsl/lib/libcuda.so.1", "dev/dxg"], {}, {}, ["an NVIDIA GPU", "cuda12"]),
+        (["dev/accel0", "dev/accel1"], {}, {}, ["a TPU,", "'jtrain[tpu]'"]),
+        (["dev/vfio/0"], pci("0x1ae0", "0x0063"), {}, ["a TPU v5e,", "'jtrain[tpu]'"]),
+        ([], pci("0x1ae0", "0x006f"), {}, ["a TPU v6e,"]),
+        ([], {}, {"TPU_ACCELERATOR_TYPE": "v5p-8"}, ["a TPU,"]),
+        ([], {}, {"TPU_WORKER_HOSTNAMES": "a,b"}, ["a TPU,"]),
+    ],
+)
+def test_an_accelerator_that_jax_does_not_use_is_told_with_what_to_type(
+    tmp_path, files, contents, environ, said
+):
+    (line,) = told(machine(tmp_path, *files, **contents), **environ)
+    assert line.startswith("This machine has ")
+    assert "and JAX computes on the CPU: pip install 'jtrain[" in line
+    for words in said:
+        assert words in line
+
+
+@pytest.mark.parametrize(
+    ("files", "contents"),
+    [
+        ([], {}),
+        (["dev/null", "dev/nvidia-caps/nvidia-cap1", "dev/accel/accel0", "dev/vfio/vfio"], {}),
+        (["usr/bin/nvidia-smi"], {}),  # of an image, on a machine that has no GPU
+        ([], pci("0x1ae0", "0x0042")),  # the network card of a virtual machine at Google
+        ([], pci("0x10de", "0x2204")),  # a GPU without NVIDIA's driver
+        ([], pci("0x1ae0", "what")),
+    ],
+)
+def test_a_machine_without_one_is_told_nothing(tmp_path, files, contents):
+    assert told(machine(tmp_path, *files, **contents)) == []
+
+
+def test_what_libtpu_writes_into_variables_where_it_finds_no_tpu_is_none(tmp_path):
+    wrote = "WARNING: could not determine TPU accelerator type, please set env var"
+    assert told(tmp_path, TPU_ACCELERATOR_TYPE=wrote, TPU_WORKER_HOSTNAMES=wrote) == []
+    assert told(tmp_path, TPU_ACCELERATOR_TYPE="", TPU_WORKER_HOSTNAMES="") == []
+
+
+def test_nothing_is_told_where_jax_uses_it_or_a_person_chose(tmp_path):
+    root = machine(tmp_path, "dev/nvidia0", "dev/accel0")
+    assert len(told(root)) == 2
+    assert told(root, "gpu") == told(root, "tpu") == told(root, "gpu", "cpu") == []
+    assert told(root, chosen="cpu") == []
+
+
+def test_an_installed_plugin_that_did_not_start_is_told_as_that(tmp_path):
+    root = machine(tmp_path, "dev/nvidia0", "dev/accel0")
+    gpu, tpu = told(root, packages="libtpu jax-cuda12-plugin")
+    assert "jax-cuda12-plugin is installed and did not start. See why: JAX_PLATFORMS=cuda" in gpu
+    assert "libtpu is installed and did not start. See why: JAX_PLATFORMS=tpu python3 -c" in tpu
+
+
+def test_every_extra_that_is_named_exists(tmp_path, pytestconfig):
+    project = tomllib.loads((pytestconfig.rootpath / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for extra in ("cuda12", "cuda13", "tpu"):
+        assert extras[extra] == [f"jax[{extra}]"]
+
+
+def test_a_run_says_so_before_its_first_step_unless_it_chose(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write_study(tmp_path)
+    root = machine(tmp_path / "root", "dev/nvidia0")
+    assert jax.devices()  # started now, before the setting is taken away that keeps it to the CPU
+    platforms = jax.config.jax_platforms
+    jax.config.update("jax_platforms", "")  # as where JAX_PLATFORMS says nothing
+    try:
+        lines = {
+            devices: opening(
+                assemble(
+                    config_of(tmp_path / "configs/quick.yaml", [f"parallel.devices={devices}"])
+                ),
+                start=None,
+                root=root,
+            )
+            for devices in ("[1]", "cpu:0")
+        }
+    finally:
+        jax.config.update("jax_platforms", platforms)
+    assert lines["[1]"][1].startswith(
+        "This machine has an NVIDIA GPU, and JAX computes on the CPU: pip"
+    )
+    assert not any("NVIDIA" in line for line in lines["cpu:0"])
+
+
+def test_files_that_cannot_be_read_are_no_accelerator(tmp_path):
+    root = machine(tmp_path, **{"sys/bus/pci/devices/0/vendor": "0x1ae0", "proc/driver/nvidia": ""})
+    (root / "sys/bus/pci/devices/0/device").write_bytes(b"\xff\xfe")
+    assert told(root) == []
+
+
+def test_a_look_takes_milliseconds():
+    took = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        unused_accelerators(["cpu"], "")
+        took.append(time.perf_counter() - begun)
+    assert min(took) < 0.02, "1 ms where it was written, with 6 devices on the bus"
