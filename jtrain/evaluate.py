@@ -55,11 +55,9 @@ def evaluate(
     if total is None:
         return {}
     terms, metrics = total
-    means = zip(terms.coefficients, terms.means, strict=True)
-    loss = sum(float(c) * mean.value() for c, mean in means if mean.weight > 0)
     rows = int(metrics["rows"].total)
     rest = {name: mean.value() for name, mean in metrics.items() if name != "rows"}
-    return {"loss": float(loss), **rest, "rows": rows}
+    return {"loss": terms.value(), **rest, "rows": rows}
 
 
 def _summed(found: Sums, psum: Callable[[Any], Any]) -> Sums:

@@ -40,7 +40,8 @@ class Mean:
     ) -> "Mean":
         """The mean of `values` where `mask` holds, each counted `weights` times (1 by default).
 
-        What the mask hides may be NaN or infinite.
+        Weights may be of either sign: advantages, importance weights. What the mask hides may be
+        NaN or infinite.
         """
         weight = mask.astype(jnp.float32)
         if weights is not None:
@@ -92,6 +93,11 @@ class Terms:
     def __add__(self, other: "Mean | Terms") -> "Terms":
         other = other if isinstance(other, Terms) else 1.0 * other
         return Terms(self.means + other.means, self.coefficients + other.coefficients)
+
+    def value(self) -> float:
+        """Return the sum on the host, float64; a mean of weight 0 adds 0. Waits for the device."""
+        means = zip(self.coefficients, self.means, strict=True)
+        return float(sum(float(c) * mean.value() for c, mean in means if mean.weight != 0))
 
 
 Metrics: TypeAlias = dict[str, Mean]

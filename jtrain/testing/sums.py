@@ -119,7 +119,7 @@ def added(sums: Sequence[Sums], of: Subject) -> Result:
     add = lambda *leaves: np.sum([np.asarray(x, np.float64) for x in leaves], axis=0)
     totals = np.sum([one.contributions for one in sums], axis=0)
     weights = np.sum([one.weights for one in sums], axis=0)
-    loss = sum(t / w for t, w in zip(totals, weights, strict=True) if w > 0)
+    loss = sum(t / w for t, w in zip(totals, weights, strict=True) if w != 0)
     metrics = [one.returned.metrics for one in sums]
     changes = jax.tree.map(add, *[one.returned.extra for one in sums])
     with jax.enable_x64(True):
