@@ -51,7 +51,8 @@ class Fitted:
     state: TrainState
     """All of it after the last step."""
     history: Mapping[str, Mapping[int, Any]]
-    """Of each name the numbers by step: `history["loss"][100]`, `history["valid/loss"]`."""
+    """Of each name the numbers by step: `history["loss"][100]`, `history["valid/loss"]`. The numbers
+    of the last step are always among them."""
     step: int
     """The last that was taken."""
     best: Result | None
@@ -112,7 +113,8 @@ def fit(
         best: `loss`, `highest accuracy`, `NAME/loss`: give back what was best by this.
         hooks: `jt.Hook`s, `jt.EarlyStop`, or functions of (step, numbers), (step, state) or (step,
             results).
-        every: steps between two numbers in the history, and two lines; 0: about 50 of them.
+        every: steps between two numbers in the history, and two lines; 0: about 50 of them. The
+            last step has its own in any case.
         extra: what is carried beside the parameters and not differentiated.
         seed: of the order of rows and of what the loss draws.
         microbatches: slices of a batch whose gradients are summed.
@@ -210,6 +212,8 @@ def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | No
         if stop.kind == "finished":
             for evaluation in watch.evaluations.values():
                 evaluation.at(ended.step, ended.state)
+        if ended.numbers:
+            watch.history.row(ended.step, "", ended.numbers)
         found = watch.best()
         last = parts.evaluation_params(ended.state), ended.state.extra
         params, extra = watch.held or last
@@ -245,6 +249,8 @@ def _kept(
     numbers = History()
     for row in read(outcome.directory.metrics):
         numbers.row(row.pop("step"), "", row)
+    if outcome.numbers:  # the file has no row for a step at which the run was interrupted
+        numbers.row(outcome.step, "", outcome.numbers)
     return Fitted(
         params=parts.evaluation_params(state),
         extra=state.extra,
