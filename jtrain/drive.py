@@ -62,6 +62,7 @@ def drive(
             hooks=observers,
             steps_per_call=config.steps_per_call,
         )
+    watch.guarded.ended(ended.step)
     stop = ended.stop or (over if start else None)
     if stop is not None and stop.kind == "failed":
         bad, blame = watch.guarded.bad, _blame(parts, ended.step)
@@ -106,5 +107,6 @@ def reader(
 
 def _blame(parts: Assembly, last: int) -> str:
     """What in the data may be why the loss is not finite any more."""
-    seen = parts.config.log.every + 10 * parts.config.steps_per_call  # some were in flight
+    window = getattr(parts.config.guard, "window", 0)  # the steps that the verdict is about
+    seen = min(window, parts.config.steps) + 10 * parts.config.steps_per_call  # some were in flight
     return not_finite(parts.train, range(max(1, last - seen), last + 1))

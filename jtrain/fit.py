@@ -51,8 +51,8 @@ class Fitted:
     state: TrainState
     """All of it after the last step."""
     history: Mapping[str, Mapping[int, Any]]
-    """Of each name the numbers by step: `history["loss"][100]`, `history["valid/loss"]`. The numbers
-    of the last step are always among them."""
+    """Of each name the numbers by step: `history["loss"][100]`, `history["valid/loss"]`. Those of
+    the last step are always there."""
     step: int
     """The last that was taken."""
     best: Result | None

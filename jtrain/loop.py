@@ -50,8 +50,8 @@ class Hook:
     settles: bool = False
     """Whether all numbers up to a step are told before this hook sees the state after it."""
     last: bool = False
-    """Whether it sees the numbers of the last step too, which `every` may not divide. A step at which
-    a run was interrupted is not the last one: the run goes on from there."""
+    """Whether it sees the numbers of the last step too, which `every` may not divide. A step at
+    which a run was interrupted is not the last one: the run goes on from there."""
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
         """Sees the metrics of a step that is done, some steps late; nothing waits for it."""
