@@ -42,7 +42,7 @@ def drive(
         ConfigError: if one of `hooks` is no hook, or waits for what there is not.
     """
     config = parts.config
-    with reader(parts, start or 0, watch.record and watch.record.saw) as feed:
+    with reader(parts, start or 0, watch.saw) as feed:
         watch.waited = lambda: feed.waited
         for line in [*opening(parts, start), *news]:
             watch.lines.say(line)

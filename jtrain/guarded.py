@@ -12,7 +12,10 @@ from jtrain.hooks.finite import Finite
 from jtrain.hooks.guard import Guard
 from jtrain.hooks.recent import Recent
 from jtrain.loop import Hook
+from jtrain.overflow import Overflow
+from jtrain.precision import LossScale
 from jtrain.state import TrainState
+from jtrain.types import Batch
 
 
 class Guarded:
@@ -37,6 +40,10 @@ class Guarded:
         self._parts, self._earlier, self._known = parts, earlier, known
         writes = directory is not None and directory.first
         self._events = Events(directory.events if directory and writes else None, resumed_at=start)
+        scaled = isinstance(parts.like.scale, LossScale) and not isinstance(
+            parts.config.guard, Skip
+        )
+        self._overflow = Overflow(parts) if scaled else None
         self._guard: Guard | None = None
         self._finite: Finite | None = None
 
@@ -51,12 +58,14 @@ class Guarded:
         """
         policy, minimum = self._parts.config.guard, getattr(state.scale, "minimum", 0.0)
         if not isinstance(policy, Skip):
+            scaled = {"helps": self._overflow.helps} if self._overflow else {}
             self._guard = Guard(
                 policy,
                 minimum=minimum,
                 earlier=self._earlier,
                 known=self._known,
                 skipped=int(state.skipped),
+                **scaled,
             )
             return [self._guard]
         config = self._parts.config
@@ -76,6 +85,11 @@ class Guarded:
             known=self._known,
         )
         return [recent, self._finite]
+
+    @property
+    def saw(self) -> Callable[[int, Batch], None] | None:
+        """Takes what each call of the step is going to be given; None where nobody asks."""
+        return self._overflow and self._overflow.saw
 
     @property
     def bad(self) -> Bad | None:

@@ -29,7 +29,7 @@ ORDER = [
     {"built"},
     {"by_memory"},
     {"assemble"},
-    {"summary", "sharding", "leaf_statistics", "tracked", "bad_step"},
+    {"summary", "sharding", "leaf_statistics", "tracked", "bad_step", "overflow"},
     {"opening", "joined", "guarded"},
     {"keep"},
     {"watch", "going_back"},
