@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from jtrain.all_processes import of_each
 from jtrain.assemble import Assembly
 from jtrain.bad_step import told
+from jtrain.batch_checks import check, look, look_at_sets
 from jtrain.data import ReadAhead
 from jtrain.data.not_finite import not_finite
+from jtrain.first_batch import FirstBatch
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
 from jtrain.loop import IN_FLIGHT, Ended, StoppedError, train
@@ -78,16 +80,34 @@ def drive(
     return dataclasses.replace(ended, stop=stop)
 
 
-def compiled(parts: Assembly, make: Callable[[], TrainState]) -> tuple[StepFn, TrainState]:
-    """The compiled step, and the state that `make` gives beside its compilation."""
+def compiled(
+    parts: Assembly, make: Callable[[], TrainState], start: int | None = None
+) -> tuple[StepFn, TrainState]:
+    """The compiled step, and the state that `make` gives beside its compilation.
+
+    Args:
+        start: the step that the run goes on from, whose batch is looked at.
+
+    Raises:
+        UserError: for what is wrong with the loss, or with the first batch that it gets.
+    """
+    looked = look(parts, start or 0)  # traced here, where a caller's `with jax...` holds
     with ThreadPoolExecutor(1) as beside:
         state, checked = beside.submit(make), beside.submit(parts.check_evaluation)
+        others = beside.submit(_searched, parts, looked)
         with PULSE.during("compile"):
             step = parts.compile_step()
         with PULSE.during("restore"):
             made = state.result()
         checked.result()
+        check(parts, others.result(), made)
         return step, made
+
+
+def _searched(parts: Assembly, looked: Sequence[FirstBatch]) -> list[FirstBatch]:
+    """These and the first batches of the sets, each searched."""
+    found = [*looked, *look_at_sets(parts)]
+    return [each for each in found if each.suspects is not None]
 
 
 def reader(

@@ -14,7 +14,7 @@ from jtrain import given
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint.keeping import Goal
 from jtrain.config.guard import Guard
-from jtrain.config.top import Checkpoint, Evaluate, Log
+from jtrain.config.top import Checkpoint, Checks, Evaluate, Log
 from jtrain.drive import compiled, drive
 from jtrain.errors import ConfigError, LossError
 from jtrain.experiment import Experiment, RunConfig
@@ -75,6 +75,8 @@ def fit(
     schedule: str | Schedule | None = None,
     valid: given.Data = None,
     valid_every: int | str = 0,
+    valid_batch: int = 0,
+    valid_couples: Literal["batch", "slice"] = "batch",
     best: str = "",
     hooks: Sequence[Observer] = (),
     every: int | str = 0,
@@ -90,6 +92,7 @@ def fit(
     name: str = "",
     directory: Path | str | None = None,
     checkpoint_every: int | str = 0,
+    check_batch: bool = True,
     quiet: bool = False,
 ) -> Fitted:
     """Trains `params` to make `loss` small, over all devices, and gives what it came to.
@@ -110,6 +113,9 @@ def fit(
         schedule: how it goes over the run, a name or a value; the same rate all through by default.
         valid: what it is judged by, as `data`; several of them by name: `{"valid": (x, y), ...}`.
         valid_every: steps between evaluations; 0: ten times a run. There is one at the end.
+        valid_batch: rows a batch of `valid`; 0: as many as in training.
+        valid_couples: of a loss whose rows meet (`couples="batch"`) in evaluation too. "batch": all
+            rows of a set meet, in one batch, or it is refused. "slice": those of each batch do.
         best: `loss`, `highest accuracy`, `NAME/loss`: give back what was best by this.
         hooks: `jt.Hook`s, `jt.EarlyStop`, or functions of (step, numbers), (step, state) or (step,
             results).
@@ -128,6 +134,8 @@ def fit(
         name: of a run that is kept in runs/NAME: the same call again goes on with it.
         directory: the same, elsewhere.
         checkpoint_every: steps between checkpoints of such a run; 0: ten times.
+        check_batch: whether the first batch is looked at before it is trained on; see
+            `jt.check_batch`.
         quiet: say nothing.
 
     Raises:
@@ -136,7 +144,7 @@ def fit(
     """
     training = given.shuffled(data, batch, seed=seed)
     rows, updates = training.size, given.optimizer(optimizer, lr, schedule)
-    judged = given.sets(valid, rows)
+    judged = given.sets(valid, valid_batch or rows)
     init: Any = params if callable(params) else given.weights(params, extra)
     handed = optimizer if isinstance(optimizer, optax.GradientTransformation) else None
 
@@ -176,9 +184,10 @@ def fit(
             precision=given.precision(precision),
             parallel=given.strategy(parallel),
             guard=given.guard(guard, kept=kept),
-            evaluate=Evaluate(every=evaluated),
+            evaluate=Evaluate(every=evaluated, batch=valid_batch, couples=valid_couples),
             checkpoint=Checkpoint(every=saved, best=best),
             log=Log(every=told),
+            checks=Checks(first_batch=check_batch),
         )
     except ValidationError as error:
         first = error.errors()[0]

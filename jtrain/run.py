@@ -228,7 +228,7 @@ def _begun(
             begin = begins(parts, directory, checkpoints)
         make = functools.partial(_state, begin, checkpoints)
         with contextlib.suppress(SetAsideError):  # its arrays are not what was saved: one before it
-            return begin, *compiled(begin.parts, make)
+            return begin, *compiled(begin.parts, make, begin.start)
 
 
 def _state(begin: Begin, checkpoints: Checkpoints) -> TrainState:

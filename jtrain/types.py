@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
+from jtrain.errors import LossError
+
 Leaf: TypeAlias = Any  # an array, or what stands for one: its shape, its sharding
 Tree = TypeVar("Tree")  # any pytree, given back with the same structure
 Params: TypeAlias = Any  # a pytree of leaves that are differentiated
@@ -42,7 +44,12 @@ class Mean:
 
         Weights may be of either sign: advantages, importance weights. What the mask hides may be
         NaN or infinite.
+
+        Raises:
+            LossError: if `mask` or `weights` have fewer dims than `values`, or more numbers.
         """
+        _check_belongs(values, mask, "a mask")
+        _check_belongs(values, mask if weights is None else weights, "weights")
         weight = mask.astype(jnp.float32)
         if weights is not None:
             weight = jnp.where(mask, weights, 0).astype(jnp.float32)
@@ -61,6 +68,18 @@ class Mean:
 
     def __add__(self, other: "Mean | Terms") -> "Terms":
         return 1.0 * self + other
+
+
+def _check_belongs(values: Leaf, other: Leaf, called: str) -> None:
+    """Checks that NumPy's rules give each of `values` its place in another array, and no more."""
+    shape, found = jnp.shape(values), jnp.shape(other)
+    fits = len(shape) == len(found) and all(n in (1, m) for m, n in zip(shape, found, strict=True))
+    if shape and not fits:
+        raise LossError(
+            f"a mean of values of shape {shape} was asked for, with {called} of shape {found}. "
+            f"Give both one shape: a value a row is `values[:, 0]` or `values.sum(-1)`; where a row"
+            f" has several values the mask is `mask[:, None]`."
+        )
 
 
 def _sum(x: Float[Array, "*s"]) -> Float[Array, ""]:
