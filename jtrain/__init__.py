@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jtrain.experiment import Experiment as Experiment
     from jtrain.experiment import Prompt as Prompt
     from jtrain.experiment import RunConfig as RunConfig
+    from jtrain.first_batch import check_batch as check_batch
     from jtrain.fit import Fitted as Fitted
     from jtrain.fit import fit as fit
     from jtrain.hooks.early_stop import EarlyStop as EarlyStop
@@ -54,6 +55,7 @@ _HOME = {
     "make_step": "step",
     "many": "step",
     "make_evaluate": "evaluate",
+    "check_batch": "first_batch",
     "Hook": "loop",
     "Rollback": "loop",
     "Stop": "loop",

@@ -17,7 +17,7 @@ from jtrain.checkpoint import Start, starting
 from jtrain.data.calls import Calls
 from jtrain.data.fingerprint import fingerprint
 from jtrain.data.without import Window, Without
-from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
+from jtrain.evaluate import EvaluateFn, check_rows_apart, evaluate, make_evaluate
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.jaxprs import operations
 from jtrain.judged import check_best, check_names
@@ -32,7 +32,7 @@ from jtrain.precision import computed_in
 from jtrain.state import TrainState
 from jtrain.step import StepFn, make_step, many
 from jtrain.terms import Returned, in_terms
-from jtrain.types import Batch, Extra, Key, LossFn, Once, Params, Stateful
+from jtrain.types import Batch, Couples, Extra, Key, LossFn, Once, Params, Stateful
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,12 +186,44 @@ class Assembly:
         name: str = "valid",
         reading: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
     ) -> dict[str, float]:
-        """The metrics of a state over all of a set; `reading` hands on its batches."""
+        """The metrics of a state over all of a set; `reading` hands on its batches.
+
+        Raises:
+            LossError: if rows meet that are in several batches.
+        """
+        self.check_set(name, state)
         rows = self.sets[name]
         mine = self.mine(rows)
         batches = (self.strategy.place(mine[i]) for i in range(len(rows)))
         weights = self.evaluation_params(state), state.extra
         return evaluate(self._evaluation(name), weights, reading(batches))
+
+    def check_set(self, name: str, state: TrainState) -> None:
+        """Check that a set is one batch where its rows meet, once for each set.
+
+        A loss may make rows meet in training alone, as batch norm does: one batch is measured with
+        its rows beside others, where the set has several.
+
+        Raises:
+            LossError: with the values that keep the rows together.
+        """
+        rows = self.sets[name]
+        if self._couples != "batch" or len(rows) == 1 or name in self._seen_apart:
+            return
+        program, weights = self._evaluation(name), (self.evaluation_params(state), state.extra)
+        of_host = lambda batch: program(weights, self.strategy.place(batch))
+        check_rows_apart(of_host, self.mine(rows)[0], rows, name, self.strategy.shares)
+        self._seen_apart.add(name)
+
+    @property
+    def _couples(self) -> Couples:
+        """How the rows of an evaluation meet, as is known of training."""
+        couples = self.experiment.couples
+        return self.config.evaluate.couples if couples == "batch" else couples
+
+    @functools.cached_property
+    def _seen_apart(self) -> set[str]:
+        return set()
 
     def evaluation_params(self, state: TrainState) -> Params:
         """What a state is measured and sampled by: an average of the optimizer's, or `params`.
@@ -238,7 +270,8 @@ class Assembly:
         rows, strategy = self.sets[name], self.strategy
         kind = rows.ragged, repr(self._shapes(rows))
         if kind not in self._evaluations:
-            fn = make_evaluate(self.loss, psum=strategy.psum, ragged=rows.ragged)
+            how = {"couples": self._couples, "psum": strategy.psum, "ragged": rows.ragged}
+            fn = make_evaluate(self.loss, **how)
             example = strategy.place(self.mine(rows)[0])
             self._evaluations[kind] = strategy.compile(fn, self._weights, example)
         return self._evaluations[kind]

@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from jtrain.all_processes import of_each
 from jtrain.assemble import Assembly
 from jtrain.bad_step import told
+from jtrain.batch_checks import check, look, look_at_sets
 from jtrain.data import ReadAhead
 from jtrain.data.not_finite import not_finite
+from jtrain.first_batch import FirstBatch
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
 from jtrain.loop import IN_FLIGHT, Ended, StoppedError, train
@@ -42,7 +44,7 @@ def drive(
         ConfigError: if one of `hooks` is no hook, or waits for what there is not.
     """
     config = parts.config
-    with reader(parts, start or 0, watch.record and watch.record.saw) as feed:
+    with reader(parts, start or 0, watch.saw) as feed:
         watch.waited = lambda: feed.waited
         for line in [*opening(parts, start), *news]:
             watch.lines.say(line)
@@ -62,6 +64,7 @@ def drive(
             hooks=observers,
             steps_per_call=config.steps_per_call,
         )
+    watch.guarded.ended(ended.step)
     stop = ended.stop or (over if start else None)
     if stop is not None and stop.kind == "failed":
         bad, blame = watch.guarded.bad, _blame(parts, ended.step)
@@ -77,16 +80,34 @@ def drive(
     return dataclasses.replace(ended, stop=stop)
 
 
-def compiled(parts: Assembly, make: Callable[[], TrainState]) -> tuple[StepFn, TrainState]:
-    """The compiled step, and the state that `make` gives beside its compilation."""
+def compiled(
+    parts: Assembly, make: Callable[[], TrainState], start: int | None = None
+) -> tuple[StepFn, TrainState]:
+    """The compiled step, and the state that `make` gives beside its compilation.
+
+    Args:
+        start: the step that the run goes on from, whose batch is looked at.
+
+    Raises:
+        UserError: for what is wrong with the loss, or with the first batch that it gets.
+    """
+    looked = look(parts, start or 0)  # traced here, where a caller's `with jax...` holds
     with ThreadPoolExecutor(1) as beside:
         state, checked = beside.submit(make), beside.submit(parts.check_evaluation)
+        others = beside.submit(_searched, parts, looked)
         with PULSE.during("compile"):
             step = parts.compile_step()
         with PULSE.during("restore"):
             made = state.result()
         checked.result()
+        check(parts, others.result(), made)
         return step, made
+
+
+def _searched(parts: Assembly, looked: Sequence[FirstBatch]) -> list[FirstBatch]:
+    """These and the first batches of the sets, each searched."""
+    found = [*looked, *look_at_sets(parts)]
+    return [each for each in found if each.suspects is not None]
 
 
 def reader(
@@ -106,5 +127,6 @@ def reader(
 
 def _blame(parts: Assembly, last: int) -> str:
     """What in the data may be why the loss is not finite any more."""
-    seen = parts.config.log.every + 10 * parts.config.steps_per_call  # some were in flight
+    window = getattr(parts.config.guard, "window", 0)  # the steps that the verdict is about
+    seen = min(window, parts.config.steps) + 10 * parts.config.steps_per_call  # some were in flight
     return not_finite(parts.train, range(max(1, last - seen), last + 1))

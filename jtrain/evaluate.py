@@ -6,11 +6,15 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jtrain.errors import LossError
+from jtrain.loss_checks import refuse_split_rows
 from jtrain.rows import with_rows
 from jtrain.terms import in_terms
-from jtrain.types import Batch, Extra, LossFn, Mean, Metrics, Params, Stateful, Terms
+from jtrain.types import Batch, Couples, Extra, LossFn, Mean, Metrics, Once, Params, Stateful, Terms
 
+ROUNDING = 1e-5  # of sums over rows in float32, relative
 Sums: TypeAlias = tuple[Terms, Metrics]
 EvaluateFn: TypeAlias = Callable[[tuple[Params, Extra], Batch], Sums]
 
@@ -18,10 +22,22 @@ EvaluateFn: TypeAlias = Callable[[tuple[Params, Extra], Batch], Sums]
 def make_evaluate(
     loss: LossFn | Stateful,
     *,
+    couples: Couples = "nothing",
     psum: Callable[[Any], Any] | None = None,
     ragged: bool = False,
 ) -> EvaluateFn:
-    """`((params, extra), batch) -> sums`, pure; nothing is drawn (the loss's rng is None)."""
+    """`((params, extra), batch) -> sums`, pure; nothing is drawn (the loss's rng is None).
+
+    Args:
+        couples: as of `make_step`. "batch" if the loss makes rows meet: then a batch is not split
+            over copies, and whoever calls this gives it all rows that are to meet.
+        psum: as of `make_step`.
+        ragged: as of `make_step`.
+
+    Raises:
+        LossError: if the loss couples the rows of a batch that would be split.
+    """
+    refuse_split_rows(couples, 1, psum is not None)
     terms = in_terms(loss, ragged=ragged)
 
     def sums(weights: tuple[Params, Extra], batch: Batch) -> Sums:
@@ -44,6 +60,7 @@ def evaluate(
     """The metrics over all of `batches` (placed), summed on the host in float64.
 
     `loss` is what training minimises, over the whole set; `rows` says how many rows were counted.
+    Where rows of the loss meet, they meet within each batch.
     """
     started, total = collections.deque(), None
     for batch in batches:
@@ -55,11 +72,57 @@ def evaluate(
     if total is None:
         return {}
     terms, metrics = total
-    means = zip(terms.coefficients, terms.means, strict=True)
-    loss = sum(float(c) * mean.value() for c, mean in means if mean.weight > 0)
     rows = int(metrics["rows"].total)
     rest = {name: mean.value() for name, mean in metrics.items() if name != "rows"}
-    return {"loss": float(loss), **rest, "rows": rows}
+    return {"loss": terms.value(), **rest, "rows": rows}
+
+
+def check_rows_apart(
+    program: Callable[[Batch], Sums], batch: Batch, rows: Once, name: str, shares: int
+) -> None:
+    """Check that the loss judges each row by itself, where a set has several batches.
+
+    A loss may make rows meet in training alone, as batch norm does.
+
+    Args:
+        program: what `make_evaluate` gives, compiled, of a batch on the host.
+        batch: the first of the set, on the host.
+        rows: the set, and its name.
+        shares: the parts that a batch has to divide into.
+
+    Raises:
+        LossError: if the rows meet, with the values that keep them together.
+    """
+    if rows_meet(program, batch):
+        count = getattr(rows, "rows", len(rows) * rows.size)
+        raise LossError(
+            f"the loss couples the rows of a batch, in evaluation too, and batches of {rows.size} "
+            f"would cut the {count} rows of `{name}` into {len(rows)}: its value would depend on "
+            f"their size. Set evaluate.batch={-(-count // shares) * shares} (valid_batch= of "
+            f"jt.fit), which holds them all, or evaluate.couples=slice (valid_couples=) if the "
+            f"rows of each batch are meant to be the group."
+        )
+
+
+def rows_meet(program: Callable[[Batch], Sums], batch: Batch) -> bool:
+    """Return whether the loss of rows depends on the rows beside them, seen from one batch.
+
+    Its even rows, each twice, and its odd rows, each twice, have the sums of the batch, twice,
+    where each row is judged by itself.
+
+    Args:
+        program: what `make_evaluate` gives, compiled, of a batch on the host.
+        batch: on the host, full.
+    """
+    rows = np.arange(len(batch["mask"]))
+    even, odd = rows // 2 * 2, np.minimum(rows // 2 * 2 + 1, len(rows) - 1)
+    taken = lambda some: program({name: array[some] for name, array in batch.items()})
+    totals = lambda sums: [float(mean.total) for mean in jax.device_get(sums)[0].means]
+    whole, parts = totals(program(batch)), [totals(taken(some)) for some in (even, odd)]
+    for total, one, other in zip(whole, *parts, strict=True):
+        if abs(one + other - 2 * total) > ROUNDING * max(abs(one) + abs(other), 2 * abs(total)):
+            return True
+    return False
 
 
 def _summed(found: Sums, psum: Callable[[Any], Any]) -> Sums:

@@ -14,7 +14,7 @@ from jtrain import given
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint.keeping import Goal
 from jtrain.config.guard import Guard
-from jtrain.config.top import Checkpoint, Evaluate, Log
+from jtrain.config.top import Checkpoint, Checks, Evaluate, Log
 from jtrain.drive import compiled, drive
 from jtrain.errors import ConfigError, LossError
 from jtrain.experiment import Experiment, RunConfig
@@ -51,7 +51,8 @@ class Fitted:
     state: TrainState
     """All of it after the last step."""
     history: Mapping[str, Mapping[int, Any]]
-    """Of each name the numbers by step: `history["loss"][100]`, `history["valid/loss"]`."""
+    """Of each name the numbers by step: `history["loss"][100]`, `history["valid/loss"]`. Those of
+    the last step are always there."""
     step: int
     """The last that was taken."""
     best: Result | None
@@ -74,6 +75,8 @@ def fit(
     schedule: str | Schedule | None = None,
     valid: given.Data = None,
     valid_every: int | str = 0,
+    valid_batch: int = 0,
+    valid_couples: Literal["batch", "slice"] = "batch",
     best: str = "",
     hooks: Sequence[Observer] = (),
     every: int | str = 0,
@@ -90,6 +93,7 @@ def fit(
     name: str = "",
     directory: Path | str | None = None,
     checkpoint_every: int | str = 0,
+    check_batch: bool = True,
     quiet: bool = False,
 ) -> Fitted:
     """Trains `params` to make `loss` small, over all devices, and gives what it came to.
@@ -110,10 +114,14 @@ def fit(
         schedule: how it goes over the run, a name or a value; the same rate all through by default.
         valid: what it is judged by, as `data`; several of them by name: `{"valid": (x, y), ...}`.
         valid_every: steps between evaluations; 0: ten times a run. There is one at the end.
+        valid_batch: rows a batch of `valid`; 0: as many as in training.
+        valid_couples: of a loss whose rows meet (`couples="batch"`) in evaluation too. "batch": all
+            rows of a set meet, in one batch, or it is refused. "slice": those of each batch do.
         best: `loss`, `highest accuracy`, `NAME/loss`: give back what was best by this.
         hooks: `jt.Hook`s, `jt.EarlyStop`, or functions of (step, numbers), (step, state) or (step,
             results).
-        every: steps between two numbers in the history, and two lines; 0: about 50 of them.
+        every: steps between two numbers in the history, and two lines; 0: about 50 of them. The
+            last step has its own in any case.
         extra: what is carried beside the parameters and not differentiated.
         seed: of the order of rows and of what the loss draws.
         microbatches: slices of a batch whose gradients are summed.
@@ -129,6 +137,8 @@ def fit(
         name: of a run that is kept in runs/NAME: the same call again goes on with it.
         directory: the same, elsewhere.
         checkpoint_every: steps between checkpoints of such a run; 0: ten times.
+        check_batch: whether the first batch is looked at before it is trained on; see
+            `jt.check_batch`.
         quiet: say nothing.
 
     Raises:
@@ -137,7 +147,7 @@ def fit(
     """
     training = given.shuffled(data, batch, seed=seed)
     rows, updates = training.size, given.optimizer(optimizer, lr, schedule)
-    judged = given.sets(valid, rows)
+    judged = given.sets(valid, valid_batch or rows)
     init: Any = params if callable(params) else given.weights(params, extra)
     handed = optimizer if isinstance(optimizer, optax.GradientTransformation) else None
 
@@ -177,9 +187,10 @@ def fit(
             precision=given.precision(precision),
             parallel=given.strategy(parallel, devices),
             guard=given.guard(guard, kept=kept),
-            evaluate=Evaluate(every=evaluated),
+            evaluate=Evaluate(every=evaluated, batch=valid_batch, couples=valid_couples),
             checkpoint=Checkpoint(every=saved, best=best),
             log=Log(every=told),
+            checks=Checks(first_batch=check_batch),
         )
     except ValidationError as error:
         first = error.errors()[0]
@@ -213,6 +224,8 @@ def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | No
         if stop.kind == "finished":
             for evaluation in watch.evaluations.values():
                 evaluation.at(ended.step, ended.state)
+        if ended.numbers:
+            watch.history.row(ended.step, "", ended.numbers)
         found = watch.best()
         last = parts.evaluation_params(ended.state), ended.state.extra
         params, extra = watch.held or last
@@ -248,6 +261,8 @@ def _kept(
     numbers = History()
     for row in read(outcome.directory.metrics):
         numbers.row(row.pop("step"), "", row)
+    if outcome.numbers:  # the file has no row for a step at which the run was interrupted
+        numbers.row(outcome.step, "", outcome.numbers)
     return Fitted(
         params=parts.evaluation_params(state),
         extra=state.extra,

@@ -12,7 +12,10 @@ from jtrain.hooks.finite import Finite
 from jtrain.hooks.guard import Guard
 from jtrain.hooks.recent import Recent
 from jtrain.loop import Hook
+from jtrain.overflow import Overflow
+from jtrain.precision import LossScale
 from jtrain.state import TrainState
+from jtrain.types import Batch
 
 
 class Guarded:
@@ -37,7 +40,12 @@ class Guarded:
         self._parts, self._earlier, self._known = parts, earlier, known
         writes = directory is not None and directory.first
         self._events = Events(directory.events if directory and writes else None, resumed_at=start)
+        scaled = isinstance(parts.like.scale, LossScale) and not isinstance(
+            parts.config.guard, Skip
+        )
+        self._overflow = Overflow(parts) if scaled else None
         self._guard: Guard | None = None
+        self._finite: Finite | None = None
 
     def hooks(
         self, state: TrainState, *, every: int, tell: Callable[[str], None]
@@ -45,42 +53,62 @@ class Guarded:
         """Those that see the steps after `state`.
 
         Args:
-            every: steps between two looks at what was skipped, where bad steps are skipped.
+            every: steps between two lines of warning, where bad steps are skipped.
             tell: takes a line of warning.
         """
         policy, minimum = self._parts.config.guard, getattr(state.scale, "minimum", 0.0)
         if not isinstance(policy, Skip):
+            scaled = {"helps": self._overflow.helps} if self._overflow else {}
             self._guard = Guard(
                 policy,
                 minimum=minimum,
                 earlier=self._earlier,
                 known=self._known,
                 skipped=int(state.skipped),
+                **scaled,
             )
             return [self._guard]
-        recent = Recent(every=self._parts.config.steps_per_call)
-        finite = Finite(
-            every=every,
+        config = self._parts.config
+        recent = Recent(every=config.steps_per_call)
+        self._finite = Finite(
+            recent=recent,
             tell=tell,
-            start=int(state.step),
-            skipped=int(state.skipped),
-            minimum=minimum,
+            tell_every=every,
+            steps_per_call=config.steps_per_call,
+            window=min(policy.window, config.steps),
             most=policy.most,
             within=policy.within,
-            recent=recent,
+            minimum=minimum,
             event=lambda bad: self.wrote(bad, "skipped"),
+            start=int(state.step),
+            skipped=int(state.skipped),
+            known=self._known,
         )
-        return [recent, finite]
+        return [recent, self._finite]
+
+    @property
+    def saw(self) -> Callable[[int, Batch], None] | None:
+        """Takes what each call of the step is going to be given; None where nobody asks."""
+        return self._overflow and self._overflow.saw
 
     @property
     def bad(self) -> Bad | None:
         """The step that ends the run, or sends it back: nothing after it is worth keeping."""
         return self._guard and self._guard.bad
 
-    def about(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the windows that are left out, and what the guard knows."""
+    def about(self, step: int) -> dict[str, Any]:
+        """What the checkpoint of a step keeps: the windows left out, and what the guard knows."""
         known = self._guard.means.state() if self._guard else {}
+        if self._finite:
+            self._finite.catch_up(step)
+            known = self._finite.state()
         return {"without": [list(window) for window in self._parts.windows], "guard": known}
+
+    def ended(self, step: int) -> None:
+        """Count the steps up to the last that was taken, and warn of those that were skipped."""
+        if self._finite:
+            self._finite.catch_up(step)
+            self._finite.warn(step)
 
     def wrote(self, bad: Bad, done: Done, **more: Any) -> None:
         """Has a bad step on the disk, with the data that it took."""

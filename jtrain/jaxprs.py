@@ -7,6 +7,11 @@ import jax
 import jax.numpy as jnp
 
 PRODUCTS = {"dot_general", "conv_general_dilated"}
+# What holds a program and only calls it: its equations stand in its place.
+_CALLS = {
+    *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+}
 
 
 def dependence(fn: Callable[..., Any], *args: Any) -> list[set[int]]:
@@ -49,6 +54,24 @@ def inner(eqn: Any) -> list[Any]:
     return [p for value in eqn.params.values() for p in programs(value)]
 
 
+def called(eqn: Any) -> Any:
+    """Return the program that an equation does nothing but call; None for any other equation."""
+    program = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    return program if eqn.primitive.name in _CALLS else None
+
+
+def opened(program: Any) -> tuple[Any, Sequence[Any]]:
+    """Return the equations of a program, closed over its constants or not, and the constants."""
+    return getattr(program, "jaxpr", program), getattr(program, "consts", ())
+
+
+def scan_sizes(scan: Any, body: Any) -> tuple[int, int]:
+    """Return how many inputs of a scan are constants of its body, and how many are carried."""
+    # By shapes, as parameters have other names in jax 0.12: what is scanned has a dim more outside.
+    carry = _of_same_rank(scan.outvars, body.outvars)
+    return _of_same_rank(scan.invars, body.invars) - carry, carry
+
+
 def equations(fn: Callable[..., Any], *args: Any) -> Iterator[Any]:
     """The operations of `fn(*args)`, the inner ones too. Nothing is run."""
     yield from equations_in(jax.make_jaxpr(fn)(*args).jaxpr)
@@ -85,9 +108,7 @@ def _reach(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
 
 def _settled(scan: Any, body: Any, args: list[int]) -> list[int]:
     """A scan's outputs, once what the carry depends on grows no more."""
-    # By shapes, as parameters have other names in jax 0.12: what is scanned has a dim more outside.
-    carry = _of_same_rank(scan.outvars, body.outvars)
-    consts = _of_same_rank(scan.invars, body.invars) - carry
+    consts, carry = scan_sizes(scan, body)
     while True:
         outs = _reach(body, args)
         before = args[consts : consts + carry]

@@ -96,7 +96,7 @@ class Keep:
             "data": self._parts.data,
             "valid": {},
             "batches": of_all(self._parts.calls.state(step)),
-            **self._guarded.about(),
+            **self._guarded.about(step),
             **{name: _numbers(results) for name, results in found.items()},
         }
 

@@ -49,6 +49,9 @@ class Hook:
     every: int = 1
     settles: bool = False
     """Whether all numbers up to a step are told before this hook sees the state after it."""
+    last: bool = False
+    """Whether it sees the numbers of the last step too, which `every` may not divide. A step at
+    which a run was interrupted is not the last one: the run goes on from there."""
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
         """Sees the metrics of a step that is done, some steps late; nothing waits for it."""
@@ -67,6 +70,8 @@ class Ended(Generic[State]):
     state: State
     step: int
     stop: Stop | None
+    numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The metrics of the last step, as `on_numbers` gets them; none where no step was taken."""
 
 
 def train(
@@ -90,6 +95,7 @@ def train(
             waits for the host. (JAX 0.10 stops for ever at about 32 on several CPU devices.)
     """
     started: collections.deque[tuple[int, Metrics]] = collections.deque()
+    latest: Metrics = {}
     watchers = [hook for hook in hooks if _overrides(hook, "on_state")]
     listeners = [hook for hook in hooks if _overrides(hook, "on_numbers")]
     asked: Stop | None = None
@@ -113,6 +119,7 @@ def train(
         with jax.transfer_guard("disallow") if watched else contextlib.nullcontext():
             state, metrics = step(state, batch)
         number += steps_per_call
+        latest = metrics
         started.append((number, metrics))
         for hook in watchers:
             if number % hook.every == 0:
@@ -120,7 +127,15 @@ def train(
                 wanted = hook.on_state(number, state, metrics)
                 asked = asked or wanted
         asked = finish(in_flight)
-    return Ended(state, number, finish(0))
+    asked = finish(0)
+    numbers = _by_step(jax.device_get(latest), steps_per_call)[-1] if latest else {}
+    over = number >= stop or (asked is not None and asked.kind == "finished")
+    if numbers and over and (asked is None or asked.kind != "failed"):
+        for hook in listeners:
+            if hook.last and number % hook.every:
+                wanted = hook.on_numbers(number, numbers)
+                asked = asked or wanted
+    return Ended(state, number, asked, numbers)
 
 
 def _tell(last: int, metrics: Metrics, steps: int, listeners: Sequence[Hook]) -> Stop | None:

@@ -12,9 +12,11 @@ from jtrain.cache import keep_compiled_programs
 from jtrain.errors import ConfigError, LossError
 from jtrain.evaluate import evaluate as over
 from jtrain.evaluate import make_evaluate
+from jtrain.first_batch import FirstBatch
 from jtrain.parallel import Layout, Strategy, check_divides
+from jtrain.terms import in_terms
 from jtrain.trees import named_leaves
-from jtrain.types import Batch, Extra, LossFn, Once, Params, Stateful
+from jtrain.types import Batch, Couples, Extra, LossFn, Once, Params, Stateful
 
 ROWS = 128  # at a time, where nothing is said
 IN_FLIGHT = 8
@@ -27,27 +29,55 @@ def evaluate(
     *,
     batch: int = 0,
     extra: Extra = (),
+    couples: Couples = "nothing",
     parallel: str | Layout = "mirrored",
     devices: Any = 0,
+    check_batch: bool = True,
 ) -> dict[str, float]:
     """The loss and the metrics over all of `data`, each row once; `rows` says how many.
 
-    Exact however the rows are batched and split over devices: sums and weights are added up, in
-    float64 over batches.
+    A loss that is a sum over rows is exact however they are batched and split over devices: sums
+    and weights are added up, in float64 over batches. A loss whose rows meet depends on which rows
+    are together, and nothing here can see that it is one: say `couples`.
 
     Args:
         loss: as for `jt.fit`; its rng is None.
         data: as for `jt.fit`.
-        batch: rows at a time, over all devices; 0: 128.
+        batch: rows at a time, over all devices; 0: 128, or all rows where they meet.
+        couples: whether the loss makes rows meet when it is evaluated, as a contrastive loss does
+            and batch norm with running statistics does not. "batch": all rows of the data meet, in
+            one batch, or it is refused. "slice": the rows of a batch that one program holds are
+            meant to be the group, and the loss is the mean over groups.
         devices: as for `jt.fit`.
+        check_batch: whether the first batch is looked at; see `jt.check_batch`.
 
     Raises:
         UserError: for what does not fit together.
-        LossError: if the loss keeps no contract.
+        LossError: if the loss keeps no contract, or couples rows that would be split.
     """
-    strategy, rows = _laid_out(data, batch, given.layout(parallel, devices))
+    whole = couples == "batch"
+    strategy, rows = _laid_out(data, batch, given.layout(parallel, devices), whole=whole)
+    if whole and len(rows) > 1:
+        raise LossError(
+            f"the loss couples the rows of a batch, and batches of {rows.size} would cut the data "
+            f"into {len(rows)}: its value would depend on their size. Give one batch of all "
+            f"rows (batch={_evenly(_rows_of(rows), strategy)}, or data in a batch of its own), or "
+            f'say couples="slice" if the rows of each batch are meant to be the group.'
+        )
     weights = _placed(strategy, (params, extra))
-    program = make_evaluate(loss, psum=strategy.psum, ragged=rows.ragged)
+    if check_batch:
+        part = rows.shard(*strategy.part)[0]
+        look = FirstBatch(
+            in_terms(loss, ragged=rows.ragged),
+            part,
+            rows.size,
+            "the first batch",
+            weights=weights,
+            draws=False,
+        )
+        sums = look.sums(strategy.psum)
+        look.check(lambda batch: _run(strategy, sums, weights, batch))
+    program = make_evaluate(loss, couples=couples, psum=strategy.psum, ragged=rows.ragged)
     program = strategy.compile(program, weights, _batch(strategy, rows, 0))
     return over(program, weights, (_batch(strategy, rows, i) for i in range(len(rows))))
 
@@ -94,14 +124,33 @@ def predict(
     return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
 
-def _laid_out(data: given.Data, batch: int, layout: Layout) -> tuple[Strategy, Once]:
-    """Where it is computed, and what of, in batches that split evenly."""
+def _laid_out(
+    data: given.Data, batch: int, layout: Layout, *, whole: bool = False
+) -> tuple[Strategy, Once]:
+    """Where it is computed, and what of, in batches that split evenly, or in a whole one."""
     keep_compiled_programs()
     strategy = layout.build()
-    size = batch or -(-ROWS // strategy.shares) * strategy.shares
-    rows = given.once(data, size)
+    rows = given.once(data, batch or _evenly(ROWS, strategy))
+    if whole and not batch and rows is not data:
+        rows = given.once(data, _evenly(_rows_of(rows), strategy))
     check_divides(rows.size, strategy.shares, 1)
     return strategy, rows
+
+
+def _evenly(rows: int, strategy: Strategy) -> int:
+    """So many rows or a few more, which divide into the parts of a strategy."""
+    return -(-rows // strategy.shares) * strategy.shares
+
+
+def _rows_of(rows: Once) -> int:
+    """How many rows a data set has; its last batch filled up where it does not say."""
+    return getattr(rows, "rows", len(rows) * rows.size)
+
+
+def _run(strategy: Strategy, fn: Callable[..., Any], weights: Any, batch: Batch) -> Any:
+    """`fn(weights, batch)` of a batch on the host, computed where the strategy computes."""
+    placed = strategy.place(batch)
+    return jax.device_get(strategy.compile(fn, weights, placed)(weights, placed))
 
 
 def _placed(strategy: Strategy, tree: Any) -> Any:

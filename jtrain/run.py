@@ -53,6 +53,8 @@ class Outcome:
     sets: Mapping[str, Results]
     """Of each set, the first first, and each step at which it was evaluated the numbers."""
     sample: str = ""
+    numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The metrics of the last step; none where this call took no step."""
 
     @property
     def results(self) -> Results:
@@ -226,7 +228,7 @@ def _begun(
             begin = begins(parts, directory, checkpoints)
         make = functools.partial(_state, begin, checkpoints)
         with contextlib.suppress(SetAsideError):  # its arrays are not what was saved: one before it
-            return begin, *compiled(begin.parts, make)
+            return begin, *compiled(begin.parts, make, begin.start)
 
 
 def _state(begin: Begin, checkpoints: Checkpoints) -> TrainState:
@@ -265,7 +267,9 @@ def _finish(
     with PULSE.during("end"), contextlib.suppress(RuntimeError, ValueError):
         together()
     found = {name: evaluation.results for name, evaluation in watch.evaluations.items()}
-    return Outcome(directory, status, ended.step, checkpoints.newest(), why, found, sample)
+    return Outcome(
+        directory, status, ended.step, checkpoints.newest(), why, found, sample, ended.numbers
+    )
 
 
 def _shown(

@@ -77,22 +77,28 @@ def make_step(
 
         weights = total(weights_of)
 
-        def share(params, rows):  # what these rows add to the loss, scaled
+        def share(params, rows):  # what these rows add to the loss, scaled; and as it is
             got = terms(params, state.extra, rows, rng)
-            return state.scale.up(combine(got.terms, weights)), (got.metrics, got.extra)
+            value = combine(got.terms, weights)
+            return state.scale.up(value), (value, (got.metrics, got.extra))
 
         def gradient(params):  # of the loss over the whole batch
-            of_rows = jax.value_and_grad(share, has_aux=True)
             copy = lay.params(narrowed(params, compute))
             put = lambda sums: (sums[0], lay.each(sums[1]))
-            (value, rest), grads = total(lambda rows: of_rows(copy, rows), lay=put)
+
+            def of_rows(rows):
+                grads, unscaled = jax.grad(share, has_aux=True)(copy, rows)
+                return unscaled, grads
+
+            unscaled, grads = total(of_rows, lay=put)
             grads = optax.tree.cast_like(lay.summed(grads), params)
-            return (state.scale.down(value), rest), state.scale.down(grads)
+            return unscaled, state.scale.down(grads)
 
         (value, (metrics, changes)), grads = gradient(state.params)
         grad_norm = norm(grads)
         extra = absorb(state.extra, changes)
-        finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & stays_finite(extra, changes)
+        forward = jnp.isfinite(value) & stays_finite(extra, changes)  # which no scale changes
+        finite = forward & jnp.isfinite(grad_norm)
         known = {"value": value, "grad": grads, "value_fn": value_of(gradient)}
         if isinstance(update, KnowsNorm):  # summed here, where a collective meets its fellows
             known |= {"grad_norm": grad_norm}
@@ -106,7 +112,7 @@ def make_step(
         state = TrainState(
             step=state.step + 1,
             skipped=skipped,
-            scale=state.scale.after(finite),
+            scale=state.scale.after(finite, overflow=forward & ~finite),
             params=params,
             extra=extra,
             opt_state=opt_state,

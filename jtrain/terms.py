@@ -61,12 +61,14 @@ def in_terms(
 
 
 def combine(terms: Terms, weights: Sequence[Float[Array, ""]]) -> Float[Array, ""]:
-    """The sum of coefficient x total / weight; a term of weight 0 contributes 0."""
+    """Sum coefficient x total / weight over the terms; a term of weight 0 contributes 0.
+
+    A weight may be negative, where rows carry signed weights. A weight of NaN makes the sum NaN.
+    """
     parts = zip(terms.coefficients, terms.means, weights, strict=True)
     total = jnp.float32(0)
     for coefficient, mean, weight in parts:
-        share = mean.total / jnp.where(weight > 0, weight, 1)
-        total += coefficient * jnp.where(weight > 0, share, 0)
+        total += coefficient * _divide(mean.total, weight, otherwise=0)
     return total
 
 
@@ -76,11 +78,15 @@ def absorb(extra: Extra, changes: Extra) -> Extra:
     def leaf(old: Leaf, change: Mean | None) -> Leaf:
         if change is None:
             return old
-        some = change.weight > 0
-        new = change.total / jnp.where(some, change.weight, 1)
-        return jnp.where(some, new, old).astype(old.dtype)
+        return _divide(change.total, change.weight, otherwise=old).astype(old.dtype)
 
     return jax.tree.map(leaf, extra, changes, is_leaf=lambda x: x is None)
+
+
+def _divide(total: Leaf, weight: Leaf, *, otherwise: Leaf) -> Leaf:
+    """Return `total / weight`, and `otherwise` where the weight is exactly 0."""
+    some = weight != 0
+    return jnp.where(some, total / jnp.where(some, weight, 1), otherwise)
 
 
 def _parts(got: Any, count: int) -> tuple[Any, ...]:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
+from jtrain.errors import LossError
+
 Leaf: TypeAlias = Any  # an array, or what stands for one: its shape, its sharding
 Tree = TypeVar("Tree")  # any pytree, given back with the same structure
 Params: TypeAlias = Any  # a pytree of leaves that are differentiated
@@ -40,8 +42,14 @@ class Mean:
     ) -> "Mean":
         """The mean of `values` where `mask` holds, each counted `weights` times (1 by default).
 
-        What the mask hides may be NaN or infinite.
+        Weights may be of either sign: advantages, importance weights. What the mask hides may be
+        NaN or infinite.
+
+        Raises:
+            LossError: if `mask` or `weights` have fewer dims than `values`, or more numbers.
         """
+        _check_belongs(values, mask, "a mask")
+        _check_belongs(values, mask if weights is None else weights, "weights")
         weight = mask.astype(jnp.float32)
         if weights is not None:
             weight = jnp.where(mask, weights, 0).astype(jnp.float32)
@@ -60,6 +68,18 @@ class Mean:
 
     def __add__(self, other: "Mean | Terms") -> "Terms":
         return 1.0 * self + other
+
+
+def _check_belongs(values: Leaf, other: Leaf, called: str) -> None:
+    """Checks that NumPy's rules give each of `values` its place in another array, and no more."""
+    shape, found = jnp.shape(values), jnp.shape(other)
+    fits = len(shape) == len(found) and all(n in (1, m) for m, n in zip(shape, found, strict=True))
+    if shape and not fits:
+        raise LossError(
+            f"a mean of values of shape {shape} was asked for, with {called} of shape {found}. "
+            f"Give both one shape: a value a row is `values[:, 0]` or `values.sum(-1)`; where a row"
+            f" has several values the mask is `mask[:, None]`."
+        )
 
 
 def _sum(x: Float[Array, "*s"]) -> Float[Array, ""]:
@@ -92,6 +112,11 @@ class Terms:
     def __add__(self, other: "Mean | Terms") -> "Terms":
         other = other if isinstance(other, Terms) else 1.0 * other
         return Terms(self.means + other.means, self.coefficients + other.coefficients)
+
+    def value(self) -> float:
+        """Return the sum on the host, float64; a mean of weight 0 adds 0. Waits for the device."""
+        means = zip(self.coefficients, self.means, strict=True)
+        return float(sum(float(c) * mean.value() for c, mean in means if mean.weight != 0))
 
 
 Metrics: TypeAlias = dict[str, Mean]

@@ -184,6 +184,12 @@ class Watch:
             *([SaveAgain(self.retries.owed, self.save)] if self.retries else []),
         ]
 
+    def saw(self, call: int, batch: Batch) -> None:
+        """Take what a call of the step is going to be given, the first being 0; on any thread."""
+        for takes in (self.record and self.record.saw, self.guarded.saw):
+            if takes:
+                takes(call, batch)
+
     def settle(self, step: int, state: TrainState) -> None:
         """Returns when what was to be saved is on the disk; `state` where it could not be."""
         while self.retries and self.retries.settle():

@@ -129,7 +129,7 @@ def test_lasts_as_long_as_is_said():
         quiet=True,
     )
     assert result.step == 7  # 100 rows, 16 a step
-    assert list(result.history["loss"]) == [2, 4, 6]
+    assert list(result.history["loss"]) == [2, 4, 6, 7]
     assert list(result.history["valid/loss"]) == [1, 2, 3, 4, 5, 6, 7]
     with pytest.raises(ConfigError, match=r"Config.steps: .*found '2 epocs'; did you mean epochs"):
         jt.fit(loss, zeros(), (X, Y), steps="2 epocs", quiet=True)
@@ -203,3 +203,25 @@ def test_an_update_that_is_not_finite_is_no_matter_of_the_data():
     huge = optax.scale(-jnp.inf)
     with pytest.raises(LossError, match=r"the update alone is not.*Lower its learning rate, or"):
         jt.fit(loss, zeros(), (X, Y), huge, steps=3, batch=16, quiet=True, guard="stop")
+
+
+@pytest.mark.parametrize("calls", [1, 7])
+@pytest.mark.parametrize("kept", [{}, {"name": "mine"}], ids=["in memory", "kept"])
+def test_the_history_always_has_the_last_step(kept, calls):
+    call = {"steps": 21, "batch": 16, "every": 10, "quiet": True, "steps_per_call": calls}
+    whole = jt.fit(loss, zeros(), X_AND_Y, **call, valid_every=21, checkpoint_every=21, **kept)
+    assert list(whole.history["loss"]) == [10, 20, 21]
+    each = jt.fit(loss, zeros(), X_AND_Y, **(call | {"every": 1}))
+    assert whole.history["loss"][21] == each.history["loss"][21]
+    assert whole.history.keys() == each.history.keys()
+
+
+@pytest.mark.parametrize("kept", [{}, {"name": "mine"}], ids=["in memory", "kept"])
+def test_the_history_has_the_step_at_which_it_was_stopped(kept):
+    call = {"steps": 12, "batch": 16, "every": 5, "checkpoint_every": 4, "quiet": True}
+    stop = lambda step, state: jt.Stop("enough") if step == 7 else None
+    first = jt.fit(loss, zeros(), X_AND_Y, **call, **kept, hooks=[stop])
+    assert (first.step, list(first.history["loss"])) == (7, [5, 7])
+    enough = lambda step, state: jt.Stop("good enough", "finished") if step == 8 else None
+    ended = jt.fit(loss, zeros(), X_AND_Y, **call, **kept, hooks=[enough])
+    assert (ended.step, list(ended.history["loss"])) == (8, [5, 8])

@@ -69,7 +69,8 @@ def test_fifty_faults_change_no_bit_of_the_state(layout):
         assert same if broken else "extra/still" in same, what
         assert int(state.skipped) == number // 2 + 1
         if scale > 1:
-            assert float(state.scale.factor) == (scale / 2 if broken else scale)
+            overflow = broken and what.place.startswith("gradient")  # of the rest no scale is why
+            assert float(state.scale.factor) == (scale / 2 if overflow else scale)
         if broken:
             numbers = [metrics[name].value() for name in ("loss", "grad_norm")]
             extra = what.place == "total of a change of extra"

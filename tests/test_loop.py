@@ -23,6 +23,7 @@ class Recorder(Hook):
     seen: list = dataclasses.field(default_factory=list)
     every: int = 1
     settles: bool = False
+    last: bool = False
     stop_numbers: int = -1
     stop_state: int = -1
 
@@ -193,3 +194,35 @@ def test_hooks_and_feeds_may_transfer():
             jnp.asarray(np.ones(3)) + state
 
     run(Reads(), steps=1)
+
+
+@pytest.mark.parametrize("every", [1, 4, 6, 100])
+@pytest.mark.parametrize("in_flight", [0, 2, 100])
+def test_who_asks_for_the_last_step_sees_it_once(every, in_flight):
+    hook = Recorder(every=every, last=True)
+    ended = run(hook, in_flight=in_flight)
+    due = sorted({*range(every, 7, every), 6})
+    assert hook.of("numbers") == [(step, step - 1) for step in due]
+    assert ended.numbers == {"loss": 5}
+    assert [step for step, _ in hook.of("state")] == list(range(every, 7, every))
+
+
+def test_a_step_at_which_a_run_is_interrupted_is_not_the_last():
+    ends = {}
+    for kind in ("interrupted", "finished", "failed"):
+        hook = Recorder(every=5, last=True)
+
+        class Stops(Hook):
+            def on_state(self, step, state, metrics, kind=kind):
+                return Stop("why", kind) if step == 3 else None
+
+        ended = run(hook, Stops())
+        assert ended.numbers == {"loss": 2}
+        ends[kind] = [step for step, _ in hook.of("numbers")]
+    assert ends == {"interrupted": [], "finished": [3], "failed": []}
+
+
+def test_what_is_seen_at_the_last_step_may_end_a_run():
+    hook = Recorder(every=5, last=True, stop_numbers=6)
+    assert run(hook).stop == Stop("numbers say so")
+    assert run(Recorder(last=True), start=6).numbers == {}

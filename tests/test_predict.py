@@ -52,6 +52,12 @@ def test_each_of_two_processes_gets_all_rows_in_order(two, parallel):
         assert found["loss"] == pytest.approx(loss, rel=1e-5)
 
 
+def test_both_processes_refuse_a_label_that_one_of_them_reads(two):
+    for found in two:
+        assert "row 13 of the first batch holds 7." in str(found["counted"])
+        assert str(found["left_out"]) == ""
+
+
 def test_two_processes_count_a_time_by_the_first_ones_clock(two):
     first, second = (int(found["steps"]) for found in two)
     assert first == second >= 1

@@ -54,9 +54,12 @@ class Skip(_Guard):
 
     kind: Literal["skip"] = "skip"
     """Leave the state as it was, and go on with the next step."""
+    window: int = Field(default=50, ge=1)
+    """Steps in a row, none of them finite, after which the run stops; in a shorter run all of its
+    steps."""
     most: int = Field(default=0, ge=0)
-    """Steps skipped of the last `within` after which the run stops; 0: only where none of log.every
-    steps was finite."""
+    """Steps skipped of the last `within` after which the run stops; 0: only where none of `window`
+    steps in a row was finite."""
     within: int = Field(default=1000, ge=1)
     """Steps over which skipped ones are counted."""
 

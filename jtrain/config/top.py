@@ -67,6 +67,9 @@ class Evaluate:
     """Steps between evaluations, or 1 epoch, 2M tokens, 10%, 5 minutes; 0: only at the end."""
     batch: int = Field(default=0, ge=0)
     """Rows a batch, over all devices; 0: as many as in training."""
+    couples: Literal["batch", "slice"] = "batch"
+    """Of a loss whose rows meet in evaluation too. batch: all rows of a set meet, in one batch, or
+    the run is refused; slice: the rows of each batch are meant to be the group."""
     sets: dict[str, EvaluationSet] = Field(default_factory=dict)
     """Sets of the experiment, by name, that have a cadence of their own."""
     patience: Annotated[int, Lasts(0, "%", plain="evaluations")] = 0
@@ -108,8 +111,11 @@ class Log:
 
 @values
 class Checks:
-    """What is done twice, to find a device that computes wrongly."""
+    """What is looked at before the first step, and what is done twice."""
 
+    first_batch: bool = True
+    """Look in the first batch, and in that of each evaluation set, for labels and tokens that
+    choose no class and no row of a table, and in the loss for (b, 1) broadcast against (b,)."""
     recompute: int = Field(default=0, ge=0)
     """Steps between two that are computed twice and compared bit for bit; 0: none. At 200 it costs
     half a percent of the time, and at such a step the memory of a second state."""
@@ -143,7 +149,7 @@ class Top:
     log: Log = Log()
     """What is said while it trains."""
     checks: Checks = Checks()
-    """What is done twice, to find a device that computes wrongly."""
+    """What is looked at before the first step, and what is done twice."""
     guard: Guard = Skip()
     """What is done about a step that is not finite, or a spike."""
 

@@ -70,8 +70,8 @@ def _after(parts: Assembly, state: TrainState, batch: Batch, slope: Slope) -> Tr
     """The state after the update, or as it was where loss or gradient is not finite."""
     update = optax.with_extra_args_support(parts.experiment.optimizer).update
     extra = absorb(state.extra, slope.returned.extra)
-    finite = jnp.isfinite(slope.loss) & jnp.isfinite(slope.grad_norm)
-    finite &= stays_finite(extra, slope.returned.extra)
+    forward = jnp.isfinite(slope.loss) & stays_finite(extra, slope.returned.extra)
+    finite = forward & jnp.isfinite(slope.grad_norm)
 
     def gradient(params: Params) -> tuple[tuple[Any, Any], Params]:
         found = slope_of(parts)(dataclasses.replace(state, params=params), batch)
@@ -84,7 +84,7 @@ def _after(parts: Assembly, state: TrainState, batch: Batch, slope: Slope) -> Tr
         state,
         step=state.step + 1,
         skipped=state.skipped + ~finite,
-        scale=state.scale.after(finite),
+        scale=state.scale.after(finite, overflow=forward & ~finite),
         params=taken.params,
         opt_state=taken.opt_state,
         extra=taken.extra,

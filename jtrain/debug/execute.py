@@ -8,11 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-# What holds a program and only calls it: its equations stand in its place.
-CALLS = {
-    *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"),
-    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-}
+from jtrain.jaxprs import called, opened, scan_sizes
+
 Equation: TypeAlias = Any  # of a jaxpr
 
 
@@ -63,7 +60,7 @@ class _Execution:
 
     def run(self, program: Any, inputs: Sequence[Value], inside: _Inside) -> Any:
         """Yields what is done; gives back the outputs."""
-        jaxpr, constants = getattr(program, "jaxpr", program), getattr(program, "consts", ())
+        jaxpr, constants = opened(program)
         known = dict(zip(jaxpr.constvars, map(self._new, constants), strict=True))
         known |= zip(jaxpr.invars, inputs, strict=True)
         needed = _last_uses(jaxpr)
@@ -78,10 +75,9 @@ class _Execution:
 
     def _equation(self, equation: Equation, inputs: list[Value], inside: _Inside) -> Any:
         name, params = equation.primitive.name, equation.params
-        called = params.get("jaxpr", params.get("call_jaxpr"))
-        if name in CALLS and called is not None:
+        if (program := called(equation)) is not None:
             here = inside.call(equation) if "name" in params else inside
-            return (yield from self.run(called, inputs, here))
+            return (yield from self.run(program, inputs, here))
         if name == "cond":
             which = int(jnp.clip(inputs[0].array, 0, len(params["branches"]) - 1))
             return (yield from self.run(params["branches"][which], inputs[1:], inside))
@@ -111,11 +107,9 @@ class _Execution:
     def _scan(self, equation: Equation, inputs: list[Value], inside: _Inside) -> Any:
         body, length = equation.params["jaxpr"], equation.params["length"]
         jaxpr = getattr(body, "jaxpr", body)
-        # By shapes, as parameters have other names in jax 0.12: what is scanned has a dim more.
-        carried = _of_same_rank(equation.outvars, jaxpr.outvars)
-        before = _of_same_rank(equation.invars, jaxpr.invars)
-        bound, carry = inputs[: before - carried], inputs[before - carried : before]
-        stacks, rows = inputs[before:], [[] for _ in jaxpr.outvars[carried:]]
+        consts, carried = scan_sizes(equation, jaxpr)
+        bound, carry = inputs[:consts], inputs[consts : consts + carried]
+        stacks, rows = inputs[consts + carried :], [[] for _ in jaxpr.outvars[carried:]]
         order = range(length)
         for number in reversed(order) if equation.params["reverse"] else order:
             here = inside.loop(number)
@@ -151,11 +145,6 @@ def _last_uses(jaxpr: Any) -> dict[Any, int]:
     """Of each variable the place of the last equation that reads it; outputs are kept."""
     uses = {atom: i for i, e in enumerate(jaxpr.eqns) for atom in _variables(e.invars)}
     return uses | dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns))
-
-
-def _of_same_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-    pairs = zip(outside, inside, strict=True)
-    return sum(len(x.aval.shape) == len(y.aval.shape) for x, y in pairs)
 
 
 def outputs_of(program: Any, inputs: Sequence[Any]) -> list[jax.Array]:

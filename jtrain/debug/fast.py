@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jtrain.assemble import Assembly, assemble
+from jtrain.batch_checks import check, look, look_at_sets
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints
 from jtrain.cluster import detect
@@ -80,6 +81,7 @@ def fast(config: RunConfig, *, tell: Callable[[str], None]) -> list[Stage]:
     with stages.stage("compiles") as stage:
         parts.check_evaluation()
         step, state = parts.compile_step(), parts.fresh()
+        check(parts, [*look(parts, 0), *look_at_sets(parts)], state)
         stage.said = "the step" if each == 1 else f"{each} steps in a call"
     with stages.stage("trains") as stage:
         half = CALLS // 2 * each

@@ -26,6 +26,13 @@ class Bad(NamedTuple):
         return math.isfinite(self.loss + self.grad_norm) and not math.isfinite(self.update_norm)
 
 
+def not_finite(loss: float, grad_norm: float) -> str:
+    """Return what is wrong with a step that was skipped, by its loss and gradient norm."""
+    if math.isfinite(loss + grad_norm):
+        return f"changes extra to what is not finite: loss {loss:.4g}"
+    return f"is not finite: loss {loss:.4g}, gradient norm {grad_norm:.4g}"
+
+
 class Decision(NamedTuple):
     """To leave out some batches from now on, and go back to before them."""
 

@@ -1,110 +1,147 @@
-"""Notices steps that were skipped because loss or gradient was not finite."""
+"""Counts the steps that were skipped because loss or gradient was not finite, and stops the run."""
 
 import collections
+import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from jtrain.hooks.events import Bad
-from jtrain.hooks.recent import Recent
+from jtrain.hooks.events import Bad, not_finite
+from jtrain.hooks.recent import Recent, Told
 from jtrain.loop import Hook, Stop
 
 FIND = "The operation, the leaf and the rows: the same command with --find-nan."
+KEPT = "The parameters are those of the last finite step."
+LOOK = 10  # steps between two looks at most; each takes some 50 us
 
 
 class Finite(Hook):
-    """Warns when some steps were skipped, and stops a run in which all were.
+    """Warns when steps were skipped, and stops a run in which none of `window` in a row was finite.
 
-    A step that is not finite leaves the state as it was, so nothing is lost by looking only now and
-    then; a run in which no step is finite any more learns nothing.
+    A skipped step leaves the state as it was, so nothing is lost by looking only now and then. The
+    steps at which it looks follow from `window` and the steps of a call alone, so neither what is
+    logged nor an interruption changes where the run ends.
 
     Args:
-        every: steps between two looks. At 1 the first step that is not finite stops the run.
+        steps_per_call: steps in a call.
+        window: steps in a row, none of them finite, after which the run is stopped.
+        most: steps skipped of the last `within` after which it is stopped; 0: however many.
+        within: steps.
+        minimum: of the loss scale, if there is one. Above it an overflow of the gradient is how the
+            scale finds its place, and not counted; at it the run is stopped.
+        recent: keeps the steps since the last look; stands before this hook.
+        event: takes each step that was skipped.
         tell: takes a line of warning.
+        tell_every: steps between two such lines.
         start: the step that the run goes on from.
         skipped: steps that were skipped before it (`state.skipped`).
-        minimum: of the loss scale, if there is one. Above it a skipped step is how the scale finds
-            its place, and nothing is said; at it the run is stopped.
-        most: steps skipped of the last `within` at which the run is stopped; 0: however many.
-        within: steps.
-        recent: knows the steps since the last look; stands among the hooks too.
-        event: is told of each step that was skipped.
+        known: what `state` gave when the checkpoint was saved.
     """
+
+    last = True
 
     def __init__(
         self,
         *,
-        every: int,
+        recent: Recent,
         tell: Callable[[str], None],
-        start: int = 0,
-        skipped: int = 0,
-        minimum: float = 0.0,
+        tell_every: int = LOOK,
+        steps_per_call: int = 1,
+        window: int = 50,
         most: int = 0,
         within: int = 1000,
-        recent: Recent | None = None,
+        minimum: float = 0.0,
         event: Callable[[Bad], None] = lambda bad: None,
+        start: int = 0,
+        skipped: int = 0,
+        known: Mapping[str, Any] = {},
     ):
-        self.every, self._minimum = every, minimum
-        self._tell, self._step, self._skipped = tell, start, skipped
-        self._most, self._within, self._event = most, within, event
-        self._recent, self._bad = recent, collections.deque[int]()
+        self.every = -(-min(window, LOOK) // steps_per_call) * steps_per_call
+        self._recent, self._event, self._minimum = recent, event, minimum
+        self._window, self._most, self._within = window, most, within
+        self._tell, self._tell_every, self._told_at, self._untold = tell, tell_every, start, 0
+        self._skipped, self._counted = skipped, start
+        self._in_a_row: int = known.get("in_a_row", 0)
+        self._bad = collections.deque[int](known.get("bad", ()))
+        self._why: str = known.get("why", "")
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
-        """Compares the number of skipped steps with that of the last look."""
-        first, steps, before = self._step + 1, step - self._step, self._skipped
-        skipped = round(numbers["skipped"]) - before
-        self._step, self._skipped = step, before + skipped
-        found = self._found(step, before) if skipped else []
-        if self._recent:
+        """Looks at the steps since the last look."""
+        if round(numbers["skipped"]) > self._skipped:
+            self.catch_up(step)
+        elif step > self._counted:
+            self._in_a_row, self._counted = 0, step
             self._recent.forget(step)
-        scale = numbers.get("loss_scale")
-        if skipped == 0 or (scale is not None and scale > self._minimum):
-            return None
-        for bad in found:
-            self._event(bad)
-        if stop := self._too_many(found):
-            return stop
-        if scale is not None:
-            return Stop(
-                f"the loss scale is at its minimum of {scale:g} and {skipped} of the steps {first} "
-                f"to {step} overflowed float16 all the same. The parameters are those of the last "
-                f"finite step. Check the data for NaN or infinity, set precision.kind=bf16, which "
-                f"has the range of float32, or lower optimizer.lr. {FIND}",
-                "failed",
-            )
-        if skipped < steps or (steps == 1 and self.every > 1):
+        if self._why:
+            return Stop(self._why, "failed")
+        if step - self._told_at >= self._tell_every:
+            self.warn(step)
+        return None
+
+    def catch_up(self, step: int) -> None:
+        """Counts the steps up to this one, the end of a call, and waits until they are done."""
+        for told in self._recent.upto(step):
+            self._count(told)
+        self._counted = step
+        self._recent.forget(step)
+
+    def warn(self, step: int) -> None:
+        """Tell how many steps were skipped since the last line, unless they stop the run."""
+        steps, skipped = step - self._told_at, self._untold
+        if skipped and not self._why:
+            rest = "The others were taken; if" if skipped < steps else "If"
             self._tell(
-                f"steps {first} to {step}: {skipped} of {steps} skipped, loss or gradient was not "
-                f"finite. The others were taken; if this goes on, lower optimizer.lr."
+                f"steps {self._told_at + 1} to {step}: {skipped} of {steps} skipped, loss or "
+                f"gradient was not finite. {rest} this goes on, lower optimizer.lr."
             )
-            return None
-        return Stop(
-            f"no step from {first} to {step} was finite: loss {numbers['loss']:.4g}, gradient norm "
-            f"{numbers['grad_norm']:.4g}. The parameters are those of the last finite step. Check "
-            f"the data for NaN or infinity, lower optimizer.lr, or set optimizer.clip=1.0. {FIND}",
-            "failed",
+        self._told_at, self._untold = step, 0
+
+    def state(self) -> dict[str, Any]:
+        """Return JSON of which another one of these goes on; call `catch_up` first."""
+        return {"in_a_row": self._in_a_row, "bad": list(self._bad), "why": self._why}
+
+    def _count(self, told: Told) -> None:
+        before, self._skipped = self._skipped, told.skipped
+        if told.skipped == before:
+            self._in_a_row = 0
+            return
+        overflow = math.isfinite(told.loss) and not math.isfinite(told.grad_norm)
+        if overflow and told.scale > self._minimum:
+            return
+        self._in_a_row += 1
+        self._untold += 1
+        bad = Bad(told.step, not_finite(told.loss, told.grad_norm), told.loss, told.grad_norm)
+        self._event(bad)
+        if overflow and told.scale <= self._minimum:
+            self._why = self._why or (
+                f"step {bad.step} overflowed float16 at the smallest loss scale, "
+                f"precision.minimum={told.scale:g}. {KEPT} Check the data for NaN or infinity, set "
+                f"precision.kind=bf16, which has the range of float32, or lower optimizer.lr. "
+                f"{FIND}"
+            )
+        self._why = self._why or self._too_many(bad) or self._none_finite(bad)
+
+    def _none_finite(self, bad: Bad) -> str:
+        """Return why the run ends if `window` steps in a row were skipped; else nothing."""
+        if self._in_a_row < self._window:
+            return ""
+        return (
+            f"no step from {bad.step - self._window + 1} to {bad.step} was finite: loss "
+            f"{bad.loss:.4g}, gradient norm {bad.grad_norm:.4g}. {KEPT} Check the data for NaN or "
+            f"infinity, lower optimizer.lr, or set optimizer.clip=1.0; guard.window says after how "
+            f"many such steps in a row a run stops. {FIND}"
         )
 
-    def _found(self, step: int, before: int) -> list[Bad]:
-        """The steps since the last look that were skipped, of which there were so many before."""
-        found = []
-        for told in self._recent.upto(step) if self._recent else []:
-            if told.skipped > before:
-                what = f"is not finite: loss {told.loss:.4g}, gradient norm {told.grad_norm:.4g}"
-                found.append(Bad(told.step, what, told.loss, told.grad_norm))
-            before = told.skipped
-        return found
-
-    def _too_many(self, found: list[Bad]) -> Stop | None:
-        """Ends the run if more were skipped than may be."""
-        for bad in found if self._most else []:
-            self._bad.append(bad.step)
-            while self._bad[0] <= bad.step - self._within:
-                self._bad.popleft()
-            if len(self._bad) >= self._most:
-                return Stop(
-                    f"{len(self._bad)} steps within {self._within} were skipped, and guard.most is "
-                    f"{self._most}: step {bad.step} {bad.what}. The parameters are those of the "
-                    f"last finite step. Check the data for NaN or infinity, or lower optimizer.lr. "
-                    f"{FIND}",
-                    "failed",
-                )
-        return None
+    def _too_many(self, bad: Bad) -> str:
+        """Return why the run ends if `most` of the last steps were skipped; else nothing."""
+        if not self._most:
+            return ""
+        self._bad.append(bad.step)
+        while self._bad[0] <= bad.step - self._within:
+            self._bad.popleft()
+        if len(self._bad) < self._most:
+            return ""
+        return (
+            f"{len(self._bad)} steps within {self._within} were skipped, and guard.most is "
+            f"{self._most}: step {bad.step} {bad.what}. {KEPT} Check the data for NaN or infinity, "
+            f"or lower optimizer.lr. {FIND}"
+        )

@@ -1,14 +1,15 @@
 """Ends the loop at a bad step: one that is not finite, or a spike."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jtrain.config.guard import Rollback as GoBack
 from jtrain.config.guard import Stop as End
-from jtrain.hooks.events import Bad
+from jtrain.hooks.events import Bad, not_finite
 from jtrain.hooks.running import Running
 from jtrain.loop import Hook, Rollback, Stop
+from jtrain.types import Metrics
 
 
 class Guard(Hook):
@@ -20,8 +21,10 @@ class Guard(Hook):
 
     Args:
         policy: of the config.
-        minimum: of the loss scale, if there is one. Above it a step that overflows is how the scale
-            finds its place, and not bad.
+        minimum: of the loss scale, if there is one. Above it a gradient that overflows is how the
+            scale finds its place, and not bad.
+        helps: a step, and a state that is not donated yet -> whether the gradient of that
+            step's batch is finite at the smallest loss scale. One that is not is not finite at any.
         earlier: the bad steps for which the run went back before.
         known: what `Running.state` gave when the checkpoint was saved.
         skipped: steps that were skipped before the first that it is told of (`state.skipped`).
@@ -32,11 +35,13 @@ class Guard(Hook):
         policy: GoBack | End,
         *,
         minimum: float = 0.0,
+        helps: Callable[[int, Any], bool] = lambda step, state: True,
         earlier: Sequence[int] = (),
         known: Mapping[str, Any] = {},
         skipped: int = 0,
     ):
         self._policy, self._minimum, self._earlier = policy, minimum, earlier
+        self._helps, self._state = helps, None
         self.means = Running(policy.spike.memory)
         """Of the steps that were taken."""
         self.means.restore(known)
@@ -51,16 +56,24 @@ class Guard(Hook):
         )
         before, self._skipped = self._skipped, round(numbers.get("skipped", self._skipped))
         skipped = self._skipped > before or not math.isfinite(loss + grad_norm)
-        if self.bad or (skipped and numbers.get("loss_scale", 0.0) > self._minimum):
+        overflow = math.isfinite(loss) and not math.isfinite(grad_norm)
+        scaled = skipped and overflow and numbers.get("loss_scale", 0.0) > self._minimum
+        if self.bad or (scaled and self._helps(step, self._state)):
             return None
         what = self._wrong(loss, grad_norm, update_norm)
         if skipped and math.isfinite(loss + grad_norm):
-            what = f"changes extra to what is not finite: loss {loss:.4g}"
+            what = not_finite(loss, grad_norm)
+        if scaled:
+            what += ", at the smallest loss scale too"
         if not what:
             self.means.absorb(loss, grad_norm)
             return None
         self.bad = Bad(step, what, loss, grad_norm, update_norm)
         return self._answer(self.bad)
+
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+        """Knows the newest state until it is donated; `on_numbers` is called before that."""
+        self._state = state
 
     def _wrong(self, loss: float, grad_norm: float, update_norm: float) -> str:
         """What is, in words; nothing of a good step."""

@@ -7,11 +7,15 @@ from jtrain.loop import Hook
 
 
 class History(Hook):
-    """The numbers of steps `every`, 2 `every`, ... by name and step: `numbers["loss"][100]`.
+    """The numbers of steps `every`, 2 `every`, ... and the last, by name and step.
+
+    `numbers["loss"][100]`
 
     Args:
         every: steps.
     """
+
+    last = True
 
     def __init__(self, *, every: int = 1):
         self.every = every

@@ -12,7 +12,7 @@ from jtrain.redact import redacted
 
 
 class Log(Hook):
-    """A line for each step `every`, 2 `every`, ..., in columns.
+    """A line for each step `every`, 2 `every`, ... and the last, in columns.
 
     `step   400/2000  loss   2.1432  valid   2.2011  lr 9.80e-04   52.1k tokens/s ...`
 
@@ -24,6 +24,8 @@ class Log(Hook):
         valid: gives the newest validation loss, None while there is none.
         learning_rate: of a step; None where there is none to show.
     """
+
+    last = True
 
     def __init__(
         self,

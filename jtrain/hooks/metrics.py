@@ -17,7 +17,7 @@ from jtrain.loop import Hook
 
 
 class Metrics(Hook):
-    """A row for each step `every`, 2 `every`, ...: `{"step": 20, "loss": 2.25, ...}`.
+    """A row for each step `every`, 2 `every`, ... and the last: `{"step": 20, "loss": 2.25, ...}`.
 
     Args:
         path: the file; it is begun anew unless the run resumes.
@@ -27,6 +27,8 @@ class Metrics(Hook):
     Raises:
         CheckpointError: if the rows of the run that is resumed cannot be read.
     """
+
+    last = True
 
     def __init__(self, path: Path | str, *, every: int, resumed_at: int | None = None):
         self.every = every

@@ -1,6 +1,7 @@
 """Keeps a few numbers of the last steps where they lie, until somebody asks for them."""
 
 import collections
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +19,11 @@ class Told(NamedTuple):
     grad_norm: float
     skipped: int
     """Steps that were skipped so far, this one included."""
+    scale: float = math.nan
+    """The loss scale of the step; NaN where there is none."""
 
 
-_NAMES = Told._fields[1:]
+_NAMES = ("loss", "grad_norm", "skipped", "loss_scale")
 
 
 class Recent(Hook):
@@ -36,7 +39,7 @@ class Recent(Hook):
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Keeps them."""
-        self._calls.append((step, {name: metrics[name] for name in _NAMES}))
+        self._calls.append((step, {name: metrics[name] for name in _NAMES if name in metrics}))
 
     def forget(self, step: int) -> None:
         """Steps up to this one are asked for no more."""
@@ -50,8 +53,9 @@ class Recent(Hook):
             if last > step:
                 break
             told = jax.device_get(metrics)
-            values = [np.atleast_1d(told[name].value()).tolist() for name in _NAMES]
-            for place, (loss, norm, skipped) in enumerate(zip(*values, strict=True)):
+            there = [told[name].value() for name in _NAMES if name in told]
+            values = [np.atleast_1d(each).tolist() for each in there]
+            for place, (loss, norm, skipped, *scale) in enumerate(zip(*values, strict=True)):
                 number = last - len(values[0]) + 1 + place
-                found.append(Told(number, loss, norm, round(skipped)))
+                found.append(Told(number, loss, norm, round(skipped), *scale))
         return found

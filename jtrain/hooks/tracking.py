@@ -10,7 +10,7 @@ from jtrain.trackers import About, Opens
 
 
 class Tracking(Hook):
-    """A row for each step `every`, 2 `every`, ... to each tracker, in a thread of its own.
+    """A row for each step `every`, 2 `every`, ... and the last to each tracker, in its own thread.
 
     Args:
         trackers: values with `open`; see `jtrain.trackers`.
@@ -22,6 +22,8 @@ class Tracking(Hook):
         capacity: rows that may wait for a tracker.
         patience: seconds that the end of the run waits for what is left.
     """
+
+    last = True
 
     def __init__(
         self,

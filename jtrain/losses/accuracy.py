@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.errors import LossError
+from jtrain.losses.shapes import check_labels_shape
 from jtrain.types import Mean
 
 
@@ -15,8 +16,9 @@ def accuracy(
     Of equal logits the first comes first, as in `argmax`. A label outside 0 .. c-1 is a miss.
 
     Raises:
-        LossError: if `top` is not in 1 .. c.
+        LossError: if `top` is not in 1 .. c, or the shapes do not belong together.
     """
+    check_labels_shape(logits, labels, mask)
     classes = logits.shape[-1]
     if not 1 <= top <= classes:
         raise LossError(

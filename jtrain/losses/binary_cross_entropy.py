@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jtrain.losses.shapes import check_same_shape
 from jtrain.trees import at_least_f32
 from jtrain.types import Mean, Metrics
 
@@ -17,7 +18,11 @@ def binary_cross_entropy(
 
     The metric `accuracy` is how often a logit is above 0 where its label is above 1/2. Labels are
     chances in 0 .. 1, or bools; no `jax.jit` can refuse others, whose loss has no least value.
+
+    Raises:
+        LossError: if the shapes differ.
     """
+    check_same_shape(logits, labels, mask, ("logits", "labels"))
     seen = jnp.expand_dims(mask, range(1, logits.ndim))
     wide = jnp.where(seen, at_least_f32(logits), 0)  # what a mask hides may be NaN
     wanted = jnp.where(seen, labels.astype(wide.dtype), 0)

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.errors import LossError
+from jtrain.losses.shapes import check_labels_shape
 from jtrain.trees import at_least_f32
 from jtrain.types import Mean, Metrics
 
@@ -24,8 +25,9 @@ def calibration(
     added up: the error itself is no sum over rows.
 
     Raises:
-        LossError: if `bins` is not positive.
+        LossError: if `bins` is not positive, or the shapes do not belong together.
     """
+    check_labels_shape(logits, labels, mask)
     if bins < 1:
         raise LossError(f"a calibration of {bins} bins says nothing. Give at least 1; 15 is usual.")
     wide = jnp.where(mask[..., None], at_least_f32(logits), 0)  # what a mask hides may be NaN

@@ -9,6 +9,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.errors import LossError
+from jtrain.index_uses import in_range
+from jtrain.losses.shapes import check_labels_shape
 from jtrain.types import Anywhere, Mean, Metrics, Placement
 
 
@@ -37,7 +39,7 @@ def chunked_next_token(
     Args:
         hidden: the last hidden states.
         head: a row for each token of the vocabulary.
-        targets: the next tokens; one outside 0 .. v-1 has the loss of the nearest.
+        targets: the next tokens; one outside 0 .. v-1 is treated as by `next_token`.
         real: which targets count; what is hidden may be NaN.
         chunk: positions of a row at a time.
         soft_cap: logits become `soft_cap * tanh(logits / soft_cap)`.
@@ -46,12 +48,13 @@ def chunked_next_token(
         place: where the rows and the vocabulary are.
 
     Raises:
-        LossError: if the chunk or the cap is not positive, or the rows do not divide into the parts
-            that `place` has.
+        LossError: if the chunk or the cap is not positive, the rows do not divide into the parts
+            that `place` has, or the shapes do not belong together.
     """
+    check_labels_shape(hidden, targets, real)
     _check(len(hidden), chunk, soft_cap, place.rows)
     how = _How(chunk, soft_cap, z_loss, place, jnp.dtype(hidden.dtype))
-    given = hidden, head.astype(hidden.dtype), targets, real
+    given = hidden, head.astype(hidden.dtype), in_range(targets, head, 0), real
     value, parts = cast(tuple[Array, _Parts], _loss(how, *given))
     parts = jax.lax.stop_gradient(parts)
     mean = lambda sums: Mean(sums.sum(), weight)

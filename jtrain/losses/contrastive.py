@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jtrain.losses.cross_entropy import nats
+from jtrain.losses.shapes import check_same_shape
 from jtrain.trees import at_least_f32
 from jtrain.types import Mean, Metrics
 
@@ -28,8 +29,12 @@ def contrastive(
     devices, where the compiler gathers the rows, and refused with microbatches or copies of the
     step, which would compare within a part of the batch.
 
+    Raises:
+        LossError: if the shapes differ.
+
     Source: Radford et al. 2021 (CLIP), arXiv 2103.00020, figure 3.
     """
+    check_same_shape(left, right, mask, ("left", "right"))
     left, right = _of_length_one(left, mask), _of_length_one(right, mask)
     scale = jnp.minimum(jnp.exp(at_least_f32(log_scale)), STEEPEST)
     exact = jax.lax.Precision.HIGHEST  # at a scale of 100, products in bfloat16 are 0.2 off

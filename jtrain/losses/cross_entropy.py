@@ -8,6 +8,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.errors import LossError
+from jtrain.index_uses import in_range
+from jtrain.losses.shapes import check_labels_shape
 from jtrain.trees import at_least_f32
 from jtrain.types import Mean, Metrics
 
@@ -21,12 +23,14 @@ def cross_entropy(
 ) -> tuple[Mean, Metrics]:
     """Nats a row where `mask` holds, and the accuracy there.
 
-    A label must lie in 0 .. c-1; nothing inside `jax.jit` can check that, so one that does not has
-    the loss of the nearest class (where it is hidden by the mask it counts for nothing).
+    A label must lie in 0 .. c-1. A run, `jt.fit`, `jt.evaluate` and `jt.check_batch` refuse a first
+    batch in which one does not. Nothing inside `jax.jit` can: a label of a later batch has the loss
+    of the nearest class. One that the mask hides counts for nothing.
 
     Raises:
-        LossError: if `smoothing` is not in 0 .. 1.
+        LossError: if `smoothing` is not in 0 .. 1, or the shapes do not belong together.
     """
+    check_labels_shape(logits, labels, mask)
     hits = (logits.argmax(-1) == labels).astype(jnp.float32)
     return Mean.of(nats(logits, labels, smoothing), mask), {"accuracy": Mean.of(hits, mask)}
 
@@ -52,7 +56,7 @@ def nats(
             f"smoothing {smoothing} is to be the share of a label that is spread over all classes. "
             f"Give a number in 0 .. 1: smoothing=0.1 is usual, smoothing=0 is none."
         )
-    return _nats(logits, labels, smoothing)
+    return _nats(logits, in_range(labels, logits, -1), smoothing)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jtrain.errors import LossError
+from jtrain.losses.shapes import check_mask
 from jtrain.losses.soft_cross_entropy import refuse_other_width
 from jtrain.trees import at_least_f32
 from jtrain.types import Mean, Metrics
@@ -29,6 +30,7 @@ def distillation(
     Source: Hinton et al. 2015, arXiv 1503.02531.
     """
     refuse_other_width(student, teacher, "teacher's logits")
+    check_mask(mask, student.shape[:1])
     if not temperature > 0:
         raise LossError(
             f"temperature {temperature} is to divide the logits. Give a positive number: "

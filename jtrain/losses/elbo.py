@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
+from jtrain.losses.shapes import check_same_shape
 from jtrain.trees import at_least_f32
 from jtrain.types import Mean, Metrics, Terms
 
@@ -21,8 +22,12 @@ def elbo(
     `reconstruction` is -log p(row | latent). The parts are the metrics `reconstruction` and `kl`;
     with beta=1 their sum bounds -log p(row) from above.
 
+    Raises:
+        LossError: if the shapes do not belong together.
+
     Source: Kingma & Welling 2014, arXiv 1312.6114; beta: Higgins et al. 2017, "beta-VAE".
     """
+    check_same_shape(mean, log_variance, mask, ("mean", "log_variance"))
     seen = mask[:, None]
     mean, log_variance = (jnp.where(seen, at_least_f32(x), 0) for x in (mean, log_variance))
     # expm1: near the prior exp(x) - 1 - x would lose all of float32's digits.

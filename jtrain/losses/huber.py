@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jtrain.errors import LossError
+from jtrain.losses.shapes import check_same_shape
 from jtrain.trees import at_least_f32
 from jtrain.types import Mean, Metrics
 
@@ -20,7 +21,7 @@ def huber(
     Over the rows where `mask` holds. The mean absolute error there is the metric `absolute_error`.
 
     Raises:
-        LossError: if `delta` is not positive.
+        LossError: if `delta` is not positive, or the shapes differ.
 
     Source: Huber 1964, "Robust estimation of a location parameter".
     """
@@ -29,6 +30,7 @@ def huber(
             f"delta {delta} is to be the error at which the square ends. Give a positive number, "
             f"delta=1.0 say; for squares alone there is squared_error."
         )
+    check_same_shape(outputs, targets, mask)
     seen = jnp.expand_dims(mask, range(1, outputs.ndim))
     size = abs(jnp.where(seen, at_least_f32(outputs) - at_least_f32(targets), 0))
     near = jnp.minimum(size, delta)

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.losses.cross_entropy import nats
+from jtrain.losses.shapes import check_labels_shape
 from jtrain.types import Batch, Mean, Metrics
 
 
@@ -12,8 +13,13 @@ def next_token(
 ) -> tuple[Mean, Metrics]:
     """Nats a token where `real`, and the accuracy there.
 
-    A target outside 0 .. v-1 has the loss of the nearest token; no `jax.jit` can refuse it.
+    A target outside 0 .. v-1 is refused in a first batch, and has the loss of the nearest token in
+    a later one, as in `cross_entropy`.
+
+    Raises:
+        LossError: if the shapes do not belong together.
     """
+    check_labels_shape(logits, targets, real)
     hits = (logits.argmax(-1) == targets).astype(jnp.float32)
     return Mean.of(nats(logits, targets), real), {"accuracy": Mean.of(hits, real)}
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jtrain.errors import LossError
+from jtrain.losses.shapes import check_mask
 from jtrain.trees import at_least_f32
 from jtrain.types import Mean, Metrics
 
@@ -21,6 +22,7 @@ def soft_cross_entropy(
         LossError: if there are not as many chances as logits.
     """
     refuse_other_width(logits, chances, "chances")
+    check_mask(mask, logits.shape[:1])
     seen = mask[:, None]
     wide = jnp.where(seen, at_least_f32(logits), 0)  # what a mask hides may be NaN
     wanted = jax.lax.stop_gradient(jnp.where(seen, at_least_f32(chances), 0))

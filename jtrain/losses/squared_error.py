@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jtrain.losses.shapes import check_same_shape
 from jtrain.trees import at_least_f32
 from jtrain.types import Mean, Metrics
 
@@ -13,7 +14,11 @@ def squared_error(
     """The mean square of outputs minus targets a number, over the rows where `mask` holds.
 
     The mean absolute error there is the metric `absolute_error`.
+
+    Raises:
+        LossError: if the shapes differ.
     """
+    check_same_shape(outputs, targets, mask)
     seen = jnp.expand_dims(mask, range(1, outputs.ndim))
     error = jnp.where(seen, at_least_f32(outputs) - at_least_f32(targets), 0)
     numbers = jnp.broadcast_to(seen, error.shape)

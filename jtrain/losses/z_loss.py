@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jtrain.losses.shapes import check_mask
 from jtrain.trees import at_least_f32
 from jtrain.types import Mean
 
@@ -14,7 +15,11 @@ def z_loss(logits: Float[Array, "*b c"], mask: Bool[Array, "*b"]) -> Mean:
     A term of its own, so that its size is seen and its coefficient said: `value + 1e-4 * z_loss(
     logits, mask)`.
 
+    Raises:
+        LossError: if the mask has another shape.
+
     Source: Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, section 5.
     """
+    check_mask(mask, logits.shape[:-1])
     wide = jnp.where(mask[..., None], at_least_f32(logits), 0)  # what a mask hides may be NaN
     return Mean.of(jnp.square(jax.nn.logsumexp(wide, -1)), mask)

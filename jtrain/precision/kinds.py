@@ -49,7 +49,8 @@ class F16:
     initial: float = Field(default=2.0**15, gt=0)
     """The factor on the loss at the first step; a power of two rounds nothing."""
     growth: int = Field(default=2000, gt=0)
-    """Good steps after which the factor doubles; a step that overflows halves it and is skipped."""
+    """Good steps after which the factor doubles; a gradient that overflows halves it, and the step
+    is skipped."""
     minimum: float = Field(default=1.0, gt=0)
     """The factor is not halved below this; an overflow there ends the run."""
     compute = jnp.float16

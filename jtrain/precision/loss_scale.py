@@ -21,9 +21,9 @@ class Unscaled:
         """`tree` itself."""
         return tree
 
-    def after(self, finite: Leaf) -> "Unscaled":
+    def after(self, finite: Leaf, *, overflow: Leaf | None = None) -> "Unscaled":
         """The same."""
-        del finite
+        del finite, overflow
         return self
 
     def told(self) -> dict[str, Leaf]:
@@ -34,7 +34,9 @@ class Unscaled:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossScale:
-    """Dynamic loss scaling: halved where a step overflows, doubled after `growth` good ones.
+    """Dynamic loss scaling: halved where a gradient overflows, doubled after `growth` good steps.
+
+    A loss that is not finite is so at every factor: it leaves the scale as it was.
 
     Source: Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, section 3.2.
     """
@@ -58,13 +60,20 @@ class LossScale:
         """Each leaf divided by the factor, exactly where that is a power of two."""
         return jax.tree.map(lambda leaf: leaf / self.factor, tree)
 
-    def after(self, finite: Leaf) -> "LossScale":
-        """The scale of the next step, given whether loss and gradient of this one were finite."""
-        good = jnp.where(finite, self.good + 1, 0)
+    def after(self, finite: Leaf, *, overflow: Leaf | None = None) -> "LossScale":
+        """Return the scale of the next step.
+
+        Args:
+            finite: whether the step was, its loss and its gradient.
+            overflow: whether the gradient was not, and all that came before it was; by default
+                whenever the step was not finite.
+        """
+        overflow = ~finite if overflow is None else overflow
+        good = jnp.where(overflow, 0, self.good + finite)
         doubled = 2 * self.factor
         grow = (good >= self.growth) & jnp.isfinite(doubled)
         halved = jnp.maximum(self.factor / 2, self.minimum)
-        factor = jnp.where(finite, jnp.where(grow, doubled, self.factor), halved)
+        factor = jnp.where(grow, doubled, jnp.where(overflow, halved, self.factor))
         return dataclasses.replace(self, factor=factor, good=jnp.where(grow, 0, good))
 
     def told(self) -> dict[str, Leaf]:

@@ -179,10 +179,7 @@ def _arguments(of: Subject, batch: Mapping[str, Any]) -> tuple[Any, ...]:
 def _of(found: Any) -> tuple[Any, Any]:
     """The loss and the gradient."""
     returned, gradient = jax.device_get(found)
-    terms = returned.terms
-    parts = zip(terms.coefficients, terms.means, strict=True)
-    values = [float(c) * float(m.total) / float(m.weight) for c, m in parts if float(m.weight) > 0]
-    return np.float64(sum(values)), gradient
+    return np.float64(returned.terms.value()), gradient
 
 
 def _rounded(x: Leaf, seed: Leaf, unit: Leaf) -> Leaf:

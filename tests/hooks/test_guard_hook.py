@@ -73,6 +73,25 @@ def test_an_overflow_is_bad_only_at_the_smallest_loss_scale():
     assert told(guard, 2, norm=math.inf, loss_scale=1.0)
 
 
+def test_an_overflow_that_no_scale_helps_is_bad_and_a_loss_that_is_not_finite_at_once():
+    asked = []
+
+    def helps(step, state):
+        asked.append((step, state))
+        return step < 3
+
+    guard = Guard(GoBack(), minimum=1.0, helps=helps)
+    guard.on_state(2, "the newest", {})
+    assert told(guard, 2, norm=math.nan, loss_scale=8.0) is None
+    found = told(guard, 3, norm=math.inf, update=0.0, loss_scale=4.0)
+    assert found
+    assert "gradient norm inf, at the smallest loss scale too." in found.why
+    assert asked == [(2, "the newest"), (3, "the newest")]
+    for numbers in ({"loss": math.nan}, {"skipped": 1.0}):
+        never = Guard(GoBack(), minimum=1.0, helps=lambda step, state: pytest.fail("not asked"))
+        assert told(never, 1, loss_scale=8.0, **numbers)
+
+
 def test_the_means_are_those_of_the_closed_form_and_go_on_to_the_bit():
     memory, losses = 5, np.random.default_rng(0).normal(2.0, 1.0, 40)
     means = Running(memory)

@@ -40,6 +40,29 @@ def test_it_halves_down_to_its_minimum_and_grows_up_to_what_float32_holds():
     assert float(high.factor) == 2.0**127
 
 
+def test_a_loss_that_is_not_finite_leaves_it_as_it_was():
+    optimizer = optax.sgd(0.1)
+    step = jax.jit(make_step(computed_in(line, jnp.float16), optimizer))
+    before, _ = step(state_of(optimizer, scale=scale(64.0, growth=3)), batch())
+    spoilt = batch() | {"y": np.full(8, np.nan, np.float32)}
+    after, metrics = step(before, spoilt)
+    assert (metrics["skipped"].value(), metrics["loss_scale"].value()) == (1, 64)
+    assert np.isnan(metrics["loss"].value())
+    assert (float(after.scale.factor), int(after.scale.good)) == (64, 1)
+    for _ in range(2):
+        after, _ = step(after, batch())
+    assert float(after.scale.factor) == 128
+
+
+def test_the_loss_is_told_as_it_is_though_it_overflows_scaled():
+    optimizer = optax.sgd(0.1)
+    step = jax.jit(make_step(line, optimizer))
+    state, metrics = step(state_of(optimizer, scale=scale(2.0**127)), batch())
+    _, plain = step(state_of(optimizer), batch())
+    assert metrics["loss"].value() == plain["loss"].value()
+    assert float(state.scale.factor) == 2.0**126
+
+
 def line(params, batch, rng):
     """Squared error of a line, in the type of its parameters."""
     guess = batch["x"].astype(params["w"].dtype) @ params["w"]

@@ -1,0 +1,161 @@
+"""A loss whose rows meet is measured with all of them together, or is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from image_files import write_digits
+from quick_study import config_of, trained
+
+import jtrain as jt
+from jtrain.data import Arrays, InOrder
+from jtrain.errors import LossError
+from jtrain.evaluate import make_evaluate, rows_meet
+from jtrain.losses.contrastive import contrastive
+from jtrain.parallel import FSDP, Mirrored
+from jtrain.trained import measure
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(compiled))
+    monkeypatch.chdir(tmp_path)
+
+
+DRAW = np.random.default_rng(0)
+ROWS = 64
+DATA = {name: DRAW.normal(size=(ROWS, 6)).astype(np.float32) for name in ("left", "right")}
+PARAMS = {name: DRAW.normal(size=(6, 8)).astype(np.float32) for name in ("left", "right")}
+
+
+def towers(params, batch, rng):
+    del rng
+    left, right = (batch[name] @ params[name] for name in ("left", "right"))
+    return contrastive(left, right, jnp.float32(1), batch["mask"])
+
+
+def in_float64() -> float:
+    """The loss over all rows."""
+    left, right = (DATA[n].astype(np.float64) @ PARAMS[n] for n in ("left", "right"))
+    left, right = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (left, right))
+    like = np.e * left @ right.T
+    log_total = lambda axis: np.log(np.exp(like).sum(axis)) - np.diag(like)
+    return float((log_total(1) + log_total(0)).mean() / 2)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"batch": ROWS},
+        {"batch": ROWS, "parallel": FSDP(devices=4)},
+        {"batch": 72, "parallel": Mirrored(devices=8)},
+    ],
+    ids=str,
+)
+def test_all_rows_meet_in_one_batch(how):
+    got = jt.evaluate(towers, PARAMS, DATA, couples="batch", **how)
+    assert got["loss"] == pytest.approx(in_float64(), rel=1e-5)
+    assert got["rows"] == ROWS
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_what_would_cut_them_is_refused_and_its_advice_works(size):
+    with pytest.raises(LossError, match=rf"batches of {size} would cut the data into") as caught:
+        jt.evaluate(towers, PARAMS, DATA, batch=size, couples="batch")
+    assert "(batch=64, or data in a batch of its own)" in str(caught.value)
+    apart = jt.evaluate(towers, PARAMS, DATA, batch=size, couples="slice")["loss"]
+    parts = [{n: x[i : i + size] for n, x in DATA.items()} for i in range(0, ROWS, size)]
+    alone = [jt.evaluate(towers, PARAMS, part, couples="batch")["loss"] for part in parts]
+    assert apart == pytest.approx(np.mean(alone), rel=1e-5), "each batch is a group of its own"
+    own = InOrder(Arrays(**DATA), size=ROWS)
+    assert jt.evaluate(towers, PARAMS, own, couples="batch")["loss"] > apart + 0.5
+    with pytest.raises(LossError, match="would cut the data"):
+        jt.evaluate(towers, PARAMS, InOrder(Arrays(**DATA), size=size), couples="batch")
+
+
+@pytest.mark.parametrize("impl", ["shard_map", "pmap"])
+def test_copies_are_refused_as_in_training(impl):
+    where = Mirrored(impl=impl, devices=2)
+    with pytest.raises(LossError, match="separate copies of the step would cut the batch"):
+        jt.evaluate(towers, PARAMS, DATA, couples="batch", parallel=where)
+    with pytest.raises(LossError, match="separate copies of the step would cut the batch"):
+        make_evaluate(towers, couples="batch", psum=where.build().psum)
+    assert make_evaluate(towers, couples="slice", psum=where.build().psum)
+    assert jt.evaluate(towers, PARAMS, DATA, couples="slice", parallel=where)["rows"] == ROWS
+
+
+# Runs
+
+
+def fitted(loss=towers, params=PARAMS, **more):
+    call: dict[str, Any] = {"steps": 2, "batch": 32, "couples": "batch", "quiet": True}
+    return jt.fit(loss, params, DATA, "sgd", lr=0.1, valid=DATA, **(call | more))
+
+
+def test_a_run_is_refused_before_it_trains_and_its_advice_works():
+    with pytest.raises(LossError, match=r"batches of 32 would cut the 64 rows of `valid` into 2"):
+        fitted()
+    whole = fitted(valid_batch=64)
+    together = jt.evaluate(towers, whole.params, DATA, couples="batch")["loss"]
+    assert whole.history["valid/loss"][2] == pytest.approx(together, rel=1e-6)
+    groups = fitted(valid_couples="slice")
+    apart = jt.evaluate(towers, groups.params, DATA, couples="slice", batch=32)["loss"]
+    assert groups.history["valid/loss"][2] == pytest.approx(apart, rel=1e-6)
+
+
+def test_rows_that_meet_in_training_alone_may_be_in_several_batches():
+    @jt.stateful
+    def normed(params, extra, batch, rng):
+        x = batch["left"]
+        mean = extra["mean"] if rng is None else x.mean(0)
+        error = (x - mean[None]) @ params["left"][:, 0] - batch["right"][:, 0]
+        kept = extra if rng is None else {"mean": jt.Mean(x.sum(0), jnp.float32(len(x)))}
+        return jt.Mean.of(jnp.square(error), batch["mask"]), {}, kept
+
+    extra = {"mean": np.zeros(6, np.float32)}
+    assert fitted(normed, {"left": PARAMS["left"]}, extra=extra).step == 2
+
+
+def test_whether_rows_meet_is_seen_from_one_batch():
+    batch = {**DATA, "row": np.arange(ROWS, dtype=np.int32), "mask": np.ones(ROWS, bool)}
+    apart = lambda params, batch, rng: jt.Mean.of(batch["left"][:, 0], batch["mask"])
+    scalar = lambda params, batch, rng: jnp.square(batch["left"]).mean()
+    centred = lambda params, batch, rng: jt.Mean.of(
+        jnp.square(batch["left"] - batch["left"].mean(0, keepdims=True)).sum(-1), batch["mask"]
+    )
+    found = {}
+    for name, loss in {
+        "towers": towers,
+        "apart": apart,
+        "scalar": scalar,
+        "centred": centred,
+    }.items():
+        program = jax.jit(make_evaluate(loss))
+        found[name] = rows_meet(lambda batch, p=program: p((PARAMS, ()), batch), batch)
+        odd = {name: array[:63] for name, array in batch.items()}
+        assert rows_meet(lambda batch, p=program: p((PARAMS, ()), batch), odd) == found[name]
+    assert found == {"towers": True, "apart": False, "scalar": False, "centred": True}
+
+
+def test_a_run_from_a_config_and_its_evaluation_refuse_it_too(monkeypatch, pytestconfig):
+    monkeypatch.setenv("JTRAIN_DATA", str(write_digits(Path("digits"), rows=200).parent.absolute()))
+    config = pytestconfig.rootpath / "configs" / "two_towers.yaml"
+    small = ["steps=2", "steps_per_call=1", "batch=40", "model.widths=[8]", "model.outputs=8"]
+    small += ["parallel={kind: single}", "evaluate.every=0"]
+    with pytest.raises(LossError, match=r"batches of 8 would cut the 40 rows of `valid` into 5"):
+        trained(config, *small, "evaluate.batch=8")
+    run = Path("runs/two_towers")
+    assert not (run / "metrics.jsonl").exists()
+    assert trained(config, *small, "evaluate.batch=40").status == "done"
+
+    def measured(*settings: str) -> float:
+        return measure(config_of(config, [*small, *settings]), run)[1]["valid"]["loss"]
+
+    with pytest.raises(LossError, match=r"Set evaluate\.batch=40 \(valid_batch= of jt\.fit\)"):
+        measured("evaluate.batch=8")
+    groups = measured("evaluate.batch=8", "evaluate.couples=slice")
+    assert measured("evaluate.batch=40") > groups + 0.5
