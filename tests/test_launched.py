@@ -16,7 +16,8 @@ from listening import descendants, listening
 from quick_study import CODE, at_home, trained, write_study
 
 from jtrain.hooks.metrics import read
-from jtrain.launch.launch import environment, free_port
+from jtrain.launch.launch import environment
+from jtrain.launch.port import free_port
 
 PATIENCE = 240  # seconds; alone on two cores it takes about 10
 SLOW = """
