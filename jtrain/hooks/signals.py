@@ -67,15 +67,16 @@ class Signals(Hook):
             for number in asks():
                 # Of several processes JAX listens for SIGTERM, and tells the others.
                 if not (self._several and number == signal.SIGTERM):
-                    self._before[number] = signal.signal(number, self._came)
+                    before = signal.signal(number, self._came)
+                    spent = isinstance(before, _UnlessRepeated)  # of a run that was stopped
+                    self._before[number] = before.before if spent else before
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             before = _default(number) if handler is None else handler
-            signal.signal(
-                number, self._unless_repeated(before) if self._request.repeats else before
-            )
+            repeats = self._request.repeats
+            signal.signal(number, _UnlessRepeated(self._request, before) if repeats else before)
         self._before.clear()
         if self._guard is not None:
             self._guard.__exit__()
@@ -141,15 +142,18 @@ class Signals(Hook):
         if self._may_raise:
             raise StoppedError(Stop(self.why))
 
-    def _unless_repeated(self, before: Any) -> Callable[[int, FrameType | None], None]:
-        """Return a handler that puts `before` back at the first signal that is no repetition."""
 
-        def handle(number: int, frame: FrameType | None) -> None:
-            if not self._request.repeats:
-                signal.signal(number, before)
-                _act(number, before, frame)
+class _UnlessRepeated:
+    """A handler that puts the one of before back at the first signal that is no repetition."""
 
-        return handle
+    def __init__(self, request: ShutdownRequest, before: Any):
+        self.before = before
+        self._request = request
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self._request.repeats:
+            signal.signal(number, self.before)
+            _act(number, self.before, frame)
 
 
 def _default(number: int) -> Any:
