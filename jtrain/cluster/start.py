@@ -1,5 +1,8 @@
 """Makes one JAX of several processes."""
 
+import contextlib
+import faulthandler
+
 from jtrain.cluster.cluster import Address, Cluster
 from jtrain.cluster.meet import Facts, bound, meet, reached
 from jtrain.errors import ConfigError
@@ -57,3 +60,12 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
             f"before they met. Call jt.run before anything that asks for devices or computes."
         ) from None
     fail_alone()
+    if not PULSE.watched:
+        _show_stacks_when_aborted()
+
+
+def _show_stacks_when_aborted() -> None:
+    """Has Python write the stacks of all threads where JAX ends this process for another's sake."""
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # no stream
+            faulthandler.enable()

@@ -112,7 +112,8 @@ class Gang:
 
     def end(self, ending: Ending) -> Ending:
         """Ends all; the others say first what is wrong with them, where one has said that."""
-        if ending.failed and ending.who is not None and ending.who.code not in KILLED | {None}:
+        fails = ending.failed and not ending.hang  # one that is stuck may fail when it goes on
+        if fails and ending.who is not None and ending.who.code not in KILLED | {None}:
             deadline = time.monotonic() + FAREWELL
             while time.monotonic() < deadline and any(m.code is None for m in self.members):
                 time.sleep(POLL)

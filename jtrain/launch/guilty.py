@@ -29,9 +29,8 @@ def guilty(members: Sequence[Member], watched: Sequence[Watched]) -> Guilty:
 
     order = sorted(range(len(members)), key=rank)
     first = order[0]
-    words = [_where(members[index], watched[index]) for index in order]
-    words[0] += f", of {watched[first].limit:.1f} s allowed"
-    return Guilty(members[first], "; ".join(words))
+    words = "; ".join(_where(members[index], watched[index]) for index in order)
+    return Guilty(members[first], words)
 
 
 def _where(member: Member, watched: Watched) -> str:
@@ -43,4 +42,5 @@ def _where(member: Member, watched: Watched) -> str:
         "step": f"in step {beat.step + 1}",
     }.get(beat.phase, f"in the phase {beat.phase}, step {beat.step}")
     does += f", stopped by a signal for {watched.stopped:.1f} s" if watched.stopped else ""
-    return f"process {member.index} has been {does}, for {watched.still:.1f} s"
+    allowed = f", of {watched.limit:.1f} s allowed" if watched.late else ""
+    return f"process {member.index} has been {does}, for {watched.still:.1f} s{allowed}"

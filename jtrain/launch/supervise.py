@@ -192,7 +192,9 @@ def _how(ending: Ending) -> str:
 def _last_words(ending: Ending) -> str:
     if ending.hang:
         said = ending.who.unshown if ending.who else ""
-        stacks = f" The stacks of all: {ending.stacks.rstrip()}." if ending.stacks else ""
+        if "\n" in ending.stacks:  # there is no directory that they could lie in
+            return f"{said}{ending.stacks.strip()}\n{ending.hang}. All were ended.\n"
+        stacks = f" The stacks of all: {ending.stacks}." if ending.stacks else ""
         return f"{said}{ending.hang}.{stacks} All were ended.\n"
     if ending.who is None or ending.code in {DONE, STOPPED}:
         return ""

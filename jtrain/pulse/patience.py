@@ -107,6 +107,11 @@ class Watched:
         """Whether a signal has stopped it for longer than it may."""
         return self.stopped > self._patience.stopped
 
+    @property
+    def late(self) -> bool:
+        """Whether it has been where it is, or stopped, for too long."""
+        return self.stopped_too_long or self.still > self.limit
+
     def look(self, beat: Beat, seconds: float, *, stopped: bool = False) -> bool:
         """Whether it has been where it is for too long, `seconds` after the last look.
 
@@ -120,7 +125,7 @@ class Watched:
             self._learn(beat)
         else:
             self.still += seconds
-        return self.stopped_too_long or self.still > self.limit
+        return self.late
 
     def _learn(self, beat: Beat) -> None:
         """Notes how long steps take; evaluations and saves between them count for little."""
