@@ -230,6 +230,18 @@ def test_who_writes_is_said_again_where_somebody_removed_it():
 
 
 @THOROUGH
+def test_plain_files_of_the_names_of_leftovers_are_no_reason_to_end():
+    stopped(4)
+    folder = RUN / "checkpoints"
+    names = ("3.deleting", "9.saving", "6.deleting", "12.replaced")
+    for name in names:
+        (folder / name).write_text("no folder")
+    outcome = trained(CONFIG, *SHORT)
+    assert (outcome.status, outcome.step, outcome.lost) == ("done", 12, ())
+    assert sorted(path.name for path in folder.iterdir()) == ["12", "9"]
+
+
+@THOROUGH
 def test_fit_gives_what_was_trained_and_warns():
     rows = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
     loss = lambda p, batch, rng: jt.Mean.of((batch["x"] @ p["w"]) ** 2, batch["mask"])
