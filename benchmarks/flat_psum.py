@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 
-from jtrain.launch.launch import environment, free_port
+from jtrain.launch.launch import environment
+from jtrain.launch.port import free_port
 
 SCRIPT = os.path.abspath(__file__)
 

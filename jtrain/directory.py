@@ -16,15 +16,19 @@ from jtrain.config.resolve import resolve
 from jtrain.config.top import Top
 from jtrain.config.words import spell
 from jtrain.errors import ConfigError, DataError
+from jtrain.hooks import rows
 from jtrain.hooks.rewrite import rewrite
+from jtrain.lost_files import LostFiles
 from jtrain.private import refuse_links
 from jtrain.redact import redacted_values
+from jtrain.same_file import HeldFolder
 from jtrain.version import __version__
 
 # What changes no number that a run computes from its state on, so a run may go on with others; and
 # what it does about a bad step, for a run that one has stopped goes on with another answer.
 # A copy of a run goes on under its own name.
 MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log", "guard", "checks", "name")
+ENDED = ("done", "failed")  # of a run that has said all that it had to say
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
 
 
@@ -49,6 +53,11 @@ class Directory:
         self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
         self.events = path / "events.jsonl"
         self.again = again or f"jtrain run {self.config}"
+        self.lost = LostFiles()
+        """What others have removed or cut of these files."""
+        self._folder: HeldFolder | None = None  # while a run goes on in it
+        self._begun = b""  # what config.yaml says
+        self._said: dict[str, Any] = {}  # what run.json says
 
     def begin(self, config: Top) -> None:
         """Takes the directory for a run of these values.
@@ -61,12 +70,18 @@ class Directory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             text = dump(told(config), f"Every value of this run; to go on: {self.again}")
-            rewrite(self.config, text.encode())
+            self._begun = text.encode()
+            rewrite(self.config, self._begun)
+            self._folder = HeldFolder(self.path)
         except OSError as error:
             raise ConfigError(
                 f"{self.path}: the run's directory cannot be written ({error.strerror}). Make "
                 f"room, or run where you may write: it is runs/NAME below where you are."
             ) from None
+        self._said = self.stands()
+        if self._said.get("status") not in ENDED:  # or its end has told of them
+            for line in self._said.get("lost", []):
+                self.lost(line)
 
     def refuse_another(self, config: Top, advice: str) -> list[str]:
         """What is otherwise than in the run that lies here, of what may; nothing if there is none.
@@ -142,11 +157,51 @@ class Directory:
         return self.stands().get("seconds_per_step", 0.0)
 
     def say(self, status: str, **facts: Any) -> None:
-        """Writes that it is running, done, stopped, failed or crashed, and what is known of it."""
+        """Writes that it is running, done, stopped, failed or crashed, and what is known of it.
+
+        What others have removed is written again, and told; nothing is written where the directory
+        itself was moved or removed.
+        """
+        if not self.first or not self._look_after():
+            return
+        lost = {"lost": list(self.lost.found)} if self.lost.found or "lost" in self._said else {}
+        said = {**(self.stands() or self._said), **lost, "status": status, **facts}
+        self._said = redacted_values(said)
+        rewrite(self.status, json.dumps(self._said, indent=2).encode() + b"\n")
+
+    def check_rows(self, marks: Mapping[str, Mapping[str, Any]], step: int) -> None:
+        """Takes note of rows that were there when the checkpoint of a step was sealed, and are not.
+
+        Args:
+            marks: by the name of a file what was in it then.
+        """
         if not self.first:
             return
-        said = redacted_values({**self.stands(), "status": status, **facts})
-        rewrite(self.status, json.dumps(said, indent=2).encode() + b"\n")
+        for file in (self.metrics, self.steps, self.leaves, self.events):
+            mark = marks.get(file.name)
+            if mark and (what := rows.lacks(file, mark)):
+                self.lost(f"{what} (as checkpoint {step} knows it)")
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the directory in which a run began is still under its path."""
+        return self._folder is None or self._folder.is_there
+
+    def _look_after(self) -> bool:
+        """Whether the directory is there; what is missing of it is written again, and told."""
+        if self._folder is None:  # no run goes on
+            return True
+        if not self.is_there:
+            self.lost(f"{self.path} was moved or removed while the run wrote in it")
+            return False
+        if not self.config.exists():
+            rewrite(self.config, self._begun)
+            self.lost(f"{self.config} was removed while the run went on. It was written again")
+        if self._said and not self.stands():
+            self.lost(
+                f"{self.status} was removed or damaged while the run went on. It was written again"
+            )
+        return True
 
 
 def environment(devices: list[Any]) -> Mapping[str, Any]:

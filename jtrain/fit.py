@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -252,8 +253,10 @@ def _kept(
     """Trains in a directory, or goes on there."""
     again = "the same call of jt.fit again"
     outcome = run(config, hooks=hooks, screen=screen, directory=directory, again=again)
-    if outcome.status == "failed":
+    if outcome.status == "failed" and not outcome.lost:
         raise LossError(outcome.why)
+    if outcome.lost:
+        warnings.warn(f"jt.fit: {outcome.why}", stacklevel=3)
     goal = Goal.parse(config.checkpoint.best)
     of = outcome.sets.get(goal.name.rpartition("/")[0], outcome.results) if goal else {}
     which: Literal["newest", "best"] = "best" if of else "newest"

@@ -35,6 +35,8 @@ class Begin:
     """The bad steps for which it went back."""
     known: Mapping[str, Any]
     """What its guard knew at the checkpoint."""
+    rows: Mapping[str, Mapping[str, Any]]
+    """What its files were at the checkpoint."""
 
 
 def begins(parts: Assembly, directory: Directory, checkpoints: Checkpoints) -> Begin:
@@ -52,7 +54,7 @@ def begins(parts: Assembly, directory: Directory, checkpoints: Checkpoints) -> B
     windows = merged(map(_window, [*asked, *found["windows"], *about.get("without", [])]))
     parts = parts.without(windows)
     parts.calls.restore(about.get("batches", {}))
-    return Begin(start, parts, found["steps"], about.get("guard", {}))
+    return Begin(start, parts, found["steps"], about.get("guard", {}), about.get("rows", {}))
 
 
 def decide(parts: Assembly, guarded: Guarded, why: Rollback) -> str:

@@ -39,7 +39,12 @@ class Guarded:
     ):
         self._parts, self._earlier, self._known = parts, earlier, known
         writes = directory is not None and directory.first
-        self._events = Events(directory.events if directory and writes else None, resumed_at=start)
+        self.events = Events(
+            directory.events if directory and writes else None,
+            resumed_at=start,
+            lost=directory.lost if directory else lambda line: None,
+        )
+        """Where they are written."""
         scaled = isinstance(parts.like.scale, LossScale) and not isinstance(
             parts.config.guard, Skip
         )
@@ -112,10 +117,10 @@ class Guarded:
 
     def wrote(self, bad: Bad, done: Done, **more: Any) -> None:
         """Has a bad step on the disk, with the data that it took."""
-        self._events.append(bad, done, **taken(self._parts, bad.step), **more)
+        self.events.append(bad, done, **taken(self._parts, bad.step), **more)
 
     def __enter__(self) -> "Guarded":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._events.close()
+        self.events.close()

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,9 +16,8 @@ from jtrain.config.dump import dump, told
 from jtrain.directory import Directory
 from jtrain.guarded import Guarded
 from jtrain.hooks.evaluating import Evaluate
-from jtrain.hooks.history import History
-from jtrain.hooks.metrics import Metrics
 from jtrain.hooks.recording import Record
+from jtrain.hooks.rows import Rows
 from jtrain.hooks.twice import Twice
 from jtrain.parallel.by_hand import gather
 from jtrain.pulse import PULSE
@@ -33,7 +32,8 @@ class Keep:
         guarded: what goes with a state about bad steps.
         evaluations: by set; their results go with it.
         best: the evaluation whose best is kept.
-        metrics, record: are on the disk before it is.
+        files: gives those whose rows are on the disk before it is.
+        record: the steps that were taken, likewise.
         twice: has to agree first.
         pause: what is done beside training is done within.
     """
@@ -47,7 +47,7 @@ class Keep:
         guarded: Guarded,
         evaluations: Mapping[str, Evaluate],
         best: Callable[[], Evaluate | None],
-        metrics: Metrics | History,
+        files: Callable[[], Sequence[Rows]],
         record: Record | None,
         twice: Twice | None,
         pause: Callable[[str], AbstractContextManager[None]],
@@ -57,7 +57,7 @@ class Keep:
         """That the last save took until it was on the disk; None: not measured."""
         self._parts, self._directory, self._retries = parts, directory, retries
         self._guarded, self._evaluations, self._best = guarded, evaluations, best
-        self._metrics, self._record, self._twice = metrics, record, twice
+        self._files, self._record, self._twice = files, record, twice
         self._pause, self._began = pause, 0.0
 
     def __call__(self, step: int, state: TrainState) -> None:
@@ -76,14 +76,21 @@ class Keep:
         with self._pause("saving"):
             best = self._best()
             number = best.number(step) if best else None
-            about, before = self._about(step), lambda: self._before(step, state)
+            about = self._about(step)
+            before = lambda: self._before(step, state, about)
             self._retries.save(step, state, about, number, self._sealed, before=before)
 
-    def _before(self, step: int, state: TrainState) -> None:
-        """Has all numbers up to a step on the disk, and the processes of the run agree."""
-        self._metrics.sync()
+    def _before(self, step: int, state: TrainState, about: dict[str, Any]) -> None:
+        """Has all numbers up to a step on the disk, and the processes of the run agree.
+
+        The checkpoint keeps what the files were, so that who goes on from it knows what is missing.
+        """
         if self._record:
             self._record.sync()
+        for file in self._files():
+            file.sync()
+        about["rows"] = {file.path.name: file.mark() for file in self._files()}
+        if self._record:
             self._refuse_apart(step, state, self._record.last)
 
     def _about(self, step: int) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def leaves(
     path: Path | None,
     pause: Callable[[str], AbstractContextManager[None]],
     start: int | None,
+    lost: Callable[[str], object],
 ) -> Leaves:
     """The hook that writes them for a run; close it at the end.
 
@@ -61,6 +62,7 @@ def leaves(
         path: of the file; None to look and write nothing, as all processes but one do.
         pause: what is done beside training is done within.
         start: the step that the run goes on from, if it does.
+        lost: as `Rows` takes it.
     """
     of = LeafStatistics(parts)
 
@@ -69,7 +71,14 @@ def leaves(
             return of(step, state)
 
     config = parts.config
-    return Leaves(path, every=config.log.leaves, stop=config.steps, look=look, resumed_at=start)
+    return Leaves(
+        path,
+        every=config.log.leaves,
+        stop=config.steps,
+        look=look,
+        resumed_at=start,
+        lost=lost,
+    )
 
 
 def looking(parts: Assembly) -> Callable[[TrainState, Batch], Statistics]:

@@ -55,6 +55,8 @@ class Outcome:
     sample: str = ""
     numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The metrics of the last step; none where this call took no step."""
+    lost: Sequence[str] = ()
+    """What others removed or cut of its files; a run that has taken all its steps fails by it."""
 
     @property
     def results(self) -> Results:
@@ -100,7 +102,7 @@ def run(
     changed = there.refuse_another(
         config, f"Start a new run: {another}\nor go on with that one: {that}"
     )
-    finished, lost = _finished(there, cluster.processes)
+    finished, again_for = _finished(there, config, cluster.processes)
     if finished:
         return finished
     check_installed(config.trackers)
@@ -114,6 +116,7 @@ def run(
             best=kept.best,
             first=there.first,
             fall_back=kept.on_damage == "fall_back",
+            lost=there.lost,
         ) as checkpoints,
     ):
         checkpoints.take()  # or it is refused, before any data is read
@@ -131,11 +134,12 @@ def run(
         there.begin(config)
         refuse_unshared(there)
         facts = {"sets": list(parts.sets), "data": parts.data, **environment(jax.devices())}
+        facts["steps"] = parts.config.steps
         if parts.experiment.tokenizer:
             facts["tokenizer"] = parts.experiment.tokenizer
         if parts.lengths.seconds:
             facts["seconds_per_step"] = parts.lengths.seconds
-        news = [*cluster.news(), *lost, *checkpoints.news, *drawn, *changed]
+        news = [*cluster.news(), *again_for, *checkpoints.news, *drawn, *changed]
         with _crashes(there, checkpoints, tell):
             return _trained(
                 begin,
@@ -167,6 +171,7 @@ def _trained(
     """How the steps ended, all of them, those before which it went back among them."""
     while True:
         parts, start = begin.parts, begin.start
+        there.check_rows(begin.rows, start or 0)
         guarded = {"earlier": begin.earlier, "known": begin.known}
         with Watch(parts, there, checkpoints, start=start, screen=screen, **guarded) as watch:
             if there.first:
@@ -192,7 +197,8 @@ def _crashes(
     try:
         yield
     except Exception as error:
-        why, lines = f"{type(error).__name__}: {error}", Lines(directory.log, screen=tell)
+        why = f"{type(error).__name__}: {error}"
+        lines = Lines(directory.log if directory.is_there else None, screen=tell)
         lines.write(f"ended by an error: {why}")
         if directory.first:
             try:
@@ -204,17 +210,28 @@ def _crashes(
         raise
 
 
-def _finished(directory: Directory, processes: int) -> tuple[Outcome | None, list[str]]:
+def _finished(
+    directory: Directory, config: RunConfig, processes: int
+) -> tuple[Outcome | None, list[str]]:
     """How a run ended that was finished before, or a line that says why it has to go on."""
     stands = directory.stands()
     if stands.get("status") != "done":
         return None, []
     step, checkpoints = stands["step"], Checkpoints(directory.checkpoints, first=directory.first)
     checkpoints.tidy()
-    look = lambda: {"whole": checkpoints.is_whole(step)}
+
+    def look() -> dict[str, str]:
+        steps = config.steps if isinstance(config.steps, int) else stands.get("steps", step)
+        if step != steps and not stands.get("why"):
+            return {"not": f"of {steps}, and nothing says why it should have ended there"}
+        if not checkpoints.is_whole(step):
+            return {"not": "of which the checkpoint is damaged or gone"}
+        directory.check_rows(checkpoints.about(step).get("rows", {}), step)
+        return {"not": "and has lost rows since" if directory.lost.found else ""}
+
     # Of several the first reads. One alone does not ask JAX which it is: that starts the devices.
-    if not (of_first(look) if processes > 1 else look())["whole"]:
-        return None, [f"was done at step {step}, of which the checkpoint is damaged or gone"]
+    if wrong := (of_first(look) if processes > 1 else look())["not"]:
+        return None, [f"was done at step {step}, {wrong}"]
     found = {name: results(directory.metrics, name) for name in stands.get("sets", ["valid"])}
     return Outcome(directory, "done", step, step, "it was finished before", found), []
 
@@ -261,14 +278,17 @@ def _finish(
     with PULSE.during("save"):
         watch.settle(ended.step, ended.state)  # what is announced is on the disk
     status, why = ENDS[stop.kind], stop.why
+    if status == "done" and directory.lost.found:
+        status, why = "failed", directory.lost.why
     directory.say(status, step=ended.step, why=why)
     watch.ended(status)
     # The end of one may be that of all, and the first has more to do. Who is gone is no matter.
     with PULSE.during("end"), contextlib.suppress(RuntimeError, ValueError):
         together()
     found = {name: evaluation.results for name, evaluation in watch.evaluations.items()}
+    lost = tuple(directory.lost.found)
     return Outcome(
-        directory, status, ended.step, checkpoints.newest(), why, found, sample, ended.numbers
+        directory, status, ended.step, checkpoints.newest(), why, found, sample, ended.numbers, lost
     )
 
 

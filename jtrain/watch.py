@@ -29,6 +29,7 @@ from jtrain.hooks.plain import Observer, hook_of
 from jtrain.hooks.progress import Progress
 from jtrain.hooks.recording import Record
 from jtrain.hooks.rehearsal import rehearsal
+from jtrain.hooks.rows import Rows
 from jtrain.hooks.saving import Save, SaveAgain, SaveBest
 from jtrain.hooks.speed import Speed
 from jtrain.hooks.tracking import Tracking
@@ -36,6 +37,7 @@ from jtrain.hooks.twice import Twice
 from jtrain.keep import Keep
 from jtrain.leaf_statistics import leaves
 from jtrain.loop import Hook, Stop
+from jtrain.lost_files import LostFiles
 from jtrain.pulse import PULSE
 from jtrain.state import TrainState
 from jtrain.tracked import tracking
@@ -70,6 +72,7 @@ class Watch:
         config, x = parts.config, parts.experiment
         every = min(config.log.every, config.steps)  # a short run says something too
         first = directory if directory and directory.first else None  # the process that writes
+        lost = directory.lost if directory else LostFiles()
         self.waited = lambda: 0.0
         """Gives the seconds that the loop has waited for data; set where the data is read."""
         self.reading: Callable[[Iterable[Batch], str], Iterable[Batch]] = lambda batches, _: batches
@@ -86,14 +89,19 @@ class Watch:
             waited=lambda: self.waited(),
             resumed_at=start,
             steps_per_call=config.steps_per_call,
+            lost=lost,
         )
         self.history = History(every=every)
         """What was measured, if there is no directory, or another process writes in it."""
         self.metrics = (
-            Metrics(first.metrics, every=every, resumed_at=start) if first else self.history
+            Metrics(first.metrics, every=every, resumed_at=start, lost=lost)
+            if first
+            else self.history
         )
         call = config.steps_per_call
-        self.record = directory and Record(first and first.steps, every=call, resumed_at=start)
+        self.record = directory and Record(
+            first and first.steps, every=call, resumed_at=start, lost=lost
+        )
         """What is recorded of every step, where there is a directory."""
         self.twice = Twice.where(config.checks.recompute, each=call, start=start or 0)
         """What computes some steps twice, if the config asks for it."""
@@ -124,7 +132,7 @@ class Watch:
         self.save = _save(config, self.keep or self._hold)
         self.held: tuple[Params, Extra] | None = None
         """The best weights, where a best is kept and there is no directory for it."""
-        self._parts, self._saves = parts, directory is not None
+        self._parts, self._saves, self._directory = parts, directory is not None, directory
         self._log = Log(
             every=every,
             stop=config.steps,
@@ -144,7 +152,7 @@ class Watch:
         self._looks: list[Leaves] = []
         self._tracking: Tracking | None = None
         if directory and config.log.leaves:
-            self._looks.append(leaves(parts, first and first.leaves, self.pause, start))
+            self._looks.append(leaves(parts, first and first.leaves, self.pause, start, lost))
             self._stack.callback(self._looks[0].close)
         self.pictures: Pictures | None = None
         """Draws a state, where the experiment makes pictures and there is a directory."""
@@ -227,6 +235,8 @@ class Watch:
 
     def __enter__(self) -> "Watch":
         self._stack.enter_context(self.progress)
+        if self._directory:
+            self._directory.lost.tell_by(self.lines.say)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -293,11 +303,16 @@ class Watch:
             guarded=self.guarded,
             evaluations=self.evaluations,
             best=self.best,
-            metrics=self.metrics,
+            files=self._files,
             record=self.record,
             twice=self.twice,
             pause=self.pause,
         )
+
+    def _files(self) -> list[Rows]:
+        """The files of rows that go with a checkpoint; times do not."""
+        of = (self.metrics, self.record, *self._looks, self.guarded.events)
+        return [rows for each in of if (rows := getattr(each, "rows", None))]
 
     def _hold(self, step: int, state: TrainState) -> None:
         del step

@@ -17,7 +17,8 @@ from jtrain.cli import main
 from jtrain.directory import Directory
 from jtrain.errors import ConfigError
 from jtrain.joined import facts, join, refuse_unlike_devices, refuse_unshared
-from jtrain.launch.launch import environment, free_port
+from jtrain.launch.launch import environment
+from jtrain.launch.port import free_port
 
 CONFIG = "configs/quick.yaml"
 RUN = Path("runs/quick")

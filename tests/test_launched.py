@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,8 @@ from listening import descendants, listening
 from quick_study import CODE, at_home, trained, write_study
 
 from jtrain.hooks.metrics import read
-from jtrain.launch.launch import environment, free_port
+from jtrain.launch.launch import environment
+from jtrain.launch.port import free_port
 
 PATIENCE = 240  # seconds; alone on two cores it takes about 10
 SLOW = """
@@ -132,12 +134,12 @@ def test_one_process_goes_on_to_what_an_unbroken_run_comes_to(
     assert_close(numbers(rows), numbers(unbroken), 1e-5)
 
 
-def alike(home: Path, compiled: Path, *words: str) -> list[tuple[int, str, str]]:
-    """Of each of two processes that were started as by `srun`: exit code, output, complaints."""
+def begun(home: Path, compiled: Path, *words: str) -> list[subprocess.Popen[str]]:
+    """Two processes, started as by `srun`."""
     where = f"127.0.0.1:{free_port()}"
     plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     plain["JAX_COMPILATION_CACHE_DIR"] = str(compiled)
-    processes = [
+    return [
         subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "jtrain", *words],
             cwd=home,
@@ -148,6 +150,11 @@ def alike(home: Path, compiled: Path, *words: str) -> list[tuple[int, str, str]]
         )
         for index in range(2)
     ]
+
+
+def alike(home: Path, compiled: Path, *words: str) -> list[tuple[int, str, str]]:
+    """Of each of two processes that were started as by `srun`: exit code, output, complaints."""
+    processes = begun(home, compiled, *words)
     try:
         said = [process.communicate(timeout=PATIENCE) for process in processes]
     finally:
@@ -174,3 +181,49 @@ def test_more_devices_than_rows_are_refused_by_all_processes(stopped: Stopped, c
         assert "Nearest: 4 (batch=4)" in complaints
         assert "Traceback" not in complaints
     assert not (stopped.home / "runs" / "few").exists()
+
+
+def keep_asking(processes: list[subprocess.Popen[str]]) -> None:
+    """As `srun --kill-on-bad-exit` does: who still runs when another has ended is asked to end."""
+    deadline = time.monotonic() + PATIENCE
+    while any(process.poll() is None for process in processes):
+        assert time.monotonic() < deadline
+        if any(process.poll() for process in processes):
+            for process in processes:
+                process.send_signal(signal.SIGTERM)
+        time.sleep(0.01)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("twice", [(signal.SIGTERM, 0), (signal.SIGINT, 1), (signal.SIGHUP, 0)])
+def test_signals_close_together_to_processes_of_a_cluster_are_one(
+    tmp_path: Path, compiled: Path, monkeypatch, twice: tuple[signal.Signals, int]
+):
+    write_study(tmp_path, STUDY)
+    monkeypatch.setenv("NAP", "0.05")
+    number, to = twice
+    words = ["run", "configs/quick.yaml", *VALUES, *SPLIT, "steps=100000"]
+    processes = begun(tmp_path, compiled, *words)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while len(read(tmp_path / "runs" / "quick" / "metrics.jsonl")) < 5:
+            assert time.monotonic() < deadline
+            assert [process.poll() for process in processes] == [None, None]
+            time.sleep(0.02)
+        for _ in range(2):
+            processes[to].send_signal(number)
+            time.sleep(0.02)
+        said = [threading.Thread(target=process.communicate) for process in processes]
+        for thread in said:  # reads what they say
+            thread.start()
+        keep_asking(processes)
+        for thread in said:
+            thread.join()
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [75, 75]
+    stands = json.loads((tmp_path / "runs" / "quick" / "run.json").read_text())
+    assert stands["status"] == "stopped"
+    folder = tmp_path / "runs" / "quick" / "checkpoints" / f"{stands['step']}"
+    assert (folder / "seal.json").exists()

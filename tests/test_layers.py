@@ -7,8 +7,8 @@ import pytest
 
 # Each line may import the lines above it. Names on one line may not import one another.
 ORDER = [
-    {"errors", "version", "redact", "accelerators"},
-    {"private"},
+    {"errors", "version", "redact", "accelerators", "backlog"},
+    {"private", "same_file", "lost_files"},
     {"cache"},
     {"pulse"},
     {"cluster"},

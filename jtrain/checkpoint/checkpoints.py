@@ -11,7 +11,9 @@ import jax
 
 from jtrain import trees
 from jtrain.all_processes import of_each
+from jtrain.backlog import Backlog
 from jtrain.checkpoint import ending, fingerprint, folder, keeping, leaves, space, storage
+from jtrain.checkpoint.failed import SaveError, failed
 from jtrain.checkpoint.lock import NAME, Lock
 from jtrain.checkpoint.resuming import apart, held, newest_whole
 from jtrain.checkpoint.saver import Saver, spare
@@ -44,16 +46,22 @@ class Checkpoints:
         best: str = "",
         first: bool | None = None,
         fall_back: bool = True,
+        lost: Callable[[str], object] = lambda line: None,
     ):
         """`keep` 0 keeps all; `best` is `loss`, `lowest loss` or `highest accuracy`, or empty.
 
         `first` says whether this process is the first of a run; None asks JAX, which starts the
         devices. `fall_back` says whether a damaged checkpoint is set aside for the one before it.
+        `lost` takes a line where others have removed a checkpoint, or the directory, meanwhile.
         """
         self.directory = Path(directory).absolute()
         self._keep, self._goal, self._first = keep, keeping.Goal.parse(best), first
-        self._saver = Saver(self.directory, self._dispensable)
+        self.tell = Backlog()
+        """Takes what is to be told of the directory while it is written."""
+        self._saver = Saver(self.directory, self._dispensable, self.tell)
         self._lock: Lock | None = None
+        self._lost = lost
+        self._there: set[int] = set()  # that this process sealed and did not delete
         self._fall_back = fall_back
         self._whole: set[int] = set()
         self.news: list[str] = []
@@ -90,6 +98,7 @@ class Checkpoints:
         self.take()
         arrays = leaves.flatten(state)
         _check_json(about)
+        self._look_after(step, arrays)
         record = {
             "step": step,
             "leaves": trees.describe(state),
@@ -105,8 +114,13 @@ class Checkpoints:
         copied = threading.Event()
         self._whole.discard(step)
         write = self._saver.write
+
+        def seals(step: int) -> None:
+            self._there.add(step)
+            sealed(step)
+
         # `ending` waits for it. Where it fails, threads of Orbax wait 10 minutes for one another.
-        self._saving = Task(lambda: write(step, arrays, record, copied, sealed), daemon=True)
+        self._saving = Task(lambda: write(step, arrays, record, copied, seals), daemon=True)
         ending.promise(self)
         self._saving.start()
         copied.wait()
@@ -128,6 +142,7 @@ class Checkpoints:
         error = self._saving.wait()
         self._saving = None
         if error is not None:
+            self._remove_made_anew()
             raise error
 
     def close(self) -> None:
@@ -139,6 +154,7 @@ class Checkpoints:
             if self._preparing is not None:
                 self._preparing.wait()
             self._saver.close()
+            self._remove_made_anew()
             if self._lock is not None:
                 self._lock.release()
                 self._lock = None
@@ -180,6 +196,7 @@ class Checkpoints:
         """Deletes a checkpoint that a run no longer goes on from; in the process that writes."""
         self.wait()
         self.take()
+        self._there.discard(step)
         folder.delete(self.directory, step)
 
     def best(self) -> int | None:
@@ -271,18 +288,52 @@ class Checkpoints:
         if self._is_first() and (self.directory / NAME).exists():
             with contextlib.suppress(CheckpointError):
                 self.take()
-                folder.clear_leftovers(self.directory)
+                folder.clear_leftovers(self.directory, self.tell)
             self.close()
 
     def spare(self) -> list[int]:
         """The steps that are deleted to make room: all but the newest and the best."""
-        return spare(self.directory, self.best()) if self._is_first() else []
+        gone = spare(self.directory, self.best()) if self._is_first() else []
+        self._there -= set(gone)
+        return gone
+
+    def _look_after(self, step: int, arrays: Mapping[str, Leaf]) -> None:
+        """Says what others have removed since the last save, and holds the directory again."""
+        if self._lock is None:  # of several processes the first does
+            return
+        try:
+            missing = self._lock.renew()
+        except OSError as error:
+            raise failed(self.directory, step, arrays, error) from None
+        except CheckpointError as error:  # another has come, now that the directory is a new one
+            what = f"checkpoint {step} could not be written: {str(error).rstrip('.')}"
+            raise SaveError(what, "", room=False) from None
+        if missing:
+            self._lost(missing)
+            if not self.steps():
+                self._there.clear()  # they went with their directory
+        gone = self._there - set(self.steps())
+        self._there -= gone
+        for each in sorted(gone):
+            self._lost(f"checkpoint {each} was removed or damaged after it was sealed")
+
+    def _remove_made_anew(self) -> None:
+        """Removes empty folders under the names of ours, where those were moved in a save.
+
+        Orbax and TensorStore make the folders above each file that they write.
+        """
+        if self._lock is not None and not self._lock.is_above_there:
+            for path in (self.directory, self.directory.parent):
+                with contextlib.suppress(OSError):
+                    path.rmdir()
 
     def _is_first(self) -> bool:
         return jax.process_index() == 0 if self._first is None else self._first
 
     def _dispensable(self) -> list[int]:
-        return keeping.dispensable(self.steps(), self._keep, self.best())
+        gone = keeping.dispensable(self.steps(), self._keep, self.best())
+        self._there -= set(gone)
+        return gone
 
     def _check_leaves(self, step: int, saved: Mapping[str, str], flat: Mapping[str, Leaf]) -> None:
         now = fingerprint.read(fingerprint.begin({name: flat[name] for name in saved}))

@@ -34,6 +34,12 @@ _CAUSES = (
         "The device fails: look at it (dmesg), or take another",
         room=False,
     ),
+    _Cause(
+        errno.ENOENT,
+        (),
+        "Somebody moved or removed the directory: put it back, or take another name (name=...)",
+        room=False,
+    ),
     _Cause(errno.ENOSPC, ("No space left", "RESOURCE_EXHAUSTED"), _ROOM),  # said of others, too
 )
 

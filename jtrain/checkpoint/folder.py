@@ -6,7 +6,7 @@ checkpoints/
                 what each file was when it was whole
   400.saving/   being written, or left by a save that was killed
   300.replaced/ the older 300, while a newer one takes its place
-  200.deleting/ being deleted, or left by a deletion that was killed
+  200.deleting/ being deleted, or left by a deletion that was killed or refused
   100.damaged/  set aside, because its seal did not hold; never deleted by itself
   .writer       who writes here (lock.py)
 ```
@@ -23,7 +23,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,15 +106,37 @@ def put_back(directory: Path) -> None:
     """Gives a checkpoint its name again that was being replaced when the process died."""
     for path in leftovers(directory):
         place = directory / path.stem
-        if path.suffix == _REPLACED and not place.exists():
+        whole = path.suffix == _REPLACED and path.is_dir() and not path.is_symlink()
+        if whole and not place.exists():
             path.rename(place)
 
 
-def clear_leftovers(directory: Path) -> None:
-    """Removes them, but for a checkpoint that is put back."""
+def clear_leftovers(directory: Path, tell: Callable[[str], object] = lambda line: None) -> None:
+    """Removes them, but for a checkpoint that is put back; what they are does not matter.
+
+    Args:
+        tell: takes a line for each that cannot be removed.
+    """
     put_back(directory)
     for path in leftovers(directory):
-        shutil.rmtree(path)
+        clear(path, tell)
+
+
+def clear_deleted(directory: Path, tell: Callable[[str], object]) -> None:
+    """Removes what deletions left, as far as it can be; what a save left may be in use yet."""
+    for path in leftovers(directory):
+        if path.suffix != _SAVING:
+            clear(path, tell)
+
+
+def clear(path: Path, tell: Callable[[str], object] = lambda line: None) -> None:
+    """Removes a folder with all that is in it, a file or a link, if one is there."""
+    try:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        tell(f"{path} cannot be removed ({error.strerror}). Remove it by hand: rm -r {path}")
 
 
 def saving(directory: Path, step: int) -> Path:
@@ -125,14 +147,9 @@ def saving(directory: Path, step: int) -> Path:
 def begin(directory: Path, step: int) -> Path:
     """That place, made anew and empty."""
     path = saving(directory, step)
-    abandon(path)
-    path.mkdir(parents=True)
+    clear(path)
+    path.mkdir()  # and no folder above it: if that is gone, somebody moved it
     return path
-
-
-def abandon(path: Path) -> None:
-    """Removes what was begun, if anything is there."""
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def commit(written: Path, record: Mapping[str, Any]) -> None:
@@ -143,19 +160,24 @@ def commit(written: Path, record: Mapping[str, Any]) -> None:
     place = written.with_suffix("")
     replaced = place.with_suffix(_REPLACED)
     if place.exists():
+        clear(replaced)
         place.rename(replaced)
     written.rename(place)
     seal.sync(written.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    clear(replaced)
 
 
 def delete(directory: Path, step: int) -> None:
-    """Removes a checkpoint: first its name, then its files."""
+    """Removes a checkpoint: first its name, then its files, as far as they can be.
+
+    Raises:
+        OSError: if its name cannot be removed.
+    """
     path = directory / f"{step}{_DELETING}"
-    shutil.rmtree(path, ignore_errors=True)
+    clear(path)
     (directory / str(step)).rename(path)
     seal.sync(directory)  # or a power cut could undo the renaming and not the deletions
-    shutil.rmtree(path)
+    clear(path)
 
 
 def record(directory: Path, step: int) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class Retries:
         """`tell` is given a line for each save that fails."""
         self._checkpoints, self._tell = checkpoints, tell
         self._failed, self._owed = 0, False
+        checkpoints.tell.tell_by(tell)
 
     def save(
         self,

@@ -1,6 +1,8 @@
 """One save: written, sealed, announced, and then the older ones go."""
 
 import contextlib
+import errno
+import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,15 +13,22 @@ import jax
 from jtrain.checkpoint import copies, ending, fingerprint, folder, keeping, storage
 from jtrain.checkpoint.failed import failed, unsealed
 from jtrain.errors import DeviceError
+from jtrain.same_file import HeldFolder
 from jtrain.types import Leaf
 
 
 class Saver:
     """Writes the checkpoints of a directory, one at a time, in threads that others begin."""
 
-    def __init__(self, directory: Path, dispensable: Callable[[], list[int]]):
-        """`dispensable` gives the steps that may go when one was saved."""
-        self._directory, self._dispensable = directory, dispensable
+    def __init__(
+        self,
+        directory: Path,
+        dispensable: Callable[[], list[int]],
+        tell: Callable[[str], object],
+    ):
+        """`dispensable` gives the steps that may go when one was saved, `tell` takes a line."""
+        self._directory, self._dispensable, self._tell = directory, dispensable, tell
+        self._told: set[str] = set()
         self._writer: storage.Writer | None = None
         self._opening = threading.Lock()
         self._left: set[Path] = set()  # of failed saves, where Orbax may still have been writing
@@ -29,7 +38,7 @@ class Saver:
         with self._opening:
             if self._writer is None:
                 if jax.process_index() == 0:
-                    folder.clear_leftovers(self._directory)
+                    folder.clear_leftovers(self._directory, self._tell_once)
                 self._writer = storage.Writer()
             return self._writer
 
@@ -56,23 +65,27 @@ class Saver:
             DeviceError: if devices hold copies of a leaf that are not the same.
         """
         first, begun, lost = jax.process_index() == 0, None, False
+        held: HeldFolder | None = None
         try:
             prints = fingerprint.begin(arrays)
             writer = self.open()
             self._clear()
             if first:
                 begun = folder.begin(self._directory, step)
+                held = HeldFolder(begun)
             writer.start(folder.saving(self._directory, step) / folder.STATE, arrays)
             copied.set()
-            held = copies.seen(prints)
+            seen = copies.seen(prints)
             writer.finish()
             if jax.process_count() > 1:
-                copies.tell(folder.saving(self._directory, step), held)
+                copies.tell(folder.saving(self._directory, step), seen)
                 writer.meet(f"{step} copies")
             try:
-                if begun is not None:
-                    held = copies.of_all(begun) if jax.process_count() > 1 else held
-                    record["fingerprints"] = copies.agreed(held, step)
+                if begun is not None and held is not None:
+                    seen = copies.of_all(begun) if jax.process_count() > 1 else seen
+                    record["fingerprints"] = copies.agreed(seen, step)
+                    if not held.is_there:  # moved; Orbax makes the folders of each file anew
+                        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{begun}")
                     folder.commit(begun, record)
                     sealed(step)
                     self._delete_dispensable(step)
@@ -89,6 +102,8 @@ class Saver:
             raise
         finally:
             copied.set()
+            if held is not None:
+                held.close()
         if lost:
             raise unsealed(self._directory, step)
 
@@ -107,14 +122,26 @@ class Saver:
 
     def _clear(self) -> None:
         for path in self._left:
-            folder.abandon(path)
+            folder.clear(path)
         self._left = {path for path in self._left if path.exists()}
 
     def _delete_dispensable(self, saved: int) -> None:
-        """Deletes older ones; never the one whose bytes were read and sealed a moment ago."""
+        """Deletes older ones; never the one whose bytes were read and sealed a moment ago.
+
+        What is refused is tried again at the next save: the one that was sealed is whole.
+        """
         for step in self._dispensable():
             if step != saved:
-                folder.delete(self._directory, step)
+                try:
+                    folder.delete(self._directory, step)
+                except OSError as error:
+                    self._tell_once(f"checkpoint {step} cannot be deleted ({error.strerror})")
+        folder.clear_deleted(self._directory, self._tell_once)
+
+    def _tell_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self._tell(line)
 
 
 def spare(directory: Path, best: int | None) -> list[int]:

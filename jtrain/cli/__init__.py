@@ -1,6 +1,5 @@
 """The command line: one file a verb, imported when it is asked for."""
 
-import contextlib
 import difflib
 import importlib
 import os
@@ -12,7 +11,7 @@ from typing import NoReturn
 
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
 from jtrain.pulse.failing import end_alone
-from jtrain.pulse.leaving import ASKS, leaving_when_asked
+from jtrain.pulse.shutdown_request import ASKS
 from jtrain.redact import redacted
 from jtrain.version import __version__
 
@@ -72,9 +71,7 @@ def leave(code: int) -> NoReturn:
 
 def _do(verb: str, rest: list[str]) -> int:
     if verb in VERBS:
-        # Before anything is imported that takes time; a run takes the signals over.
-        with leaving_when_asked() if verb == "run" else contextlib.nullcontext():
-            code = importlib.import_module(f"jtrain.cli.{verb}").main(rest)
+        code = importlib.import_module(f"jtrain.cli.{verb}").main(rest)
         sys.stdout.flush()
         return code
     if verb not in {"-h", "--help", "--version"}:

@@ -1,13 +1,21 @@
 """Makes one JAX of several processes."""
 
+import contextlib
+import faulthandler
+
 from jtrain.cluster.cluster import Address, Cluster
 from jtrain.cluster.meet import Facts, bound, meet, reached
 from jtrain.errors import ConfigError
+from jtrain.pulse import PULSE
 from jtrain.pulse.failing import fail_alone
 
 # Seconds after which JAX takes a process for dead. Its own 100 keep the others waiting that long;
 # the beats come from a thread of C++, which a busy Python does not hold up.
 HEARTBEAT = 30
+# The same where `jtrain launch` watches: a day, for it sees at once which process has died or was
+# stopped, and waits for a stopped one as long as it was told to. JAX would end all the others after
+# 26 s, by SIGABRT, without their stacks and without the number of the process that was stopped.
+WATCHED_HEARTBEAT = 24 * 3600
 
 
 def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
@@ -42,7 +50,7 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
             # Without it JAX listens on every interface.
             coordinator_bind_address=str(where),
             initialization_timeout=max(int(timeout), 60),  # all are there
-            heartbeat_timeout_seconds=HEARTBEAT,
+            heartbeat_timeout_seconds=WATCHED_HEARTBEAT if PULSE.watched else HEARTBEAT,
         )
     except RuntimeError as error:
         if "before" not in str(error):
@@ -52,3 +60,12 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
             f"before they met. Call jt.run before anything that asks for devices or computes."
         ) from None
     fail_alone()
+    if not PULSE.watched:
+        _show_stacks_when_aborted()
+
+
+def _show_stacks_when_aborted() -> None:
+    """Has Python write the stacks of all threads where JAX ends this process for another's sake."""
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # no stream
+            faulthandler.enable()

@@ -1,7 +1,7 @@
 """Writes events.jsonl: each bad step of a run, the data it took, and what was done about it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -48,30 +48,38 @@ class Events:
 
     Args:
         path: the file; None to write none. It is there once there is an event.
-        resumed_at: as `Rows`.
+        resumed_at, lost: as `Rows`.
     """
 
-    def __init__(self, path: Path | None, *, resumed_at: int | None = None):
-        self._path, self._resumed_at = path, resumed_at
-        self._rows: Rows | None = None
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        resumed_at: int | None = None,
+        lost: Callable[[str], object] = lambda line: None,
+    ):
+        self._path, self._resumed_at, self._lost = path, resumed_at, lost
+        self.rows: Rows | None = None
+        """The file; None before there is an event."""
         if path is not None and path.exists():
             self._open(path)
 
     def append(self, bad: Bad, done: Done, **more: Any) -> None:
         """Writes an event; when this returns no power cut takes it."""
         if self._path is not None:
-            found = self._rows or self._open(self._path)
+            found = self.rows or self._open(self._path)
             found.append({**bad._asdict(), "done": done, **more})
             found.sync()
 
     def close(self) -> None:
         """Closes the file."""
-        if self._rows is not None:
-            self._rows.close()
+        if self.rows is not None:
+            self.rows.close()
 
     def _open(self, path: Path) -> Rows:
-        self._rows = Rows(path, resumed_at=self._resumed_at, lasts=_is_decision)
-        return self._rows
+        rows = Rows(path, resumed_at=self._resumed_at, lasts=_is_decision, lost=self._lost)
+        self.rows = rows
+        return rows
 
 
 def decisions(path: Path) -> Sequence[Decision]:

@@ -17,7 +17,7 @@ class Leaves(Hook):
         every: steps.
         stop: the last step of the run, after which nothing is looked at.
         look: a step and the state after it -> of each kind, of each leaf a number.
-        resumed_at: as `Metrics` takes it.
+        resumed_at, lost: as `Metrics` takes them.
     """
 
     settles = True  # so that its time is not taken for that of the steps before it
@@ -30,18 +30,20 @@ class Leaves(Hook):
         stop: int,
         look: Callable[[int, Any], Mapping[str, Mapping[str, float]]],
         resumed_at: int | None = None,
+        lost: Callable[[str], object] = lambda line: None,
     ):
         self.every, self._stop, self._look = every, stop, look
-        self._rows = None if path is None else Rows(path, resumed_at=resumed_at)
+        self.rows = None if path is None else Rows(path, resumed_at=resumed_at, lost=lost)
+        """The file."""
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Writes a row."""
         if step < self._stop:
             found = self._look(step, state)
-            if self._rows is not None:
-                self._rows.append({"step": step, **found})
+            if self.rows is not None:
+                self.rows.append({"step": step, **found})
 
     def close(self) -> None:
         """Closes the file."""
-        if self._rows is not None:
-            self._rows.close()
+        if self.rows is not None:
+            self.rows.close()

@@ -9,6 +9,7 @@ from jtrain.hooks.readable import count, duration, number
 from jtrain.hooks.speed import Speed
 from jtrain.loop import Hook
 from jtrain.redact import redacted
+from jtrain.same_file import HeldFolder
 
 
 class Log(Hook):
@@ -77,8 +78,10 @@ class Lines:
     ):
         self._path = Path(path) if path else None
         self._screen, self._live = screen or _stdout, live
+        self._folder: HeldFolder | None = None
         if self._path:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._folder = HeldFolder(self._path.parent)
 
     def say(self, line: str) -> None:
         """Writes a line to the file and to the screen."""
@@ -93,7 +96,7 @@ class Lines:
     def write(self, line: str) -> str:
         """Writes a line to the file alone; gives it as it is written, without secrets."""
         line = redacted(line)
-        if self._path:
+        if self._path and self._folder and self._folder.is_there:  # or it would make another
             with (
                 contextlib.suppress(OSError),  # a full disk, which the saves tell of, on the screen
                 self._path.open("a", encoding="utf-8", errors="replace") as file,

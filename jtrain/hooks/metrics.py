@@ -6,7 +6,7 @@ resumed. A loop tells the numbers of all steps up to a checkpoint before it is m
 rows at a step, evaluation for one, comes before what saves in the list of hooks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ class Metrics(Hook):
         path: the file; it is begun anew unless the run resumes.
         every: steps.
         resumed_at: the step of the checkpoint that the run goes on from; None at its beginning.
+        lost: as `Rows` takes it.
 
     Raises:
         CheckpointError: if the rows of the run that is resumed cannot be read.
@@ -30,9 +31,17 @@ class Metrics(Hook):
 
     last = True
 
-    def __init__(self, path: Path | str, *, every: int, resumed_at: int | None = None):
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        every: int,
+        resumed_at: int | None = None,
+        lost: Callable[[str], object] = lambda line: None,
+    ):
         self.every = every
-        self._rows = Rows(path, resumed_at=resumed_at)
+        self.rows = Rows(path, resumed_at=resumed_at, lost=lost)
+        """The file."""
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         """Writes a row."""
@@ -46,15 +55,15 @@ class Metrics(Hook):
                 'a metric is called "step", which is what each row of metrics.jsonl is found by. '
                 'Give it another name in the metrics that the loss returns, "position" say.'
             )
-        self._rows.append({"step": step, **named})
+        self.rows.append({"step": step, **named})
 
     def sync(self) -> None:
         """Forces the rows to the disk; before a checkpoint, so that no power cut parts the two."""
-        self._rows.sync()
+        self.rows.sync()
 
     def close(self) -> None:
         """Closes the file."""
-        self._rows.close()
+        self.rows.close()
 
 
 def read(path: Path | str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import collections
 import itertools
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,13 +45,22 @@ class Record(Hook):
             process that writes none, only `last` is known.
         every: steps a call.
         resumed_at: the step of the checkpoint that the run goes on from.
+        lost: as `Rows` takes it.
     """
 
-    def __init__(self, path: Path | None, *, every: int, resumed_at: int | None = None):
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        every: int,
+        resumed_at: int | None = None,
+        lost: Callable[[str], object] = lambda line: None,
+    ):
         self.every = every
         self.last = 0
         """The digest of the batch of the last step that `sync` has seen."""
-        self._rows = Rows(path, resumed_at=resumed_at) if path else None
+        self.rows = Rows(path, resumed_at=resumed_at, lost=lost) if path else None
+        """The file."""
         self._calls: collections.deque[tuple[int, tuple[Any, Any]]] = collections.deque()
         self._digests: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -74,15 +83,15 @@ class Record(Hook):
     def sync(self) -> None:
         """Forces all that was taken to the disk; it waits for it."""
         self._write(len(self._calls))
-        if self._rows:
-            self._rows.sync()
+        if self.rows:
+            self.rows.sync()
 
     def close(self) -> None:
         """Writes of what is left all that is done: after a failure some never will be."""
         done = itertools.takewhile(lambda call: all(x.is_ready() for x in call[1]), self._calls)
         self._write(len(list(done)))
-        if self._rows:
-            self._rows.close()
+        if self.rows:
+            self.rows.close()
 
     def _write(self, calls: int) -> None:
         taken = [self._calls.popleft() for _ in range(calls)]
@@ -100,8 +109,8 @@ class Record(Hook):
         with self._lock:
             batches = [self._digests.pop(step, 0) for step in range(first, last + 1)]
         self.last = batches[-1]
-        if self._rows:
-            self._rows.append({"step": last, "loss": losses, "grad_norm": norms, "batch": batches})
+        if self.rows:
+            self.rows.append({"step": last, "loss": losses, "grad_norm": norms, "batch": batches})
 
 
 def steps(path: Path) -> dict[int, Step]:

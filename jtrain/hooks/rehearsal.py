@@ -3,12 +3,13 @@
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jtrain.checkpoint import folder
 from jtrain.loop import Hook
+from jtrain.pulse import PULSE, Pulse
 from jtrain.pulse.fault import OWN, REHEARSAL, Fault, faults
 from jtrain.types import Metrics
 
@@ -25,39 +26,39 @@ class Rehearsal(Hook):
     So each comes after exactly that step, however quick steps are. Stands first, after the pulse.
 
     Args:
-        to_come: of this process.
-        where: the folder in which it is said, and is to be read, that one has happened.
+        to_come: of this process, by their places among all that are to come.
+        pulse: says that one has happened, and is told so.
     """
 
-    def __init__(self, to_come: Sequence[Fault], where: Path):
-        self._to_come = [fault for fault in to_come if fault.kind != "full-disk"]
-        self._where = where
-        for fault in to_come:
+    def __init__(self, to_come: Mapping[int, Fault], pulse: Pulse = PULSE):
+        self._to_come = {i: fault for i, fault in to_come.items() if fault.kind != "full-disk"}
+        self._pulse = pulse
+        for place, fault in to_come.items():
             if fault.kind == "full-disk":
-                folder.begin = _full(folder.begin, fault, where)
+                folder.begin = _full(folder.begin, fault, place, pulse)
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Does what is due."""
-        for fault in [each for each in self._to_come if each.number <= step]:
-            self._to_come.remove(fault)
+        for place in [i for i, fault in self._to_come.items() if fault.number <= step]:
+            fault = self._to_come.pop(place)
             if fault.kind in OWN:
-                fault.done(self._where).touch()
+                self._pulse.rehearses(place)
                 raise RehearsedError(f"rehearsed: {fault}")
             end = time.monotonic() + HOLDS
-            while not fault.done(self._where).exists() and time.monotonic() < end:
+            while not self._pulse.was_rehearsed(place) and time.monotonic() < end:
                 time.sleep(0.002)
 
 
 def rehearsal(environ: Mapping[str, str] = os.environ) -> list[Hook]:
     """The hook, if a rehearsal is asked for in this process."""
-    text, _, where = environ.get(REHEARSAL, "").partition("|")
     own = int(environ.get("JTRAIN_PROCESS") or 0)
-    to_come = [fault for fault in faults(text, own + 1000) if fault.process == own]
-    return [Rehearsal(to_come, Path(where))] if to_come else []
+    every = faults(environ.get(REHEARSAL, ""), own + 1000)
+    to_come = {place: fault for place, fault in enumerate(every) if fault.process == own}
+    return [Rehearsal(to_come)] if to_come else []
 
 
 def _full(
-    begin: Callable[[Path, int], Path], fault: Fault, where: Path
+    begin: Callable[[Path, int], Path], fault: Fault, place: int, pulse: Pulse
 ) -> Callable[[Path, int], Path]:
     """Begins checkpoints until that of the fault, for which there is no room."""
     saves = 0
@@ -65,8 +66,8 @@ def _full(
     def no_room(directory: Path, step: int) -> Path:
         nonlocal saves
         saves += 1
-        if saves == fault.number and not fault.done(where).exists():
-            fault.done(where).touch()
+        if saves == fault.number and not pulse.was_rehearsed(place):
+            pulse.rehearses(place)
             raise OSError(errno.ENOSPC, f"rehearsed: {fault}", str(directory))
         return begin(directory, step)
 

@@ -2,6 +2,7 @@
 
 A row is one write of one whole line, so a process that is killed leaves at most the last one torn.
 What the disk does not take waits for the next row, and `sync` says that it could not be written.
+What others do to the file meanwhile is told at the next row, and mended as far as it can be.
 Floats are written by `repr`: equal bits, equal text. JSON has no NaN; `"NaN"`, `"Infinity"` and
 `"-Infinity"` stand for what is not finite (Python's `float` and JavaScript's `Number` read them).
 """
@@ -14,8 +15,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from jtrain.errors import CheckpointError
 from jtrain.hooks.rewrite import rewrite
+from jtrain.same_file import HeldFolder, identity
 
 
 class Rows:
@@ -24,6 +28,14 @@ class Rows:
     Opening it mends it: a torn last row goes, and so do the rows past `resumed_at`, the step of the
     checkpoint that the run goes on from (they will be written again), or all rows if it is None.
     Those that `lasts` stay all the same.
+
+    Args:
+        path: the file.
+        resumed_at: a step; None begins anew.
+        lasts: says of a row whether it stays.
+        lost: takes a line when another process removed, replaced or cut the file: once for each
+            time. A file that was removed is written again, with all of its rows; rows that were cut
+            off are lost.
 
     Raises:
         CheckpointError: if a row that is not the last cannot be read.
@@ -35,11 +47,14 @@ class Rows:
         *,
         resumed_at: int | None = None,
         lasts: Callable[[Mapping[str, Any]], bool] | None = None,
+        lost: Callable[[str], object] = lambda line: None,
     ):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        _mend(self.path, resumed_at, lasts)
-        self._file = self.path.open("ab", buffering=0)
+        content = _mend(self.path, resumed_at, lasts)
+        self._file = self._open()
+        self._home, self._lost, self._away = HeldFolder(self.path.parent), lost, False
+        self._size, self._digest = len(content), xxhash.xxh3_128(content)
         self._left = bytearray()  # that the disk has not taken
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -58,15 +73,86 @@ class Rows:
         self._write()
         os.fsync(self._file.fileno())
 
+    def mark(self) -> dict[str, Any]:
+        """Return the bytes that were written so far and their digest, for `lacks`; after `sync`."""
+        return {"bytes": self._size, "xxh3": self._digest.hexdigest()}
+
     def close(self) -> None:
         """Closes the file."""
         with contextlib.suppress(OSError):
             self._write()
         self._file.close()
+        self._home.close()
 
     def _write(self) -> None:
+        self._look_after()
         while self._left:
-            del self._left[: self._file.write(self._left)]
+            count = self._file.write(self._left)
+            self._digest.update(bytes(self._left[:count]))
+            self._size += count
+            del self._left[:count]
+
+    def _look_after(self) -> None:
+        """Tells what another process did to the file since the last row."""
+        if identity(self.path) != identity(self._file.fileno()):
+            self._write_again()
+        elif (size := os.fstat(self._file.fileno()).st_size) != self._size:
+            self._begin_from(size)
+
+    def _write_again(self) -> None:
+        """Puts all rows under the name of the file that was removed: they are in the open one."""
+        if not self._home.is_there:  # the rows go where their folder went
+            if not self._away:
+                self._away = True
+                self._lost(f"{self.path.parent} was moved or removed while the run wrote in it")
+            return
+        found = "another file was put in its place" if identity(self.path) else "it was removed"
+        content = os.pread(self._file.fileno(), self._size, 0)
+        rewrite(self.path, content)
+        self._file.close()
+        self._file = self._open()
+        self._lost(f"{self.path}: {found} while the run wrote it. All rows were written again")
+        if len(content) != self._size:
+            self._begin_from(len(content))
+
+    def _begin_from(self, size: int) -> None:
+        """Goes on after the whole rows of a file that was cut, or that another wrote in."""
+        content = os.pread(self._file.fileno(), size, 0)
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < size:
+            os.ftruncate(
+                self._file.fileno(), len(whole)
+            )  # a row after a torn one would be torn too
+        if size < self._size:
+            what = f"was cut while the run wrote it. {_left(whole, self._size)}"
+        else:
+            what = f"was written by another: it had {self._size} bytes, and has {size}"
+        self._size, self._digest = len(whole), xxhash.xxh3_128(whole)
+        self._lost(f"{self.path} {what}")
+
+    def _open(self) -> Any:
+        return self.path.open("a+b", buffering=0)
+
+
+def lacks(path: Path, mark: Mapping[str, Any]) -> str:
+    """Return what of a file is not as it was at a `mark`; empty where all of that is there."""
+    if not path.is_file():
+        return f"{path} is gone: its {mark['bytes']} bytes are lost"
+    content = path.read_bytes()
+    if len(content) < mark["bytes"]:
+        return f"{path} was cut. {_left(content, mark['bytes'])}"
+    if xxhash.xxh3_128_hexdigest(content[: mark["bytes"]]) != mark["xxh3"]:
+        return (
+            f"{path} was changed: its first {mark['bytes']} bytes are not those that were written"
+        )
+    return ""
+
+
+def _left(content: bytes, size: int) -> str:
+    """Says what is left of so many bytes."""
+    rows = [row for line in content.splitlines(keepends=True) if (row := _row(line))]
+    upto = f"the rows after step {rows[-1]['step']} are" if rows else "all rows are"
+    return f"{len(content)} of {size} bytes are left: {upto} lost"
 
 
 def read(path: Path | str) -> list[dict[str, Any]]:
@@ -86,7 +172,8 @@ def whole(path: Path) -> list[dict[str, Any]]:
 
 def _mend(
     path: Path, resumed_at: int | None, lasts: Callable[[Mapping[str, Any]], bool] | None
-) -> None:
+) -> bytes:
+    """Removes what is to be written again, and returns what stays."""
     found = path.read_bytes() if path.exists() else b""
     kept = b""
     if resumed_at is not None or lasts is not None:
@@ -95,6 +182,7 @@ def _mend(
         kept = b"".join(line for row, line in _parse(path) if row["step"] <= upto or stays(row))
     if kept != found:
         rewrite(path, kept)
+    return kept
 
 
 def _parse(path: Path) -> list[tuple[dict[str, Any], bytes]]:

@@ -1,4 +1,4 @@
-"""Ends a run where it can go on again when it is asked to: Ctrl-C, SIGTERM and SIGUSR1."""
+"""Ends a run where it can go on again when a signal asks it to end."""
 
 import contextlib
 import itertools
@@ -14,19 +14,18 @@ from jax.experimental import multihost_utils
 
 from jtrain.loop import Hook, Stop, StoppedError
 from jtrain.pulse import PULSE
-from jtrain.pulse.leaving import ASKS, Guard, leave
+from jtrain.pulse.leaving import Guard, leave
+from jtrain.pulse.shutdown_request import ShutdownRequest, asks, warning
 from jtrain.types import Metrics
 
 T = TypeVar("T")
-_ACTIONS = {number: signal.SIG_DFL for number in ASKS} | {signal.SIGINT: signal.default_int_handler}
 # Of all runs of this process: JAX wants numbers that rise, and a run that goes back has lower ones.
 _CALLS = itertools.count(1)
 _ANY = "asked to end (a signal to one of the processes)"
-_HINT = b"\nstopping after this step; once more to stop at once\n"
 
 
 class Signals(Hook):
-    """Stops the loop after the step in which SIGINT, SIGTERM or SIGUSR1 came.
+    """Stops the loop after the step in which SIGINT, SIGTERM, SIGUSR1 or SIGHUP came.
 
     While a batch is waited for, or in an evaluation before its next batch, it stops at once. The
     handler itself does nothing but note the signal, or raise `StoppedError` where that is allowed.
@@ -34,9 +33,11 @@ class Signals(Hook):
     In several processes one that gets a signal is enough: all stop after the same step, which they
     agree on within about a second.
 
-    The second signal acts at once, as it would without this: KeyboardInterrupt, or the end of the
-    process. Within `with Signals() as signals:` only; the handlers of before are put back after it.
-    Python handles signals in the main thread only: entered in another, this does nothing.
+    A second signal acts at once, as it would without this: KeyboardInterrupt, or the end of the
+    process. One that comes within two seconds of the warning repeats the first and changes nothing,
+    also after the block (`ShutdownRequest`). Within `with Signals() as signals:` only; the handlers
+    of before are put back after it. Python handles signals in the main thread only: entered in
+    another, this does nothing. SIGHUP is left alone where it is ignored, as under `nohup`.
 
     A process of the command line, which nothing else depends on, ends with 75 at once where nothing
     is to be lost, and in any case within its grace.
@@ -54,6 +55,7 @@ class Signals(Hook):
         """Says whether a step and a save fit into the grace."""
         self._grace = grace
         self._before: dict[signal.Signals, Any] = {}
+        self._request = ShutdownRequest()
         self._several = self._may_raise = False
         self._guard: Guard | None = None
 
@@ -62,16 +64,19 @@ class Signals(Hook):
         if threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) is leave and not self._several:
                 self._guard = Guard(self._grace, self._nothing_to_lose).__enter__()
-            for number in ASKS:
+            for number in asks():
                 # Of several processes JAX listens for SIGTERM, and tells the others.
                 if not (self._several and number == signal.SIGTERM):
-                    self._before[number] = signal.signal(number, self._came)
+                    before = signal.signal(number, self._came)
+                    spent = isinstance(before, _UnlessRepeated)  # of a run that was stopped
+                    self._before[number] = before.before if spent else before
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            # None: it was set by other than Python, and Python cannot put it back.
-            signal.signal(number, _ACTIONS[number] if handler is None else handler)
+            before = _default(number) if handler is None else handler
+            repeats = self._request.repeats
+            signal.signal(number, _UnlessRepeated(self._request, before) if repeats else before)
         self._before.clear()
         if self._guard is not None:
             self._guard.__exit__()
@@ -120,17 +125,49 @@ class Signals(Hook):
         return PULSE.now().step == 0 or not self.fits()
 
     def _came(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        name = signal.Signals(number).name
-        first = self.why is None
+        which, name = self._request.signalled(), signal.Signals(number).name
+        if which == "repeat":
+            return
+        if which == "second":
+            if self._guard is None:  # which ends the process otherwise
+                _act(number, _default(number), frame)
+            return
         self.why = "interrupted (Ctrl-C)" if number == signal.SIGINT else f"asked to end ({name})"
-        if self._guard is None:  # which sees the second one
-            for each, action in _ACTIONS.items():
-                if each in self._before:
-                    signal.signal(each, action)
         if self._several:
             os.kill(os.getpid(), signal.SIGTERM)
-        with contextlib.suppress(OSError):  # not print: what was interrupted may be printing
-            os.write(2, _HINT)
-        if first and self._may_raise:
+        if self._guard is None:  # which warns otherwise
+            with contextlib.suppress(OSError):  # not print: what was interrupted may be printing
+                os.write(2, warning(name).encode())
+        self._request.warned()
+        if self._may_raise:
             raise StoppedError(Stop(self.why))
+
+
+class _UnlessRepeated:
+    """A handler that puts the one of before back at the first signal that is no repetition."""
+
+    def __init__(self, request: ShutdownRequest, before: Any):
+        self.before = before
+        self._request = request
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self._request.repeats:
+            signal.signal(number, self.before)
+            _act(number, self.before, frame)
+
+
+def _default(number: int) -> Any:
+    """What Python does at a signal that nobody handles; also where another library handled it.
+
+    Python cannot put back a handler that was set outside Python.
+    """
+    return signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+
+
+def _act(number: int, handler: Any, frame: FrameType | None) -> None:
+    """Do what a handler does at a signal, the kernel's default among them."""
+    if callable(handler):
+        handler(number, frame)
+    elif handler == signal.SIG_DFL:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)

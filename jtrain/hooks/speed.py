@@ -54,7 +54,7 @@ class Speed(Hook):
         rows: in a step, over all processes.
         tokens: in a step; None where there are none to count.
         waited: seconds that the loop has waited for data so far.
-        resumed_at: as `Metrics` takes it.
+        resumed_at, lost: as `Metrics` takes them.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Speed(Hook):
         resumed_at: int | None = None,
         steps_per_call: int = 1,
         window: float = 10.0,
+        lost: Callable[[str], object] = lambda line: None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.every = steps_per_call  # until the first call is done
@@ -79,7 +80,7 @@ class Speed(Hook):
         self._every, self._stop, self._steps_per_call = every, stop, steps_per_call
         self._rows, self._tokens, self._waited = rows, tokens, waited
         self._window, self._clock = window, clock
-        self._file = None if path is None else Rows(path, resumed_at=resumed_at)
+        self._file = None if path is None else Rows(path, resumed_at=resumed_at, lost=lost)
         self._looks: collections.deque[_Look] = collections.deque()
         self._first: _Look | None = None
         self._depth = 0

@@ -4,7 +4,6 @@ import dataclasses
 import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from jtrain.errors import DONE
 from jtrain.launch.gang import Ending, Gang
@@ -41,12 +40,12 @@ class Chaos:
         self.to_come = list(faults)
         self.done: list[Done] = []
         self._now: list[Done] = []  # of the life that goes on
+        self._told: list[Fault] = []  # to its processes, which know each by its place here
 
-    def environment(self, folder: Path) -> dict[str, str]:
-        """What the processes of the next life are told, whose pulses lie in `folder`."""
-        if not self.to_come:
-            return {}
-        return {REHEARSAL: f"{','.join(map(str, self.to_come))}|{folder}"}
+    def environment(self) -> dict[str, str]:
+        """What the processes of the next life are told."""
+        self._told = list(self.to_come)
+        return {REHEARSAL: ",".join(map(str, self._told))} if self._told else {}
 
     def look(self, gang: Gang) -> None:
         """Does what is due, and notes what has happened."""
@@ -57,14 +56,11 @@ class Chaos:
             for each in self.done:
                 each.stepped = each.stepped or time.monotonic()
         for fault in list(self.to_come):
-            done = fault.done(gang.folder)
-            if fault.kind in OWN:
-                happened = done.exists()
-            elif happened := beats[fault.process].step >= fault.number:
-                gang.members[fault.process].signal(SIGNALS[fault.kind])
-                done.touch()
-            if happened:
-                at = done.stat().st_mtime - time.time() + time.monotonic()
+            member, place = gang.members[fault.process], self._told.index(fault)
+            if fault.kind not in OWN and beats[fault.process].step >= fault.number:
+                member.signal(SIGNALS[fault.kind])
+                member.note_rehearsed(place)
+            if at := member.rehearsed(place):
                 self.to_come.remove(fault)
                 self._now.append(Done(fault, at))
 

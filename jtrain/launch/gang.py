@@ -2,30 +2,30 @@
 
 import contextlib
 import dataclasses
-import os
-import shutil
 import signal
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jtrain.errors import DONE, HUNG, STOPPED
+from jtrain.errors import DONE, HUNG, MISTAKE, STOPPED
 from jtrain.launch.guilty import guilty
 from jtrain.launch.member import Member
-from jtrain.pulse import Beat, Patience, Watched, read
-from jtrain.pulse.leaving import ASKS
-from jtrain.pulse.pulse import FOLDER, STACKS, file_of, stacks_of
+from jtrain.private import created
+from jtrain.pulse import Beat, Patience, Watched
+from jtrain.pulse.shutdown_request import ASKS
 
 POLL = 0.02  # seconds
 FAREWELL = 1.0  # seconds that the others have to say what is wrong with them too, when one failed
 OTHERS = 2.0  # seconds after which, where one has ended as it was asked to, the others are asked
 # Seconds after which they are ended: they wait for it in a sum. Whatever was saved was saved before
-# the first one ended, and JAX's heartbeat, at 30, would make a failure of it.
+# the first one ended.
 QUIT = 20.0
 # What a process never does because another one has ended: JAX ends it by SIGABRT then.
 KILLED = {-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS}
 DUMP = 2.0  # seconds at most for the stacks of a process to be written
+BEATS_WITHIN = 0.2  # seconds; what beats is not stopped, and the kernel is not asked
+# Seconds for which a process was stopped by a signal when another failed: that waited for it.
+STOPPED_BEFORE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Ending:
     hang: str = ""
     """Who is stuck, where and since when; empty if nobody was."""
     stacks: str = ""
-    """Where the stacks of all lie, if somebody was."""
+    """Where the stacks of all lie, or the stacks, if somebody was."""
     down: float = 0.0
     """When none of them was there any more."""
 
@@ -56,21 +56,20 @@ class Gang:
     Args:
         command: what each runs.
         environs: the environment of each.
-        folder: an empty one, for their pulses.
         patience: for each phase.
-        beats: whether they have a pulse from the start; without one a process is not watched.
+        beats: whether they have a pulse from the start; without one a process is not watched, but
+            for a signal that stops it.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         environs: Sequence[Mapping[str, str]],
-        folder: Path,
         *,
         patience: Patience,
         beats: bool = False,
     ):
-        self.folder, self._beats = folder, beats
+        self._beats = beats
         self._stack = contextlib.ExitStack()
         self.began = time.monotonic()
         self.members: list[Member] = []
@@ -80,8 +79,7 @@ class Gang:
         """Whether they were asked to end."""
         with self._stack:
             for index, environ in enumerate(environs):
-                told = {**environ, FOLDER: str(folder)}
-                self.members.append(self._stack.enter_context(Member(index, command, told)))
+                self.members.append(self._stack.enter_context(Member(index, command, environ)))
                 self._watched.append(Watched(patience))
             self._stack = self._stack.pop_all()
 
@@ -93,15 +91,15 @@ class Gang:
 
     def beats(self) -> list[Beat]:
         """The last beat of each."""
-        return [read(file_of(self.folder, member.index)) for member in self.members]
+        return [member.beat() for member in self.members]
 
     def ending(self) -> Ending | None:
         """How it ended, as soon as one failed or is stuck, or all have ended; None before."""
         now = time.monotonic()
         seconds, self._looked = min(now - self._looked, 1.0), now
-        if failed := self._first_failed():
-            return Ending(failed.exit_code, failed.ended, failed)
         running = [member for member in self.members if member.code is None]
+        if failed := self._first_failed():
+            return self._held_up(failed, running) or Ending(failed.exit_code, failed.ended, failed)
         if not running:
             return Ending(max(self._code(member) for member in self.members), now)
         stopped = [m.ended for m in self.members if m.code is not None and m.code == STOPPED]
@@ -109,15 +107,13 @@ class Gang:
             self.signal(signal.SIGTERM)  # one was asked to end and has: so shall the others
         if stopped and now > min(stopped) + QUIT:
             return Ending(STOPPED, now)
-        late = []
-        for member in running:
-            beat, watched = read(file_of(self.folder, member.index)), self._watched[member.index]
-            late.append(watched.look(beat, seconds) and (beat.number > 0 or self._beats))
-        return self._hang(running) if any(late) else None
+        late = [self._late(member, seconds) for member in running]
+        return self.stuck(HUNG) if any(late) else None
 
     def end(self, ending: Ending) -> Ending:
         """Ends all; the others say first what is wrong with them, where one has said that."""
-        if ending.failed and ending.who is not None and ending.who.code not in KILLED | {None}:
+        fails = ending.failed and not ending.hang  # one that is stuck may fail when it goes on
+        if fails and ending.who is not None and ending.who.code not in KILLED | {None}:
             deadline = time.monotonic() + FAREWELL
             while time.monotonic() < deadline and any(m.code is None for m in self.members):
                 time.sleep(POLL)
@@ -133,6 +129,39 @@ class Gang:
         for member in self.members:
             member.signal(number)
 
+    def stuck(self, code: int) -> Ending:
+        """Has all write their stacks, and says who holds up the others."""
+        running = [member for member in self.members if member.code is None]
+        if not running:  # the last has ended a moment ago
+            return Ending(code, time.monotonic())
+        watched = [self._watched[member.index] for member in running]
+        for member in running:
+            self._late(member, 0.0)  # or one that was never looked at has no beat
+        found = guilty(running, watched)
+        at = time.monotonic()
+        self._dump([member for member in running if member.beat().number > 0])
+        run = next((Path(run) for run in (member.beat().run for member in running) if run), None)
+        return Ending(code, at, found.member, found.words, _written(running, run))
+
+    def _late(self, member: Member, seconds: float) -> bool:
+        beat, watched = member.beat(), self._watched[member.index]
+        stopped = watched.still > BEATS_WITHIN and member.stopped
+        late = watched.look(beat, seconds, stopped=stopped)
+        return late and (beat.number > 0 or self._beats or watched.stopped_too_long)
+
+    def _held_up(self, failed: Member, running: Sequence[Member]) -> Ending | None:
+        """A hang, where a process failed because another one was stopped by a signal.
+
+        JAX, gloo and the meeting of the processes have limits of their own, which may come before
+        that of `patience`; what they say names the process that waited.
+        """
+        held = [m for m in running if self._watched[m.index].stopped > STOPPED_BEFORE]
+        if not held or failed.code in KILLED | {MISTAKE}:
+            return None
+        ending = self.stuck(HUNG)
+        waited = f"; process {failed.index} waited for it, and failed ({failed.how})"
+        return dataclasses.replace(ending, hang=ending.hang + waited)
+
     def _code(self, member: Member) -> int:
         """As it ended; `STOPPED` too where the signal came before anything was to be lost."""
         signalled = member.code is not None and -member.code in ASKS
@@ -145,51 +174,28 @@ class Gang:
             return None
         # Ends alone do not tell who was the first: the kernel closes what a process holds open, by
         # which another fails, before it says that the process is gone. So each says that it fails.
-        said = {member.index: read(file_of(self.folder, member.index)).failed for member in ended}
+        said = {member.index: member.beat().failed for member in ended}
         when = lambda m: (m.code not in KILLED, said[m.index] or m.ended)
         return min(failed, key=when)
 
-    def _hang(self, running: Sequence[Member]) -> Ending:
-        """Has all write their stacks, and says who holds up the others."""
-        watched = [self._watched[member.index] for member in running]
-        found = guilty(running, watched)
-        beats = [each.beat for each in watched if each.beat]
-        at = time.monotonic()
-        self._dump([m for m, beat in zip(running, beats, strict=True) if beat.number > 0])
-        run = next((Path(beat.run) for beat in beats if beat.run), self.folder)
-        run = run if run.is_dir() else self.folder
-        for member in running if run != self.folder else []:
-            with contextlib.suppress(OSError):
-                shutil.move(stacks_of(self.folder, member.index), run)
-        return Ending(HUNG, at, found.member, found.words, f"{run}/stacks-*.txt")
-
     def _dump(self, members: Sequence[Member]) -> None:
         for member in members:
-            member.signal(STACKS)
-            member.signal(signal.SIGCONT)  # one that is stopped writes when it goes on
+            member.dump()
         deadline = time.monotonic() + DUMP
         for member in members:
-            file, size = stacks_of(self.folder, member.index), -1
-            while time.monotonic() < deadline and (size <= 0 or size != _size(file)):
-                size = _size(file)
+            size = -1
+            while time.monotonic() < deadline and (size <= 0 or size != len(member.stacks())):
+                size = len(member.stacks())
                 time.sleep(POLL)
 
 
-@contextlib.contextmanager
-def own_folder() -> Iterator[Path]:
-    """A folder for the pulses of a gang; it goes with the block, unless stacks are left there."""
-    folder = Path(tempfile.mkdtemp(prefix="jtrain-"))
-    try:
-        yield folder
-    finally:
-        for file in folder.iterdir():
-            if not file.name.startswith("stacks-") or not _size(file):
-                file.unlink()
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
-def _size(file: Path) -> int:
-    with contextlib.suppress(OSError):
-        return os.stat(file).st_size
-    return 0
+def _written(members: Sequence[Member], run: Path | None) -> str:
+    """Write the stacks into a run's directory and return where; without one, return the stacks."""
+    stacks = {member.index: text for member in members if (text := member.stacks())}
+    if run is None or not run.is_dir():
+        shown = [f"process {i}:\n{x.decode(errors='replace')}" for i, x in stacks.items()]
+        return "\n" + "".join(shown) if shown else ""
+    for index, text in stacks.items():
+        with contextlib.suppress(OSError), created(run / f"stacks-{index}.txt") as file:
+            file.write(text)
+    return f"{run}/stacks-*.txt"

@@ -1,7 +1,6 @@
 """Of processes that stand still, the one that the others wait for."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from jtrain.launch.member import Member
@@ -24,15 +23,14 @@ def guilty(members: Sequence[Member], watched: Sequence[Watched]) -> Guilty:
     """
 
     def rank(index: int) -> tuple[bool, int, bool, int]:
-        beat, stopped = watched[index].beat, _state(members[index].pid) == "T"
+        beat, stopped = watched[index].beat, watched[index].stopped > 0
         assert beat is not None, "only what was looked at can be late"
         return not stopped, beat.step, beat.phase not in ALONE, PHASES.index(beat.phase)
 
     order = sorted(range(len(members)), key=rank)
     first = order[0]
-    words = [_where(members[index], watched[index]) for index in order]
-    words[0] += f", of {watched[first].limit:.1f} s allowed"
-    return Guilty(members[first], "; ".join(words))
+    words = "; ".join(_where(members[index], watched[index]) for index in order)
+    return Guilty(members[first], words)
 
 
 def _where(member: Member, watched: Watched) -> str:
@@ -43,13 +41,6 @@ def _where(member: Member, watched: Watched) -> str:
         "data": f"waiting for the data of step {beat.step + 1}",
         "step": f"in step {beat.step + 1}",
     }.get(beat.phase, f"in the phase {beat.phase}, step {beat.step}")
-    stopped = ", stopped by a signal" if _state(member.pid) == "T" else ""
-    return f"process {member.index} has been {does}{stopped}, for {watched.still:.1f} s"
-
-
-def _state(pid: int) -> str:
-    """The letter that the kernel has for it: T for one that a signal stopped; empty without one."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+    does += f", stopped by a signal for {watched.stopped:.1f} s" if watched.stopped else ""
+    allowed = f", of {watched.limit:.1f} s allowed" if watched.late else ""
+    return f"process {member.index} has been {does}, for {watched.still:.1f} s{allowed}"

@@ -1,21 +1,19 @@
 """Starts a command in several processes, and ends them together."""
 
+import contextlib
 import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 
 from jtrain.cluster import cpu_devices
-from jtrain.errors import ConfigError
 from jtrain.launch.chaos import Chaos
 from jtrain.launch.gang import Gang
+from jtrain.launch.port import LOOPBACK, claimed_port
 from jtrain.launch.supervise import supervise
 from jtrain.pulse import Patience
 from jtrain.pulse.fault import Fault
-
-LOOPBACK = "127.0.0.1"
 
 
 def launch(
@@ -32,8 +30,8 @@ def launch(
     """Runs `command` in so many processes and gives the exit code, of the first that failed.
 
     They find one another on the loopback alone. The first one's words are shown as they come; those
-    of another only if it fails, last of all. SIGINT, SIGTERM and SIGUSR1 are handed on; the second
-    ends all.
+    of another only if it fails, last of all. SIGINT, SIGTERM, SIGUSR1 and SIGHUP are handed on; a
+    second one, from two seconds on, ends all. SIGQUIT ends all at once, with their stacks.
 
     Args:
         devices: CPU devices of each process; 0: as many as JAX makes.
@@ -44,23 +42,27 @@ def launch(
         beats: whether what is run tells its phases from its start, as `jtrain run` does.
 
     Raises:
-        ConfigError: if the port is in use.
+        ConfigError: if the port is in use, or another launch has it.
     """
-    _refuse_used(port)
     if processes > 1:
         _tell_of_name()
 
     chaos = Chaos(faults)
 
-    def begin(folder: Path) -> Gang:
-        where = f"{LOOPBACK}:{port or free_port()}"
-        told = [
-            environment(os.environ, where, index, processes, devices) | chaos.environment(folder)
-            for index in range(processes)
-        ]
-        return Gang(command, told, folder, patience=patience or Patience(), beats=beats)
+    @contextlib.contextmanager
+    def begin() -> Iterator[Gang]:
+        rehearsed = chaos.environment()
+        with contextlib.nullcontext(port) if port else claimed_port() as number:
+            where = f"{LOOPBACK}:{number}"
+            told = [
+                environment(os.environ, where, index, processes, devices) | rehearsed
+                for index in range(processes)
+            ]
+            with Gang(command, told, patience=patience or Patience(), beats=beats) as gang:
+                yield gang
 
-    return supervise(begin, restarts=restarts, chaos=chaos)
+    with claimed_port(port) if port else contextlib.nullcontext():
+        return supervise(begin, restarts=restarts, chaos=chaos)
 
 
 def environment(
@@ -75,25 +77,6 @@ def environment(
         "JTRAIN_PROCESS": f"{index}",
         **({cpu_devices.NUMBER: f"{devices}"} if devices else {}),
     }
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody listens at."""
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        return listener.getsockname()[1]
-
-
-def _refuse_used(port: int) -> None:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((LOOPBACK, port))
-        except OSError as error:
-            raise ConfigError(
-                f"jtrain launch: --port {port} was asked for and cannot be had ({error.strerror}). "
-                f"Leave --port out, and a free one is taken, such as {free_port()}."
-            ) from None
 
 
 def _tell_of_name() -> None:

@@ -9,7 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO
+
+from jtrain.pulse import Beat, pulse, read
+from jtrain.pulse.channel import STACKS, Channel
 
 KEPT = 400  # lines of what it said last
 # Runs what follows so that Linux kills it when who started it is gone, killed say: by
@@ -34,9 +38,11 @@ class Member:
         self.index, self.ended = index, 0.0  # when, by the monotonic clock; 0: it runs
         self._tail: collections.deque[str] = collections.deque(maxlen=KEPT)
         shown = index == 0
+        self._channel = Channel()
         self._process = subprocess.Popen(
             [*_TIED, *command],
-            env=dict(environ),
+            env={**environ, **self._channel.environ},
+            pass_fds=self._channel.files,
             stdin=subprocess.DEVNULL,
             stdout=None if shown else subprocess.PIPE,
             stderr=subprocess.PIPE if shown else subprocess.STDOUT,  # in the order it was said
@@ -55,6 +61,7 @@ class Member:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+        self._channel.close()
 
     @property
     def pid(self) -> int:
@@ -71,6 +78,36 @@ class Member:
         """The same as a shell says it: 128 and the number of the signal."""
         code = self.code or 0
         return code if code >= 0 else 128 - code
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it, SIGSTOP say; never where there is no /proc."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] == "T"
+
+    def beat(self) -> Beat:
+        """Return the last beat of its pulse; number 0 if it has none."""
+        return read(self._channel.files.pulse)
+
+    def dump(self) -> None:
+        """Have it write the stacks of its threads; one that is stopped does so when it goes on."""
+        self.signal(STACKS)
+        self.signal(signal.SIGCONT)
+
+    def stacks(self) -> bytes:
+        """Return the stacks that it has written; nothing before."""
+        return self._channel.stacks()
+
+    def rehearsed(self, place: int) -> float:
+        """Return when the fault at that place of a rehearsal came; 0 before it has."""
+        return pulse.rehearsed(self._channel.files.pulse, place)
+
+    def note_rehearsed(self, place: int) -> None:
+        """Tell it that the fault at that place of a rehearsal has come."""
+        pulse.note_rehearsed(self._channel.files.pulse, place)
 
     def signal(self, number: int) -> None:
         """Hands a signal on, if it still runs."""
@@ -109,5 +146,6 @@ class Member:
                 text = line.decode(errors="replace")
                 self._tail.append(text)
                 if echo is not None:
-                    echo.write(text)
-                    echo.flush()
+                    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                        echo.write(text)
+                        echo.flush()

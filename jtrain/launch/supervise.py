@@ -1,45 +1,76 @@
 """Begins a gang, and begins it again when it fails."""
 
 import contextlib
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import AbstractContextManager
 from types import FrameType
 
-from jtrain.errors import DONE, HUNG, MISTAKE, STOPPED
+from jtrain.errors import DONE, MISTAKE, STOPPED
 from jtrain.launch.chaos import Chaos
-from jtrain.launch.gang import POLL, Ending, Gang, own_folder
+from jtrain.launch.gang import POLL, Ending, Gang
 from jtrain.launch.history import History, Life
-from jtrain.pulse.leaving import ASKS
+from jtrain.pulse.shutdown_request import REPEATS, ShutdownRequest, asks
 
 FIRST, MOST = 0.25, 60.0  # seconds before the first and at most before a later new beginning
 LATE = 5.0  # seconds beyond its grace after which a gang that was asked to end is ended
+QUIT = 128 + signal.SIGQUIT  # the exit code, as a shell says it of a process that SIGQUIT ended
 
 
 class Asked:
     """Signals that came to this process."""
 
     def __init__(self):
-        self.times = 0
         self.at = 0.0
-        """When the first one came."""
-        self.gang: Gang | None = None
-        """They are handed on to it."""
+        """When the first one came; 0 before."""
+        self.number = 0
+        """The first one."""
+        self.again = ""
+        """The second signal, empty before; one that repeats the first is none."""
+        self.quits = False
+        """Whether all are to be ended at once, with their stacks: by SIGQUIT."""
+        self._gang: Gang | None = None
+        self._request = ShutdownRequest()
 
     def came(self, number: int, frame: FrameType | None) -> None:
-        """Hands one on."""
+        """Hand the first one on, and take note of a second."""
         del frame
-        self.times += 1
-        self.at = self.at or time.monotonic()
-        if self.gang is not None:
-            self.gang.signal(number)
+        which, name = self._request.signalled(), signal.Signals(number).name
+        if which == "second":
+            self.again = name
+        if which == "first":
+            self.at, self.number = time.monotonic(), number
+            if self._gang is not None:
+                self._gang.signal(number)
+            line = (
+                f"\njtrain launch: {name} was handed on to all processes. From {REPEATS:g} s on a "
+                f"second signal ends them at once.\n"
+            )
+            with contextlib.suppress(OSError):  # not by sys.stderr, which may be in use
+                os.write(2, line.encode())
+            self._request.warned()
+
+    def begun(self, gang: Gang | None) -> None:
+        """Have the signals handed on to a gang, one that came while it began among them."""
+        self._gang = gang
+        if gang is not None and self.number:
+            gang.signal(self.number)
+
+    def quit(self, number: int, frame: FrameType | None) -> None:
+        """Take note of SIGQUIT."""
+        del number, frame
+        self.at, self.quits = self.at or time.monotonic(), True
 
 
 def supervise(
-    begin: Callable[[Path], Gang], *, restarts: int = 0, chaos: Chaos | None = None
+    begin: Callable[[], AbstractContextManager[Gang]],
+    *,
+    restarts: int = 0,
+    chaos: Chaos | None = None,
 ) -> int:
     """Gives the exit code of the last life, after `restarts` new beginnings at most.
 
@@ -47,21 +78,21 @@ def supervise(
     its guard is to stop at, or at the same place for the third time.
 
     Args:
-        begin: starts a gang whose pulses lie in the folder it is given.
+        begin: starts a gang, which is there in a `with` block.
         chaos: what is done to it, beside; a life that ended by it is always begun again.
     """
     history, spent, chaos = History(), 0, chaos or Chaos()
     with handing_on() as asked:
         while True:
-            with own_folder() as folder, begin(folder) as gang:
-                asked.gang = gang
+            with begin() as gang:
+                asked.begun(gang)
                 ending = live(gang, asked, chaos)
                 life, rehearsed = Life.of(ending, gang.beats()), chaos.ended(gang, ending)
-            asked.gang = None
-            if rehearsed and not asked.times:
+            asked.begun(None)
+            if rehearsed and not asked.at:
                 say(_told(life, "It was a rehearsal. Begun again"))
                 continue
-            if not ending.failed or asked.times:
+            if not ending.failed or asked.at:
                 break
             history.add(life)
             guarded = life.judged is not None and life.judged.guard
@@ -70,8 +101,8 @@ def supervise(
             spent += 1
             say(_told(life, f"Begun again ({spent} of {restarts})"))
             _rest(min(FIRST * 2 ** (history.alike - 1), MOST), asked)
-            if asked.times:
-                return STOPPED
+            if asked.at:
+                return QUIT if asked.quits else STOPPED
     say(chaos.report())
     if ending.failed and restarts and history.last:
         say(history.diagnosis() if history.stuck else _stopped(history.last))
@@ -83,10 +114,14 @@ def live(gang: Gang, asked: Asked, chaos: Chaos) -> Ending:
     """How a gang ended; none of it is there any more."""
     while (ending := gang.ending()) is None:
         chaos.look(gang)
-        if asked.times > 1:
+        if asked.quits:
+            ending = gang.stuck(QUIT)
+            break
+        if asked.again:
+            say(f"jtrain launch: asked to end again ({asked.again}): all are ended at once\n")
             ending = Ending(STOPPED, time.monotonic())
             break
-        if asked.times and time.monotonic() > asked.at + _grace(gang) + LATE:
+        if asked.at and time.monotonic() > asked.at + _grace(gang) + LATE:
             say(
                 f"jtrain launch: not ended {_grace(gang):.0f} s after they were asked to; the last "
                 f"checkpoint is what a run goes on from\n"
@@ -104,7 +139,9 @@ def handing_on() -> Iterator[Asked]:
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = {number: signal.signal(number, asked.came) for number in ASKS}
+    before = {number: signal.signal(number, asked.came) for number in asks()}
+    if signal.getsignal(signal.SIGQUIT) is not signal.SIG_IGN:
+        before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, asked.quit)
     try:
         yield asked
     finally:
@@ -124,7 +161,7 @@ def _grace(gang: Gang) -> float:
 
 def _rest(seconds: float, asked: Asked) -> None:
     end = time.monotonic() + seconds
-    while time.monotonic() < end and not asked.times:
+    while time.monotonic() < end and not asked.at:
         time.sleep(POLL)
 
 
@@ -153,9 +190,12 @@ def _how(ending: Ending) -> str:
 
 
 def _last_words(ending: Ending) -> str:
-    if ending.code == HUNG and ending.hang:
+    if ending.hang:
         said = ending.who.unshown if ending.who else ""
-        return f"{said}{ending.hang}. The stacks of all: {ending.stacks}. All were ended.\n"
+        if "\n" in ending.stacks:  # there is no directory that they could lie in
+            return f"{said}{ending.stacks.strip()}\n{ending.hang}. All were ended.\n"
+        stacks = f" The stacks of all: {ending.stacks}." if ending.stacks else ""
+        return f"{said}{ending.hang}.{stacks} All were ended.\n"
     if ending.who is None or ending.code in {DONE, STOPPED}:
         return ""
     return ending.who.last_words()

@@ -27,7 +27,7 @@ class Alone(Looker):
     ends the process with 124. It waits for who sits at a debugger, and where a person would lose
     more than a run, in a notebook say, it only writes and says so. A process that was stopped, or a
     machine that slept, was not stuck. What holds Python's lock is seen only from outside
-    (`jtrain launch`).
+    (`jtrain launch`), under which this one does nothing, unless it is given limits of its own.
 
     Args:
         run: the run's directory.
@@ -50,8 +50,17 @@ class Alone(Looker):
         typed = os.environ.get(PATIENCE, "")
         usual = Patience.parse(typed) if typed else Patience().times(FACTOR)
         self._watched, self._pulse = Watched(patience or usual), pulse
+        self._needed = not pulse.watched or bool(typed)
         self._stacks, self._process = run / f"stacks-{process}.txt", process
         self._leave = leave
+
+    def __enter__(self) -> None:
+        if self._needed:
+            super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self._needed:
+            super().__exit__(*error)
 
     def _watch(self) -> None:
         before = time.monotonic()

@@ -3,11 +3,11 @@
 import dataclasses
 import difflib
 import re
-from pathlib import Path
 
 from jtrain.errors import UserError
+from jtrain.pulse.pulse import FAULTS
 
-REHEARSAL = "JTRAIN_REHEARSAL"  # the faults that are still to come, and where to say what came
+REHEARSAL = "JTRAIN_REHEARSAL"  # the faults that are still to come
 KINDS = {
     "kill": "SIGKILL to a process",
     "stall": "SIGSTOP to a process: it is there, and does nothing",
@@ -35,10 +35,6 @@ class Fault:
             return f"{self.kind}@save{self.number}"
         return f"{self.kind}:{self.process}@step{self.number}"
 
-    def done(self, folder: Path) -> Path:
-        """The file that is there when it has happened."""
-        return folder / f"done-{self}"
-
 
 def faults(text: str, processes: int) -> tuple[Fault, ...]:
     """Those that a text names, separated by commas; none in an empty one.
@@ -49,7 +45,13 @@ def faults(text: str, processes: int) -> tuple[Fault, ...]:
     Raises:
         UserError: for what is none, with what is.
     """
-    return tuple(_fault(part.strip(), processes) for part in text.split(",") if text)
+    found = tuple(_fault(part.strip(), processes) for part in text.split(",") if text)
+    if len(found) > FAULTS:
+        raise UserError(
+            f"jtrain launch: --chaos names {len(found)} faults, and a rehearsal takes {FAULTS}. "
+            f"Leave some out, and rehearse them in another run"
+        )
+    return found
 
 
 def _fault(text: str, processes: int) -> Fault:

@@ -5,38 +5,32 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 
 from jtrain.errors import STOPPED
+from jtrain.pulse.pulse import PULSE
+from jtrain.pulse.shutdown_request import ASKS, ShutdownRequest, asks, warning
 
-# What asks a run to end: Ctrl-C, a scheduler, Slurm's `--signal=USR1@60`.
-ASKS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 MARGIN = 1.0  # seconds before its grace is over
 _OVER = 0  # in the pipe: no signal has this number
 
 
-@contextlib.contextmanager
-def leaving_when_asked() -> Iterator[None]:
-    """Within it a signal of `ASKS` ends the process with 75: nothing has begun that could be lost.
+def leave_when_asked() -> None:
+    """From now on a signal that asks this process to end ends it with 75: nothing can be lost yet.
 
-    A run that begins to train takes the signals over and gives them back. In the main thread only.
+    A run that begins to train takes the signals over and gives them back. Call it in the main
+    thread of a process that does nothing else.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, leave) for number in ASKS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    for number in asks():
+        signal.signal(number, leave)
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """Ends this process, which has nothing to lose."""
+    """End this process, which has nothing to lose."""
     del frame
-    exit_now(f"asked to end ({signal.Signals(number).name}) before the first step")
+    when = "after the last step" if PULSE.now().step else "before the first step"
+    exit_now(f"asked to end ({signal.Signals(number).name}) {when}")
 
 
 def exit_now(why: str) -> None:
@@ -78,19 +72,24 @@ class Guard:
         os.close(self._write)
 
     def _watch(self) -> None:
-        asked = 0
+        request = ShutdownRequest()
         while not self._ended.is_set():
             (number,) = os.read(self._read, 1)
             if number not in ASKS:
                 continue
-            asked, name = asked + 1, signal.Signals(number).name
-            if asked > 1:
+            name, which = signal.Signals(number).name, request.signalled()
+            if which == "second":
                 exit_now(f"asked to end again ({name}): ended at once")
+            if which == "repeat":
+                continue
             if self._nothing():
                 exit_now(f"asked to end ({name}): nothing to save")
             late = threading.Timer(max(self._grace - MARGIN, 0.0), self._late, [time.monotonic()])
             late.daemon = True
-            late.start()
+            late.start()  # before the warning, which a reader that is stuck may hold up
+            with contextlib.suppress(OSError):
+                os.write(2, warning(name).encode())
+            request.warned()
 
     def _late(self, since: float) -> None:
         if not self._ended.is_set():

@@ -65,6 +65,11 @@ class Patience:
             return max(self.floors["step"], self.floors["compile"])
         return max(self.floors["step"], STEPS * step)
 
+    @property
+    def stopped(self) -> float:
+        """Seconds that a process may be stopped by a signal, whatever its phase."""
+        return self.floors["step"]
+
 
 class Watched:
     """A process that is looked at now and then: how long has it been where it is?
@@ -79,6 +84,8 @@ class Watched:
         """What was seen last."""
         self.still = 0.0
         """Seconds since its last beat."""
+        self.stopped = 0.0
+        """Seconds for which a signal has stopped it; 0: none has."""
         self._steps: collections.deque[float] = collections.deque(maxlen=_SEEN)
         self._told: Beat | None = None
 
@@ -89,19 +96,36 @@ class Watched:
 
     @property
     def limit(self) -> float:
-        """Seconds that its phase may last."""
+        """Seconds that its phase may last, or that it may be stopped, where it was for longer."""
+        if self.stopped_too_long:
+            return self._patience.stopped
         phase = self.beat.phase if self.beat else "start"
         return self._patience.seconds(phase, self.step_seconds)
 
-    def look(self, beat: Beat, seconds: float) -> bool:
-        """Whether it has been where it is for too long, `seconds` after the last look."""
+    @property
+    def stopped_too_long(self) -> bool:
+        """Whether a signal has stopped it for longer than it may."""
+        return self.stopped > self._patience.stopped
+
+    @property
+    def late(self) -> bool:
+        """Whether it has been where it is, or stopped, for too long."""
+        return self.stopped_too_long or self.still > self.limit
+
+    def look(self, beat: Beat, seconds: float, *, stopped: bool = False) -> bool:
+        """Whether it has been where it is for too long, `seconds` after the last look.
+
+        Args:
+            stopped: whether a signal has stopped it, SIGSTOP say.
+        """
         before, self.beat = self.beat, beat
+        self.stopped = self.stopped + seconds if stopped else 0.0
         if before is None or beat.number != before.number:
             self.still = 0.0
             self._learn(beat)
         else:
             self.still += seconds
-        return self.still > self.limit
+        return self.late
 
     def _learn(self, beat: Beat) -> None:
         """Notes how long steps take; evaluations and saves between them count for little."""

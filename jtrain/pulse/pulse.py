@@ -8,15 +8,14 @@ import contextlib
 import faulthandler
 import mmap
 import os
-import signal
 import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-STACKS = signal.SIGUSR2
-FOLDER = "JTRAIN_PULSE"  # where `jtrain launch` wants to read it; the file is called by the process
+from jtrain.pulse.channel import STACKS, Shared, received
+
 # In the order of a step: of two processes at the same step, the one further down waits for the
 # one further up. In those of `ALONE` a process waits for no other.
 PHASES = (
@@ -28,7 +27,9 @@ _NUMBER = {name: number for number, name in enumerate(PHASES)}
 _BEAT = struct.Struct("<QqqdQ")  # number, phase, step, seconds, and a sum of the first three
 _LENGTH, _ALL = _BEAT.size, 2**64 - 1
 # Where these lie, the length before the run's path; and how long it all is.
-_FAILED, _KEPT, _GRACE, _RUN, _SIZE = 48, 64, 72, 82, 4096
+_FAILED, _KEPT, _GRACE, _RUN, _FAULTS, _SIZE = 48, 64, 72, 82, 3584, 4096
+FAULTS = (_SIZE - _FAULTS) // 8
+"""Faults of a rehearsal whose moments fit."""
 
 
 class Beat(NamedTuple):
@@ -55,11 +56,13 @@ class Pulse:
     """Says what this process does; one thread at a time.
 
     Args:
-        path: of the file that others read; None: this process alone sees it.
+        file: open, whose memory another process reads; None: this process alone sees it.
     """
 
-    def __init__(self, path: Path | None = None):
-        self._memory = mmap.mmap(-1, _SIZE) if path is None else _mapped(path)
+    def __init__(self, file: int | None = None):
+        self._memory = mmap.mmap(-1, _SIZE) if file is None else _mapped(file)
+        self.watched = file is not None
+        """Whether another process, `jtrain launch` say, watches over this one."""
         self._count, self._phase, self._step = 0, 0, 0
 
     def beat(self, phase: str, step: int) -> None:
@@ -91,9 +94,17 @@ class Pulse:
         if not self.now().failed:
             struct.pack_into("<d", self._memory, _FAILED, time.monotonic())
 
+    def rehearses(self, place: int) -> None:
+        """Note that this process did itself the fault at that place of a rehearsal."""
+        struct.pack_into("<d", self._memory, _FAULTS + 8 * place, time.monotonic())
+
+    def was_rehearsed(self, place: int) -> bool:
+        """Return whether the fault at that place of a rehearsal was done to this process."""
+        return struct.unpack_from("<d", self._memory, _FAULTS + 8 * place)[0] > 0
+
     def begins(self, run: Path, grace: float) -> None:
         """Says where the run lies and how long it may take to end."""
-        text = str(run.absolute()).encode()[: _SIZE - _RUN]
+        text = str(run.absolute()).encode()[: _FAULTS - _RUN]
         self._memory[_RUN : _RUN + len(text)] = text
         struct.pack_into("<dH", self._memory, _GRACE, grace, len(text))
         self.beat("start", 0)
@@ -108,28 +119,26 @@ class Pulse:
         self._memory[:_LENGTH] = _BEAT.pack(self._count, phase, step, time.monotonic(), check)
 
 
-def read(path: Path) -> Beat:
-    """The last beat of another process; number 0 if it has not begun."""
+def read(file: int) -> Beat:
+    """The last beat of another process, in a file that is open; number 0 if it has not begun."""
     memory = bytes(_SIZE)
     for _ in range(100):
-        try:
-            memory = path.read_bytes().ljust(_SIZE, b"\0")
-        except OSError:
-            break
+        memory = os.pread(file, _SIZE, 0).ljust(_SIZE, b"\0")
         number, phase, step, _, check = _BEAT.unpack_from(memory)
         if check == _check(number, phase, step):  # or it was read in the middle of a beat
             break
     return _parse(memory)
 
 
-def file_of(folder: Path, process: int) -> Path:
-    """Where the process of that number beats."""
-    return folder / f"pulse-{process}"
+def rehearsed(file: int, place: int) -> float:
+    """Return when the fault at that place of a rehearsal was done to a process; 0: it was not."""
+    (at,) = struct.unpack("<d", os.pread(file, 8, _FAULTS + 8 * place).ljust(8, b"\0"))
+    return at
 
 
-def stacks_of(folder: Path, process: int) -> Path:
-    """Where that process writes the stacks of its threads at a signal (`STACKS`)."""
-    return folder / f"stacks-{process}.txt"
+def note_rehearsed(file: int, place: int) -> None:
+    """Tell a process that the fault at that place of a rehearsal was done to it."""
+    os.pwrite(file, struct.pack("<d", time.monotonic()), _FAULTS + 8 * place)
 
 
 def _check(number: int, phase: int, step: int) -> int:
@@ -144,20 +153,20 @@ def _parse(memory: bytes) -> Beat:
     return Beat(count, PHASES[phase], step, seconds, kept, grace, run, failed)
 
 
-def _mapped(path: Path) -> mmap.mmap:
-    with path.open("a+b") as file:
-        file.truncate(_SIZE)
-        return mmap.mmap(file.fileno(), _SIZE)
+def _mapped(file: int) -> mmap.mmap:
+    os.ftruncate(file, _SIZE)
+    return mmap.mmap(file, _SIZE)
 
 
 def _own() -> Pulse:
-    # Taken out of the environment: what this process starts is not this process.
-    told, process = os.environ.pop(FOLDER, ""), int(os.environ.get("JTRAIN_PROCESS") or 0)
-    if not told:
+    shared: Shared | None = received(os.environ)
+    if shared is None:
         return Pulse()
     # In C, so that it works while Python waits for C++ that holds the GIL.
-    faulthandler.register(STACKS, file=stacks_of(Path(told), process).open("w"), all_threads=True)
-    return Pulse(file_of(Path(told), process))
+    faulthandler.register(STACKS, file=shared.stacks, all_threads=True)
+    pulse = Pulse(shared.pulse)
+    os.close(shared.pulse)  # its memory stays
+    return pulse
 
 
 PULSE = _own()

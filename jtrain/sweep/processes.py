@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import signal
 import subprocess
@@ -9,9 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError
+from jtrain.same_file import HeldFolder
 from jtrain.sweep.machine import Share
 from jtrain.sweep.members import Member
 
@@ -46,7 +47,7 @@ class Side:
         lock: what `only_one` gives; members hold it too.
     """
 
-    def __init__(self, config: Path, shares: Sequence[Share], lock: IO[str]):
+    def __init__(self, config: Path, shares: Sequence[Share], lock: Sequence[int]):
         self._config, self._free, self._lock = config, list(shares), lock
         self._running: list[_Running] = []
 
@@ -97,7 +98,7 @@ class Side:
                 stderr=errors,
                 env={**os.environ, **share.environment()},
                 start_new_session=True,  # Ctrl-C reaches it through us, once
-                pass_fds=(self._lock.fileno(),),
+                pass_fds=self._lock,
             )
         return _Running(member, share, process, time.monotonic())
 
@@ -108,27 +109,37 @@ def command_of(config: Path, member: Member) -> list[str]:
 
 
 @contextlib.contextmanager
-def only_one(name: str) -> Iterator[IO[str]]:
+def only_one(name: str) -> Iterator[Sequence[int]]:
     """Holds the sweep of this name, so that no run of it is trained twice at a time.
 
-    The lock is held by the members too: one whose sweep was killed keeps it until it ends.
+    The lock is held by the members too: one whose sweep was killed keeps it until it ends. It is on
+    the directory and on a file in it: nobody who removes the file lets another in.
 
     Raises:
         ConfigError: if the sweep, or a member of it, is running.
     """
-    import fcntl
-
     path = Path("runs") / name / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
+    with path.open("w") as lock, contextlib.closing(HeldFolder(path.parent)) as folder:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            for file in (lock.fileno(), folder.fileno()):
+                _take(file)
+        except BlockingIOError:
             raise ConfigError(
                 f"a sweep of runs/{name} is running, or members of one that was killed still are. "
                 f"Wait for it, or end it; or give this one a name of its own: name={name}-2"
             ) from None
-        yield lock
+        yield lock.fileno(), folder.fileno()
+
+
+def _take(file: int) -> None:
+    """Locks an open file, where the file system can; raises BlockingIOError if another has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # NFS locks no directories, and others lock nothing
+        pass
 
 
 def _end(one: _Running) -> End:

@@ -1,16 +1,19 @@
 """A checkpoint comes and goes whole, wherever the process stops."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
-from jtrain.checkpoint import folder, seal
+from jtrain.checkpoint import Checkpoints, folder, seal
 from jtrain.errors import CheckpointError
 
 
 def write(directory: Path, step: int, text: str) -> None:
+    folder.make(directory)
     begun = folder.begin(directory, step)
     (begun / "state").mkdir()
     (begun / "state" / "data").write_text(text)
@@ -143,3 +146,85 @@ def test_a_damaged_checkpoint_says_so_and_what_to_do(tmp_path: Path, name: str, 
     folder.clear_leftovers(tmp_path)
     assert whole(tmp_path) == {1: "one"}
     assert (tmp_path / "2.damaged").is_dir(), "it may be all that is left of somebody's work"
+
+
+@pytest.mark.parametrize("suffix", [".saving", ".deleting", ".replaced"])
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_whatever_has_the_name_of_a_leftover_goes(tmp_path: Path, suffix: str, kind: str):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("theirs")
+    write(tmp_path, 2, "two")
+    for step in (2, 7):
+        path = tmp_path / f"{step}{suffix}"
+        if kind == "file":
+            path.write_text("no folder")
+        elif kind == "link":
+            path.symlink_to(outside)
+        else:
+            (path / "state").mkdir(parents=True)
+    if suffix == ".replaced" and kind == "folder":  # a step that was being replaced: put back
+        folder.clear(tmp_path / "7.replaced")
+    write(tmp_path, 2, "two again")
+    folder.delete(tmp_path, 2)
+    write(tmp_path, 3, "three")
+    folder.clear_leftovers(tmp_path, pytest.fail)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "outside"]
+    assert (outside / "kept").read_text() == "theirs"
+
+
+def test_what_cannot_be_removed_is_told_and_goes_when_it_can(tmp_path: Path, monkeypatch):
+    told = []
+
+    def refuses(path, **_):
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    state = {"x": jnp.int32(1)}
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.tell.tell_by(told.append)
+        checkpoints.prepare()
+        checkpoints.save(1, state, {})
+        checkpoints.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", refuses)
+            for step in (2, 3, 4):
+                checkpoints.save(step, state, {})
+                checkpoints.wait()
+        assert [path.name for path in folder.leftovers(tmp_path)] == [
+            "1.deleting",
+            "2.deleting",
+            "3.deleting",
+        ]
+        assert len(told) == 3, "each once"
+        place = tmp_path / "1.deleting"
+        assert told[0] == (
+            f"{place} cannot be removed (Operation not permitted). Remove it by hand: rm -r {place}"
+        )
+        checkpoints.save(5, state, {})
+        checkpoints.wait()
+        assert folder.leftovers(tmp_path) == []
+        assert checkpoints.steps() == [5]
+
+
+def test_a_checkpoint_that_cannot_be_renamed_stays_and_the_save_is_one(tmp_path: Path, monkeypatch):
+    told, rename = [], Path.rename
+
+    def refuses(path, target):
+        if str(target).endswith(".deleting"):
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        return rename(path, target)
+
+    state = {"x": jnp.int32(1)}
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.tell.tell_by(told.append)
+        checkpoints.save(1, state, {})
+        checkpoints.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", refuses)
+            checkpoints.save(2, state, {})
+            checkpoints.wait()
+        assert checkpoints.steps() == [1, 2]
+        assert told == ["checkpoint 1 cannot be deleted (Operation not permitted)"]
+        checkpoints.save(3, state, {})
+        checkpoints.wait()
+        assert checkpoints.steps() == [3]

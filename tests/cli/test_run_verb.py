@@ -91,7 +91,7 @@ def test_a_stopped_run_exits_with_75_and_says_how_to_go_on(capfd, monkeypatch):
         assert main(["run", CONFIG, "steps=40"]) == 75
     said = capfd.readouterr()
     assert "asked to end (SIGTERM)" in said.out
-    assert "stopping after this step; once more to stop at once" in said.err
+    assert "SIGTERM: stopping after this step. From 2 s on a second signal stops" in said.err
     (words,) = commands(said.out)
     assert words == ["run", CONFIG, "steps=40"]
     assert main(words) == 0

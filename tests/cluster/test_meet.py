@@ -9,7 +9,7 @@ import pytest
 from jtrain.cluster.cluster import Address, Cluster
 from jtrain.cluster.meet import bound, meet
 from jtrain.errors import ConfigError, PeerError
-from jtrain.launch.launch import free_port
+from jtrain.launch.port import free_port
 
 SAME = {"config seed": "0", "package jax": "0.10.2"}
 

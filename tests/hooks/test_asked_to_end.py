@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from quick_study import CODE, write_study
 
 from jtrain.pulse import Beat, read
-from jtrain.pulse.pulse import FOLDER, file_of
+from jtrain.pulse.channel import Channel
 
 SLOW = '''
 
@@ -62,13 +63,17 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def begin(home: Path, compiled: Path, where: str) -> subprocess.Popen[str]:
+def begin(
+    home: Path, compiled: Path, where: str, channel: Channel, *before: str
+) -> subprocess.Popen[str]:
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    env |= {FOLDER: str(home), "WHERE": where, "JAX_COMPILATION_CACHE_DIR": str(compiled)}
+    env |= {**channel.environ, "WHERE": where, "JAX_COMPILATION_CACHE_DIR": str(compiled)}
+    run = [sys.executable, "-W", "error", "-m", "jtrain", "run", "configs/quick.yaml", *VALUES]
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "jtrain", "run", "configs/quick.yaml", *VALUES],
+        [*before, *run],
         cwd=home,
         env=env,
+        pass_fds=channel.files,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -76,10 +81,20 @@ def begin(home: Path, compiled: Path, where: str) -> subprocess.Popen[str]:
 
 
 def asked(
-    home: Path, compiled: Path, where: str, phase: str, *signals: signal.Signals
+    home: Path,
+    compiled: Path,
+    where: str,
+    phase: str,
+    *signals: signal.Signals,
+    gap: float = 0.1,
+    before: Sequence[str] = (),
 ) -> tuple[str, Beat, float]:
-    """What a run said that got signals in a phase, its last beat and how long it took to end."""
-    process, file = begin(home, compiled, where), file_of(home, 0)
+    """What a run said that got signals in a phase, its last beat and how long it took to end.
+
+    They go to what the run is the child of, where there is something `before` it.
+    """
+    channel = Channel()
+    process, file = begin(home, compiled, where, channel, *before), channel.files.pulse
     try:
         deadline = time.monotonic() + 120
         step = 0 if phase in {"start", "compile"} else 6
@@ -91,13 +106,14 @@ def asked(
         began = time.monotonic()
         for each in signals:
             process.send_signal(each)
-            time.sleep(0.1)
+            time.sleep(gap)
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 75, said
         return said, read(file), time.monotonic() - began
     finally:
         process.kill()
         process.wait()
+        channel.close()
 
 
 def stands(home: Path) -> dict:
@@ -106,8 +122,9 @@ def stands(home: Path) -> dict:
 
 def gone_on(home: Path, compiled: Path) -> bytes:
     """The metrics of the run, gone on with to its end."""
-    process = begin(home, compiled, "")
-    said, _ = process.communicate(timeout=120)
+    with Channel() as channel:
+        process = begin(home, compiled, "", channel)
+        said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
     return (home / "runs" / "quick" / "metrics.jsonl").read_bytes()
 
@@ -152,8 +169,82 @@ def test_while_it_samples_the_last_state_is_kept_and_it_samples_later(home: Path
     assert (home / "runs" / "quick" / "samples.txt").read_text() == "a sample\n"
 
 
-@pytest.mark.thorough
-def test_the_second_signal_ends_it_at_once(home: Path, compiled: Path):
-    said, _, seconds = asked(home, compiled, "eval", "eval", signal.SIGTERM, signal.SIGTERM)
-    assert seconds < 10
-    assert "again" in said or "stopped at step" in said
+def kept(home: Path) -> int:
+    """The step that the run says it stopped at, of which it has a sealed checkpoint."""
+    said = stands(home)
+    assert said["status"] == "stopped"
+    assert (home / "runs" / "quick" / "checkpoints" / f"{said['step']}" / "seal.json").exists()
+    return said["step"]
+
+
+TERM, INT, HUP, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
+
+
+@pytest.mark.parametrize(
+    ("signals", "gap", "before"),
+    [
+        # `timeout` hands it to its child, and then to the group of both.
+        ((TERM,), 0.0, ("timeout", "500")),
+        pytest.param((TERM, TERM), 0.0, (), marks=pytest.mark.thorough),
+        pytest.param((INT, INT), 0.05, (), marks=pytest.mark.thorough),
+        pytest.param((USR1, TERM, HUP, TERM), 0.02, (), marks=pytest.mark.thorough),
+        pytest.param((HUP,), 0.0, (), marks=pytest.mark.thorough),
+    ],
+)
+def test_signals_close_together_are_one_and_the_checkpoint_is_kept(
+    home: Path, compiled: Path, signals: Sequence[signal.Signals], gap: float, before: Sequence[str]
+):
+    said, beat, _ = asked(home, compiled, "data", "data", *signals, gap=gap, before=before)
+    assert kept(home) == beat.step >= 6
+    name = signals[0].name
+    assert said.count(f"{name}: stopping after this step. From 2 s on a second signal stops") == 1
+    assert f"stopped at step {beat.step}: " in said
+    assert "ended at once" not in said
+
+
+def test_nohup_still_means_that_a_closed_terminal_is_no_reason_to_end(home: Path, compiled: Path):
+    said, beat, _ = asked(home, compiled, "data", "data", HUP, TERM, gap=0.3, before=("nohup",))
+    assert kept(home) == beat.step
+    assert "asked to end (SIGTERM)" in said
+
+
+# A run that has steps to lose, and whose main thread is in C.
+STUCK = """
+import ctypes, signal, sys
+from jtrain.hooks import Signals
+from jtrain.pulse import PULSE, shutdown_request
+from jtrain.pulse.leaving import leave_when_asked
+
+shutdown_request.REPEATS = float(sys.argv[1])
+leave_when_asked()
+PULSE.beat("step", 5)
+with Signals():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # other threads take it
+    print("now", flush=True)
+    ctypes.CDLL(None).sleep(60)
+"""
+
+
+def test_a_second_signal_ends_at_once_what_is_stuck():
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK, "0.5"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        assert process.stdout.readline() == "now\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.readline() == "\n"
+        assert "From 0.5 s on a second signal stops at once" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.6)
+        assert process.poll() is None, "that was the first one again"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 75
+        assert "asked to end again (SIGTERM): ended at once" in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()

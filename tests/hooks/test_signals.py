@@ -8,33 +8,44 @@ import counting
 import pytest
 
 from jtrain.hooks import Signals, on_state
+from jtrain.pulse import shutdown_request
 
-# Processes that get a signal, once or twice, in their third step; each line says how one ended.
+# Processes that get signals in their third step, and one more when they have stopped; each line
+# says how one ended.
 _SCRIPT = """
-import itertools, os, signal, warnings
+import itertools, os, signal, time, warnings
 from jtrain.hooks import Signals
 from jtrain.loop import train
+from jtrain.pulse import shutdown_request
 
-def life(number, times):
+shutdown_request.REPEATS = 0.2
+
+def life(number, pauses, late):
     def step(state, batch):
-        for _ in range(times if state == 2 else 0):
+        for pause in pauses if state == 2 else ():
+            time.sleep(pause)
             os.kill(os.getpid(), number)
         return state + 1, {}
 
     with Signals() as signals:
         ended = train(step, 0, itertools.repeat({}), start=0, stop=10, hooks=[signals])
-    print(ended.step, ended.stop.why, ended.stop.kind, flush=True)
+    os.kill(os.getpid(), number)  # a repetition, after the block
+    print(ended.step, ended.stop.why, end=", ", flush=True)
+    if late:
+        time.sleep(0.3)
+        os.kill(os.getpid(), number)
+        print("survived", end=", ", flush=True)
 
 warnings.simplefilter("ignore")  # jax about fork; no thread of it runs yet
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` may have it ignored
-for number in (signal.SIGINT, signal.SIGTERM):
-    for times in (1, 2):
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for pauses, late in (((0, 0, 0.05), False), ((0,), True), ((0, 0.3), False)):
         child = os.fork()
         if child == 0:
             try:
-                life(number, times)
+                life(number, pauses, late)
             except KeyboardInterrupt:
-                print("KeyboardInterrupt", flush=True)
+                print("KeyboardInterrupt", end=", ", flush=True)
             os._exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
@@ -50,22 +61,53 @@ def lives():
         timeout=60,
         check=True,
     )
-    assert done.stderr.count("once more to stop at once") == 4
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        warned = f"{name}: stopping after this step. From 0.2 s on a second signal stops at once"
+        assert done.stderr.count(warned) == 3, "once each"
     return done.stdout.splitlines()
 
 
-def test_a_signal_stops_the_loop_after_its_step(lives):
-    assert lives[:2] == ["3 interrupted (Ctrl-C) interrupted", "0"]
-    assert lives[4:6] == ["3 asked to end (SIGTERM) interrupted", "0"]
+def test_signals_close_together_stop_the_loop_after_its_step(lives):
+    assert lives[0] == "3 interrupted (Ctrl-C), 0"
+    assert lives[3] == "3 asked to end (SIGTERM), 0"
+    assert lives[6] == "3 asked to end (SIGHUP), 0"
 
 
-def test_the_second_signal_acts_at_once(lives):
-    assert lives[2:4] == ["KeyboardInterrupt", "0"]
-    assert lives[6:] == [str(-signal.SIGTERM)]
+def test_what_repeats_a_signal_is_spent_also_when_the_handlers_of_before_are_back(lives):
+    assert lives[1] == "3 interrupted (Ctrl-C), KeyboardInterrupt, 0"
+    assert lives[4] == f"3 asked to end (SIGTERM), {-signal.SIGTERM}"
+    assert lives[7] == f"3 asked to end (SIGHUP), {-signal.SIGHUP}"
 
 
-def test_the_handlers_of_before_are_put_back():
-    mine = lambda number, frame: None
+def test_a_second_signal_acts_at_once(lives):
+    assert lives[2::3] == ["KeyboardInterrupt, 0", str(-signal.SIGTERM), str(-signal.SIGHUP)]
+
+
+def test_a_second_signal_counts_two_seconds_after_the_warning():
+    now = [0.0]
+    request = shutdown_request.ShutdownRequest(clock=lambda: now[0])
+    assert not request.repeats
+    came = [request.signalled()]
+    now[0] = 60.0  # whoever is to say the warning is held up
+    came.append(request.signalled())
+    request.warned()
+    for now[0] in (60.0, 61.99, 62.0):
+        came.append(request.signalled())
+    assert came == ["first", "repeat", "repeat", "repeat", "second"]
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_the_handlers_of_before_are_put_back(monkeypatch):
+    called = []
+    mine = lambda number, frame: called.append(number)
     before = {number: signal.signal(number, mine) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         for raised in (False, True):
@@ -74,6 +116,14 @@ def test_the_handlers_of_before_are_put_back():
                 if raised:
                     signal.raise_signal(signal.SIGTERM)
                     assert signals.why == "asked to end (SIGTERM)"
+            if raised:  # what repeats it is not for those of before; what comes later is
+                for number in before:
+                    signal.raise_signal(number)
+                assert called == []
+                monkeypatch.setattr(shutdown_request, "REPEATS", 0.0)
+                for number in before:
+                    signal.raise_signal(number)
+                assert called == list(before)
             assert [signal.getsignal(number) for number in before] == [mine, mine]
     finally:
         for number, handler in before.items():

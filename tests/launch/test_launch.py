@@ -15,6 +15,7 @@ from jtrain.cli import main
 from jtrain.errors import ConfigError
 from jtrain.launch import launch
 from jtrain.launch.launch import environment
+from jtrain.launch.port import free_port
 
 ME = "import os, sys, time; me = int(os.environ['JTRAIN_PROCESS']);"
 
@@ -99,11 +100,14 @@ def test_runs_that_were_stopped_are_waited_for(tmp_path: Path):
     assert (tmp_path / "1").exists()
 
 
-def launched(code: str) -> subprocess.Popen:
+def launched(code: str, *before: str, **options) -> subprocess.Popen:
+    """A launch of two processes; a signal repeats another one within 0.5 s."""
     starts = (
+        "from jtrain.pulse import shutdown_request; shutdown_request.REPEATS = 0.5\n"
         f"from jtrain.launch import launch; raise SystemExit(launch({of(code)!r}, processes=2))"
     )
-    return subprocess.Popen([sys.executable, "-c", starts], stderr=subprocess.DEVNULL)
+    options.setdefault("stderr", subprocess.DEVNULL)
+    return subprocess.Popen([*before, sys.executable, "-c", starts], **options)
 
 
 def when_written(folder: Path, count: int) -> None:
@@ -113,46 +117,76 @@ def when_written(folder: Path, count: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_handed_on(tmp_path: Path, number: signal.Signals):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_are_handed_on_once(tmp_path: Path, number: signal.Signals):
+    pids, count = tmp_path / "pids", tmp_path / "count"
+    pids.mkdir()
     code = (
-        "import signal;"
-        f"signal.signal({int(number)}, lambda *_: sys.exit(75));"
-        f"open(f'{tmp_path}/{{os.getpid()}}', 'w');"
-        "time.sleep(60)"
+        "import signal\n"
+        "came = []\n"
+        f"signal.signal({int(number)}, lambda *_: came.append(1))\n"
+        f"open(f'{pids}/{{os.getpid()}}', 'w')\n"
+        "while not came: time.sleep(0.01)\n"
+        "time.sleep(0.3)\n"
+        f"open('{count}', 'a').write(f'{{len(came)}} ')\n"
+        "sys.exit(75)"
     )
-    process = launched(code)
-    when_written(tmp_path, 2)
+    process = launched(code, "timeout", "500")  # which sends it twice
+    when_written(pids, 2)
     process.send_signal(number)
     assert process.wait(timeout=30) == 75
-    assert not any(Path(f"/proc/{file.name}").exists() for file in tmp_path.iterdir())
+    assert ended(pids)
+    assert count.read_text() == "1 1 "
 
 
-def test_a_second_signal_ends_all(tmp_path: Path):
+def ended(folder: Path) -> bool:
+    """Whether those that left their numbers there are gone."""
+    return not any(Path(f"/proc/{file.name}").exists() for file in folder.iterdir())
+
+
+def test_a_second_signal_ends_all_and_one_that_repeats_the_first_does_not(tmp_path: Path):
     code = (
         "import signal;"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         f"open(f'{tmp_path}/{{os.getpid()}}', 'w');"
         "time.sleep(60)"
     )
-    process = launched(code)
+    process = launched(code, stderr=subprocess.PIPE, text=True)
     when_written(tmp_path, 2)
-    for _ in range(2):
+    for _ in range(3):
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-    assert process.wait(timeout=30) != 0
-    assert not any(Path(f"/proc/{file.name}").exists() for file in tmp_path.iterdir())
+        time.sleep(0.02)
+    time.sleep(0.7)
+    assert process.poll() is None
+    assert not ended(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert said.count("SIGTERM was handed on to all processes. From 0.5 s on a second") == 1
+    assert "asked to end again (SIGTERM): all are ended at once" in said
+    assert ended(tmp_path)
 
 
-def test_when_it_is_killed_they_end_too(tmp_path: Path):
-    process = launched(f"open(f'{tmp_path}/{{os.getpid()}}', 'w'); time.sleep(60)")
-    when_written(tmp_path, 2)
-    process.kill()
-    process.wait()
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT, signal.SIGHUP])
+def test_however_it_is_ended_they_end_too_and_nothing_is_left(
+    tmp_path: Path, number: signal.Signals
+):
+    pids, temporary = tmp_path / "pids", tmp_path / "temporary"
+    pids.mkdir()
+    temporary.mkdir()
+    process = launched(
+        f"open(f'{pids}/{{os.getpid()}}', 'w'); time.sleep(60)",
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    when_written(pids, 2)
+    process.send_signal(number)
+    codes = {signal.SIGKILL: -9, signal.SIGQUIT: 128 + 3, signal.SIGHUP: 75}
+    assert process.wait(timeout=30) == codes[number]
     deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{file.name}").exists() for file in tmp_path.iterdir()):
+    while not ended(pids):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    assert list(temporary.iterdir()) == []
 
 
 def test_says_where_more_than_the_loopback_is_listened_at(monkeypatch, capfd):
@@ -165,6 +199,50 @@ def test_says_where_more_than_the_loopback_is_listened_at(monkeypatch, capfd):
     said = capfd.readouterr().err
     assert "exchange arrays at 198.51.100.7" in said
     assert f"put `127.0.0.1 {socket.gethostname()}` into /etc/hosts" in said
+
+
+def test_of_launches_on_one_port_at_one_moment_one_goes_on_and_the_others_are_refused(
+    tmp_path: Path,
+):
+    """The port is looked at by all before process 0 of any listens there."""
+    code = (
+        f"open(f'{tmp_path}/{{os.getpid()}}', 'w').write(os.environ['JTRAIN_COORDINATOR']);"
+        "time.sleep(60)"
+    )
+    port = free_port()
+    starts = f"raise SystemExit(launch({of(code)!r}, processes=2, port={port}))"
+    starts = (
+        "import sys, time; from jtrain.launch import launch; from jtrain.errors import UserError\n"
+        "time.sleep(max(0, float(sys.argv[1]) - time.time()))\n"
+        f"try: {starts}\n"
+        "except UserError as error: print(error, file=sys.stderr); raise SystemExit(error.code)"
+    )
+    moment = time.time() + 3.0
+    command = [sys.executable, "-c", starts, f"{moment}"]
+    launches = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    try:
+        when_written(tmp_path, 2)
+        time.sleep(max(0, moment + 1.0 - time.time()))
+        over = [each for each in launches if each.poll() is not None]
+        assert [each.returncode for each in over] == [2] * 3
+        for each in over:
+            refused = (
+                f"--port {port} was asked for and cannot be had (another jtrain launch has it)"
+            )
+            assert refused in each.communicate()[1]
+        assert [file.read_text() for file in tmp_path.iterdir()] == [f"127.0.0.1:{port}"] * 2
+        assert not ended(tmp_path)
+    finally:
+        for each in launches:
+            each.kill()
+            each.wait()
+            assert each.stderr is not None
+            each.stderr.close()
+
+
+def test_a_port_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match=r"--port 70000 was asked.*0-65535.*Leave --port out"):
+        launch(of("pass"), processes=2, port=70000)
 
 
 def test_a_port_in_use_is_refused_with_one_that_is_free():

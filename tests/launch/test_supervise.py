@@ -1,6 +1,7 @@
 """What fails is begun again: how often, when not, and what is said when it is given up."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,9 +111,8 @@ def test_what_a_run_says_of_its_failure_is_in_the_table(here: Path, capfd):
 
 
 def test_a_full_disk_that_a_run_gets_over_is_no_end_of_it(here: Path, capfd):
-    code = "open(os.environ['JTRAIN_REHEARSAL'].partition('|')[2] + '/done-full-disk@save1', 'w')"
     full = faults("full-disk@save1", processes=1)
-    assert launch(of(f"{LIFE}{code}"), processes=1, faults=full) == 0
+    assert launch(watched("PULSE.rehearses(0)"), processes=1, faults=full) == 0
     assert lives(here) == [1]
     row = capfd.readouterr().err.splitlines()[1]
     assert " ".join(row.split()) == "full-disk@save1 - - - it went on, and ended with 0"
@@ -146,8 +146,10 @@ def test_who_is_stuck_is_named_with_the_stacks_of_all(here: Path, capfd, how: st
     assert launch(watched(code), processes=2, restarts=1, patience=patience) == 0
     assert time.monotonic() - began < 30
     said = capfd.readouterr().err
-    assert "jtrain launch: process 1 has been" in said
-    assert "s, of 1.0 s allowed; process 0 has been in step 21, for " in said
+    assert re.search(
+        r"jtrain launch: process 1 has been .*; process 0 has been in step 21, for", said
+    )
+    assert "s, of 1.0 s allowed" in said
     assert "Begun again (1 of 1) from the beginning: no checkpoint was sealed yet.\n" in said
     assert ("stopped by a signal" in said) == (how == "is stopped")
     assert "waits_for_the_other" in (run / "stacks-0.txt").read_text()
@@ -160,11 +162,9 @@ def test_a_hang_without_a_new_beginning_exits_with_124(here: Path, capfd):
     said = capfd.readouterr().err
     assert "process 0 has been in the phase save, step 20, for 0.5" in said
     assert said.endswith("All were ended.\n")
-    where = Path(said.split("The stacks of all: ")[1].split("/stacks-*.txt")[0])
-    (stacks,) = where.iterdir()
-    assert "Current thread" in stacks.read_text() or "Thread 0x" in stacks.read_text()
-    stacks.unlink()
-    where.rmdir()
+    stacks = said.partition("process 0:\n")[2]
+    assert "Current thread" in stacks or "Thread 0x" in stacks
+    assert "<string>" in stacks
 
 
 @pytest.mark.parametrize(

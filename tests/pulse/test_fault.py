@@ -1,12 +1,11 @@
 """What a rehearsal is typed as, and what is said of what is none."""
 
-from pathlib import Path
-
 import pytest
 
 from jtrain.cli import launch
 from jtrain.errors import UserError
 from jtrain.pulse.fault import KINDS, Fault, faults
+from jtrain.pulse.pulse import FAULTS
 
 
 def test_faults_are_read_as_they_are_printed():
@@ -45,7 +44,7 @@ def test_only_a_run_is_rehearsed():
     assert "run CONFIG" in str(refused.value)
 
 
-def test_a_file_says_that_it_came(tmp_path: Path):
-    one, other = faults("kill:1@step2,full-disk@save2", processes=2)
-    one.done(tmp_path).touch()
-    assert [fault.done(tmp_path).exists() for fault in (one, other)] == [True, False]
+def test_more_faults_than_fit_into_the_memory_of_a_process_are_refused():
+    assert len(faults(",".join(["kill:0@step1"] * FAULTS), processes=1)) == FAULTS
+    with pytest.raises(UserError, match=f"names {FAULTS + 1} faults, and .* takes {FAULTS}. Leave"):
+        faults(",".join(["kill:0@step1"] * (FAULTS + 1)), processes=1)

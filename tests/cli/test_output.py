@@ -1,0 +1,137 @@
+"""A run outlives those who read what it says: it ends where it can go on again."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from quick_study import CODE, write_study
+
+from jtrain.hooks.metrics import read
+
+SLOW = CODE.replace("    return Arrays(", "    return Slow(").replace(
+    "\n\n@jt.values\nclass Data",
+    """
+
+class Slow(Arrays):
+    def __getitem__(self, indices):
+        time.sleep(0.02)
+        return super().__getitem__(indices)
+
+
+@jt.values
+class Data""",
+)
+# Makes its standard input the terminal that it belongs to, whose end is a SIGHUP to it.
+OF_THE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+RUN = ("run", "configs/quick.yaml", "steps=100000", "checkpoint.every=0", "evaluate.every=50000")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    write_study(tmp_path, f"import time\n{SLOW}")
+    return tmp_path
+
+
+def asked(
+    home: Path, compiled: Path, words: list[str], ask: Callable[[subprocess.Popen], None], **streams
+) -> int:
+    """The exit code of a run that is asked to end when it has taken some steps."""
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    process = subprocess.Popen(
+        words,
+        cwd=home,
+        env=env | {"JAX_COMPILATION_CACHE_DIR": str(compiled)},
+        start_new_session=True,
+        **streams,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while len(read(home / "runs" / "quick" / "metrics.jsonl")) < 5:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        ask(process)
+        return process.wait(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def refuse_lost(home: Path) -> None:
+    """Makes sure that the run stopped with a checkpoint of its last step."""
+    said = json.loads((home / "runs" / "quick" / "run.json").read_text())
+    assert said["status"] == "stopped"
+    assert (home / "runs" / "quick" / "checkpoints" / f"{said['step']}" / "seal.json").exists()
+
+
+@pytest.mark.parametrize(
+    "launched",
+    [("launch", "--processes", "1"), pytest.param((), marks=pytest.mark.thorough)],
+)
+def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(
+    home: Path, compiled: Path, launched: tuple[str, ...]
+):
+    terminal, end = pty.openpty()
+    words = [sys.executable, "-c", OF_THE_TERMINAL, sys.executable, "-m", "jtrain"]
+
+    def close(process: subprocess.Popen) -> None:
+        os.close(end)
+        os.close(terminal)
+
+    streams = {"stdin": end, "stdout": end, "stderr": end}
+    assert asked(home, compiled, [*words, *launched, *RUN], close, **streams) == 75
+    refuse_lost(home)
+
+
+def test_ctrl_c_that_ends_its_reader_too_loses_nothing(home: Path, compiled: Path):
+    """As in `jtrain run CONFIG 2>&1 | tee log.txt`."""
+    reader, end = os.pipe()
+
+    def ctrl_c(process: subprocess.Popen) -> None:
+        os.close(end)
+        os.close(reader)
+        time.sleep(0.2)  # some lines of steps are written meanwhile
+        process.send_signal(signal.SIGINT)
+
+    words = [sys.executable, "-m", "jtrain", *RUN]
+    assert asked(home, compiled, words, ctrl_c, stdout=end, stderr=end) == 75
+    refuse_lost(home)
+
+
+def test_what_nobody_reads_is_dropped_and_the_rest_goes_on():
+    code = (
+        "import sys; from jtrain.cli.output import outlive_readers\n"
+        "outlive_readers(); outlive_readers()\n"
+        "print('möwe', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "for _ in range(1000): print('x' * 100)\n"
+        "print('done', file=sys.stderr)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "möwe\n".encode()
+    process.stdout.close()
+    process.stdin.write(b"\n")
+    process.stdin.close()
+    assert process.stderr.read() == b"done\n"
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0
