@@ -22,6 +22,7 @@ from jtrain.hooks.recording import Record
 from jtrain.hooks.twice import Twice
 from jtrain.parallel.by_hand import gather
 from jtrain.pulse import PULSE
+from jtrain.run_record import IDENTITY
 from jtrain.state import TrainState
 from jtrain.version import __version__
 
@@ -98,6 +99,7 @@ class Keep:
             "batches": of_all(self._parts.calls.state(step)),
             **self._guarded.about(),
             **{name: _numbers(results) for name, results in found.items()},
+            IDENTITY: self._directory.sealed(),
         }
 
     def _refuse_apart(self, step: int, state: TrainState, batch: int) -> None:

@@ -30,6 +30,7 @@ from jtrain.private import private_files
 from jtrain.pulse import PULSE
 from jtrain.pulse.alone import Alone
 from jtrain.pulse.slow import Slow
+from jtrain.run_values import check_about
 from jtrain.state import TrainState
 from jtrain.step import StepFn
 from jtrain.trackers import check_installed
@@ -94,13 +95,14 @@ def run(
     there = Directory(path, again, cluster.index)
     another = f"name={config.name}-2"
     another = another if again else f"jtrain run {source or 'CONFIG'} ... {another}"
-    that = again or f"{there.again} name={config.name}"  # which may lie there as a copy of another
-    changed = there.refuse_another(
-        config, f"Start a new run: {another}\nor go on with that one: {that}"
-    )
+    ways_out = functools.partial(_ways_out, there, config, another, again)
+    changed = there.refuse_another(config, ways_out)
     finished, lost = _finished(there, cluster.processes)
     if finished:
         return finished
+    there.check_files()
+    changed += _copied(there, identity := _of_first(there.identify, cluster.processes))
+    owner = there.adopt(identity, config)
     check_installed(config.trackers)
     kept = config.checkpoint
     with (
@@ -112,6 +114,7 @@ def run(
             best=kept.best,
             first=there.first,
             fall_back=kept.on_damage == "fall_back",
+            owner=owner,
         ) as checkpoints,
     ):
         checkpoints.take()  # or it is refused, before any data is read
@@ -122,8 +125,9 @@ def run(
             there.refuse_another_tokenizer(parts.experiment.tokenizer)
             there.refuse_other_data(parts.data, another)
             checkpoints.check_room(parts.like)
-            begin, step, state = _begun(parts, there, checkpoints)
+            begin, step, state = _begun(config, parts, there, checkpoints, another)
         parts, start = begin.parts, begin.start
+        lost += _gone(there, checkpoints, start)
         # A run that goes on has all in its checkpoint, wherever its first parameters came from.
         drawn = parts.begins.lines() if start is None and parts.begins else []
         there.begin(config)
@@ -207,23 +211,71 @@ def _finished(directory: Directory, processes: int) -> tuple[Outcome | None, lis
     stands = directory.stands()
     if stands.get("status") != "done":
         return None, []
-    step, checkpoints = stands["step"], Checkpoints(directory.checkpoints, first=directory.first)
+    step, owner = stands.get("step"), directory.owner()
+    checkpoints = Checkpoints(directory.checkpoints, first=directory.first, owner=owner)
     checkpoints.tidy()
-    look = lambda: {"whole": checkpoints.is_whole(step)}
-    # Of several the first reads. One alone does not ask JAX which it is: that starts the devices.
-    if not (of_first(look) if processes > 1 else look())["whole"]:
+    look = lambda: {"whole": step is not None and checkpoints.is_whole(step)}
+    if step is None or not _of_first(look, processes)["whole"]:
         return None, [f"was done at step {step}, of which the checkpoint is damaged or gone"]
     found = {name: results(directory.metrics, name) for name in stands.get("sets", ["valid"])}
     return Outcome(directory, "done", step, step, "it was finished before", found), []
 
 
+def _ways_out(there: Directory, config: RunConfig, another: str, again: str, settings: str) -> str:
+    """What to type where the run in the directory is of other values.
+
+    Args:
+        again: what was given to go on with it, if anything.
+        settings: what is typed after config.yaml to have the values of the run; mostly empty.
+    """
+    if again:
+        that = f"{again}, with the values that are there"
+    else:  # by its own name, for it may lie there as a copy of another
+        that = f"{there.again} name={config.name} {settings}".rstrip()
+    return f"Start a new run: {another}\nor go on with that one: {that}"
+
+
+def _of_first(make: Callable[[], dict[str, Any]], processes: int) -> dict[str, Any]:
+    """What the first process makes; one alone does not ask JAX which it is: that starts devices."""
+    return of_first(make) if processes > 1 else make()
+
+
+def _copied(directory: Directory, identity: Mapping[str, Any]) -> list[str]:
+    """A line where the run's directory is a copy of that of another run, or was moved."""
+    known = directory.stands()
+    if known.get("id", identity["id"]) == identity["id"]:
+        return []
+    return [
+        f"{directory.path} was copied or moved from {known.get('place', 'another place')}: it is a "
+        f"run of its own from now on"
+    ]
+
+
+def _gone(directory: Directory, checkpoints: Checkpoints, start: int | None) -> list[str]:
+    """A line about the checkpoint that run.json names, where nothing else was said of it."""
+    stands = directory.stands()
+    step = stands.get("step", 0) if stands.get("status") in {"running", "stopped"} else 0
+    if step <= (start or 0) or any(f"checkpoint {step} " in line for line in checkpoints.news):
+        return []
+    return [f"checkpoint {step}, which {directory.status} names, is gone"]
+
+
 def _begun(
-    parts: Assembly, directory: Directory, checkpoints: Checkpoints
+    config: RunConfig,
+    parts: Assembly,
+    directory: Directory,
+    checkpoints: Checkpoints,
+    another: str,
 ) -> tuple[Begin, StepFn, TrainState]:
     """Where a run begins, its compiled step, and the state there, of a checkpoint that holds."""
     while True:
         with PULSE.during("restore"):  # every byte of a checkpoint is read
             begin = begins(parts, directory, checkpoints)
+        if begin.start is not None:
+            about = checkpoints.about(begin.start)
+            where = directory.checkpoints / str(begin.start)
+            check_about(about, config, where, f"Start a new run: {another}")
+            directory.refuse_other_data(parts.data, another, known=about.get("data"))
         make = functools.partial(_state, begin, checkpoints)
         with contextlib.suppress(SetAsideError):  # its arrays are not what was saved: one before it
             return begin, *compiled(begin.parts, make)

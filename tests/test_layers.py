@@ -8,7 +8,7 @@ import pytest
 # Each line may import the lines above it. Names on one line may not import one another.
 ORDER = [
     {"errors", "version", "redact"},
-    {"private"},
+    {"private", "regular_files", "disk_errors"},
     {"cache"},
     {"pulse"},
     {"cluster"},
@@ -25,6 +25,8 @@ ORDER = [
     {"checkpoint"},
     {"loop"},
     {"hooks"},
+    {"run_record"},
+    {"run_values"},
     {"lengths", "judged", "directory", "report"},
     {"built"},
     {"by_memory"},

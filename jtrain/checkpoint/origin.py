@@ -114,8 +114,7 @@ def _step(directory: Path, which: Literal["newest", "best"]) -> int:
     newest = folder.steps(directory)[-1]
     if which == "newest":
         return newest
-    about = folder.record(directory, newest)["about"]
-    goal = about.get("config", {}).get("checkpoint", {}).get("best", "")
+    goal = folder.asked_best(folder.record(directory, newest)["about"])
     best = Checkpoints(directory, best=goal).best()
     if best is None:
         raise CheckpointError(

@@ -9,17 +9,30 @@ from typing import Any
 import jax
 
 from jtrain.checkpoint import copies, ending, fingerprint, folder, keeping, storage
-from jtrain.checkpoint.failed import failed, unsealed
-from jtrain.errors import DeviceError
+from jtrain.checkpoint.failed import failed, unannounced, unsealed
+from jtrain.errors import CheckpointError, DeviceError
 from jtrain.types import Leaf
 
 
 class Saver:
     """Writes the checkpoints of a directory, one at a time, in threads that others begin."""
 
-    def __init__(self, directory: Path, dispensable: Callable[[], list[int]]):
-        """`dispensable` gives the steps that may go when one was saved."""
+    def __init__(
+        self,
+        directory: Path,
+        dispensable: Callable[[], list[int]],
+        *,
+        run: str = "",
+        warn: Callable[[str], None] = lambda line: None,
+    ):
+        """`dispensable` gives the steps that may go when one was saved.
+
+        `run` is the id that is sealed into each; `warn` takes a line about a step that may go and
+        cannot be deleted.
+        """
         self._directory, self._dispensable = directory, dispensable
+        self._run, self._warn = run, warn
+        self._undeletable: set[int] = set()
         self._writer: storage.Writer | None = None
         self._opening = threading.Lock()
         self._left: set[Path] = set()  # of failed saves, where Orbax may still have been writing
@@ -55,7 +68,7 @@ class Saver:
             SaveError: if it could not be written, by this process or by that which seals.
             DeviceError: if devices hold copies of a leaf that are not the same.
         """
-        first, begun, lost = jax.process_index() == 0, None, False
+        first, begun, lost, committed = jax.process_index() == 0, None, False, False
         try:
             prints = fingerprint.begin(arrays)
             writer = self.open()
@@ -73,7 +86,8 @@ class Saver:
                 if begun is not None:
                     held = copies.of_all(begun) if jax.process_count() > 1 else held
                     record["fingerprints"] = copies.agreed(held, step)
-                    folder.commit(begun, record)
+                    folder.commit(begun, record, self._run)
+                    committed = True
                     sealed(step)
                     self._delete_dispensable(step)
             finally:
@@ -81,6 +95,8 @@ class Saver:
         except (OSError, ValueError, RuntimeError) as error:  # what the disk and Orbax raise
             self._left |= {begun} if begun is not None else set()
             self._clear()
+            if committed:
+                raise unannounced(self._directory, step, error) from None
             ending.save_failed()
             raise failed(self._directory, step, arrays, error) from None
         except DeviceError:
@@ -111,16 +127,27 @@ class Saver:
         self._left = {path for path in self._left if path.exists()}
 
     def _delete_dispensable(self, saved: int) -> None:
-        """Deletes older ones; never the one whose bytes were read and sealed a moment ago."""
+        """Deletes older ones; never the one whose bytes were read and sealed a moment ago.
+
+        One that cannot be deleted is told of once: what was saved is saved all the same.
+        """
         for step in self._dispensable():
-            if step != saved:
+            if step == saved:
+                continue
+            try:
                 folder.delete(self._directory, step)
+            except CheckpointError as error:
+                if step not in self._undeletable:
+                    self._undeletable.add(step)
+                    self._warn(f"checkpoint {saved} is saved, and an older one stays: {error}")
 
 
 def spare(directory: Path, best: int | None) -> list[int]:
     """The steps that went, so that there is room: all but the newest and the best."""
     gone = []
-    with contextlib.suppress(OSError):  # a disk that is hurt may not even take a deletion
+    with contextlib.suppress(
+        OSError, CheckpointError
+    ):  # a disk that is hurt may not even take a deletion
         for step in keeping.dispensable(folder.steps(directory), 1, best):
             folder.delete(directory, step)
             gone.append(step)

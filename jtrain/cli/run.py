@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ def _refuse_a_copy(resolved: Resolved) -> None:
     path, name = resolved.path, resolved.config.name
     there, meant = path.parent.resolve(), Path("runs", name).resolve()
     typed = resolved.origins["name"].layer == TYPED
-    if typed or path.name != "config.yaml" or not (there / "run.json").exists() or there == meant:
+    if typed or path.name != "config.yaml" or there == meant or not _holds_a_run(there):
         return
     other = shlex.join(["jtrain", "run", str(path), f"name={name}-2"])
     raise ConfigError(
@@ -51,6 +52,11 @@ def _refuse_a_copy(resolved: Resolved) -> None:
         f"To go on with that one: {_go_on(there)}\n"
         f"To start another run with its values: {other}"
     )
+
+
+def _holds_a_run(there: Path) -> bool:
+    """Whether a directory holds a run beside its config: run.json may be lost, or checkpoints."""
+    return any(os.path.lexists(there / name) for name in ("run.json", "checkpoints", "steps.jsonl"))
 
 
 def _go_on(there: Path) -> str:
