@@ -183,6 +183,11 @@ class Directory:
         return find_facts(self.path)
 
     @property
+    def id(self) -> str:
+        """The random id of the run; empty if it has none."""
+        return (self._identity or self.stands()).get("id", "")
+
+    @property
     def pace(self) -> float:
         """Seconds that a step takes, as the run counted its durations in time; 0 if it has none."""
         return self.stands().get("seconds_per_step", 0.0)

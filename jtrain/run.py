@@ -15,6 +15,7 @@ from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints, SetAsideError
 from jtrain.data.readers import gone_on
 from jtrain.directory import Directory, environment
+from jtrain.disk_errors import advice
 from jtrain.drive import compiled, drive
 from jtrain.experiment import RunConfig
 from jtrain.going_back import Begin, begins, decide
@@ -30,6 +31,7 @@ from jtrain.private import private_files
 from jtrain.pulse import PULSE
 from jtrain.pulse.alone import Alone
 from jtrain.pulse.slow import Slow
+from jtrain.regular_files import open_regular
 from jtrain.run_values import check_about
 from jtrain.state import TrainState
 from jtrain.step import StepFn
@@ -320,6 +322,16 @@ def _finish(
     return Outcome(directory, status, ended.step, checkpoints.newest(), why, found, sample)
 
 
+def _write_sample(path: Path, text: str, watch: Watch) -> None:
+    """Writes it; where that is refused the run is done all the same, and says so."""
+    try:
+        with open_regular(path, "wb") as file:
+            file.write(f"{text}\n".encode("utf-8", "replace"))
+    except OSError as error:
+        todo = advice(error, path).words
+        watch.lines.say(f"the sample could not be written to {path} ({error.strerror}). {todo}.")
+
+
 def _shown(
     parts: Assembly,
     directory: Directory,
@@ -336,7 +348,7 @@ def _shown(
             text = sample(*here) if directory.first else ""
             together()
         if directory.first:
-            directory.samples.write_text(text + "\n")
+            _write_sample(directory.samples, text, watch)
     if watch.pictures is not None:
         with signals.interruptible():
             watch.pictures.at(ended.step, ended.state)

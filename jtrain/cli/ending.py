@@ -2,7 +2,9 @@
 
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jtrain.hooks.curve import curve, only_ascii, smooth
 from jtrain.hooks.metrics import results
@@ -38,13 +40,19 @@ def _on(outcome: Outcome) -> str:
 def _curve(outcome: Outcome) -> str:
     rows = results(outcome.directory.metrics, "")
     points = {
-        "training loss": smooth((step, row["loss"]) for step, row in rows.items()),
-        "validation": [(step, row["loss"]) for step, row in outcome.results.items()],
+        "training loss": smooth(_losses(rows)),
+        "validation": _losses(outcome.results),
     }
     if len(points["training loss"]) < 3:
         return ""
     width = min(100, shutil.get_terminal_size().columns)
     return curve(points, width=width, height=16, ascii=only_ascii(sys.stdout.encoding))
+
+
+def _losses(rows: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """The steps whose row has a loss: the file may have been written by others too."""
+    found = ((step, row.get("loss")) for step, row in rows.items())
+    return [(step, loss) for step, loss in found if isinstance(loss, int | float)]
 
 
 def _sample(outcome: Outcome) -> str:
@@ -58,7 +66,8 @@ def _best(outcome: Outcome) -> str:
     lines = []
     for name, found in outcome.sets.items():
         for step, numbers in list(found.items())[-1:]:
-            told = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+            single = {n: value for n, value in numbers.items() if isinstance(value, int | float)}
+            told = "  ".join(f"{name} {value:.4g}" for name, value in single.items())
             of = name if len(outcome.sets) > 1 else "validation"
             lines.append(f"{of} at step {step}:  {told}")
     return "\n".join(lines)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
@@ -14,6 +14,7 @@ from ruamel.yaml.nodes import Node as Yaml
 from jtrain.config.nearest import nearest
 from jtrain.config.node import Keys, Mistake, Node, Origin, Plain, dotted
 from jtrain.errors import ConfigError
+from jtrain.regular_files import open_regular
 
 # Far beyond any config. An anchor can make a file grow without end, and the parser takes a second
 # for so many values, or for half a megabyte.
@@ -192,7 +193,7 @@ def _explain(error: MarkedYAMLError, text: str) -> tuple[int, str]:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             data = file.read(SIZE + 1)
         return _refuse_long(path, data).decode("utf-8-sig")
     except ConfigError:
@@ -211,6 +212,12 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}: no such file{_near_file(path)}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The file; a pipe too where a shell gives one, as in `jtrain run <(sed s/a/b/ x.yaml)`."""
+    given = str(path).startswith(("/dev/fd/", "/proc/self/fd/")) or str(path) == "/dev/stdin"
+    return path.open("rb") if given else open_regular(path)
 
 
 def _refuse_long(path: Path, data: bytes) -> bytes:

@@ -14,8 +14,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jtrain.disk_errors import advice
 from jtrain.errors import CheckpointError
 from jtrain.hooks.rewrite import rewrite
+from jtrain.regular_files import TooMuchError, open_regular, parse_json, read_bytes
+
+MOST = 1 << 33  # bytes of a file of rows
 
 
 class Rows:
@@ -26,7 +30,7 @@ class Rows:
     Those that `lasts` stay all the same.
 
     Raises:
-        CheckpointError: if a row that is not the last cannot be read.
+        CheckpointError: if a row that is not the last cannot be read, or the file not be written.
     """
 
     def __init__(
@@ -37,9 +41,15 @@ class Rows:
         lasts: Callable[[Mapping[str, Any]], bool] | None = None,
     ):
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        _mend(self.path, resumed_at, lasts)
-        self._file = self.path.open("ab", buffering=0)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _mend(self.path, resumed_at, lasts)
+            self._file = open_regular(self.path, "ab", buffering=0)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path} is to take the rows of a run, and cannot be written "
+                f"({error.strerror}). {advice(error, self.path).words}."
+            ) from None
         self._left = bytearray()  # that the disk has not taken
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -76,7 +86,11 @@ def read(path: Path | str) -> list[dict[str, Any]]:
         CheckpointError: if a row that is not the last cannot be read.
     """
     path = Path(path)
-    return [_numbers(row) for row, _ in _parse(path)] if path.exists() else []
+    rows = [row for row, _ in _parse(path)]
+    try:
+        return [_numbers(row) for row in rows]
+    except ValueError as error:
+        raise CheckpointError(f"{path} has a text where a number is written: {error}") from None
 
 
 def whole(path: Path) -> list[dict[str, Any]]:
@@ -87,7 +101,7 @@ def whole(path: Path) -> list[dict[str, Any]]:
 def _mend(
     path: Path, resumed_at: int | None, lasts: Callable[[Mapping[str, Any]], bool] | None
 ) -> None:
-    found = path.read_bytes() if path.exists() else b""
+    found = _content(path)
     kept = b""
     if resumed_at is not None or lasts is not None:
         stays = lambda row: lasts is not None and lasts(row)
@@ -99,7 +113,7 @@ def _mend(
 
 def _parse(path: Path) -> list[tuple[dict[str, Any], bytes]]:
     """The whole rows of a file, each with its line; what was torn at its end is left out."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = _content(path).splitlines(keepends=True)
     rows = [_row(line) for line in lines]
     while rows and rows[-1] is None:
         rows.pop()
@@ -114,9 +128,23 @@ def _parse(path: Path) -> list[tuple[dict[str, Any], bytes]]:
     return whole
 
 
+def _content(path: Path) -> bytes:
+    """The bytes of a file of rows; none if there is no file."""
+    try:
+        return read_bytes(path, most=MOST)
+    except FileNotFoundError:
+        return b""
+    except (OSError, TooMuchError) as error:
+        words = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+        raise CheckpointError(
+            f"{path} holds rows of a run, and {words}. Put it right, or move it away and lose "
+            f"them: mv {path} {path}.old"
+        ) from None
+
+
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:
         return None
     whole = line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("step"), int)
