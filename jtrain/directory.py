@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jtrain.checkpoint.ownership import Owner
+from jtrain.cluster.command_line import program
 from jtrain.config.dump import dump, told
 from jtrain.config.top import Top
 from jtrain.disk_errors import advice as disk_advice
@@ -19,7 +20,7 @@ from jtrain.errors import ConfigError, DataError
 from jtrain.hooks.rewrite import rewrite
 from jtrain.private import refuse_links
 from jtrain.redact import redacted_values
-from jtrain.regular_files import check_regular
+from jtrain.regular_files import open_regular
 from jtrain.run_record import draw_identity, find_facts, find_owner, owner_of
 from jtrain.run_values import check_values, find_values
 from jtrain.version import __version__
@@ -48,7 +49,7 @@ class Directory:
         self.steps = path / "steps.jsonl"
         self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
         self.events = path / "events.jsonl"
-        self.again = again or f"jtrain run {self.config}"
+        self.again = again or f"{program()} run {self.config}"
         self._identity: dict[str, Any] = {}
         self._values: Any = None
 
@@ -202,16 +203,16 @@ class Directory:
 
 def _check_file(path: Path) -> None:
     try:
-        check_regular(path)
+        open_regular(path, "r+b").close()
     except (FileNotFoundError, NotADirectoryError):
         return
-    except OSError as error:
-        raise ConfigError(f"{path} {error.strerror}. Move it away: mv {path} {path}.old") from None
-    if not os.access(path, os.R_OK | os.W_OK):
+    except PermissionError:
         raise ConfigError(
             f"{path} is a file of the run, and you may not read and write it. Make it yours: "
             f"chmod u+rw {path}"
-        )
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path} {error.strerror}. Move it away: mv {path} {path}.old") from None
 
 
 def environment(devices: list[Any]) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from jtrain.all_processes import of_first, together
 from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints, SetAsideError
+from jtrain.cluster.command_line import program
 from jtrain.data.readers import gone_on
 from jtrain.directory import Directory, environment
 from jtrain.disk_errors import advice
@@ -96,7 +97,7 @@ def run(
     cluster = join(config, path)
     there = Directory(path, again, cluster.index)
     another = f"name={config.name}-2"
-    another = another if again else f"jtrain run {source or 'CONFIG'} ... {another}"
+    another = another if again else f"{program()} run {source or 'CONFIG'} ... {another}"
     ways_out = functools.partial(_ways_out, there, config, another, again)
     changed = there.refuse_another(config, ways_out)
     finished, lost = _finished(there, cluster.processes)

@@ -91,6 +91,10 @@ def test_a_signal_to_one_process_stops_all_at_one_step(stopped: Stopped):
     assert 5 < stands["step"] < 40
     assert stands["readers"] == [[0, 2]]
     assert "asked to end (a signal to one of the processes)" in stopped.said
+    again = " ".join(["jtrain launch --processes 2 --devices 2 run configs/quick.yaml", *VALUES])
+    assert f"next:  {again}" in stopped.said
+    header = (stopped.run / "config.yaml").read_text().splitlines()[0]
+    assert header.endswith("launch --processes 2 --devices 2 run runs/quick/config.yaml")
     steps = [int(path.name) for path in (stopped.run / "checkpoints").iterdir()]
     assert max(steps) == stands["step"]
 

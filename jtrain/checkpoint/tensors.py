@@ -40,6 +40,8 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
     if not path.name.endswith(INDEX):
         return _of_file(path)
     files: Mapping[str, str] = _json(path, _bytes(path), "weight_map")
+    if not all(isinstance(name, str) for name in files.values()):
+        raise _broken(path, "its weight_map names no files")
     beside = lambda name: inside(path.parent, name, CheckpointError, path)
     parts = {name: _of_file(beside(name)) for name in {name: None for name in files.values()}}
     lost = [name for name, file in files.items() if name not in parts[file]]
@@ -69,7 +71,7 @@ def _tensor(path: Path, name: str, entry: Any, data: np.ndarray) -> np.ndarray:
         dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
         raise _broken(path, f"of {name} its header says {entry!r}") from None
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(
             f"{path}: {name} is of the type {dtype}; those that can be read are "
             f"{', '.join(DTYPES)}. Convert the file to one of them."

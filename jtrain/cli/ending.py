@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
+from jtrain.cluster.command_line import program
 from jtrain.hooks.curve import curve, only_ascii, smooth
 from jtrain.hooks.metrics import results
 from jtrain.run import Outcome
@@ -18,7 +21,7 @@ def ending(outcome: Outcome, source: Path, command: str) -> str:
     if outcome.status == "done":
         if outcome.why:
             parts.append(f"done at step {outcome.step}: {outcome.why}")
-        again = f"jtrain run {source} name={directory.path.name}-2 optimizer.lr=1e-3"
+        again = f"{program()} run {source} name={directory.path.name}-2 optimizer.lr=1e-3"
         parts.append(
             f"next:  {again}   another run, one value changed\n"
             f"       jtrain eval {directory.path}   measure it again\n"
@@ -26,8 +29,14 @@ def ending(outcome: Outcome, source: Path, command: str) -> str:
         )
     else:
         parts.append(f"{outcome.status} at step {outcome.step}: {outcome.why}")
-        parts.append(f"next:  {command}   {_on(outcome)}")
+        parts.append(f"next:  {command}   {_in_each()}{_on(outcome)}")
     return "\n\n".join(part for part in parts if part)
+
+
+def _in_each() -> str:
+    """What else is to be known of a command that several processes have to be given."""
+    count = jax.process_count()
+    return f"in each of its {count} processes " if count > 1 and program() == "jtrain" else ""
 
 
 def _on(outcome: Outcome) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cluster.command_line import program
 from jtrain.config.node import TYPED
 from jtrain.config.resolve import Resolved, resolve
 from jtrain.config.top import names_a_directory
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
 
     outcome = run(resolved.config, source=resolved.path)
     if outcome.directory.first:
-        print(ending(outcome, resolved.path, shlex.join(["jtrain", "run", *argv])))
+        print(ending(outcome, resolved.path, f"{program()} run {shlex.join(argv)}"))
     return CODES[outcome.status]
 
 

@@ -90,6 +90,7 @@ def parse(
 
 _TOO_DEEP = f"values lie more than {DEPTH} deep in one another; a config has no use for that"
 _TOO_MANY = f"more than {VALUES:,} values; keep data in files of its own, and name those"
+_TOO_LARGE = f"has too many digits: a whole number is at most {2**63 - 1}; write less"
 _TOO_LONG = f"more than {SIZE:,} bytes; keep data in files of its own, and name those"
 
 
@@ -162,15 +163,25 @@ class _Reading:
             if tag in {"int", "float"} and "_" in yaml.value:  # a number of YAML 1.1
                 return yaml.value
             if tag in {"int", "float", "bool", "null"}:
-                return self._construct(yaml, deep=True)
+                return self._counted(self._construct(yaml, deep=True), keys, origin)
             if tag in {"str", "timestamp", "value", "merge"}:  # a date is text
                 yaml.value.encode()
                 return yaml.value
             self._refuse(origin, keys, f"`!{tag}` is no data; write a number or a text")
         # `!!int x`, `!!int` of nothing, a number of 5000 digits, half a character
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            if tag == "int" and re.fullmatch("[-+]?[0-9]{19,}", yaml.value):
+                self._refuse(origin, keys, _TOO_LARGE)
+                return 1
             self._refuse(origin, keys, "is nothing that can be kept; write a number or a text")
         return None
+
+    def _counted(self, value: Plain, keys: Keys, origin: Origin) -> Plain:
+        """The value, 1 in the place of a whole number that no counter holds."""
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            self._refuse(origin, keys, _TOO_LARGE)
+            return 1
+        return value
 
     def _refuse(self, origin: Origin, keys: Keys, words: str) -> None:
         self.said.append(Mistake(origin, dotted(keys), words))

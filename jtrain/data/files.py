@@ -2,12 +2,11 @@
 
 import difflib
 import glob
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from jtrain.errors import DataError
-from jtrain.regular_files import kind_of
+from jtrain.regular_files import kind_of, open_regular
 
 
 def found(paths: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -23,11 +22,18 @@ def found(paths: str | Path | Sequence[str | Path]) -> list[Path]:
         raise DataError("A list of files is empty. Name at least one: path=data/train.txt.")
     files = [file for path in paths for file in _files(str(path))]
     for file in files:
-        if not os.access(file, os.R_OK):
-            raise DataError(
-                f"{file} was to be read, and you may not. Make it readable: chmod u+r {file}"
-            )
+        _check_readable(file)
     return files
+
+
+def _check_readable(file: Path) -> None:
+    try:
+        open_regular(file).close()
+    except OSError as error:
+        raise DataError(
+            f"{file} was to be read, and cannot be ({error.strerror}). Make it readable: "
+            f"chmod u+r {file}"
+        ) from None
 
 
 def _files(path: str) -> list[Path]:

@@ -26,6 +26,7 @@ from jtrain.data.header import FORMAT, are_files, read_header
 from jtrain.data.tokenizer import Tokenizer, fingerprint
 from jtrain.data.tokenizer_file import read_tokenizer
 from jtrain.data.tokenizing import Tokenizing
+from jtrain.disk_errors import advice
 from jtrain.errors import DataError
 from jtrain.regular_files import read_json
 
@@ -72,7 +73,13 @@ def prepare(
     asked = _asked(files, tokenizing, by, field, shard)
     if (header := _done(out, asked)) is not None:
         return header
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"--out {out} was to be a folder, and cannot be made ({error.strerror}). "
+            f"{advice(error, out).words}, or set --out {out}-2"
+        ) from None
     note = _note(out, asked)
     sizes = [path.stat().st_size for path in files]
     before = [0, *itertools.accumulate(sizes)]

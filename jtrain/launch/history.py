@@ -79,9 +79,14 @@ class Life:
 
 
 class History:
-    """What became of each life."""
+    """What became of each life.
 
-    def __init__(self):
+    Args:
+        typed: what a person types before the verb to have the same processes again.
+    """
+
+    def __init__(self, typed: str = ""):
+        self._program = typed or "jtrain"
         self._furthest, self._kept, self._alike = -1, -1, 0
         self.last: Life | None = None
 
@@ -129,7 +134,7 @@ class History:
                 f"  NaN, shapes  jtrain run {config} --find-nan",
             ]
         if life.run and not judged:
-            lines.append(f"  to go on     jtrain run {config}")
+            lines.append(f"  to go on     {self._program} run {config}")
         return "\n".join(lines) + "\n"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jtrain.cluster import cpu_devices
+from jtrain.cluster.command_line import LAUNCHER
 from jtrain.errors import ConfigError
 from jtrain.launch.chaos import Chaos
 from jtrain.launch.gang import Gang
@@ -28,6 +29,7 @@ def launch(
     patience: Patience | None = None,
     beats: bool = False,
     faults: Sequence[Fault] = (),
+    typed: str = "",
 ) -> int:
     """Runs `command` in so many processes and gives the exit code, of the first that failed.
 
@@ -42,6 +44,7 @@ def launch(
         patience: seconds in each phase after which a process is taken for stuck.
         faults: what is done to them on purpose.
         beats: whether what is run tells its phases from its start, as `jtrain run` does.
+        typed: what a person types before the verb to have the same processes again.
 
     Raises:
         ConfigError: if the port is in use.
@@ -55,12 +58,14 @@ def launch(
     def begin(folder: Path) -> Gang:
         where = f"{LOOPBACK}:{port or free_port()}"
         told = [
-            environment(os.environ, where, index, processes, devices) | chaos.environment(folder)
+            environment(os.environ, where, index, processes, devices)
+            | chaos.environment(folder)
+            | ({LAUNCHER: typed} if typed else {})
             for index in range(processes)
         ]
         return Gang(command, told, folder, patience=patience or Patience(), beats=beats)
 
-    return supervise(begin, restarts=restarts, chaos=chaos)
+    return supervise(begin, restarts=restarts, chaos=chaos, typed=typed)
 
 
 def environment(

@@ -39,7 +39,11 @@ class Asked:
 
 
 def supervise(
-    begin: Callable[[Path], Gang], *, restarts: int = 0, chaos: Chaos | None = None
+    begin: Callable[[Path], Gang],
+    *,
+    restarts: int = 0,
+    chaos: Chaos | None = None,
+    typed: str = "",
 ) -> int:
     """Gives the exit code of the last life, after `restarts` new beginnings at most.
 
@@ -49,8 +53,9 @@ def supervise(
     Args:
         begin: starts a gang whose pulses lie in the folder it is given.
         chaos: what is done to it, beside; a life that ended by it is always begun again.
+        typed: what a person types before the verb to have the same processes again.
     """
-    history, spent, chaos = History(), 0, chaos or Chaos()
+    history, spent, chaos = History(typed), 0, chaos or Chaos()
     with handing_on() as asked:
         while True:
             with own_folder() as folder, begin(folder) as gang:
