@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from jtrain.checkpoint.ownership import Owner
 from jtrain.cluster.command_line import program
@@ -77,11 +77,11 @@ class Directory:
         Raises:
             ConfigError: if something else lies under the name of one, or it may not be written.
         """
-        own = (self.config, self.status, self.metrics, self.speed, self.steps, self.events)
-        own += (self.leaves, self.samples, self.log)
-        for file in own:
-            for path in (file, file.with_name(f"{file.name}.new")):
-                _check_file(path)
+        replaced = (self.config, self.status)  # whole, so that only their folder is written
+        written = (self.metrics, self.speed, self.steps, self.events, self.leaves)
+        for file in (*replaced, *written, self.samples, self.log):
+            _check_file(file, "rb" if file in replaced else "r+b")
+            _check_file(file.with_name(f"{file.name}.new"), "rb")
 
     def stored(self, schema: type[C]) -> C | None:
         """Return the values of the run that lies here; None if nothing was ever trained.
@@ -201,9 +201,9 @@ class Directory:
         rewrite(self.status, json.dumps(said, indent=2).encode() + b"\n")
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path, mode: Literal["rb", "r+b"]) -> None:
     try:
-        open_regular(path, "r+b").close()
+        open_regular(path, mode).close()
     except (FileNotFoundError, NotADirectoryError):
         return
     except PermissionError:

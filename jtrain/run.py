@@ -33,6 +33,7 @@ from jtrain.pulse import PULSE
 from jtrain.pulse.alone import Alone
 from jtrain.pulse.slow import Slow
 from jtrain.regular_files import open_regular
+from jtrain.run_notes import copied, gone, ways_out
 from jtrain.run_values import check_about
 from jtrain.state import TrainState
 from jtrain.step import StepFn
@@ -98,13 +99,13 @@ def run(
     there = Directory(path, again, cluster.index)
     another = f"name={config.name}-2"
     another = another if again else f"{program()} run {source or 'CONFIG'} ... {another}"
-    ways_out = functools.partial(_ways_out, there, config, another, again)
-    changed = there.refuse_another(config, ways_out)
+    advice_of = functools.partial(ways_out, there, config, another, again)
+    changed = there.refuse_another(config, advice_of)
     finished, lost = _finished(there, cluster.processes)
     if finished:
         return finished
     there.check_files()
-    changed += _copied(there, identity := _of_first(there.identify, cluster.processes))
+    changed += copied(there, identity := _of_first(there.identify, cluster.processes))
     owner = there.adopt(identity, config)
     check_installed(config.trackers)
     kept = config.checkpoint
@@ -130,7 +131,7 @@ def run(
             checkpoints.check_room(parts.like)
             begin, step, state = _begun(config, parts, there, checkpoints, another)
         parts, start = begin.parts, begin.start
-        lost += _gone(there, checkpoints, start)
+        lost += gone(there, checkpoints, start)
         # A run that goes on has all in its checkpoint, wherever its first parameters came from.
         drawn = parts.begins.lines() if start is None and parts.begins else []
         there.begin(config)
@@ -224,43 +225,9 @@ def _finished(directory: Directory, processes: int) -> tuple[Outcome | None, lis
     return Outcome(directory, "done", step, step, "it was finished before", found), []
 
 
-def _ways_out(there: Directory, config: RunConfig, another: str, again: str, settings: str) -> str:
-    """What to type where the run in the directory is of other values.
-
-    Args:
-        again: what was given to go on with it, if anything.
-        settings: what is typed after config.yaml to have the values of the run; mostly empty.
-    """
-    if again:
-        that = f"{again}, with the values that are there"
-    else:  # by its own name, for it may lie there as a copy of another
-        that = f"{there.again} name={config.name} {settings}".rstrip()
-    return f"Start a new run: {another}\nor go on with that one: {that}"
-
-
 def _of_first(make: Callable[[], dict[str, Any]], processes: int) -> dict[str, Any]:
     """What the first process makes; one alone does not ask JAX which it is: that starts devices."""
     return of_first(make) if processes > 1 else make()
-
-
-def _copied(directory: Directory, identity: Mapping[str, Any]) -> list[str]:
-    """A line where the run's directory is a copy of that of another run, or was moved."""
-    known = directory.stands()
-    if known.get("id", identity["id"]) == identity["id"]:
-        return []
-    return [
-        f"{directory.path} was copied or moved from {known.get('place', 'another place')}: it is a "
-        f"run of its own from now on"
-    ]
-
-
-def _gone(directory: Directory, checkpoints: Checkpoints, start: int | None) -> list[str]:
-    """A line about the checkpoint that run.json names, where nothing else was said of it."""
-    stands = directory.stands()
-    step = stands.get("step", 0) if stands.get("status") in {"running", "stopped"} else 0
-    if step <= (start or 0) or any(f"checkpoint {step} " in line for line in checkpoints.news):
-        return []
-    return [f"checkpoint {step}, which {directory.status} names, is gone"]
 
 
 def _begun(

@@ -32,7 +32,7 @@ ORDER = [
     {"by_memory"},
     {"assemble"},
     {"summary", "sharding", "leaf_statistics", "tracked", "bad_step"},
-    {"opening", "joined", "guarded"},
+    {"opening", "joined", "guarded", "run_notes"},
     {"keep"},
     {"watch", "going_back"},
     {"drive"},

@@ -8,16 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from permissions import permissions_hold
 from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
 from jtrain.checkpoint import folder, seal
 from jtrain.cli import main
+from jtrain.directory import Directory
 from jtrain.errors import ConfigError, DamagedError, DataError
 from jtrain.run import Outcome
 from jtrain.run_record import find_owner, read_record
 from jtrain.trained import measure
 
+thorough = pytest.mark.thorough
 CONFIG = "configs/quick.yaml"
 RUN, CHECKPOINTS = Path("runs/quick"), Path("runs/quick/checkpoints")
 SHORT = "checkpoint.every=4", "evaluate.every=0", "log.every=4"
@@ -36,9 +39,9 @@ def cut_at(last: int):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Path:
-    """A folder with runs that were cut off at step 10: quick, and foreign with another seed; and
-    whole, which was not."""
+def runs(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> tuple[Path, dict[str, bytes]]:
+    """A folder with runs that were cut off at step 10, quick, and foreign with another seed; and
+    what quick comes to when it is not."""
     place = tmp_path_factory.mktemp("runs")
     write_study(place)
     with pytest.MonkeyPatch.context() as patch:
@@ -46,21 +49,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Path:
         for name, more in (("quick", ()), ("foreign", ("seed=1",))):
             with pytest.raises(PowerCutError):
                 trained(CONFIG, *SHORT, *more, f"name={name}", hooks=[cut_at(10)])
-        trained(CONFIG, *SHORT, "name=whole")
-    return place
+        whole = kept(trained(CONFIG, *SHORT, "name=whole"))
+        shutil.rmtree(place / "runs" / "whole")
+    return place, whole
 
 
 @pytest.fixture(autouse=True)
-def _home(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
-    shutil.copytree(runs, tmp_path / "home")
+def _home(runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
+    shutil.copytree(runs[0], tmp_path / "home")
     at_home(tmp_path / "home", monkeypatch, compiled)
 
 
 @pytest.fixture
-def whole() -> dict[str, bytes]:
+def whole(runs) -> dict[str, bytes]:
     """What the run comes to when nothing happens to it."""
-    outcome = trained(CONFIG, *SHORT, "name=whole")
-    return kept(outcome)
+    return runs[1]
 
 
 def again(*settings: str) -> Outcome:
@@ -150,7 +153,9 @@ def test_with_run_json_lost_other_values_are_refused_all_the_same(hurt):
     assert owner.run == run
 
 
-@pytest.mark.parametrize("name", ["deleted", "nested", "other types"])
+@pytest.mark.parametrize(
+    "name", ["deleted", *(pytest.param(n, marks=thorough) for n in ("nested", "other types"))]
+)
 def test_with_run_json_lost_the_same_command_goes_on_to_the_same_bits(name, whole):
     facts = said()
     HURTS[name](RUN / "run.json")
@@ -180,7 +185,7 @@ def test_what_lies_in_the_place_of_a_file_is_told_before_anything_is_trained(
     assert f"{name} is {kind}, and was to be a file. Move it away: " in err
     move = shlex.split(err.partition("Move it away: ")[2])
     Path(move[1]).rename(move[2])
-    assert main(["eval", "quick"]) == 0
+    Directory(RUN).check_files()
 
 
 def test_other_data_is_refused_with_run_json_lost():
@@ -191,13 +196,15 @@ def test_other_data_is_refused_with_run_json_lost():
         again()
 
 
-EDITS = {
+EDITS = {  # of config.yaml
     "a rate": ("lr: 0.03", "lr: 0.5"),
     "another kind": ("kind: adamw\n  lr: 0.03", "kind: sgd\n  lr: 0.03\n  momentum: 0.5"),
 }
 
 
-@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize(
+    "edit", [EDITS["a rate"], pytest.param(EDITS["another kind"], marks=thorough)]
+)
 def test_with_config_yaml_edited_following_the_advice_goes_on_with_the_old_values(edit, whole):
     file = RUN / "config.yaml"
     text = file.read_text()
@@ -220,6 +227,7 @@ def test_with_config_yaml_edited_following_the_advice_goes_on_with_the_old_value
     assert config_of(file) == config_of(CONFIG, SHORT), "and it is put right"
 
 
+@thorough
 def test_with_config_yaml_edited_the_first_command_goes_on():
     file = RUN / "config.yaml"
     file.write_text(file.read_text().replace("lr: 0.03", "lr: 0.5"))
@@ -235,7 +243,9 @@ def test_a_config_yaml_that_no_typing_can_mend_is_passed_by():
     assert again().status == "done"
 
 
-@pytest.mark.parametrize(("step", "place"), [(8, 8), (8, 12), (4, 4)])
+@pytest.mark.parametrize(
+    ("step", "place"), [(8, 8), *(pytest.param(*at, marks=thorough) for at in ((8, 12), (4, 4)))]
+)
 def test_a_checkpoint_of_another_run_is_set_aside_and_not_gone_on_from(step, place, whole):
     foreign(step, place=place)
     outcome = again()
@@ -252,6 +262,7 @@ def test_a_checkpoint_of_another_run_is_set_aside_and_not_gone_on_from(step, pla
     assert kept(outcome) == whole
 
 
+@thorough
 def test_a_newer_checkpoint_of_another_run_is_not_gone_on_from():
     assert trained(CONFIG, *SHORT, "seed=1", "name=foreign").step == 12
     foreign(12, place=12)
@@ -315,6 +326,7 @@ def test_a_run_from_before_there_were_ids_goes_on_and_is_given_one(whole):
     assert trained(CONFIG, *SHORT).why == "it was finished before"
 
 
+@thorough
 def test_such_a_run_is_compared_with_its_checkpoints_too(whole):
     without_ids(RUN)
     file = RUN / "config.yaml"
@@ -362,6 +374,7 @@ def test_a_copy_is_another_run_from_where_it_was_copied(whole, capfd):
     assert (owner.run, dict(owner.ancestors)) == (copy["id"], copy["ancestors"])
 
 
+@thorough
 def test_what_the_original_saves_after_the_copy_is_foreign_to_the_copy(whole):
     shutil.copytree(RUN, "runs/copy")
     settings = (*SHORT, "name=copy")
@@ -402,3 +415,44 @@ def test_jt_run_in_a_directory_of_its_own_is_refused_with_the_call():
         jt.run(config, directory=Path("mine"), hooks=[cut_at(10)])
     with pytest.raises(ConfigError, match=r"the same call of jt\.run again, with the values that"):
         jt.run(config_of(CONFIG, (*SHORT, "seed=1")), directory=Path("mine"))
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "log.txt"])
+def test_a_file_that_may_not_be_read_or_written_is_told(name: str, capfd):
+    (RUN / name).chmod(0)
+    with permissions_hold():
+        assert main(["run", CONFIG, *SHORT]) == 2
+    err = capfd.readouterr().err
+    assert f"{RUN / name} is a file of the run, and you may not" in err
+    assert f"chmod u+rw {RUN / name}" in err
+
+
+def test_a_newest_checkpoint_that_may_not_be_read_is_passed_over():
+    (CHECKPOINTS / "8").chmod(0)
+    with permissions_hold():
+        outcome = again()
+    log = outcome.directory.log.read_text()
+    assert "checkpoint 8 is damaged and was set aside as " in log
+    assert "cannot be read (Permission denied)" in log
+    assert "goes on from step 4 of 12" in log
+    (CHECKPOINTS / "8.damaged").chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("hurt", "words"),
+    [
+        (lambda step: (shutil.rmtree(step), step.mkdir()), "is empty: all its files are gone"),
+        (lambda step: step.rename(step.with_name("8.bak")), "lies in {home} as 8.bak, which is no"),
+        (shutil.rmtree, "checkpoint 8, which runs/quick/run.json names, is gone"),
+    ],
+    ids=["emptied", "renamed", "removed"],
+)
+def test_a_step_that_is_not_there_any_more_is_said_by_verify_and_by_the_run(hurt, words, capfd):
+    hurt(CHECKPOINTS / "8")
+    assert main(["ckpt", "verify", "quick"]) == 70
+    out = capfd.readouterr().out
+    assert "4  whole" in out
+    assert ("8  DAMAGED" in out) or ("8.bak holds checkpoint 8" in out) or ("8 is gone" in out)
+    log = again().directory.log.read_text()
+    assert words.format(home=CHECKPOINTS.absolute()) in log
+    assert "goes on from step 4 of 12" in log

@@ -23,14 +23,15 @@ import errno
 import itertools
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jtrain.checkpoint import seal
+from jtrain.checkpoint.entries import DAMAGED, entries, is_step
 from jtrain.checkpoint.ownership import Owner
+from jtrain.checkpoint.records import check_record
 from jtrain.disk_errors import advice
 from jtrain.errors import CheckpointError, DamagedError
 from jtrain.regular_files import read_json
@@ -38,9 +39,6 @@ from jtrain.regular_files import read_json
 STATE, ABOUT = "state", "about.json"
 _RECORD = ("step", "leaves", "best", "about")
 _SAVING, _REPLACED, _DELETING = ".saving", ".replaced", ".deleting"
-_ENDINGS = {_SAVING, _REPLACED, _DELETING}
-DAMAGED, FOREIGN = ".damaged", ".foreign"
-_ASIDE = re.compile(rf"\d+(\{DAMAGED}|\{FOREIGN})(-\d+)?")
 
 
 def make(directory: Path) -> None:
@@ -66,32 +64,7 @@ def steps(directory: Path, owner: Owner | None = None) -> list[int]:
 
 def named(directory: Path) -> list[int]:
     """The steps whose checkpoints have a name here, ascending, whole, damaged or emptied."""
-    return sorted(int(name) for name in _entries(directory) if _is_step(name))
-
-
-def holds_any(directory: Path) -> bool:
-    """Return whether a checkpoint lies in a directory: whole, damaged, set aside or renamed.
-
-    An emptied one counts where the directory is called as that of a run is: other folders may have
-    numbers for names.
-    """
-    parts = (STATE, ABOUT, seal.SEAL)
-    lies = lambda step: any(os.path.lexists(directory / str(step) / part) for part in parts)
-    counts = directory.name == "checkpoints" or any(map(lies, named(directory)))
-    return bool(asides(directory) or strays(directory) or (named(directory) and counts))
-
-
-def asides(directory: Path) -> list[Path]:
-    """Return the checkpoints that were set aside, renamed and not deleted."""
-    return sorted(directory / name for name in _entries(directory) if _ASIDE.fullmatch(name))
-
-
-def strays(directory: Path) -> list[tuple[str, int]]:
-    """Return the checkpoints under names that are none, `66.bak` say: each name and sealed step."""
-    known = lambda name: _is_step(name) or _ASIDE.fullmatch(name) or Path(name).suffix in _ENDINGS
-    others = sorted(name for name in _entries(directory) if not known(name))
-    found = ((name, seal.step_of(directory / name)) for name in others)
-    return [(name, step) for name, step in found if step is not None]
+    return sorted(int(name) for name in entries(directory) if is_step(name))
 
 
 def faults(directory: Path, step: int, *, full: bool, owner: Owner | None = None) -> list[str]:
@@ -147,8 +120,9 @@ def set_aside(directory: Path, step: int, ending: str = DAMAGED) -> Path:
 
 def leftovers(directory: Path) -> list[Path]:
     """What killed saves and deletions left behind."""
-    paths = (directory / name for name in _entries(directory))
-    return sorted(path for path in paths if path.suffix in _ENDINGS and path.stem.isdigit())
+    endings = {_SAVING, _REPLACED, _DELETING}
+    paths = (directory / name for name in entries(directory))
+    return sorted(path for path in paths if path.suffix in endings and path.stem.isdigit())
 
 
 def put_back(directory: Path) -> None:
@@ -251,7 +225,7 @@ def record(directory: Path, step: int) -> dict[str, Any]:
         if wrong := "" if old else seal.fault_of(path, step, ABOUT):
             raise damaged(directory, step, wrong)
         found = old or read_json(path / ABOUT)
-        _check_record(found)
+        check_record(found)
     except (ValueError, OSError) as error:
         what = f"{ABOUT}: is not what was written ({error})"
         raise damaged(directory, step, what) from None
@@ -327,48 +301,7 @@ def _unsealed(path: Path) -> dict[str, Any] | None:
         return None
     try:
         found = read_json(path / ABOUT)
-        _check_record(found)
+        check_record(found)
     except (ValueError, OSError):
         return None
     return found if "format" not in found and isinstance(found.get("files"), dict) else None
-
-
-def _check_record(found: Any) -> None:
-    """Raises ValueError unless about.json has its parts, each of its type."""
-    types = {"step": int, "leaves": dict, "best": dict, "about": dict, "fingerprints": dict}
-    parts = {"fingerprints": {}, **found} if isinstance(found, dict) else {}
-    wrong = [name for name, of in types.items() if not isinstance(parts.get(name), of)]
-    if wrong:
-        raise ValueError(f"it has no {wrong[0]}")
-    best = parts["best"]
-    texts = [*parts["leaves"].values(), *parts["fingerprints"].values(), best.get("name", "")]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("a leaf or a name is no text")
-    if not isinstance(best.get("value"), int | float | None):
-        raise ValueError(f"its best value is {best['value']!r}, and no number")
-
-
-def asked_best(about: Mapping[str, Any]) -> str:
-    """Return the `checkpoint.best` of the config that is kept with a checkpoint; empty if none."""
-    config = about.get("config")
-    asked = config.get("checkpoint") if isinstance(config, dict) else None
-    best = asked.get("best") if isinstance(asked, dict) else None
-    return best if isinstance(best, str) else ""
-
-
-def _entries(directory: Path) -> list[str]:
-    """The names in a directory; none where it is not there."""
-    try:
-        return os.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise CheckpointError(
-            f"{directory} was to be looked through for checkpoints, and cannot be read "
-            f"({error.strerror}). Make it readable: chmod u+rwx {directory}"
-        ) from None
-
-
-def _is_step(name: str) -> bool:
-    """Whether a name is that of a step: a number, as it is written."""
-    return name.isascii() and name.isdigit() and name == str(int(name))

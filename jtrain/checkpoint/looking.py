@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jtrain.checkpoint import fingerprint, folder, keeping, leaves, seal, storage
+from jtrain.checkpoint import entries, fingerprint, folder, keeping, leaves, records, seal, storage
 from jtrain.checkpoint.lock import Lock
 from jtrain.checkpoint.ownership import Owner
 from jtrain.config.nearest import did_you_mean
@@ -34,9 +34,9 @@ def find(path: str) -> tuple[Path, int | None]:
         if place.name.isdigit() and int(place.name) in folder.named(place.parent):
             return place.parent, int(place.name)
         for directory in (place / "checkpoints", place):
-            if folder.holds_any(directory):
+            if entries.holds_any(directory):
                 return directory, None
-    kept = filter(folder.holds_any, RUNS.glob("*/checkpoints"))
+    kept = filter(entries.holds_any, RUNS.glob("*/checkpoints"))
     there = sorted(directory.parent.name for directory in kept)
     raise CheckpointError(
         f"{path} is no run with a checkpoint, and no checkpoint. In runs/ there is "
@@ -187,7 +187,7 @@ def remove_damaged(directory: Path) -> tuple[list[str], int]:
     lock = Lock(directory)
     try:
         wrong = [n for n in folder.named(directory) if folder.faults(directory, n, full=True)]
-        aside = [path for path in folder.asides(directory) if folder.DAMAGED in path.name]
+        aside = [path for path in entries.asides(directory) if entries.DAMAGED in path.name]
         paths = [*(directory / str(step) for step in wrong), *aside]
         size = sum(map(bytes_of, paths))
         for step in wrong:
@@ -238,7 +238,7 @@ def _best(directory: Path, owner: Owner | None) -> int | None:
     name = said[there[-1]].get("name") if there else ""
     if not name:
         return None
-    asked = folder.asked_best(folder.record(directory, there[-1])["about"])
+    asked = records.asked_best(folder.record(directory, there[-1])["about"])
     goal = keeping.Goal.parse(asked or name)
     values = {
         step: best["value"]

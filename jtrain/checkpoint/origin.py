@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jtrain.all_processes import of_first
-from jtrain.checkpoint import folder, leaves, storage
+from jtrain.checkpoint import folder, leaves, records, storage
 from jtrain.checkpoint.checkpoints import Checkpoints
 from jtrain.checkpoint.tensors import ENDING, INDEX, tensors
 from jtrain.config.nearest import did_you_mean
@@ -114,7 +114,7 @@ def _step(directory: Path, which: Literal["newest", "best"]) -> int:
     newest = folder.steps(directory)[-1]
     if which == "newest":
         return newest
-    goal = folder.asked_best(folder.record(directory, newest)["about"])
+    goal = records.asked_best(folder.record(directory, newest)["about"])
     best = Checkpoints(directory, best=goal).best()
     if best is None:
         raise CheckpointError(

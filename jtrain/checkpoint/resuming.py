@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain import all_processes
-from jtrain.checkpoint import folder
+from jtrain.checkpoint import entries, folder
 from jtrain.checkpoint.ownership import Owner
 from jtrain.errors import DamagedError, DeviceError
 
@@ -73,7 +73,7 @@ def _search(directory: Path, owner: Owner | None, news: list[str]) -> int | None
     for step in reversed(folder.named(directory)):
         if folder.is_foreign(directory, step, owner):
             found = folder.faults(directory, step, full=False, owner=owner)
-            place = folder.set_aside(directory, step, folder.FOREIGN)
+            place = folder.set_aside(directory, step, entries.FOREIGN)
             news.append(f"checkpoint {step} was set aside as {place}: {folder.first(found)}")
     for step in reversed(folder.named(directory)):
         found = folder.faults(directory, step, full=True, owner=owner)
@@ -94,6 +94,6 @@ def _lines_of_strays(directory: Path, newest: int) -> list[str]:
         f"checkpoint {step} lies in {directory} as {name}, which is no name of a checkpoint: it is "
         f"not gone on from. To do so, end this run, and: mv {directory / name} "
         f"{directory / str(step)}"
-        for name, step in folder.strays(directory)
+        for name, step in entries.strays(directory)
         if step > newest
     ]

@@ -5,11 +5,12 @@ seal holds is one that was written to its end and has not changed since. A diges
 not malice: whoever can write the files can write a seal too.
 """
 
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jtrain.checkpoint.ownership import Owner
 from jtrain.errors import CheckpointError
@@ -125,7 +126,7 @@ def digest(path: Path) -> str:
 
     found, block = xxhash.xxh3_128(), memoryview(bytearray(_BLOCK))
     with open_regular(path, buffering=0) as file:
-        while count := file.readinto(block):
+        while count := cast(io.RawIOBase, file).readinto(block):
             found.update(block[:count])
     return found.hexdigest()
 
@@ -169,9 +170,10 @@ def _read(directory: Path) -> dict[str, Any]:
 
 def _check_structure(said: Mapping[str, Any]) -> None:
     """Raises unless each part of a seal is of its type: a digest can be computed by anybody."""
-    step, run, files = (said.get(name) for name in ("step", "run", "files"))
-    whole = type(step) is int and (run is None or isinstance(run, str)) and isinstance(files, dict)
-    if whole and all(_is_size_and_digest(entry) for entry in files.values()):
+    files = said.get("files")
+    of = files.values() if isinstance(files, dict) else [None]
+    run = said.get("run", "")
+    if type(said.get("step")) is int and isinstance(run, str) and all(map(_is_size_and_digest, of)):
         return
     raise _BrokenError(
         f"{SEAL}: has no step, or no table of files with a size and a digest of each"

@@ -52,11 +52,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _ls(typed: argparse.Namespace) -> tuple[Any, str, int]:
-    from jtrain.checkpoint import folder, looking
+    from jtrain.checkpoint import entries, looking
 
     directory, _ = _find(typed.run)
     owner, notes = _owner(directory)
-    rows, aside = looking.listed(directory, owner), folder.asides(directory)
+    rows, aside = looking.listed(directory, owner), entries.asides(directory)
     lines = [("step", "size", "saved", "", "")]
     for row in rows:
         best = row["best"]
@@ -66,15 +66,15 @@ def _ls(typed: argparse.Namespace) -> tuple[Any, str, int]:
         lines.append((str(row["step"]), _size(row["bytes"]), _when(row["seconds"]), said, state))
     for path in aside:
         size, when = _size(looking.bytes_of(path)), _when(path.stat().st_mtime)
-        damaged = folder.DAMAGED in path.name
+        damaged = entries.DAMAGED in path.name
         how = "set aside; to remove: ckpt rm --damaged" if damaged else "set aside: of another run"
         lines.append((path.name, size, when, "", how))
     notes += _strays(directory)
     found = {
         "directory": str(directory),
         "steps": rows,
-        "damaged": [path.name for path in aside if folder.DAMAGED in path.name],
-        "foreign": [path.name for path in aside if folder.FOREIGN in path.name],
+        "damaged": [path.name for path in aside if entries.DAMAGED in path.name],
+        "foreign": [path.name for path in aside if entries.FOREIGN in path.name],
         "notes": notes,
     }
     return found, "\n".join([_columns(lines), *notes]), 0
@@ -116,8 +116,15 @@ def _show(typed: argparse.Namespace) -> tuple[Any, str, int]:
         (name, leaf["is"], _size(leaf["bytes"]), leaf["fingerprint"])
         for name, leaf in found["leaves"].items()
     ]
-    about = [f"{name}: {json.dumps(value)}" for name, value in found["about"].items()]
+    about = [f"{name}: {json.dumps(_brief(value))}" for name, value in found["about"].items()]
     return found, "\n".join([f"{found['path']}", *about, "", _columns(leaves)]), 0
+
+
+def _brief(value: Any) -> Any:
+    """What is said of the run, without its config, which is shown beside it."""
+    if isinstance(value, dict) and {"id", "config"} <= value.keys():
+        return {name: each for name, each in value.items() if name != "config"}
+    return value
 
 
 def _diff(typed: argparse.Namespace) -> tuple[Any, str, int]:
@@ -198,18 +205,18 @@ def _owner(directory: Path) -> tuple[Any, list[str]]:
 
 def _strays(directory: Path) -> list[str]:
     """A line for each checkpoint under a name that is none."""
-    from jtrain.checkpoint import folder
+    from jtrain.checkpoint import entries
 
     return [
         f"{name} holds checkpoint {step} and has no name of one: a run does not see it. To give it "
         f"back: mv {directory / name} {directory / str(step)}"
-        for name, step in folder.strays(directory)
+        for name, step in entries.strays(directory)
     ]
 
 
 def _gone(directory: Path, steps: Sequence[int]) -> list[str]:
     """A line where run.json names a checkpoint that is not there."""
-    from jtrain.checkpoint import folder
+    from jtrain.checkpoint import entries
     from jtrain.directory import Directory
 
     there = Directory(directory.parent)
@@ -217,7 +224,7 @@ def _gone(directory: Path, steps: Sequence[int]) -> list[str]:
     step = stands.get("step", 0)
     if not step or step in steps or stands.get("status") not in {"running", "stopped", "done"}:
         return []
-    known = {path.name.partition(".")[0] for path in folder.asides(directory)}
+    known = {path.name.partition(".")[0] for path in entries.asides(directory)}
     if str(step) in known:
         return []
     return [f"{step} is gone: {there.status} says that the run has saved it"]

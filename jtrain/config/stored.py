@@ -46,7 +46,7 @@ def load_values(values: Plain, schema: type[C], where: Path) -> tuple[C, list[st
     return config, dropped
 
 
-def settings_for(path: Path, wanted: C, may_differ: Iterable[str]) -> list[str] | None:
+def settings_for(path: Path, wanted: Top, may_differ: Iterable[str]) -> list[str] | None:
     """Return the settings that give the values of `wanted` when they are typed after a config file.
 
     Args:

@@ -127,8 +127,8 @@ class _Note:
             known: Any = read_json(path) if resumes else {}
             if known.get("run", run) != run:
                 return  # the run was copied: this one has none in the service yet
-            self.id = str(known["id"])
-            self._last = {str(name): int(step) for name, step in dict(known["last"]).items()}
+            last = {str(name): int(step) for name, step in dict(known["last"]).items()}
+            self.id, self._last = str(known["id"]), last
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass  # none, or none that can be read: a new run of the tracker
 

@@ -12,7 +12,7 @@ import pytest
 from checkpoint_states import like, same_bits
 from permissions import permissions_hold
 
-from jtrain.checkpoint import Checkpoints, folder, seal
+from jtrain.checkpoint import Checkpoints, entries, folder, seal
 from jtrain.errors import CheckpointError, DamagedError
 from jtrain.testing.chaos.corruption import (
     KINDS,
@@ -332,7 +332,7 @@ def test_a_checkpoint_under_another_name_is_named_and_not_gone_on_from(hurt: Pat
     (hurt / "2").rename(hurt / "2.bak")
     shutil.copytree(hurt / "1", hurt / "copy of 1")
     (hurt / "notes").mkdir()
-    assert folder.strays(hurt) == [("2.bak", 2), ("copy of 1", 1)]
+    assert entries.strays(hurt) == [("2.bak", 2), ("copy of 1", 1)]
     with Checkpoints(hurt) as checkpoints:
         assert checkpoints.resume() == 1
     (line,) = checkpoints.news
