@@ -15,6 +15,7 @@ import pytest
 from listening import descendants, listening
 from quick_study import CODE, at_home, trained, write_study
 
+from jtrain.cli import main
 from jtrain.hooks.metrics import read
 from jtrain.launch.launch import environment, free_port
 
@@ -133,6 +134,19 @@ def test_one_process_goes_on_to_what_an_unbroken_run_comes_to(
     assert [list(row) for row in rows] == [list(row) for row in unbroken]
     numbers = lambda rows: np.array([x for row in rows for x in row.values()])
     np.testing.assert_allclose(numbers(rows), numbers(unbroken), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.thorough
+def test_a_step_of_two_processes_taken_by_one_blames_no_device(
+    stopped: Stopped, monkeypatch: pytest.MonkeyPatch, compiled: Path, capfd
+):
+    at_home(stopped.home, monkeypatch, compiled)
+    main(["replay", "quick", "--step", "4", "--only-again"])
+    said = capfd.readouterr().out
+    assert "step 4, batch 3" in said
+    assert "a device computes wrongly" not in said
+    assert "OTHERWISE" not in said or "the likely cause: processes: 2 then, 1 now" in said
+    assert "jtrain launch --processes 2 replay quick --step 4" in said
 
 
 def alike(home: Path, compiled: Path, *words: str) -> list[tuple[int, str, str]]:

@@ -13,6 +13,7 @@ from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
 from jtrain.checkpoint import folder, seal
+from jtrain.checkpoint.origin import find
 from jtrain.cli import main
 from jtrain.directory import Directory
 from jtrain.errors import ConfigError, DamagedError, DataError
@@ -298,6 +299,8 @@ def test_who_only_reads_is_told_of_a_foreign_checkpoint_and_not_given_it(capfd):
     assert main(["ckpt", "show", "quick"]) == 0
     assert "/4\n" in capfd.readouterr().out
     assert main(["ckpt", "rm", "quick", "--step", "4"]) == 2, "it is the last whole one of the run"
+    assert find("quick").where.endswith("/8"), "where nobody says whose it should be"
+    assert find("quick", owner_of=find_owner).where.endswith("/4"), "what init_from starts from"
 
 
 def test_with_run_json_lost_and_checkpoints_of_two_runs_nothing_is_guessed(whole, capfd):
@@ -456,3 +459,16 @@ def test_a_step_that_is_not_there_any_more_is_said_by_verify_and_by_the_run(hurt
     log = again().directory.log.read_text()
     assert words.format(home=CHECKPOINTS.absolute()) in log
     assert "goes on from step 4 of 12" in log
+
+
+@thorough
+def test_a_sample_that_cannot_be_written_is_told_and_the_run_is_done():
+    study = Path("experiments/quick.py")
+    sample = "sample=lambda params, extra, key: 'a poem',\n            valid="
+    study.write_text(study.read_text().replace("valid=InOrder", f"{sample}InOrder"))
+    made = lambda step, state: Path("runs/other/samples.txt").mkdir() if step == 4 else None
+    outcome = trained(CONFIG, *SHORT, "name=other", "steps=8", hooks=[made])
+    assert (outcome.status, outcome.sample) == ("done", "a poem")
+    log = outcome.directory.log.read_text()
+    assert "the sample could not be written to runs/other/samples.txt (is a directory, and" in log
+    assert main(["report", "other"]) == 0
