@@ -29,6 +29,7 @@ from jtrain.parallel.by_hand import gather
 from jtrain.parallel.offload import at_rest, brought, laid_near
 from jtrain.parallel.programs import compiled
 from jtrain.precision import computed_in
+from jtrain.run_record import find_owner
 from jtrain.state import TrainState
 from jtrain.step import StepFn, make_step, many
 from jtrain.terms import Returned, in_terms
@@ -70,7 +71,9 @@ class Assembly:
     def begins(self) -> Start | None:
         """What a new state takes from elsewhere, if anything; see `fresh` for what it raises."""
         asked = self.config.init_from
-        return starting(asked, self.like.params, self.like.extra) if asked.path else None
+        if not asked.path:
+            return None
+        return starting(asked, self.like.params, self.like.extra, find_owner)
 
     @functools.cached_property
     def loss(self) -> LossFn | Stateful:

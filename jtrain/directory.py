@@ -6,28 +6,29 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
-from jtrain.config.dump import differences, dump, told
-from jtrain.config.resolve import resolve
+from jtrain.checkpoint.ownership import Owner
+from jtrain.cluster.command_line import program
+from jtrain.config.dump import dump, told
 from jtrain.config.top import Top
-from jtrain.config.words import spell
+from jtrain.disk_errors import advice as disk_advice
 from jtrain.errors import ConfigError, DataError
 from jtrain.hooks import rows
 from jtrain.hooks.rewrite import rewrite
 from jtrain.lost_files import LostFiles
 from jtrain.private import refuse_links
 from jtrain.redact import redacted_values
+from jtrain.regular_files import open_regular
+from jtrain.run_record import draw_identity, find_facts, find_owner, owner_of
+from jtrain.run_values import check_values, find_values
 from jtrain.same_file import HeldFolder
 from jtrain.version import __version__
 
-# What changes no number that a run computes from its state on, so a run may go on with others; and
-# what it does about a bad step, for a run that one has stopped goes on with another answer.
-# A copy of a run goes on under its own name.
-MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log", "guard", "checks", "name")
+C = TypeVar("C", bound=Top)
 ENDED = ("done", "failed")  # of a run that has said all that it had to say
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
 
@@ -52,12 +53,14 @@ class Directory:
         self.steps = path / "steps.jsonl"
         self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
         self.events = path / "events.jsonl"
-        self.again = again or f"jtrain run {self.config}"
+        self.again = again or f"{program()} run {self.config}"
         self.lost = LostFiles()
         """What others have removed or cut of these files."""
         self._folder: HeldFolder | None = None  # while a run goes on in it
         self._begun = b""  # what config.yaml says
         self._said: dict[str, Any] = {}  # what run.json says
+        self._identity: dict[str, Any] = {}
+        self._values: Any = None
 
     def begin(self, config: Top) -> None:
         """Takes the directory for a run of these values.
@@ -75,37 +78,83 @@ class Directory:
             self._folder = HeldFolder(self.path)
         except OSError as error:
             raise ConfigError(
-                f"{self.path}: the run's directory cannot be written ({error.strerror}). Make "
-                f"room, or run where you may write: it is runs/NAME below where you are."
+                f"{self.path}: the run's directory, runs/NAME below where you are, cannot be "
+                f"written ({error.strerror}). {disk_advice(error, self.path).words}."
             ) from None
         self._said = self.stands()
         if self._said.get("status") not in ENDED:  # or its end has told of them
             for line in self._said.get("lost", []):
                 self.lost(line)
 
-    def refuse_another(self, config: Top, advice: str) -> list[str]:
+    def check_files(self) -> None:
+        """Make sure that what the run reads and writes here are files that it may write.
+
+        Raises:
+            ConfigError: if something else lies under the name of one, or it may not be written.
+        """
+        replaced = (self.config, self.status)  # whole, so that only their folder is written
+        written = (self.metrics, self.speed, self.steps, self.events, self.leaves)
+        for file in (*replaced, *written, self.samples, self.log):
+            _check_file(file, "rb" if file in replaced else "r+b")
+            _check_file(file.with_name(f"{file.name}.new"), "rb")
+
+    def stored(self, schema: type[C]) -> C | None:
+        """Return the values of the run that lies here; None if nothing was ever trained.
+
+        Raises:
+            ConfigError: if they cannot be had, or are not of the experiment's `schema`.
+        """
+        refuse_links(self.path)
+        return find_values(self.path, schema, self.owner())
+
+    def refuse_another(
+        self, config: Top, advice: str | Callable[[str], str], also: Iterable[str] = ()
+    ) -> list[str]:
         """What is otherwise than in the run that lies here, of what may; nothing if there is none.
 
         Args:
-            advice: what to type where values differ that may not.
+            advice: what to type where values differ that may not; see `check_values`.
+            also: dotted keys that may differ beside MAY_DIFFER.
 
         Raises:
             ConfigError: if a value differs that may not, with each of them.
         """
         refuse_links(self.path)
-        if not self.stands():  # nothing was ever trained here
-            return []
-        # By the schema at hand: the experiment need not lie above the place where the run does.
-        stored = resolve(self.config, schema=type(config)).config
-        changed = differences(told(stored), told(config))
-        other = [d for d in changed if d.key.split(".")[0] not in MAY_DIFFER]
-        if other:
-            table = "\n".join(
-                f"  {d.key}: {spell(d.before)} there, {spell(d.after)} here" for d in other
-            )
-            copy = "" if stored.name == config.name else f"a copy of {stored.name}, "
-            raise ConfigError(f"{self.path} holds {copy}a run of other values:\n{table}\n{advice}")
-        return [f"{d.key}: {spell(d.before)} -> {spell(d.after)}" for d in changed]
+        words = advice if callable(advice) else lambda settings: advice
+        return check_values(self.path, config, self.owner(), words, also)
+
+    def owner(self) -> Owner | None:
+        """Return the run that the checkpoints here belong to; None if nothing says it.
+
+        Raises:
+            ConfigError: if they are of several runs, and run.json is lost.
+        """
+        return owner_of(self._identity) or find_owner(self.path)
+
+    def identify(self) -> dict[str, Any]:
+        """Return the run's id and the runs that it was copied from, to be told to all processes.
+
+        Raises:
+            ConfigError: as `owner`.
+        """
+        return draw_identity(self.path)
+
+    def adopt(self, identity: Mapping[str, Any], config: Top) -> Owner:
+        """Return the owner of the checkpoints from now on, which run.json and they will say.
+
+        Args:
+            identity: what `identify` gave.
+            config: the values of the run, as they were given.
+        """
+        self._identity, self._values = dict(identity), told(config)
+        return Owner(identity["id"], identity["ancestors"])
+
+    def sealed(self) -> dict[str, Any]:
+        """Return what each checkpoint keeps of the run, under `identity`."""
+        facts = self.stands()
+        kept = ("tokenizer", "sets", "readers", "seconds_per_step")
+        known = {name: facts[name] for name in kept if name in facts}
+        return {**self._identity, **known, "config": self._values}
 
     def refuse_another_tokenizer(self, found: str) -> None:
         """Makes sure that tokens mean what they meant when the run was trained.
@@ -125,17 +174,18 @@ class Directory:
                 f"name={self.path.name}-2"
             )
 
-    def refuse_other_data(self, found: str, another: str) -> None:
+    def refuse_other_data(self, found: str, another: str, known: Any = None) -> None:
         """Makes sure that a run goes on over the rows that it began with.
 
         Args:
             found: the fingerprint of what would be trained on; empty: it has none.
             another: what to type for a run of its own.
+            known: the fingerprint of the run's data; by default what run.json says.
 
         Raises:
             DataError: if it is another, with both.
         """
-        known = self.stands().get("data", "")
+        known = self.stands().get("data", "") if known is None else known
         if known and found and found != known:
             raise DataError(
                 f"{self.path} was trained on\n  {known}\nand its data is now\n  {found}\n"
@@ -145,11 +195,13 @@ class Directory:
             )
 
     def stands(self) -> dict[str, Any]:
-        """What run.json says; empty before the first run."""
-        try:
-            return json.loads(self.status.read_text())
-        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
-            return {}
+        """What run.json says, or else the newest checkpoint; empty before the first run."""
+        return find_facts(self.path)
+
+    @property
+    def id(self) -> str:
+        """The random id of the run; empty if it has none."""
+        return (self._identity or self.stands()).get("id", "")
 
     @property
     def pace(self) -> float:
@@ -165,7 +217,8 @@ class Directory:
         if not self.first or not self._look_after():
             return
         lost = {"lost": list(self.lost.found)} if self.lost.found or "lost" in self._said else {}
-        said = {**(self.stands() or self._said), **lost, "status": status, **facts}
+        stands = self.stands() or self._said
+        said = {**stands, **self._identity, **lost, "status": status, **facts}
         self._said = redacted_values(said)
         rewrite(self.status, json.dumps(self._said, indent=2).encode() + b"\n")
 
@@ -202,6 +255,20 @@ class Directory:
                 f"{self.status} was removed or damaged while the run went on. It was written again"
             )
         return True
+
+
+def _check_file(path: Path, mode: Literal["rb", "r+b"]) -> None:
+    try:
+        open_regular(path, mode).close()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except PermissionError:
+        raise ConfigError(
+            f"{path} is a file of the run, and you may not read and write it. Make it yours: "
+            f"chmod u+rw {path}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path} {error.strerror}. Move it away: mv {path} {path}.old") from None
 
 
 def environment(devices: list[Any]) -> Mapping[str, Any]:

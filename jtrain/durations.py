@@ -28,6 +28,7 @@ EXAMPLES = {
     "%": "10%",
     "minutes": "10 minutes",
 }
+LONGEST = 40  # characters of a duration
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 _FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMB]?)\s*(%|[A-Za-z]+)")
 
@@ -83,6 +84,8 @@ class Lasts:
         if not isinstance(value, str) or not re.match(r"\s*[0-9].*[A-Za-z%]\s*$", value):
             return number(value)
         length = Duration(value)
+        if len(value) > LONGEST:
+            raise ValueError(f"must be at most {LONGEST} characters long, found {len(value)}")
         if length.unit in self.units and length.amount > 0:
             return number(int(length.amount)) if length.unit == self.plain else length
         examples = {**EXAMPLES, self.plain: EXAMPLES[self.plain].split()[0]}

@@ -104,8 +104,9 @@ def refuse_unshared(directory: Directory) -> None:
 
 def _stands(path: Path) -> Mapping[str, str]:
     """What is to be seen of the run: else one process would go on and another begin."""
-    newest = Checkpoints(path / "checkpoints").newest()
-    said = Directory(path).stands().get("status", "nothing")
+    there = Directory(path)
+    newest = Checkpoints(there.checkpoints, owner=there.owner()).newest()
+    said = there.stands().get("status", "nothing")
     return {f"run {path}": said if newest is None else f"{said} at step {newest}"}
 
 

@@ -21,6 +21,7 @@ from jtrain.hooks.rows import Rows
 from jtrain.hooks.twice import Twice
 from jtrain.parallel.by_hand import gather
 from jtrain.pulse import PULSE
+from jtrain.run_record import IDENTITY
 from jtrain.state import TrainState
 from jtrain.version import __version__
 
@@ -105,6 +106,7 @@ class Keep:
             "batches": of_all(self._parts.calls.state(step)),
             **self._guarded.about(step),
             **{name: _numbers(results) for name, results in found.items()},
+            IDENTITY: self._directory.sealed(),
         }
 
     def _refuse_apart(self, step: int, state: TrainState, batch: int) -> None:

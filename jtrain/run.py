@@ -13,8 +13,10 @@ from jtrain.all_processes import of_first, together
 from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints, SetAsideError
+from jtrain.cluster.command_line import program
 from jtrain.data.readers import gone_on
 from jtrain.directory import Directory, environment
+from jtrain.disk_errors import advice
 from jtrain.drive import compiled, drive
 from jtrain.experiment import RunConfig
 from jtrain.going_back import Begin, begins, decide
@@ -30,6 +32,9 @@ from jtrain.private import private_files
 from jtrain.pulse import PULSE
 from jtrain.pulse.alone import Alone
 from jtrain.pulse.slow import Slow
+from jtrain.regular_files import open_regular
+from jtrain.run_notes import copied, gone, ways_out
+from jtrain.run_values import check_about
 from jtrain.state import TrainState
 from jtrain.step import StepFn
 from jtrain.trackers import check_installed
@@ -97,14 +102,15 @@ def run(
     cluster = join(config, path)
     there = Directory(path, again, cluster.index)
     another = f"name={config.name}-2"
-    another = another if again else f"jtrain run {source or 'CONFIG'} ... {another}"
-    that = again or f"{there.again} name={config.name}"  # which may lie there as a copy of another
-    changed = there.refuse_another(
-        config, f"Start a new run: {another}\nor go on with that one: {that}"
-    )
+    another = another if again else f"{program()} run {source or 'CONFIG'} ... {another}"
+    advice_of = functools.partial(ways_out, there, config, another, again)
+    changed = there.refuse_another(config, advice_of)
     finished, again_for = _finished(there, config, cluster.processes)
     if finished:
         return finished
+    there.check_files()
+    changed += copied(there, identity := _of_first(there.identify, cluster.processes))
+    owner = there.adopt(identity, config)
     check_installed(config.trackers)
     kept = config.checkpoint
     with (
@@ -117,6 +123,7 @@ def run(
             first=there.first,
             fall_back=kept.on_damage == "fall_back",
             lost=there.lost,
+            owner=owner,
         ) as checkpoints,
     ):
         checkpoints.take()  # or it is refused, before any data is read
@@ -127,8 +134,9 @@ def run(
             there.refuse_another_tokenizer(parts.experiment.tokenizer)
             there.refuse_other_data(parts.data, another)
             checkpoints.check_room(parts.like)
-            begin, step, state = _begun(parts, there, checkpoints)
+            begin, step, state = _begun(config, parts, there, checkpoints, another)
         parts, start = begin.parts, begin.start
+        again_for += gone(there, checkpoints, start)
         # A run that goes on has all in its checkpoint, wherever its first parameters came from.
         drawn = parts.begins.lines() if start is None and parts.begins else []
         there.begin(config)
@@ -217,32 +225,46 @@ def _finished(
     stands = directory.stands()
     if stands.get("status") != "done":
         return None, []
-    step, checkpoints = stands["step"], Checkpoints(directory.checkpoints, first=directory.first)
+    step, owner = stands.get("step"), directory.owner()
+    checkpoints = Checkpoints(directory.checkpoints, first=directory.first, owner=owner)
     checkpoints.tidy()
 
     def look() -> dict[str, str]:
         steps = config.steps if isinstance(config.steps, int) else stands.get("steps", step)
         if step != steps and not stands.get("why"):
             return {"not": f"of {steps}, and nothing says why it should have ended there"}
-        if not checkpoints.is_whole(step):
+        if step is None or not checkpoints.is_whole(step):
             return {"not": "of which the checkpoint is damaged or gone"}
         directory.check_rows(checkpoints.about(step).get("rows", {}), step)
         return {"not": "and has lost rows since" if directory.lost.found else ""}
 
-    # Of several the first reads. One alone does not ask JAX which it is: that starts the devices.
-    if wrong := (of_first(look) if processes > 1 else look())["not"]:
+    if wrong := _of_first(look, processes)["not"]:
         return None, [f"was done at step {step}, {wrong}"]
     found = {name: results(directory.metrics, name) for name in stands.get("sets", ["valid"])}
     return Outcome(directory, "done", step, step, "it was finished before", found), []
 
 
+def _of_first(make: Callable[[], dict[str, Any]], processes: int) -> dict[str, Any]:
+    """What the first process makes; one alone does not ask JAX which it is: that starts devices."""
+    return of_first(make) if processes > 1 else make()
+
+
 def _begun(
-    parts: Assembly, directory: Directory, checkpoints: Checkpoints
+    config: RunConfig,
+    parts: Assembly,
+    directory: Directory,
+    checkpoints: Checkpoints,
+    another: str,
 ) -> tuple[Begin, StepFn, TrainState]:
     """Where a run begins, its compiled step, and the state there, of a checkpoint that holds."""
     while True:
         with PULSE.during("restore"):  # every byte of a checkpoint is read
             begin = begins(parts, directory, checkpoints)
+        if begin.start is not None:
+            about = checkpoints.about(begin.start)
+            where = directory.checkpoints / str(begin.start)
+            check_about(about, config, where, f"Start a new run: {another}")
+            directory.refuse_other_data(parts.data, another, known=about.get("data"))
         make = functools.partial(_state, begin, checkpoints)
         with contextlib.suppress(SetAsideError):  # its arrays are not what was saved: one before it
             return begin, *compiled(begin.parts, make, begin.start)
@@ -292,6 +314,16 @@ def _finish(
     )
 
 
+def _write_sample(path: Path, text: str, watch: Watch) -> None:
+    """Writes it; where that is refused the run is done all the same, and says so."""
+    try:
+        with open_regular(path, "wb") as file:
+            file.write(f"{text}\n".encode("utf-8", "replace"))
+    except OSError as error:
+        todo = advice(error, path).words
+        watch.lines.say(f"the sample could not be written to {path} ({error.strerror}). {todo}.")
+
+
 def _shown(
     parts: Assembly,
     directory: Directory,
@@ -308,7 +340,7 @@ def _shown(
             text = sample(*here) if directory.first else ""
             together()
         if directory.first:
-            directory.samples.write_text(text + "\n")
+            _write_sample(directory.samples, text, watch)
     if watch.pictures is not None:
         with signals.interruptible():
             watch.pictures.at(ended.step, ended.state)

@@ -15,10 +15,12 @@ def tracking(
     path: Path,
     speed: Speed,
     *,
+    run: str,
     tell: Callable[[str], None],
     resumed_at: int | None,
 ) -> Tracking:
-    """The hook that tells the trackers of `config` how a run in `path` goes, and how fast."""
+    """The hook that tells the trackers of `config` how the run with the id `run` goes, in `path`,
+    and how fast."""
     learning_rate = config.optimizer.learning_rate(config.steps)
 
     def more(step: int) -> dict[str, float]:
@@ -28,7 +30,7 @@ def tracking(
 
     return Tracking(
         config.trackers,
-        About(config.name, path, flat(told(config))),
+        About(config.name, path, flat(told(config)), run=run),
         every=min(config.log.every, config.steps),
         tell=tell,
         resumed_at=resumed_at,

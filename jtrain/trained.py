@@ -1,5 +1,6 @@
 """A run that was trained before, used: measured, asked to write, given back."""
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -10,10 +11,11 @@ from jtrain.all_processes import of_first
 from jtrain.assemble import Assembly, assemble
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints
-from jtrain.directory import MAY_DIFFER, Directory
+from jtrain.directory import Directory
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.experiment import Prompt, RunConfig
 from jtrain.joined import join
+from jtrain.run_values import MAY_DIFFER, check_about
 from jtrain.state import TrainState
 
 
@@ -94,16 +96,23 @@ def again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
     """
     keep_compiled_programs()
     there = Directory(directory, process=join(config, directory, trains=False).index)
-    there.refuse_another(config, f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ.")
+    there.refuse_another(config, functools.partial(_advice, there))
     parts = assemble(config, there.pace)
     there.refuse_another_tokenizer(parts.experiment.tokenizer)
     return parts, there
 
 
+def _advice(there: Directory, settings: str) -> str:
+    leave = f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ."
+    edited = f"\n{there.config} was changed since it was trained. Its values are typed: {settings}"
+    return leave + edited * bool(settings)
+
+
 def _restored(
     parts: Assembly, there: Directory, step: int | Literal["newest", "best"]
 ) -> tuple[int, TrainState]:
-    with Checkpoints(there.checkpoints, best=parts.config.checkpoint.best) as checkpoints:
+    best, owner = parts.config.checkpoint.best, there.owner()
+    with Checkpoints(there.checkpoints, best=best, owner=owner) as checkpoints:
         named = {"newest": checkpoints.newest, "best": checkpoints.best}
 
         def look() -> dict[str, Any]:
@@ -122,4 +131,6 @@ def _restored(
                 f"{there.checkpoints} has no {step} checkpoint; it has steps {steps}. The best is "
                 f"kept where checkpoint.best names a metric."
             )
+        where = there.checkpoints / str(found)
+        check_about(checkpoints.about(found), parts.config, where, _advice(there, ""))
         return found, checkpoints.restore(found, parts.like)

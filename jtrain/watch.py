@@ -160,7 +160,12 @@ class Watch:
             self.pictures = self._pictures(directory, x.pictures)
         if first and config.trackers:
             self._tracking = tracking(
-                config, first.path, self.speed, tell=self.lines.say, resumed_at=start
+                config,
+                first.path,
+                self.speed,
+                run=first.id,
+                tell=self.lines.say,
+                resumed_at=start,
             )
             self._stack.callback(self._tracking.close, "failed")  # unless the end was told
 

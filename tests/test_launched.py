@@ -17,6 +17,7 @@ from comparison import assert_close
 from listening import descendants, listening
 from quick_study import CODE, at_home, trained, write_study
 
+from jtrain.cli import main
 from jtrain.hooks.metrics import read
 from jtrain.launch.launch import environment
 from jtrain.launch.port import free_port
@@ -94,6 +95,10 @@ def test_a_signal_to_one_process_stops_all_at_one_step(stopped: Stopped):
     assert 5 < stands["step"] < 40
     assert stands["readers"] == [[0, 2]]
     assert "asked to end (a signal to one of the processes)" in stopped.said
+    again = " ".join(["jtrain launch --processes 2 --devices 2 run configs/quick.yaml", *VALUES])
+    assert f"next:  {again}" in stopped.said
+    header = (stopped.run / "config.yaml").read_text().splitlines()[0]
+    assert header.endswith("launch --processes 2 --devices 2 run runs/quick/config.yaml")
     steps = [int(path.name) for path in (stopped.run / "checkpoints").iterdir()]
     assert max(steps) == stands["step"]
 
@@ -132,6 +137,19 @@ def test_one_process_goes_on_to_what_an_unbroken_run_comes_to(
     assert [list(row) for row in rows] == [list(row) for row in unbroken]
     numbers = lambda rows: np.array([x for row in rows for x in row.values()])
     assert_close(numbers(rows), numbers(unbroken), 1e-5)
+
+
+@pytest.mark.thorough
+def test_a_step_of_two_processes_taken_by_one_blames_no_device(
+    stopped: Stopped, monkeypatch: pytest.MonkeyPatch, compiled: Path, capfd
+):
+    at_home(stopped.home, monkeypatch, compiled)
+    main(["replay", "quick", "--step", "4", "--only-again"])
+    said = capfd.readouterr().out
+    assert "step 4, batch 3" in said
+    assert "a device computes wrongly" not in said
+    assert "OTHERWISE" not in said or "the likely cause: processes: 2 then, 1 now" in said
+    assert "jtrain launch --processes 2 replay quick --step 4" in said
 
 
 def begun(home: Path, compiled: Path, *words: str) -> list[subprocess.Popen[str]]:

@@ -15,6 +15,7 @@ from jtrain.backlog import Backlog
 from jtrain.checkpoint import ending, fingerprint, folder, keeping, leaves, space, storage
 from jtrain.checkpoint.failed import SaveError, failed
 from jtrain.checkpoint.lock import NAME, Lock
+from jtrain.checkpoint.ownership import Owner
 from jtrain.checkpoint.resuming import apart, held, newest_whole
 from jtrain.checkpoint.saver import Saver, spare
 from jtrain.checkpoint.task import Task
@@ -47,25 +48,31 @@ class Checkpoints:
         first: bool | None = None,
         fall_back: bool = True,
         lost: Callable[[str], object] = lambda line: None,
+        owner: Owner | None = None,
     ):
         """`keep` 0 keeps all; `best` is `loss`, `lowest loss` or `highest accuracy`, or empty.
 
         `first` says whether this process is the first of a run; None asks JAX, which starts the
         devices. `fall_back` says whether a damaged checkpoint is set aside for the one before it.
         `lost` takes a line where others have removed a checkpoint, or the directory, meanwhile.
+        `owner` is the run that they belong to: its id is sealed into each that is saved, and a
+        checkpoint of another run counts as damaged. None takes those of any run.
         """
         self.directory = Path(directory).absolute()
         self._keep, self._goal, self._first = keep, keeping.Goal.parse(best), first
+        self._owner = owner
         self.tell = Backlog()
         """Takes what is to be told of the directory while it is written."""
-        self._saver = Saver(self.directory, self._dispensable, self.tell)
+        self.news: list[str] = []
+        """Lines about checkpoints that were set aside because they are damaged."""
+        self._saver = Saver(
+            self.directory, self._dispensable, self.tell, run=owner.run if owner else ""
+        )
         self._lock: Lock | None = None
         self._lost = lost
         self._there: set[int] = set()  # that this process sealed and did not delete
         self._fall_back = fall_back
         self._whole: set[int] = set()
-        self.news: list[str] = []
-        """Lines about checkpoints that were set aside because they are damaged."""
         self._preparing: Task | None = None
         self._saving: Task | None = None
 
@@ -167,7 +174,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints, ascending."""
-        return folder.steps(self.directory)
+        return folder.steps(self.directory, self._owner)
 
     def newest(self) -> int | None:
         """The last complete step, if there is one; its bytes are not read."""
@@ -175,19 +182,20 @@ class Checkpoints:
 
     def is_whole(self, step: int) -> bool:
         """Whether a step is there and every byte of it, which is read, is what was sealed."""
-        return not folder.faults(self.directory, step, full=True)
+        return not folder.faults(self.directory, step, full=True, owner=self._owner)
 
     def resume(self) -> int | None:
         """The last step of which every byte is what was sealed; for the process that trains.
 
-        Damaged ones that are newer are set aside, renamed and not deleted; `news` says so. In a run
-        of several processes the first one reads, and all call this.
+        Damaged ones that are newer, and all of another run, are set aside, renamed and not deleted;
+        `news` says so. In a run of several processes the first one reads, and all call this.
 
         Raises:
-            DamagedError: if the newest is damaged, where it is not to be passed over.
+            DamagedError: if the newest is damaged, where it is not to be passed over, or a damaged
+                one cannot be renamed.
         """
         self.take()
-        step, news = newest_whole(self.directory, fall_back=self._fall_back)
+        step, news = newest_whole(self.directory, fall_back=self._fall_back, owner=self._owner)
         self._whole |= {step} if step is not None else set()
         self.news += news
         return step
@@ -207,7 +215,7 @@ class Checkpoints:
         for step in self.steps():
             with contextlib.suppress(CheckpointError):  # damaged, or deleted since it was listed
                 found = folder.record(self.directory, step)["best"]
-                if found["name"] == self._goal.name and found["value"] is not None:
+                if found.get("name") == self._goal.name and found.get("value") is not None:
                     values[step] = found["value"]
         return keeping.best_of(values, self._goal)
 
@@ -240,11 +248,11 @@ class Checkpoints:
         where = f"checkpoint {step} in {self.directory}"
         stored = leaves.check_same(record["leaves"], like, where, cast=cast)
         if step not in self._whole:
-            folder.check(self.directory, step)
+            folder.check(self.directory, step, self._owner)
         try:
             flat = storage.read(self.directory / str(step) / folder.STATE, stored)
         except storage.UnreadableError as error:
-            raise folder.damaged(self.directory, step, str(error)) from None
+            raise folder.damaged(self.directory, step, str(error), self._owner) from None
         self._check_leaves(step, record["fingerprints"], flat)
         return leaves.unflatten(like, leaves.cast_as(flat, like) if cast else flat)
 
@@ -348,11 +356,11 @@ class Checkpoints:
         if not self._fall_back:
             raise held(self.directory, step, what)
         if self._lock is None and self._first is not False:
-            raise folder.damaged(self.directory, step, what)
+            raise folder.damaged(self.directory, step, what, self._owner)
         if self._lock is not None:  # or the next start would take it again
             what += f"; it was set aside as {folder.set_aside(self.directory, step)}"
             self.news.append(f"checkpoint {step} is damaged: {what}")
-        raise SetAsideError(str(folder.damaged(self.directory, step, what)))
+        raise SetAsideError(str(folder.damaged(self.directory, step, what, self._owner)))
 
 
 def _check_json(about: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ import jax
 
 from jtrain.checkpoint import fingerprint
 from jtrain.errors import DeviceError
+from jtrain.regular_files import read_json
 
 Seen: TypeAlias = dict[str, dict[str, list[str]]]  # of each leaf, of each fingerprint who has it
 NAMED = 3  # leaves that an error names
@@ -39,7 +40,7 @@ def tell(folder: Path, found: Seen) -> None:
 def of_all(folder: Path) -> Seen:
     """What all processes have told, which is removed."""
     files = [folder / _name(process) for process in range(jax.process_count())]
-    found = _joined(json.loads(file.read_text()) for file in files)
+    found = _joined(read_json(file) for file in files)
     for file in files:
         file.unlink()
     return found

@@ -1,47 +1,12 @@
 """A checkpoint that could not be written: why, what it takes, and what may be done about it."""
 
-import errno
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from jtrain.checkpoint import folder, space, storage
+from jtrain.disk_errors import advice
 from jtrain.errors import FAULT, CheckpointError
 from jtrain.types import Leaf
-
-_ROOM = "Make room or lower checkpoint.keep"
-
-
-class _Cause(NamedTuple):
-    """What the disk or a library may say, and what to do about it."""
-
-    number: int
-    said: tuple[str, ...]
-    advice: str
-    room: bool = True
-
-
-_CAUSES = (
-    _Cause(
-        errno.EFBIG,
-        ("File too large",),
-        "Files may not grow so large here: raise the limit (ulimit -f)",
-    ),
-    _Cause(errno.EDQUOT, ("quota exceeded",), "The quota is used up: make room, or ask for more"),
-    _Cause(
-        errno.EIO,
-        ("Input/output error",),
-        "The device fails: look at it (dmesg), or take another",
-        room=False,
-    ),
-    _Cause(
-        errno.ENOENT,
-        (),
-        "Somebody moved or removed the directory: put it back, or take another name (name=...)",
-        room=False,
-    ),
-    _Cause(errno.ENOSPC, ("No space left", "RESOURCE_EXHAUSTED"), _ROOM),  # said of others, too
-)
 
 
 class SaveError(CheckpointError):
@@ -59,15 +24,26 @@ class SaveError(CheckpointError):
 
 def failed(directory: Path, step: int, arrays: Mapping[str, Leaf], error: Exception) -> SaveError:
     """The error that says so, of what the disk or Orbax raised."""
-    need, whole = space.size(space.bytes_of(arrays)), folder.steps(directory)
-    on = f"step {whole[-1]}" if whole else "the beginning"
-    causes = [cause for cause in _CAUSES if _is(error, cause)]
-    advice = causes[0].advice if causes else _ROOM
+    todo = advice(error, directory)
+    takes = f"it takes {space.size(space.bytes_of(arrays))}"
+    # What is free says nothing of a permission.
+    free = f", the disk has {space.free(directory)} free" if todo.room else ""
     return SaveError(
-        f"checkpoint {step} could not be written to {directory}: it takes {need}, the disk has "
-        f"{space.free(directory)} free ({storage.short(error)}). {advice}",
-        f": it goes on from {on}",
-        room=any(cause.room for cause in causes),
+        f"checkpoint {step} could not be written to {directory}: {takes}{free} "
+        f"({storage.short(error)}). {todo.words}",
+        f": {_goes_on(directory, step)}",
+        room=todo.room,
+    )
+
+
+def unannounced(directory: Path, step: int, error: Exception) -> SaveError:
+    """Return the error for a checkpoint that is sealed, where what follows a save failed."""
+    place = getattr(error, "filename", None) or directory.parent
+    return SaveError(
+        f"checkpoint {step} is saved in {directory}, and {place} could not be written after it "
+        f"({storage.short(error)}). {advice(error, Path(place)).words}",
+        f": it goes on from step {step}",
+        room=advice(error, directory).room,
     )
 
 
@@ -75,12 +51,19 @@ def unsealed(directory: Path, step: int) -> SaveError:
     """The error of a process that did its part of a checkpoint which another could not seal."""
     return SaveError(
         f"checkpoint {step} was not sealed in {directory}: process 0 could not, and says why. "
-        f"{_ROOM}",
+        f"Do what it says",
         "",
         room=False,
     )
 
 
-def _is(error: Exception, cause: _Cause) -> bool:
-    number = getattr(error, "errno", None)
-    return number == cause.number or any(words in str(error) for words in cause.said)
+def _goes_on(directory: Path, step: int) -> str:
+    """Where the run goes on without the checkpoint of a step."""
+    try:
+        whole = folder.steps(directory)
+    except CheckpointError:
+        return f"what lies in {directory} cannot be read now"
+    if not whole:
+        return "it goes on from the beginning"
+    before = ", as it was saved before" if whole[-1] == step else ""
+    return f"it goes on from step {whole[-1]}{before}"

@@ -8,6 +8,7 @@ checkpoints/
   300.replaced/ the older 300, while a newer one takes its place
   200.deleting/ being deleted, or left by a deletion that was killed or refused
   100.damaged/  set aside, because its seal did not hold; never deleted by itself
+  100.foreign/  set aside, because another run sealed it; likewise
   .writer       who writes here (lock.py)
 ```
 A checkpoint appears by one rename, after everything in it was written, sealed and flushed, and
@@ -28,11 +29,16 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.checkpoint import seal
+from jtrain.checkpoint.entries import DAMAGED, entries, is_step
+from jtrain.checkpoint.ownership import Owner
+from jtrain.checkpoint.records import check_record
+from jtrain.disk_errors import advice
 from jtrain.errors import CheckpointError, DamagedError
+from jtrain.regular_files import read_json
 
 STATE, ABOUT = "state", "about.json"
 _RECORD = ("step", "leaves", "best", "about")
-_SAVING, _REPLACED, _DELETING, _DAMAGED = ".saving", ".replaced", ".deleting", ".damaged"
+_SAVING, _REPLACED, _DELETING = ".saving", ".replaced", ".deleting"
 
 
 def make(directory: Path) -> None:
@@ -49,57 +55,74 @@ def make(directory: Path) -> None:
         seal.sync(directory.parent)
 
 
-def steps(directory: Path) -> list[int]:
-    """The steps of the complete checkpoints, ascending; their bytes are not read."""
-    return [step for step in named(directory) if not faults(directory, step, full=False)]
+def steps(directory: Path, owner: Owner | None = None) -> list[int]:
+    """The steps of the complete checkpoints (of a run, if one is named), ascending; their bytes are
+    not read."""
+    found = named(directory)
+    return [step for step in found if not faults(directory, step, full=False, owner=owner)]
 
 
 def named(directory: Path) -> list[int]:
-    """The steps whose checkpoints have a name here, ascending, whole or damaged."""
-    if not directory.is_dir():
-        return []
-    return sorted(
-        int(path.name)
-        for path in directory.iterdir()
-        if path.name.isascii() and path.name.isdigit() and path.name == str(int(path.name))
-        if any((path / part).exists() for part in (STATE, ABOUT, seal.SEAL))
-    )
+    """The steps whose checkpoints have a name here, ascending, whole, damaged or emptied."""
+    return sorted(int(name) for name in entries(directory) if is_step(name))
 
 
-def faults(directory: Path, step: int, *, full: bool) -> list[str]:
+def faults(directory: Path, step: int, *, full: bool, owner: Owner | None = None) -> list[str]:
     """What of a checkpoint is otherwise than when it was sealed; nothing if it is whole.
 
     Args:
         directory: of the checkpoints.
         step: one of them.
         full: reads every byte; otherwise only names and sizes are compared.
+        owner: the run whose checkpoint it has to be; None for any.
     """
     path = directory / str(step)
     try:
-        if _unsealed(path):
-            sizes = {name: [size] for name, size in record(directory, step)["files"].items()}
+        if not path.is_dir():
+            return ["is no folder" if os.path.lexists(path) else "is gone"]
+        if not any(path.iterdir()):
+            return ["is empty: all its files are gone"]
+        if (old := _unsealed(path)) is not None:
+            sizes = {name: [size] for name, size in old["files"].items()}
             sizes[ABOUT] = [(path / ABOUT).stat().st_size]  # of which it cannot say its own
-            return seal.differences(path, sizes, full=False)
-        return seal.faults(path, step, full=full)
-    except OSError as error:  # deleted since it was listed, say
-        return [f"cannot be read ({error})"]
+            other = [f"{ABOUT}: is of step {old['step']}"] if old["step"] != step else []
+            return other + seal.differences(path, sizes, full=False)
+        return seal.faults(path, step, full=full, owner=owner)
+    except OSError as error:  # deleted since it was listed, or not allowed
+        return [f"cannot be read ({error.strerror})"]
 
 
-def set_aside(directory: Path, step: int) -> Path:
-    """Where a damaged checkpoint lies from now on: under a name that is never listed."""
-    names = (f"{step}{_DAMAGED}{f'-{n}' if n > 1 else ''}" for n in itertools.count(1))
-    path = next(path for name in names if not (path := directory / name).exists())
-    (directory / str(step)).rename(path)
-    seal.sync(directory)
+def is_foreign(directory: Path, step: int, owner: Owner | None) -> bool:
+    """Return whether a checkpoint was sealed by another run than `owner`."""
+    return owner is not None and not owner.owns(seal.run_of(directory / str(step)), step)
+
+
+def set_aside(directory: Path, step: int, ending: str = DAMAGED) -> Path:
+    """Where a checkpoint lies from now on that is not gone on from: under a name that is never
+    listed.
+
+    Raises:
+        DamagedError: if the system refuses to rename it.
+    """
+    names = (f"{step}{ending}{f'-{n}' if n > 1 else ''}" for n in itertools.count(1))
+    path = next(path for name in names if not os.path.lexists(path := directory / name))
+    try:
+        (directory / str(step)).rename(path)
+        seal.sync(directory)
+    except OSError as error:
+        raise DamagedError(
+            f"checkpoint {step} is not one to go on from, and was to be set aside as {path}; that "
+            f"is refused ({error.strerror}). Move it yourself, and run again: mv "
+            f"{directory / str(step)} {path}"
+        ) from None
     return path
 
 
 def leftovers(directory: Path) -> list[Path]:
     """What killed saves and deletions left behind."""
-    if not directory.is_dir():
-        return []
     endings = {_SAVING, _REPLACED, _DELETING}
-    return sorted(p for p in directory.iterdir() if p.suffix in endings and p.stem.isdigit())
+    paths = (directory / name for name in entries(directory))
+    return sorted(path for path in paths if path.suffix in endings and path.stem.isdigit())
 
 
 def put_back(directory: Path) -> None:
@@ -132,7 +155,7 @@ def clear_deleted(directory: Path, tell: Callable[[str], object]) -> None:
 def clear(path: Path, tell: Callable[[str], object] = lambda line: None) -> None:
     """Removes a folder with all that is in it, a file or a link, if one is there."""
     try:
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        remove(path)
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -152,11 +175,17 @@ def begin(directory: Path, step: int) -> Path:
     return path
 
 
-def commit(written: Path, record: Mapping[str, Any]) -> None:
-    """Makes what `begin` began the checkpoint of its step, sealed, in place of an older one."""
+def commit(written: Path, record: Mapping[str, Any], run: str = "") -> None:
+    """Makes what `begin` began the checkpoint of its step, sealed, in place of an older one.
+
+    Args:
+        written: what `begin` gave.
+        record: what is kept in about.json.
+        run: the id of the run that saves it; empty for none.
+    """
     said = {"format": seal.FORMAT, **record}
     (written / ABOUT).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-    seal.seal(written, int(written.stem))
+    seal.seal(written, int(written.stem), run)
     place = written.with_suffix("")
     replaced = place.with_suffix(_REPLACED)
     if place.exists():
@@ -168,16 +197,36 @@ def commit(written: Path, record: Mapping[str, Any]) -> None:
 
 
 def delete(directory: Path, step: int) -> None:
-    """Removes a checkpoint: first its name, then its files, as far as they can be.
+    """Removes a checkpoint: first its name, then its files.
 
     Raises:
-        OSError: if its name cannot be removed.
+        CheckpointError: if the system refuses it.
     """
     path = directory / f"{step}{_DELETING}"
     clear(path)
-    (directory / str(step)).rename(path)
-    seal.sync(directory)  # or a power cut could undo the renaming and not the deletions
-    clear(path)
+    try:
+        (directory / str(step)).rename(path)
+        seal.sync(directory)  # or a power cut could undo the renaming and not the deletions
+        remove(path)
+    except OSError as error:
+        left = f"; what is left of it lies in {path}" if os.path.lexists(path) else ""
+        where = error.filename or path
+        raise CheckpointError(
+            f"checkpoint {step} was to be deleted in {directory}, and the system refuses it "
+            f"({error.strerror}: {where}){left}. {advice(error, Path(where).parent).words}."
+        ) from None
+
+
+def remove(path: Path) -> None:
+    """Delete a folder with all that is in it, or a file.
+
+    Raises:
+        OSError: what the system says.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def record(directory: Path, step: int) -> dict[str, Any]:
@@ -186,23 +235,25 @@ def record(directory: Path, step: int) -> dict[str, Any]:
     Raises:
         CheckpointError: if it is not there; a DamagedError if it is not what was written.
     """
-    path = directory / str(step) / ABOUT
+    path = directory / str(step)
     if step not in named(directory):
         raise _missing(directory, step)
-    old = _unsealed(path.parent)
-    if wrong := "" if old else seal.fault_of(path.parent, ABOUT):
-        raise damaged(directory, step, wrong)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        sizes = {"files": found["files"]} if old else {}
-        prints = {"fingerprints": found.get("fingerprints", {})}
-        return {**sizes, **prints, **{key: found[key] for key in _RECORD}}
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise damaged(directory, step, f"{path} is not what was written ({error!r})") from None
+        old = _unsealed(path)
+        if wrong := "" if old else seal.fault_of(path, step, ABOUT):
+            raise damaged(directory, step, wrong)
+        found = old or read_json(path / ABOUT)
+        check_record(found)
+    except (ValueError, OSError) as error:
+        what = f"{ABOUT}: is not what was written ({error})"
+        raise damaged(directory, step, what) from None
+    sizes = {"files": found["files"]} if old else {}
+    prints = {"fingerprints": found.get("fingerprints", {})}
+    return {**sizes, **prints, **{key: found[key] for key in _RECORD}}
 
 
-def check(directory: Path, step: int) -> None:
-    """Makes sure that a checkpoint is there, and reads every byte of it.
+def check(directory: Path, step: int, owner: Owner | None = None) -> None:
+    """Makes sure that a checkpoint is there (of a run, if one is named), and reads every byte.
 
     Raises:
         CheckpointError: if it is not there; a DamagedError if a file is not what it was when it was
@@ -210,8 +261,8 @@ def check(directory: Path, step: int) -> None:
     """
     if step not in named(directory):
         raise _missing(directory, step)
-    if found := faults(directory, step, full=True):
-        raise damaged(directory, step, first(found))
+    if found := faults(directory, step, full=True, owner=owner):
+        raise damaged(directory, step, first(found), owner)
 
 
 def first(found: Sequence[str]) -> str:
@@ -219,9 +270,9 @@ def first(found: Sequence[str]) -> str:
     return found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
 
 
-def damaged(directory: Path, step: int, what: str) -> DamagedError:
+def damaged(directory: Path, step: int, what: str, owner: Owner | None = None) -> DamagedError:
     """The error that says what is wrong with a checkpoint, and which others there are."""
-    others = [other for other in steps(directory) if other != step]
+    others = [other for other in steps(directory, owner) if other != step]
     advice = "It is the only one: start the run again from its beginning."
     if others:
         advice = (
@@ -234,8 +285,8 @@ def damaged(directory: Path, step: int, what: str) -> DamagedError:
 def unwritable(directory: Path, error: OSError) -> CheckpointError:
     """The error that says that no checkpoint can be written there."""
     return CheckpointError(
-        f"checkpoints go to {directory}, which cannot be written ({error.strerror}): make it "
-        f"writable, make room, or name another directory."
+        f"checkpoints go to {directory}, which cannot be written ({error.strerror}). "
+        f"{advice(error, directory).words}."
     )
 
 
@@ -262,12 +313,13 @@ def _listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _unsealed(path: Path) -> bool:
-    """Whether a checkpoint is of format 1."""
-    if (path / seal.SEAL).exists():
-        return False
+def _unsealed(path: Path) -> dict[str, Any] | None:
+    """The record of a checkpoint of format 1; None for another."""
+    if os.path.lexists(path / seal.SEAL):
+        return None
     try:
-        found = json.loads((path / ABOUT).read_text(encoding="utf-8"))
-        return "format" not in found and {*_RECORD, "files"} <= found.keys()
-    except (ValueError, AttributeError, OSError):
-        return False
+        found = read_json(path / ABOUT)
+        check_record(found)
+    except (ValueError, OSError):
+        return None
+    return found if "format" not in found and isinstance(found.get("files"), dict) else None

@@ -6,7 +6,6 @@ asks for it has it. A typed key is stored as the integers that it is made of.
 """
 
 import difflib
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from jtrain import trees
 from jtrain.errors import CheckpointError
+from jtrain.regular_files import parse_json
 from jtrain.types import Leaf, Tree
 
 _SHOWN = 20  # rows of a table before "and 13 more"
@@ -67,7 +67,9 @@ def stored(described: str) -> jax.ShapeDtypeStruct:
     """
     try:
         dtype, _, shape = described.partition("[")
-        dims = tuple(json.loads(f"[{shape}"))
+        dims = tuple(parse_json(f"[{shape}", depth=1))
+        if not all(type(dim) is int and 0 <= dim < 2**63 for dim in dims):
+            raise ValueError(f"{dims} is no shape")
         if dtype.startswith("key<"):
             return jax.ShapeDtypeStruct((*dims, 2 if dtype == "key<fry>" else 4), jnp.uint32)
         return jax.ShapeDtypeStruct(dims, jnp.dtype(dtype))

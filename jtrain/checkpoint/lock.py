@@ -20,10 +20,12 @@ from typing import Any
 
 from jtrain.checkpoint import folder
 from jtrain.errors import CheckpointError
+from jtrain.regular_files import read_json
 from jtrain.same_file import HeldFolder, identity
 
 NAME = ".writer"
 _PATIENCE = 0.5  # seconds for one who is just leaving
+_MOST = 1 << 16  # bytes that say who holds it
 # EBADF: NFS locks a file only where it is open to be written, as no directory can be.
 _UNKNOWN = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
 
@@ -181,13 +183,13 @@ os.register_at_fork(after_in_child=_forget)  # a child that outlives us would ke
 def holder(directory: Path) -> dict[str, Any]:
     """Who says that they write there: host, pid, since (seconds of 1970); empty if nobody does."""
     try:
-        said = json.loads((directory / NAME).read_text())
+        said = read_json(directory / NAME, most=_MOST)
         return {
             "host": str(said["host"]),
             "pid": int(said["pid"]),
             "since": float(said["since"]),
         }
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return {}
 
 

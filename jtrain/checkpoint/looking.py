@@ -1,24 +1,24 @@
 """What the checkpoints in a directory are, without a run: listed, verified, compared, removed."""
 
 import math
-import re
-import shutil
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from jtrain.checkpoint import fingerprint, folder, keeping, leaves, seal, storage
+from jtrain.checkpoint import entries, fingerprint, folder, keeping, leaves, records, seal, storage
 from jtrain.checkpoint.lock import Lock
+from jtrain.checkpoint.ownership import Owner
 from jtrain.config.nearest import did_you_mean
+from jtrain.disk_errors import advice
 from jtrain.errors import CheckpointError, DamagedError
 from jtrain.types import Leaf
 
 RUNS = Path("runs")
-_SET_ASIDE = re.compile(r"(\d+)\.damaged(-\d+)?")
 
 
 def find(path: str) -> tuple[Path, int | None]:
@@ -34,9 +34,10 @@ def find(path: str) -> tuple[Path, int | None]:
         if place.name.isdigit() and int(place.name) in folder.named(place.parent):
             return place.parent, int(place.name)
         for directory in (place / "checkpoints", place):
-            if _holds_any(directory):
+            if entries.holds_any(directory):
                 return directory, None
-    there = sorted(each.parent.name for each in filter(_holds_any, RUNS.glob("*/checkpoints")))
+    kept = filter(entries.holds_any, RUNS.glob("*/checkpoints"))
+    there = sorted(directory.parent.name for directory in kept)
     raise CheckpointError(
         f"{path} is no run with a checkpoint, and no checkpoint. In runs/ there is "
         f"{', '.join(there) or 'none'}{did_you_mean(Path(path).name, there)}; write its name, or "
@@ -44,13 +45,15 @@ def find(path: str) -> tuple[Path, int | None]:
     )
 
 
-def step_of(directory: Path, asked: int | Literal["newest", "best"]) -> int:
-    """The step that is asked for.
+def step_of(
+    directory: Path, asked: int | Literal["newest", "best"], owner: Owner | None = None
+) -> int:
+    """The step that is asked for; the newest or best of a run, if one is named.
 
     Raises:
         CheckpointError: if there is none; a DamagedError if there are only damaged ones.
     """
-    there = folder.steps(directory)
+    there = folder.steps(directory, owner)
     if isinstance(asked, int):
         folder.record(directory, asked)
         return asked
@@ -60,7 +63,7 @@ def step_of(directory: Path, asked: int | Literal["newest", "best"]) -> int:
             f"{', '.join(map(str, folder.named(directory))) or 'none'}. Name one by --step, or "
             f"see what is wrong: jtrain ckpt verify {directory}"
         )
-    step = there[-1] if asked == "newest" else _best(directory)
+    step = there[-1] if asked == "newest" else _best(directory, owner)
     if step is None:
         raise CheckpointError(
             f"{directory} has no best checkpoint: none was kept by a metric (checkpoint.best). "
@@ -69,13 +72,13 @@ def step_of(directory: Path, asked: int | Literal["newest", "best"]) -> int:
     return step
 
 
-def listed(directory: Path) -> list[dict[str, Any]]:
+def listed(directory: Path, owner: Owner | None = None) -> list[dict[str, Any]]:
     """Of each step, ascending, what `jtrain ckpt ls` tells; names and sizes are looked at."""
-    whole, best = folder.steps(directory), _best(directory)
+    whole, best = folder.steps(directory, owner), _best(directory, owner)
     rows = []
     for step in folder.named(directory):
         path = directory / str(step)
-        wrong = folder.faults(directory, step, full=False)
+        wrong = folder.faults(directory, step, full=False, owner=owner)
         said = {} if wrong else folder.record(directory, step)["best"]
         marks = ["newest"] * (step == whole[-1:][0]) if whole else []
         rows.append(
@@ -83,32 +86,27 @@ def listed(directory: Path) -> list[dict[str, Any]]:
                 "step": step,
                 "bytes": bytes_of(path),
                 "seconds": path.stat().st_mtime,
-                "format": seal.FORMAT if (path / seal.SEAL).exists() else 1,
+                "format": seal.FORMAT if os.path.lexists(path / seal.SEAL) else 1,
                 "best": {**said} if said.get("name") else {},
                 "marks": marks + ["best"] * (step == best),
+                "foreign": folder.is_foreign(directory, step, owner),
                 "faults": wrong,
             }
         )
     return rows
 
 
-def set_aside(directory: Path) -> list[Path]:
-    """Those that were damaged and renamed."""
-    if not directory.is_dir():
-        return []
-    return sorted(path for path in directory.iterdir() if _SET_ASIDE.fullmatch(path.name))
-
-
-def verified(directory: Path, step: int) -> dict[str, Any]:
+def verified(directory: Path, step: int, owner: Owner | None = None) -> dict[str, Any]:
     """What is wrong with a step after every byte of it was read, and how long that took."""
     start = time.perf_counter()
-    found = folder.faults(directory, step, full=True)
+    found = folder.faults(directory, step, full=True, owner=owner)
     size = bytes_of(directory / str(step))
     return {
         "step": step,
         "bytes": size,
         "seconds": time.perf_counter() - start,
-        "sealed": (directory / str(step) / seal.SEAL).exists(),
+        "sealed": os.path.lexists(directory / str(step) / seal.SEAL),
+        "foreign": folder.is_foreign(directory, step, owner),
         "faults": found,
     }
 
@@ -151,19 +149,20 @@ def differing(one: tuple[Path, int], other: tuple[Path, int]) -> list[dict[str, 
     return rows
 
 
-def removed(directory: Path, step: int, *, force: bool = False) -> int:
+def removed(directory: Path, step: int, *, force: bool = False, owner: Owner | None = None) -> int:
     """Bytes that are free after a checkpoint was removed.
 
     Raises:
-        CheckpointError: if it is the last whole one and not `force`, or a run writes there.
+        CheckpointError: if it is the last whole one of its run and not `force`, a run writes there,
+            or the system refuses it.
     """
     if step not in folder.named(directory):
         folder.record(directory, step)
     lock = Lock(directory)
     try:
-        others = [n for n in folder.steps(directory) if n != step]
-        others = others if force else _first_whole(directory, others)
-        if not others and not force and not folder.faults(directory, step, full=True):
+        whole = lambda step: not folder.faults(directory, step, full=True, owner=owner)
+        others = (n for n in reversed(folder.steps(directory, owner)) if n != step)
+        if not force and not any(map(whole, others)) and whole(step):
             raise CheckpointError(
                 f"checkpoint {step} in {directory} is the last one that is whole: without it the "
                 f"run begins again. To remove it all the same: jtrain ckpt rm "
@@ -179,21 +178,22 @@ def removed(directory: Path, step: int, *, force: bool = False) -> int:
 def remove_damaged(directory: Path) -> tuple[list[str], int]:
     """The names of the damaged ones that are gone now, and the bytes that are free.
 
-    Those are what was set aside, and each that is not whole when every byte of it is read.
+    Those are what was set aside because it was damaged, and each that is not whole when every byte
+    of it is read. Checkpoints of another run stay: they may be all that there is of it.
 
     Raises:
-        CheckpointError: if a run writes there.
+        CheckpointError: if a run writes there, or the system refuses it.
     """
     lock = Lock(directory)
     try:
         wrong = [n for n in folder.named(directory) if folder.faults(directory, n, full=True)]
-        aside = set_aside(directory)
+        aside = [path for path in entries.asides(directory) if entries.DAMAGED in path.name]
         paths = [*(directory / str(step) for step in wrong), *aside]
         size = sum(map(bytes_of, paths))
         for step in wrong:
             folder.delete(directory, step)
         for path in aside:
-            shutil.rmtree(path)
+            _remove(path)
         return [path.name for path in paths], size
     finally:
         lock.release()
@@ -221,31 +221,31 @@ def bytes_of(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def _holds_any(directory: Path) -> bool:
-    """Whether a checkpoint lies there, whole, damaged or set aside."""
-    return bool(folder.named(directory) or set_aside(directory))
+def _remove(path: Path) -> None:
+    try:
+        folder.remove(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} was to be deleted, and the system refuses it ({error.strerror}: "
+            f"{error.filename}). {advice(error, path).words}."
+        ) from None
 
 
-def _best(directory: Path) -> int | None:
+def _best(directory: Path, owner: Owner | None) -> int | None:
     """The best by the metric that the newest was saved under."""
-    there = folder.steps(directory)
+    there = folder.steps(directory, owner)
     said = {step: folder.record(directory, step)["best"] for step in there}
-    name = said[there[-1]]["name"] if there else ""
+    name = said[there[-1]].get("name") if there else ""
     if not name:
         return None
-    about = folder.record(directory, there[-1])["about"]
-    goal = keeping.Goal.parse(about.get("config", {}).get("checkpoint", {}).get("best", "") or name)
+    asked = records.asked_best(folder.record(directory, there[-1])["about"])
+    goal = keeping.Goal.parse(asked or name)
     values = {
         step: best["value"]
         for step, best in said.items()
-        if best["name"] == name and best["value"] is not None
+        if best.get("name") == name and best.get("value") is not None
     }
     return keeping.best_of(values, goal) if goal else None
-
-
-def _first_whole(directory: Path, steps: list[int]) -> list[int]:
-    whole: Callable[[int], bool] = lambda step: not folder.faults(directory, step, full=True)
-    return next(([step] for step in reversed(steps) if whole(step)), [])
 
 
 def _prints(place: tuple[Path, int], names: list[str]) -> Mapping[str, str]:

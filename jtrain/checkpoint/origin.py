@@ -1,6 +1,7 @@
 """Where parameters to start from lie: a checkpoint of a run, or a file of tensors."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -8,8 +9,9 @@ import jax
 import numpy as np
 
 from jtrain.all_processes import of_first
-from jtrain.checkpoint import folder, leaves, storage
+from jtrain.checkpoint import folder, leaves, records, storage
 from jtrain.checkpoint.checkpoints import Checkpoints
+from jtrain.checkpoint.ownership import Owner
 from jtrain.checkpoint.tensors import ENDING, INDEX, tensors
 from jtrain.config.nearest import did_you_mean
 from jtrain.errors import CheckpointError
@@ -75,8 +77,18 @@ class Stored:
         return {name: flat[self._kept[name]] for name in wanted}
 
 
-def find(path: str, step: Literal["newest", "best"] = "newest") -> Origin:
+def find(
+    path: str,
+    step: Literal["newest", "best"] = "newest",
+    owner_of: Callable[[Path], Owner | None] = lambda run: None,
+) -> Origin:
     """What lies at `path`: a run, or its name in runs/, a checkpoint, or a file of tensors.
+
+    Args:
+        path: as `init_from.path`.
+        step: which checkpoint of a run.
+        owner_of: gives the run that the checkpoints in a run's directory should be of; those of
+            others are passed over. By default they may be of any.
 
     Raises:
         CheckpointError: if none of them does, or the run has no such checkpoint.
@@ -87,10 +99,10 @@ def find(path: str, step: Literal["newest", "best"] = "newest") -> Origin:
         if (place / folder.ABOUT).is_file() and place.name.isdigit():
             return Stored(place.parent, int(place.name))
         for directory in (place / "checkpoints", place):
-            if folder.steps(directory):
+            if folder.steps(directory, owner := owner_of(directory.parent)):
                 # The run may go on meanwhile: every process takes what the first has found.
-                found = of_first(lambda directory=directory: {"step": _step(directory, step)})
-                return Stored(directory, found["step"])
+                look = functools.partial(_look, directory, step, owner)
+                return Stored(directory, of_first(look)["step"])
     kept = filter(folder.steps, RUNS.glob("*/checkpoints"))
     there = sorted(directory.parent.name for directory in kept)
     near = did_you_mean(Path(path).name, there)
@@ -110,13 +122,16 @@ def place(array: np.ndarray, like: Leaf) -> Leaf:
     return jax.make_array_from_callback(array.shape, sharding, part)
 
 
-def _step(directory: Path, which: Literal["newest", "best"]) -> int:
-    newest = folder.steps(directory)[-1]
+def _look(directory: Path, which: Literal["newest", "best"], owner: Owner | None) -> dict[str, int]:
+    return {"step": _step(directory, which, owner)}
+
+
+def _step(directory: Path, which: Literal["newest", "best"], owner: Owner | None) -> int:
+    newest = folder.steps(directory, owner)[-1]
     if which == "newest":
         return newest
-    about = folder.record(directory, newest)["about"]
-    goal = about.get("config", {}).get("checkpoint", {}).get("best", "")
-    best = Checkpoints(directory, best=goal).best()
+    goal = records.asked_best(folder.record(directory, newest)["about"])
+    best = Checkpoints(directory, best=goal, owner=owner).best()
     if best is None:
         raise CheckpointError(
             f"init_from.step=best was asked of {directory}, and it was kept by no metric "

@@ -5,26 +5,36 @@ from pathlib import Path
 from typing import Any
 
 from jtrain import all_processes
-from jtrain.checkpoint import folder
+from jtrain.checkpoint import entries, folder
+from jtrain.checkpoint.ownership import Owner
 from jtrain.errors import DamagedError, DeviceError
 
 
-def newest_whole(directory: Path, *, fall_back: bool = True) -> tuple[int | None, list[str]]:
-    """That step, and a line for each newer one that was damaged and set aside.
+def newest_whole(
+    directory: Path, *, fall_back: bool = True, owner: Owner | None = None
+) -> tuple[int | None, list[str]]:
+    """That step, and a line for each that was set aside: newer ones that are damaged, and all of
+    another run than `owner`.
 
     The first process reads and renames; the others are told, and have no lines.
 
     Raises:
-        DamagedError: in all of them, if the newest is damaged and `fall_back` is false.
+        DamagedError: in all of them, if the newest is damaged and `fall_back` is false, or one
+            cannot be renamed.
     """
     news: list[str] = []
 
     def look() -> dict[str, Any]:
         if not fall_back:
-            return _newest(directory)
-        return {"step": _search(directory, news)}
+            return _newest(directory, owner)
+        try:
+            return {"step": _search(directory, owner, news)}
+        except DamagedError as error:
+            return {"refused": str(error)}
 
     found = all_processes.of_first(look)
+    if words := found.get("refused"):
+        raise DamagedError(words)
     if what := found.get("damaged"):
         raise held(directory, found["step"], what)
     return found["step"], news
@@ -53,19 +63,37 @@ def apart(step: int, found: Sequence[str]) -> DeviceError:
     )
 
 
-def _newest(directory: Path) -> dict[str, Any]:
+def _newest(directory: Path, owner: Owner | None) -> dict[str, Any]:
     step = next(reversed(folder.named(directory)), None)
-    found = folder.faults(directory, step, full=True) if step is not None else []
+    found = folder.faults(directory, step, full=True, owner=owner) if step is not None else []
     return {"step": step, "damaged": folder.first(found)} if found else {"step": step}
 
 
-def _search(directory: Path, news: list[str]) -> int | None:
+def _search(directory: Path, owner: Owner | None, news: list[str]) -> int | None:
     for step in reversed(folder.named(directory)):
-        found = folder.faults(directory, step, full=True)
+        if folder.is_foreign(directory, step, owner):
+            found = folder.faults(directory, step, full=False, owner=owner)
+            place = folder.set_aside(directory, step, entries.FOREIGN)
+            news.append(f"checkpoint {step} was set aside as {place}: {folder.first(found)}")
+    for step in reversed(folder.named(directory)):
+        found = folder.faults(directory, step, full=True, owner=owner)
         if not found:
+            news += _lines_of_strays(directory, step)
             return step
         place = folder.set_aside(directory, step)
         news.append(
             f"checkpoint {step} is damaged and was set aside as {place}: {folder.first(found)}"
         )
+    news += _lines_of_strays(directory, -1)
     return None
+
+
+def _lines_of_strays(directory: Path, newest: int) -> list[str]:
+    """A line for each checkpoint past `newest` that lies there under a name that is none."""
+    return [
+        f"checkpoint {step} lies in {directory} as {name}, which is no name of a checkpoint: it is "
+        f"not gone on from. To do so, end this run, and: mv {directory / name} "
+        f"{directory / str(step)}"
+        for name, step in entries.strays(directory)
+        if step > newest
+    ]

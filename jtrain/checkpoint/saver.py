@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 from jtrain.checkpoint import copies, ending, fingerprint, folder, keeping, storage
-from jtrain.checkpoint.failed import failed, unsealed
-from jtrain.errors import DeviceError
+from jtrain.checkpoint.failed import failed, unannounced, unsealed
+from jtrain.errors import CheckpointError, DeviceError
 from jtrain.same_file import HeldFolder
 from jtrain.types import Leaf
 
@@ -25,9 +25,15 @@ class Saver:
         directory: Path,
         dispensable: Callable[[], list[int]],
         tell: Callable[[str], object],
+        *,
+        run: str = "",
     ):
-        """`dispensable` gives the steps that may go when one was saved, `tell` takes a line."""
+        """`dispensable` gives the steps that may go when one was saved, `tell` takes a line.
+
+        `run` is the id that is sealed into each.
+        """
         self._directory, self._dispensable, self._tell = directory, dispensable, tell
+        self._run = run
         self._told: set[str] = set()
         self._writer: storage.Writer | None = None
         self._opening = threading.Lock()
@@ -64,7 +70,7 @@ class Saver:
             SaveError: if it could not be written, by this process or by that which seals.
             DeviceError: if devices hold copies of a leaf that are not the same.
         """
-        first, begun, lost = jax.process_index() == 0, None, False
+        first, begun, lost, committed = jax.process_index() == 0, None, False, False
         held: HeldFolder | None = None
         try:
             prints = fingerprint.begin(arrays)
@@ -86,7 +92,8 @@ class Saver:
                     record["fingerprints"] = copies.agreed(seen, step)
                     if not held.is_there:  # moved; Orbax makes the folders of each file anew
                         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{begun}")
-                    folder.commit(begun, record)
+                    folder.commit(begun, record, self._run)
+                    committed = True
                     sealed(step)
                     self._delete_dispensable(step)
             finally:
@@ -94,6 +101,8 @@ class Saver:
         except (OSError, ValueError, RuntimeError) as error:  # what the disk and Orbax raise
             self._left |= {begun} if begun is not None else set()
             self._clear()
+            if committed:
+                raise unannounced(self._directory, step, error) from None
             ending.save_failed()
             raise failed(self._directory, step, arrays, error) from None
         except DeviceError:
@@ -128,15 +137,16 @@ class Saver:
     def _delete_dispensable(self, saved: int) -> None:
         """Deletes older ones; never the one whose bytes were read and sealed a moment ago.
 
-        What is refused is tried again at the next save: the one that was sealed is whole.
+        What is refused is told of once, and tried again at the next save: the one that was sealed
+        is whole.
         """
+        folder.clear_deleted(self._directory, self._tell_once)
         for step in self._dispensable():
             if step != saved:
                 try:
                     folder.delete(self._directory, step)
-                except OSError as error:
-                    self._tell_once(f"checkpoint {step} cannot be deleted ({error.strerror})")
-        folder.clear_deleted(self._directory, self._tell_once)
+                except CheckpointError as error:
+                    self._tell_once(f"an older checkpoint stays: {error}")
 
     def _tell_once(self, line: str) -> None:
         if line not in self._told:
@@ -147,7 +157,9 @@ class Saver:
 def spare(directory: Path, best: int | None) -> list[int]:
     """The steps that went, so that there is room: all but the newest and the best."""
     gone = []
-    with contextlib.suppress(OSError):  # a disk that is hurt may not even take a deletion
+    with contextlib.suppress(
+        OSError, CheckpointError
+    ):  # a disk that is hurt may not even take a deletion
         for step in keeping.dispensable(folder.steps(directory), 1, best):
             folder.delete(directory, step)
             gone.append(step)

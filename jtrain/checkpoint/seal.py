@@ -5,21 +5,29 @@ seal holds is one that was written to its end and has not changed since. A diges
 not malice: whoever can write the files can write a seal too.
 """
 
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from jtrain.checkpoint.ownership import Owner
 from jtrain.errors import CheckpointError
+from jtrain.regular_files import JSON_BYTES, check_regular, open_regular, parse_json, read_bytes
 
 SEAL, FORMAT, DIGEST = "seal.json", 2, "xxh3-128"
 _LOCK = ".__lock"  # TensorStore takes its locks away a moment after it has reported the end
 _BLOCK = 1 << 20  # bytes that are read at a time
 
 
-def seal(directory: Path, step: int) -> None:
+def seal(directory: Path, step: int, run: str = "") -> None:
     """Forces every file and folder to the disk, and writes down what each file is.
+
+    Args:
+        directory: of the checkpoint.
+        step: whose state it holds.
+        run: the id of the run that saves it; empty for none.
 
     Raises:
         OSError: what the disk says.
@@ -30,18 +38,20 @@ def seal(directory: Path, step: int) -> None:
         files[name] = [path.stat().st_size, digest(path)]
     for path in sorted(path for path in directory.rglob("*") if path.is_dir()):
         sync(path)
-    said = {"format": FORMAT, "digest": DIGEST, "step": step, "files": files}
+    owner = {"run": run} if run else {}
+    said = {"format": FORMAT, "digest": DIGEST, "step": step, **owner, "files": files}
     (directory / SEAL).write_text(_text(said), encoding="utf-8")
     sync(directory / SEAL)
     sync(directory)
 
 
-def faults(directory: Path, step: int, *, full: bool) -> list[str]:
+def faults(directory: Path, step: int, *, full: bool, owner: Owner | None = None) -> list[str]:
     """What is otherwise than when it was sealed, each with its file; nothing if it is whole.
 
     Args:
         step: whose checkpoint it has to be.
         full: reads every byte; otherwise only names and sizes are compared.
+        owner: the run whose checkpoint it has to be; None for any.
 
     Raises:
         CheckpointError: if it is of a format that is not known yet: that is no damage.
@@ -51,16 +61,39 @@ def faults(directory: Path, step: int, *, full: bool) -> list[str]:
     except _BrokenError as error:
         return [str(error)]
     found = [f"{SEAL}: is of step {said['step']}"] if said["step"] != step else []
+    if owner and (wrong := owner.fault(said.get("run", ""), step)):
+        found.append(f"{SEAL}: {wrong}")
     return found + differences(directory, said["files"], full=full)
 
 
-def fault_of(directory: Path, name: str) -> str:
-    """What is otherwise with one of the files; empty if nothing is."""
+def run_of(directory: Path) -> str:
+    """Return the id of the run that sealed a checkpoint; empty if it cannot be known."""
     try:
-        files = _read(directory)["files"]
+        return _read(directory).get("run", "")
+    except (_BrokenError, CheckpointError):
+        return ""
+
+
+def step_of(directory: Path) -> int | None:
+    """Return the step that a checkpoint was sealed for, whatever its folder is called now.
+
+    None if there is no seal that holds.
+    """
+    try:
+        return _read(directory)["step"]
+    except (_BrokenError, CheckpointError):
+        return None
+
+
+def fault_of(directory: Path, step: int, name: str) -> str:
+    """What is otherwise with one of the files of a step; empty if nothing is."""
+    try:
+        said = _read(directory)
     except _BrokenError as error:
         return str(error)
-    wrong = differences(directory, files, full=True, only=name)
+    if said["step"] != step:
+        return f"{SEAL}: is of step {said['step']}"
+    wrong = differences(directory, said["files"], full=True, only=name)
     return wrong[0] if wrong else ""
 
 
@@ -78,6 +111,8 @@ def differences(
             found.append(f"{name}: was not there when it was sealed")
         elif path.is_symlink():
             found.append(f"{name}: is a link, and was a file")
+        elif wrong := _irregular(path):
+            found.append(f"{name}: {wrong}")
         elif (size := path.stat().st_size) != files[name][0]:
             found.append(f"{name}: is {size} bytes long, and was {files[name][0]}")
         elif full and (now := _readable(path)) != files[name][1]:
@@ -90,8 +125,8 @@ def digest(path: Path) -> str:
     import xxhash
 
     found, block = xxhash.xxh3_128(), memoryview(bytearray(_BLOCK))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(block):
+    with open_regular(path, buffering=0) as file:
+        while count := cast(io.RawIOBase, file).readinto(block):
             found.update(block[:count])
     return found.hexdigest()
 
@@ -111,11 +146,13 @@ class _BrokenError(Exception):
 
 def _read(directory: Path) -> dict[str, Any]:
     try:
-        text = (directory / SEAL).read_text(encoding="utf-8")
-        said = json.loads(text)
+        text = read_bytes(directory / SEAL, most=JSON_BYTES).decode()
+        said = parse_json(text)
         kept, now = said.pop("seal"), _digest(said)
         known = said["format"] <= FORMAT and said["digest"] == DIGEST
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise _BrokenError(f"{SEAL}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _BrokenError(f"{SEAL}: cannot be read ({type(error).__name__}: {error})") from None
     if kept != now:
         raise _BrokenError(f"{SEAL}: its own digest is {now}, and it says {kept}")
@@ -127,7 +164,29 @@ def _read(directory: Path) -> dict[str, Any]:
             f"this jtrain reads up to {FORMAT} with {DIGEST}. Take the jtrain that wrote it, or a "
             f"newer one: pip install -U jtrain."
         )
+    _check_structure(said)
     return said
+
+
+def _check_structure(said: Mapping[str, Any]) -> None:
+    """Raises unless each part of a seal is of its type: a digest can be computed by anybody."""
+    files = said.get("files")
+    of = files.values() if isinstance(files, dict) else [None]
+    run = said.get("run", "")
+    if type(said.get("step")) is int and isinstance(run, str) and all(map(_is_size_and_digest, of)):
+        return
+    raise _BrokenError(
+        f"{SEAL}: has no step, or no table of files with a size and a digest of each"
+    )
+
+
+def _is_size_and_digest(entry: Any) -> bool:
+    return (
+        isinstance(entry, list)
+        and len(entry) == 2
+        and type(entry[0]) is int
+        and isinstance(entry[1], str)
+    )
 
 
 def _files(directory: Path) -> Iterator[tuple[str, Path]]:
@@ -143,6 +202,14 @@ def _readable(path: Path) -> str:
         return digest(path)
     except OSError as error:
         return f"not to be had ({error.strerror})"
+
+
+def _irregular(path: Path) -> str:
+    try:
+        check_regular(path)
+    except OSError as error:
+        return error.strerror or "cannot be read"
+    return ""
 
 
 def _text(said: Mapping[str, Any]) -> str:

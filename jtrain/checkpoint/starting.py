@@ -3,7 +3,8 @@
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from jtrain import trees
 from jtrain.checkpoint.leaves import table
 from jtrain.checkpoint.origin import Origin, find, place
+from jtrain.checkpoint.ownership import Owner
 from jtrain.config.init_from import InitFrom
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.optim.groups import matches, nearest
@@ -80,14 +82,19 @@ class Start:
         return said + f", {before} to {after}" * (before != after)
 
 
-def starting(asked: InitFrom, params: Params, extra: Extra) -> Start:
-    """What `asked` comes to for a model with leaves like these.
+def starting(
+    asked: InitFrom,
+    params: Params,
+    extra: Extra,
+    owner_of: Callable[[Path], Owner | None] = lambda run: None,
+) -> Start:
+    """What `asked` comes to for a model with leaves like these; `owner_of` is as `find` takes it.
 
     Raises:
         CheckpointError: if there is nothing at the path, or leaves do not fit, with all of them.
         ConfigError: if a pattern or a rename matches nothing.
     """
-    origin = find(asked.path, asked.step)
+    origin = find(asked.path, asked.step, owner_of)
     here = _named(params, extra) if asked.extra else _named(params, ())
     found = {n: leaf for n, leaf in origin.found.items() if asked.extra or not _beside(n)}
     _check("include", asked.include, here)

@@ -6,8 +6,8 @@ safetensors. Read here by numpy: its own reader needs torch for bfloat16, and gi
 one device in JAX.
 """
 
-import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ import numpy as np
 
 from jtrain.errors import CheckpointError
 from jtrain.private import inside
+from jtrain.regular_files import open_regular, parse_json
 
 ENDING, INDEX = ".safetensors", ".safetensors.index.json"
+HEADER = 100_000_000  # bytes: the format's own bound
 DTYPES = {
     "BOOL": np.bool_, "I8": np.int8, "U8": np.uint8, "I16": np.int16, "U16": np.uint16,
     "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U64": np.uint64,
@@ -38,6 +40,8 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
     if not path.name.endswith(INDEX):
         return _of_file(path)
     files: Mapping[str, str] = _json(path, _bytes(path), "weight_map")
+    if not all(isinstance(name, str) for name in files.values()):
+        raise _broken(path, "its weight_map names no files")
     beside = lambda name: inside(path.parent, name, CheckpointError, path)
     parts = {name: _of_file(beside(name)) for name in {name: None for name in files.values()}}
     lost = [name for name, file in files.items() if name not in parts[file]]
@@ -67,7 +71,7 @@ def _tensor(path: Path, name: str, entry: Any, data: np.ndarray) -> np.ndarray:
         dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
         raise _broken(path, f"of {name} its header says {entry!r}") from None
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(
             f"{path}: {name} is of the type {dtype}; those that can be read are "
             f"{', '.join(DTYPES)}. Convert the file to one of them."
@@ -82,7 +86,9 @@ def _tensor(path: Path, name: str, entry: Any, data: np.ndarray) -> np.ndarray:
 
 def _bytes(path: Path) -> np.ndarray:
     try:
-        return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+        with open_regular(path) as file:
+            whole = os.fstat(file.fileno()).st_size
+            return np.memmap(file, np.uint8, "r") if whole else np.empty(0, np.uint8)
     except OSError as error:
         raise CheckpointError(
             f"{path} was to be read, and cannot be ({error.strerror}). Name another file by "
@@ -92,7 +98,9 @@ def _bytes(path: Path) -> np.ndarray:
 
 def _json(path: Path, text: np.ndarray, key: str = "") -> dict:
     try:
-        found = json.loads(text.tobytes())
+        if len(text) > HEADER:
+            raise ValueError(f"a header of {len(text):,} bytes, and at most {HEADER:,} are read")
+        found = parse_json(text.tobytes())
         return dict(found[key] if key else found)
     except (ValueError, KeyError, TypeError) as error:
         raise _broken(path, f"{type(error).__name__}: {error}") from None

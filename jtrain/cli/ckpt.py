@@ -10,7 +10,7 @@ from typing import Any
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.trained import asked_step
 from jtrain.config.nearest import did_you_mean
-from jtrain.errors import FAULT, CheckpointError, UserError
+from jtrain.errors import FAULT, CheckpointError, ConfigError, UserError
 
 DOES = {
     "ls": "list the steps, their sizes, which is newest and best, and which are damaged",
@@ -52,22 +52,32 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _ls(typed: argparse.Namespace) -> tuple[Any, str, int]:
-    from jtrain.checkpoint import looking
+    from jtrain.checkpoint import entries, looking
 
     directory, _ = _find(typed.run)
-    rows, aside = looking.listed(directory), looking.set_aside(directory)
+    owner, notes = _owner(directory)
+    rows, aside = looking.listed(directory, owner), entries.asides(directory)
     lines = [("step", "size", "saved", "", "")]
     for row in rows:
         best = row["best"]
         said = f"{best['name']} {best['value']:.6g}" if best.get("value") is not None else ""
         marks = ", ".join(row["marks"])
-        state = f"DAMAGED: {row['faults'][0]}" if row["faults"] else marks
+        state = f"{_fault_of(row)}: {row['faults'][0]}" if row["faults"] else marks
         lines.append((str(row["step"]), _size(row["bytes"]), _when(row["seconds"]), said, state))
     for path in aside:
         size, when = _size(looking.bytes_of(path)), _when(path.stat().st_mtime)
-        lines.append((path.name, size, when, "", "set aside; to remove: ckpt rm --damaged"))
-    found = {"directory": str(directory), "steps": rows, "damaged": [path.name for path in aside]}
-    return found, _columns(lines), 0
+        damaged = entries.DAMAGED in path.name
+        how = "set aside; to remove: ckpt rm --damaged" if damaged else "set aside: of another run"
+        lines.append((path.name, size, when, "", how))
+    notes += _strays(directory)
+    found = {
+        "directory": str(directory),
+        "steps": rows,
+        "damaged": [path.name for path in aside if entries.DAMAGED in path.name],
+        "foreign": [path.name for path in aside if entries.FOREIGN in path.name],
+        "notes": notes,
+    }
+    return found, "\n".join([_columns(lines), *notes]), 0
 
 
 def _verify(typed: argparse.Namespace) -> tuple[Any, str, int]:
@@ -75,13 +85,15 @@ def _verify(typed: argparse.Namespace) -> tuple[Any, str, int]:
 
     directory, named = _find(typed.run)
     asked = named if named is not None else asked_step(typed.step, "ckpt") if typed.step else None
-    steps = folder.named(directory) if asked is None else [looking.step_of(directory, asked)]
-    found = [looking.verified(directory, step) for step in steps]
+    owner, notes = _owner(directory)
+    every = folder.named(directory)
+    steps = every if asked is None else [looking.step_of(directory, asked, owner)]
+    found = [looking.verified(directory, step, owner) for step in steps]
     lines = []
     for one in found:
         told = "whole" if one["sealed"] else "whole by its sizes: it was saved before seals were"
         took = f"({_size(one['bytes'])} in {one['seconds']:.2f} s)"
-        lines.append(f"{one['step']}  {'DAMAGED' if one['faults'] else told}  {took}")
+        lines.append(f"{one['step']}  {_fault_of(one) if one['faults'] else told}  {took}")
         lines += [f"  {fault}" for fault in one["faults"]]
     damaged = any(one["faults"] for one in found)
     if damaged:
@@ -89,7 +101,10 @@ def _verify(typed: argparse.Namespace) -> tuple[Any, str, int]:
             "jtrain run goes on from the newest that is whole, and sets damaged ones aside; to "
             f"remove them: jtrain ckpt rm {directory} --damaged"
         )
-    return {"directory": str(directory), "steps": found}, "\n".join(lines), FAULT * damaged
+    if asked is None:
+        notes += [*_strays(directory), *_gone(directory, every)]
+    told = {"directory": str(directory), "steps": found, "notes": notes}
+    return told, "\n".join([*lines, *notes]), FAULT * (damaged or bool(notes))
 
 
 def _show(typed: argparse.Namespace) -> tuple[Any, str, int]:
@@ -101,8 +116,15 @@ def _show(typed: argparse.Namespace) -> tuple[Any, str, int]:
         (name, leaf["is"], _size(leaf["bytes"]), leaf["fingerprint"])
         for name, leaf in found["leaves"].items()
     ]
-    about = [f"{name}: {json.dumps(value)}" for name, value in found["about"].items()]
+    about = [f"{name}: {json.dumps(_brief(value))}" for name, value in found["about"].items()]
     return found, "\n".join([f"{found['path']}", *about, "", _columns(leaves)]), 0
+
+
+def _brief(value: Any) -> Any:
+    """What is said of the run, without its config, which is shown beside it."""
+    if isinstance(value, dict) and {"id", "config"} <= value.keys():
+        return {name: each for name, each in value.items() if name != "config"}
+    return value
 
 
 def _diff(typed: argparse.Namespace) -> tuple[Any, str, int]:
@@ -136,7 +158,7 @@ def _rm(typed: argparse.Namespace) -> tuple[Any, str, int]:
     if step is None:
         asked = asked_step(typed.step, "ckpt")
         step = asked if isinstance(asked, int) else looking.step_of(directory, asked)
-    size = looking.removed(directory, step, force=typed.force)
+    size = looking.removed(directory, step, force=typed.force, owner=_owner(directory)[0])
     return {"step": step, "bytes": size}, f"{step} is removed: {_size(size)} are free again", 0
 
 
@@ -167,7 +189,49 @@ def _one(typed: argparse.Namespace, run: str = "") -> tuple[Path, int]:
     directory, named = _find(run or typed.run)
     if named is not None:
         return directory, named
-    return directory, looking.step_of(directory, asked_step(typed.step or "newest", "ckpt"))
+    asked, owner = asked_step(typed.step or "newest", "ckpt"), _owner(directory)[0]
+    return directory, looking.step_of(directory, asked, owner)
+
+
+def _owner(directory: Path) -> tuple[Any, list[str]]:
+    """The run that the checkpoints in a directory should be of, and what is wrong where none is."""
+    from jtrain.run_record import find_owner
+
+    try:
+        return find_owner(directory.parent), []
+    except ConfigError as error:
+        return None, [str(error)]
+
+
+def _strays(directory: Path) -> list[str]:
+    """A line for each checkpoint under a name that is none."""
+    from jtrain.checkpoint import entries
+
+    return [
+        f"{name} holds checkpoint {step} and has no name of one: a run does not see it. To give it "
+        f"back: mv {directory / name} {directory / str(step)}"
+        for name, step in entries.strays(directory)
+    ]
+
+
+def _gone(directory: Path, steps: Sequence[int]) -> list[str]:
+    """A line where run.json names a checkpoint that is not there."""
+    from jtrain.checkpoint import entries
+    from jtrain.directory import Directory
+
+    there = Directory(directory.parent)
+    stands = there.stands() if directory == there.checkpoints else {}
+    step = stands.get("step", 0)
+    if not step or step in steps or stands.get("status") not in {"running", "stopped", "done"}:
+        return []
+    known = {path.name.partition(".")[0] for path in entries.asides(directory)}
+    if str(step) in known:
+        return []
+    return [f"{step} is gone: {there.status} says that the run has saved it"]
+
+
+def _fault_of(one: Mapping[str, Any]) -> str:
+    return "OF ANOTHER RUN" if one["foreign"] else "DAMAGED"
 
 
 def _find(run: str) -> tuple[Path, int | None]:
@@ -181,7 +245,8 @@ def _find(run: str) -> tuple[Path, int | None]:
         for there in map(Directory, (Path(run), looking.RUNS / run)):
             if there.config.is_file():
                 said = there.stands()
-                at = f" ({said['status']} at step {said['step']})" if said else ""
+                known = {"status", "step"} <= said.keys()
+                at = f" ({said['status']} at step {said['step']})" if known else ""
                 raise CheckpointError(
                     f"{there.path} has no checkpoint{at}: {there.again} goes on with it"
                 ) from None

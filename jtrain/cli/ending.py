@@ -2,8 +2,13 @@
 
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import jax
+
+from jtrain.cluster.command_line import program
 from jtrain.hooks.curve import curve, only_ascii, smooth
 from jtrain.hooks.metrics import results
 from jtrain.run import Outcome
@@ -16,7 +21,7 @@ def ending(outcome: Outcome, source: Path, command: str) -> str:
     if outcome.status == "done":
         if outcome.why:
             parts.append(f"done at step {outcome.step}: {outcome.why}")
-        again = f"jtrain run {source} name={directory.path.name}-2 optimizer.lr=1e-3"
+        again = f"{program()} run {source} name={directory.path.name}-2 optimizer.lr=1e-3"
         parts.append(
             f"next:  {again}   another run, one value changed\n"
             f"       jtrain eval {directory.path}   measure it again\n"
@@ -24,8 +29,14 @@ def ending(outcome: Outcome, source: Path, command: str) -> str:
         )
     else:
         parts.append(f"{outcome.status} at step {outcome.step}: {outcome.why}")
-        parts.append(f"next:  {command}   {_on(outcome)}")
+        parts.append(f"next:  {command}   {_in_each()}{_on(outcome)}")
     return "\n\n".join(part for part in parts if part)
+
+
+def _in_each() -> str:
+    """What else is to be known of a command that several processes have to be given."""
+    count = jax.process_count()
+    return f"in each of its {count} processes " if count > 1 and program() == "jtrain" else ""
 
 
 def _on(outcome: Outcome) -> str:
@@ -38,13 +49,19 @@ def _on(outcome: Outcome) -> str:
 def _curve(outcome: Outcome) -> str:
     rows = results(outcome.directory.metrics, "")
     points = {
-        "training loss": smooth((step, row["loss"]) for step, row in rows.items()),
-        "validation": [(step, row["loss"]) for step, row in outcome.results.items()],
+        "training loss": smooth(_losses(rows)),
+        "validation": _losses(outcome.results),
     }
     if len(points["training loss"]) < 3:
         return ""
     width = min(100, shutil.get_terminal_size().columns)
     return curve(points, width=width, height=16, ascii=only_ascii(sys.stdout.encoding))
+
+
+def _losses(rows: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """The steps whose row has a loss: the file may have been written by others too."""
+    found = ((step, row.get("loss")) for step, row in rows.items())
+    return [(step, loss) for step, loss in found if isinstance(loss, int | float)]
 
 
 def _sample(outcome: Outcome) -> str:
@@ -58,7 +75,8 @@ def _best(outcome: Outcome) -> str:
     lines = []
     for name, found in outcome.sets.items():
         for step, numbers in list(found.items())[-1:]:
-            told = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+            single = {n: value for n, value in numbers.items() if isinstance(value, int | float)}
+            told = "  ".join(f"{name} {value:.4g}" for name, value in single.items())
             of = name if len(outcome.sets) > 1 else "validation"
             lines.append(f"{of} at step {step}:  {told}")
     return "\n".join(lines)

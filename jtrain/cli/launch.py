@@ -1,5 +1,6 @@
 """`jtrain launch --processes N VERB ...`: any verb in several processes on this machine."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -32,7 +33,18 @@ def main(argv: Sequence[str]) -> int:
         patience=Patience.parse(typed.patience),
         beats=verb == "run",
         faults=_faults(typed.chaos, typed.processes, verb),
+        typed=_typed(argv[:place]),
     )
+
+
+def _typed(words: Sequence[str]) -> str:
+    """What was typed before the verb, without faults: to go on they are not needed."""
+    kept, skip = [], False
+    for word in words:
+        if not skip and word.partition("=")[0] != "--chaos":
+            kept.append(word)
+        skip = word == "--chaos"
+    return shlex.join(["jtrain", "launch", *kept])
 
 
 def _no_verb(word: str, processes: int) -> str:

@@ -74,14 +74,27 @@ def _verdict(found: "Replayed") -> str:
         batch = "on the same batch" if then.there.batch else "on a batch that was not compared"
         return (
             f"OTHERWISE from step {at} on, {batch}: loss {then.there.loss!r} then, "
-            f"{then.here.loss!r} now. Run it once more: if it comes out otherwise again, a device "
-            f"computes wrongly; if not, other versions, devices, processes or layouts do it "
-            f"(run.json)"
+            f"{then.here.loss!r} now. {_why(found)}"
         )
     if not found.compared:
         return "the run has no record of these steps to compare with"
     steps = f"{found.compared} of {found.step - found.start} steps since {_start(found)}"
     return f"the same bits as then, in {steps}"
+
+
+def _why(found: "Replayed") -> str:
+    """The likely cause of other bits: what is known to be another, before what is suspected."""
+    if found.unlike:
+        return (
+            f"It was taken otherwise, which is the likely cause: {'; '.join(found.unlike)}. Other "
+            f"processes, devices and versions round sums in another order, other code computes "
+            f"something else. To compare bits, take it as it was taken then"
+        )
+    return (
+        "Versions, devices, processes and layout are as they were then (run.json). Run it once "
+        "more: if it comes out as it did then, a device computes wrongly now and then; if not, one "
+        "did then"
+    )
 
 
 def _start(found: "Replayed") -> str:

@@ -2,12 +2,14 @@
 
 import argparse
 import functools
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cluster.command_line import program
 from jtrain.config.node import TYPED
 from jtrain.config.resolve import Resolved, resolve
 from jtrain.config.top import names_a_directory
@@ -33,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
 
     outcome = run(resolved.config, source=resolved.path)
     if outcome.directory.first:
-        print(ending(outcome, resolved.path, shlex.join(["jtrain", "run", *argv])))
+        print(ending(outcome, resolved.path, f"{program()} run {shlex.join(argv)}"))
     return CODES[outcome.status]
 
 
@@ -42,7 +44,7 @@ def _refuse_a_copy(resolved: Resolved) -> None:
     path, name = resolved.path, resolved.config.name
     there, meant = path.parent.resolve(), Path("runs", name).resolve()
     typed = resolved.origins["name"].layer == TYPED
-    if typed or path.name != "config.yaml" or not (there / "run.json").exists() or there == meant:
+    if typed or path.name != "config.yaml" or there == meant or not _holds_a_run(there):
         return
     other = shlex.join(["jtrain", "run", str(path), f"name={name}-2"])
     raise ConfigError(
@@ -51,6 +53,11 @@ def _refuse_a_copy(resolved: Resolved) -> None:
         f"To go on with that one: {_go_on(there)}\n"
         f"To start another run with its values: {other}"
     )
+
+
+def _holds_a_run(there: Path) -> bool:
+    """Whether a directory holds a run beside its config: run.json may be lost, or checkpoints."""
+    return any(os.path.lexists(there / name) for name in ("run.json", "checkpoints", "steps.jsonl"))
 
 
 def _go_on(there: Path) -> str:

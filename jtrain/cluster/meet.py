@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from jtrain.cluster.cluster import Address, Cluster
 from jtrain.errors import ConfigError, PeerError
+from jtrain.regular_files import parse_json
 
 Facts: TypeAlias = Mapping[str, str]
 HELLO, MOST = 5.0, 1 << 24  # seconds and bytes that one greeting may take
@@ -228,4 +229,4 @@ def _say(peer: socket.socket, said: Mapping[str, Any]) -> None:
 
 def _heard(peer: socket.socket) -> Any:
     with peer.makefile("rb") as stream:
-        return json.loads(stream.readline(MOST))
+        return parse_json(stream.readline(MOST))

@@ -6,6 +6,7 @@ from typing import Any
 from jtrain.cluster.cluster import Address, Cluster
 from jtrain.cluster.variables import Variables
 from jtrain.errors import ConfigError
+from jtrain.regular_files import parse_json
 
 TASKS = ("chief", "worker", "evaluator")
 _EXAMPLE = (
@@ -26,7 +27,7 @@ def tf_config(said: Variables) -> Cluster:
     """
     text = said.text("TF_CONFIG")
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError as error:
         raise ConfigError(
             f"TF_CONFIG is no JSON: {error}. It begins {text[:40]!r}. Set {_EXAMPLE}; or unset it "

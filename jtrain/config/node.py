@@ -9,6 +9,7 @@ from jtrain.errors import ConfigError
 # Who wins over whom: a base has the layer of what inherits it less one.
 DEFAULTS, FILE, TYPED = -1_000_000, 0, 1
 PRESET = DEFAULTS + 1
+SHOWN = 200  # characters of what was typed that a message repeats
 
 Plain: TypeAlias = Any  # what JSON has: dict, list, text, numbers, true, false, null
 Keys: TypeAlias = tuple[str | int, ...]
@@ -38,8 +39,9 @@ class Origin:
         if self.layer == PRESET:
             return f"preset {self.setting}: {key}"
         if self.layer == TYPED:
-            said = self.setting.partition("=")[0]
-            return f"command line: {self.setting}" + (f": {key}" if key not in {"", said} else "")
+            said, typed = self.setting.partition("=")[0], self.setting
+            typed = typed if len(typed) <= SHOWN else f"{typed[:SHOWN]}..."
+            return f"command line: {typed}" + (f": {key}" if key not in {"", said} else "")
         where = f"{self.file}:{self.line}" if self.line else self.file
         return f"{where}: {key}" if key else where
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
@@ -14,6 +14,7 @@ from ruamel.yaml.nodes import Node as Yaml
 from jtrain.config.nearest import nearest
 from jtrain.config.node import Keys, Mistake, Node, Origin, Plain, dotted
 from jtrain.errors import ConfigError
+from jtrain.regular_files import open_regular
 
 # Far beyond any config. An anchor can make a file grow without end, and the parser takes a second
 # for so many values, or for half a megabyte.
@@ -89,6 +90,7 @@ def parse(
 
 _TOO_DEEP = f"values lie more than {DEPTH} deep in one another; a config has no use for that"
 _TOO_MANY = f"more than {VALUES:,} values; keep data in files of its own, and name those"
+_TOO_LARGE = f"has too many digits: a whole number is at most {2**63 - 1}; write less"
 _TOO_LONG = f"more than {SIZE:,} bytes; keep data in files of its own, and name those"
 
 
@@ -161,15 +163,25 @@ class _Reading:
             if tag in {"int", "float"} and "_" in yaml.value:  # a number of YAML 1.1
                 return yaml.value
             if tag in {"int", "float", "bool", "null"}:
-                return self._construct(yaml, deep=True)
+                return self._counted(self._construct(yaml, deep=True), keys, origin)
             if tag in {"str", "timestamp", "value", "merge"}:  # a date is text
                 yaml.value.encode()
                 return yaml.value
             self._refuse(origin, keys, f"`!{tag}` is no data; write a number or a text")
         # `!!int x`, `!!int` of nothing, a number of 5000 digits, half a character
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            if tag == "int" and re.fullmatch("[-+]?[0-9]{19,}", yaml.value):
+                self._refuse(origin, keys, _TOO_LARGE)
+                return 1
             self._refuse(origin, keys, "is nothing that can be kept; write a number or a text")
         return None
+
+    def _counted(self, value: Plain, keys: Keys, origin: Origin) -> Plain:
+        """The value, 1 in the place of a whole number that no counter holds."""
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            self._refuse(origin, keys, _TOO_LARGE)
+            return 1
+        return value
 
     def _refuse(self, origin: Origin, keys: Keys, words: str) -> None:
         self.said.append(Mistake(origin, dotted(keys), words))
@@ -192,7 +204,7 @@ def _explain(error: MarkedYAMLError, text: str) -> tuple[int, str]:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             data = file.read(SIZE + 1)
         return _refuse_long(path, data).decode("utf-8-sig")
     except ConfigError:
@@ -211,6 +223,12 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}: no such file{_near_file(path)}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The file; a pipe too where a shell gives one, as in `jtrain run <(sed s/a/b/ x.yaml)`."""
+    given = str(path).startswith(("/dev/fd/", "/proc/self/fd/")) or str(path) == "/dev/stdin"
+    return path.open("rb") if given else open_regular(path)
 
 
 def _refuse_long(path: Path, data: bytes) -> bytes:

@@ -158,11 +158,17 @@ class Top:
 
         An experiment adds its own: `yield from super().misfits()`, then `yield key, words`.
         """
-        counted = {"steps": self.steps, "batch": self.batch}
+        counted = {
+            "steps": self.steps,
+            "batch": self.batch,
+            "evaluate.batch": self.evaluate.batch,
+            "guard.without": max((stop for _, stop in self.guard.without), default=0),
+        }
         for key, count in counted.items():  # steps and rows are counted in int32
             if isinstance(count, Duration) or count < 2**31:
                 continue
-            yield key, f"{getattr(self, key)} is more than can be counted; at most {2**31 - 1}"
+            shown = count if count < 2**63 else "a number of more than 18 digits"
+            yield key, f"{shown} is more than can be counted; at most {2**31 - 1}"
         if self.batch % self.microbatches:
             near = _nearest_multiples("batch", self.batch, self.microbatches)
             yield (

@@ -1,12 +1,12 @@
 """The documents of text files, piece by piece: memory stays flat however long one is."""
 
 import codecs
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 from jtrain.errors import DataError
+from jtrain.regular_files import parse_json
 
 By: TypeAlias = Literal["file", "line"]
 PIECE = 1 << 16  # bytes
@@ -96,7 +96,7 @@ def _lines(stream: BinaryIO, path: Path, field: str) -> Iterator[tuple[str, bool
 def _field(text: str, path: Path, first: int, field: str) -> str:
     """The text of a JSON line."""
     try:
-        row = json.loads(text)
+        row = parse_json(text)
     except ValueError as error:
         raise DataError(
             f"{path} was to hold a JSON object a line; the line at byte {first} is none ({error}). "

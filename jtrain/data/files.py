@@ -6,19 +6,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jtrain.errors import DataError
+from jtrain.regular_files import kind_of, open_regular
 
 
 def found(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     """The files behind `paths`, those of a pattern in the order of their names.
 
     Raises:
-        DataError: a path that is not there, a folder, or a pattern that matches no file.
+        DataError: a path that is not there, a folder, a pattern that matches no file, or a file
+            that may not be read.
     """
     if isinstance(paths, str | Path):
         paths = [paths]
     if not paths:
         raise DataError("A list of files is empty. Name at least one: path=data/train.txt.")
-    return [file for path in paths for file in _files(str(path))]
+    files = [file for path in paths for file in _files(str(path))]
+    for file in files:
+        _check_readable(file)
+    return files
+
+
+def _check_readable(file: Path) -> None:
+    try:
+        open_regular(file).close()
+    except OSError as error:
+        raise DataError(
+            f"{file} was to be read, and cannot be ({error.strerror}). Make it readable: "
+            f"chmod u+r {file}"
+        ) from None
 
 
 def _files(path: str) -> list[Path]:
@@ -27,7 +42,10 @@ def _files(path: str) -> list[Path]:
     if matches := sorted(Path(match) for match in glob.glob(path, recursive=True)):
         if files := [match for match in matches if match.is_file()]:
             return files
-        raise DataError(f"{path} is a folder. Name its files: path={path.rstrip('/')}/*.")
+        if all(match.is_dir() for match in matches):
+            raise DataError(f"{path} is a folder. Name its files: path={path.rstrip('/')}/*.")
+        kind = kind_of(matches[0].lstat().st_mode)
+        raise DataError(f"{path} is {kind}, and data is read from files: set path= to a file.")
     seen = "" if Path(path).is_absolute() else f", seen from {Path.cwd()}"
     raise DataError(f"{path}: no such file{seen}. {_nearest(Path(path))}")
 

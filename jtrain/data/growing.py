@@ -9,6 +9,7 @@ import numpy as np
 
 from jtrain.errors import DataError
 from jtrain.private import created, inside
+from jtrain.regular_files import open_regular
 
 
 class Growing:
@@ -80,7 +81,13 @@ class Growing:
                 f"{path} was written up to byte {wanted} and ends at {found}: it was cut since. "
                 f"Start again: rm -r {self._folder}"
             )
-        stream = path.open("r+b")
+        try:
+            stream = open_regular(path, "r+b")
+        except OSError as error:
+            raise DataError(
+                f"{path} is to be written further, and cannot be ({error.strerror}). Start again: "
+                f"rm -r {self._folder}"
+            ) from None
         stream.truncate(wanted)
         stream.seek(wanted)
         return stream

@@ -1,10 +1,11 @@
 """What a folder of token files says of itself."""
 
-import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jtrain.errors import DataError
+from jtrain.regular_files import TooMuchError, read_json
 
 FORMAT = "jtrain tokens 1"
 AGAIN = "Write it: jtrain data prepare FILES --out"
@@ -20,7 +21,12 @@ def read_header(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(_missing(folder))
     try:
-        header = json.loads(path.read_bytes())
+        header = read_json(path)
+    except (OSError, TooMuchError) as error:
+        words = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+        raise DataError(
+            f"{path} was to be the header of token files, and {words}. {AGAIN} {folder}-2"
+        ) from None
     except ValueError as error:
         place = getattr(error, "pos", getattr(error, "start", 0))
         raise DataError(
@@ -32,7 +38,47 @@ def read_header(folder: Path) -> dict[str, Any]:
         raise DataError(
             f"{path} was to be the header of {FORMAT!r} and says {found}. {AGAIN} {folder}-2"
         )
+    if wrong := [name for name, right in _TYPES.items() if not right(header.get(name))]:
+        raise DataError(
+            f"{path} was to be the header of token files, and what it says of {wrong[0]} is "
+            f"{header.get(wrong[0])!r:.60}: it was changed. {AGAIN} {folder}-2"
+        )
     return header
+
+
+def are_files(found: Any) -> bool:
+    """Return whether a value of JSON lists files, each with its name, count and checksum."""
+    return isinstance(found, list) and all(map(_is_file, found))
+
+
+def _is_file(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and isinstance(found.get("name"), str)
+        and _is_count(found.get("count"))
+        and _is_count(found.get("crc32"))
+    )
+
+
+def _is_count(found: Any) -> bool:
+    return type(found) is int and 0 <= found < 2**63
+
+
+def _is_text(found: Any) -> bool:
+    return isinstance(found, str)
+
+
+_TYPES: Mapping[str, Callable[[Any], bool]] = {
+    "tokens": _is_count,
+    "documents": _is_count,
+    "dtype": lambda found: found in ("uint16", "uint32"),
+    "tokenizer": _is_text,
+    "kind": _is_text,
+    "vocab": _is_count,
+    "shards": are_files,
+    "ends": lambda found: are_files(found) and len(found) == 1,
+    "asked": lambda found: isinstance(found, dict),
+}
 
 
 def _missing(folder: Path) -> str:

@@ -22,11 +22,13 @@ import numpy as np
 from jtrain.data.documents import By, Piece, Place, pieces
 from jtrain.data.files import found
 from jtrain.data.growing import Growing, replace
-from jtrain.data.header import FORMAT, read_header
+from jtrain.data.header import FORMAT, are_files, read_header
 from jtrain.data.tokenizer import Tokenizer, fingerprint
 from jtrain.data.tokenizer_file import read_tokenizer
 from jtrain.data.tokenizing import Tokenizing
+from jtrain.disk_errors import advice
 from jtrain.errors import DataError
+from jtrain.regular_files import read_json
 
 SHARD = 1 << 28  # tokens a file
 TOGETHER = 1 << 20  # characters tokenized at once
@@ -71,7 +73,13 @@ def prepare(
     asked = _asked(files, tokenizing, by, field, shard)
     if (header := _done(out, asked)) is not None:
         return header
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"--out {out} was to be a folder, and cannot be made ({error.strerror}). "
+            f"{advice(error, out).words}, or set --out {out}-2"
+        ) from None
     note = _note(out, asked)
     sizes = [path.stat().st_size for path in files]
     before = [0, *itertools.accumulate(sizes)]
@@ -224,7 +232,7 @@ def _note(out: Path, asked: dict[str, Any]) -> dict[str, Any]:
     """What a folder that is not whole says of itself; a new one says it from now on."""
     path = out / "progress.json"
     if path.exists():
-        note = json.loads(path.read_text(encoding="utf-8"))
+        note = _read_note(path)
         if note["asked"] == asked or "place" in note:
             _refuse_another(out, note["asked"], asked, "was begun with")
             return note
@@ -236,6 +244,35 @@ def _note(out: Path, asked: dict[str, Any]) -> dict[str, Any]:
         )
     replace(path, json.dumps({"asked": asked}))
     return {}
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    """What progress.json says.
+
+    Raises:
+        DataError: if it is not what was written.
+    """
+    try:
+        note = read_json(path)
+        begun = isinstance(note, dict) and isinstance(note.get("asked"), dict)
+        whole = "place" not in note or (
+            len(note["place"]) == 2
+            and all(type(part) is int and part >= 0 for part in note["place"])
+            and isinstance(note["open"], bool)
+            and are_files(note["tokens"])
+            and are_files(note["documents"])
+        )
+        if begun and whole:
+            return note
+        words = "is not what was written"
+    except OSError as error:
+        words = f"cannot be read ({error.strerror})"
+    except (ValueError, KeyError, TypeError) as error:
+        words = f"is not what was written ({error})"
+    raise DataError(
+        f"{path} says how far the token files beside it are, and {words}. Start again: rm -r "
+        f"{path.parent}"
+    )
 
 
 def _refuse_another(out: Path, had: dict[str, Any], asked: dict[str, Any], verb: str) -> None:

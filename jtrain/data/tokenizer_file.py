@@ -1,6 +1,5 @@
 """Tokenizers from the files that keep them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from jtrain.data.characters import Vocabulary
 from jtrain.data.files import found
 from jtrain.data.tokenizer import Tokenizer
 from jtrain.errors import DataError
+from jtrain.regular_files import TooMuchError, read_json
 
 END = "<|endoftext|>"
 
@@ -22,7 +22,17 @@ def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
     """
     (path,) = found(path)
     try:
-        parsed = json.loads(path.read_bytes())
+        parsed = read_json(path)
+    except OSError as error:
+        raise DataError(
+            f"{path} was to hold a tokenizer, and cannot be read ({error.strerror}). Make it "
+            f"readable, or give another file: chmod u+r {path}"
+        ) from None
+    except TooMuchError as error:
+        raise DataError(
+            f"{path} was to hold a tokenizer as JSON, and {error}. Give a tokenizer.json, or the "
+            f"one in a folder that jtrain data prepare wrote."
+        ) from None
     except ValueError as error:
         place = getattr(error, "pos", getattr(error, "start", 0))
         raise DataError(

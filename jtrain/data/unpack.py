@@ -6,8 +6,10 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from jtrain.errors import DataError
+from jtrain.regular_files import open_regular
 
 BLOCK = 1 << 18  # bytes unpacked at once
 
@@ -20,10 +22,10 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
         DataError: within the block, a packed file that is damaged, cut off or not packed at all.
     """
     if path.suffix != ".gz":
-        with path.open("rb") as plain:
-            yield plain
+        with _opened(path) as plain:
+            yield cast(io.BufferedIOBase, plain)
         return
-    with path.open("rb") as packed, gzip.GzipFile(fileobj=packed) as stream:
+    with _opened(path) as packed, gzip.GzipFile(fileobj=packed) as stream:
         try:
             yield stream
         except EOFError as error:
@@ -36,6 +38,16 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
                 f"{path} was to be packed by gzip, and up to byte {packed.tell()} is what cannot "
                 f"be unpacked ({error}). Get it again; if it is not packed, take .gz off its name."
             ) from error
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise DataError(
+            f"{path} was to be read, and cannot be ({error.strerror}). Name another file, or make "
+            f"it readable: chmod u+r {path}"
+        ) from None
 
 
 def filled(stream: io.BufferedIOBase, into: memoryview) -> int:

@@ -163,7 +163,7 @@ def look(parts: Assembly, state: TrainState, step: int) -> Found:
 def _before(parts: Assembly, directory: Directory, tell: Callable[[str], None]) -> TrainState:
     """The newest state of the run before the last step that was skipped, as far as is known."""
     known = max((row.get("skipped", 0) for row in read(directory.metrics)), default=0)
-    with Checkpoints(directory.checkpoints) as checkpoints:
+    with Checkpoints(directory.checkpoints, owner=directory.owner()) as checkpoints:
         for step in sorted(checkpoints.steps(), reverse=True):
             state = checkpoints.restore(step, parts.like)
             known = max(known, int(state.skipped))

@@ -67,8 +67,9 @@ def parting(one: Path, other: Path) -> Parting:
     facts = [{name: story.facts.get(name) for name in FACTS} for story in stories]
     records = [recording.steps(Directory(path).steps) for path in (one, other)]
     batch, unlike = _other_batch(records, [story.facts for story in stories])
-    found = [Directory(path).checkpoints for path in (one, other)]
-    both = sorted(set(folder.steps(found[0])) & set(folder.steps(found[1])))
+    there = [Directory(path) for path in (one, other)]
+    found = [each.checkpoints for each in there]
+    both = sorted(set.intersection(*(set(folder.steps(d.checkpoints, d.owner())) for d in there)))
     apart = {}
     for step in both:
         if rows := looking.differing((found[0], step), (found[1], step)):

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,13 @@ import numpy as np
 from jtrain.all_processes import of_first
 from jtrain.assemble import Assembly
 from jtrain.checkpoint import Checkpoints, fingerprint, folder, leaves, looking
+from jtrain.config.dump import ABSENT, Difference, differences, told
+from jtrain.config.words import spell
 from jtrain.data.digest import digest
 from jtrain.data.readers import readers
 from jtrain.debug.dissect import Dissected, dissect
-from jtrain.directory import Directory
+from jtrain.debug.parting import FACTS
+from jtrain.directory import Directory, environment
 from jtrain.errors import CheckpointError, ConfigError, DamagedError
 from jtrain.experiment import RunConfig
 from jtrain.going_back import decided
@@ -56,6 +60,8 @@ class Replayed:
     """Steps from `start` on that the run recorded."""
     readers: tuple[int, int] | None
     """Where the batches of some are not compared, the processes that read them then and now."""
+    unlike: Sequence[str]
+    """What the run was taken by that is another now: processes, devices, versions, layout."""
     other: Other | None
     """The first of them that came out otherwise."""
     checkpoint: Sequence[str] | None
@@ -97,6 +103,7 @@ def replay(
     redone = _redo(parts, state, start, step)
     own = np.ravel(parts.calls[(step - 1) // config.steps_per_call]["row"])
     deep = deep and jax.process_count() == 1
+    other = _first_other(redone.taken, known)
     return Replayed(
         step=step,
         start=start,
@@ -106,10 +113,41 @@ def replay(
         key=tuple(np.ravel(jax.random.key_data(redone.before.step_key())).tolist()),
         compared=sum(number in known for number in redone.taken),
         readers=next(((others[n], count) for n in redone.taken if n in others), None),
-        other=_first_other(redone.taken, known),
-        checkpoint=_apart(there.checkpoints, step, redone.after),
+        unlike=_unlike(config, there, others, other.step if other else step),
+        other=other,
+        checkpoint=_apart(there, step, redone.after),
         dissected=dissect(config, redone.before, step, tell) if deep else None,
     )
+
+
+def _unlike(config: RunConfig, there: Directory, others: Mapping[int, int], step: int) -> list[str]:
+    """What a step was taken by that is another now, and may round its sums otherwise.
+
+    Args:
+        others: of each step that another number of processes took, that number.
+    """
+    stands, now = there.stands(), environment(jax.devices())
+    count = jax.process_count()
+    changed = [f"processes: {others[step]} then, {count} now"] if step in others else []
+    facts = [{name: each.get(name) for name in FACTS} for each in (stands, now)]
+    changed += [_change(d) for d in differences(*facts) if d.before not in (None, ABSENT)]
+    stored = there.stored(type(config))
+    layouts = [{"parallel": told(each.parallel)} for each in (stored, config) if each]
+    return changed + [_change(d) for d in differences(layouts[0], layouts[-1])]
+
+
+def _change(found: Difference) -> str:
+    return f"{found.key}: {_short(found.before)} then, {_short(found.after)} now"
+
+
+def _short(value: Any) -> str:
+    """A value in a few words: devices of one kind are counted."""
+    if isinstance(value, list):
+        kinds = [str(each).partition(" ")[2] or str(each) for each in value]
+        return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "none"
+    if isinstance(value, str):
+        return value
+    return spell(value) if value is not ABSENT else "nothing"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,12 +162,13 @@ def _before(
 ) -> tuple[int, TrainState]:
     """The newest state that the run kept before the call with the step, and its step."""
     last = (step - 1) // parts.config.steps_per_call * parts.config.steps_per_call
-    with Checkpoints(there.checkpoints) as checkpoints:
+    owner = there.owner()
+    with Checkpoints(there.checkpoints, owner=owner) as checkpoints:
 
         def look() -> dict[str, int | None]:
             for start in reversed([each for each in checkpoints.steps() if each <= last]):
                 try:
-                    folder.check(there.checkpoints, start)
+                    folder.check(there.checkpoints, start, owner)
                 except CheckpointError as error:
                     tell(f"passed over: {error}")
                 else:
@@ -175,10 +214,10 @@ def _first_other(taken: Mapping[int, Step], known: Mapping[int, Step]) -> Other 
     return None
 
 
-def _apart(directory: Path, step: int, state: TrainState) -> list[str] | None:
+def _apart(directory: Directory, step: int, state: TrainState) -> list[str] | None:
     """The leaves that a checkpoint of the step has otherwise; None if there is no such one."""
-    if step not in Checkpoints(directory).steps():
+    if step not in folder.steps(directory.checkpoints, directory.owner()):
         return None
-    there = looking.shown(directory, step)["leaves"]
+    there = looking.shown(directory.checkpoints, step)["leaves"]
     here = fingerprint.read(fingerprint.begin(leaves.flatten(state)))
     return [name for name, mine in here.items() if there[name]["fingerprint"] not in ("", mine)]

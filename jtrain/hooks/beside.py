@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from jtrain.regular_files import read_json
 from jtrain.trackers import About, Opens
 
 
@@ -44,7 +45,8 @@ class Beside:
         tell: Callable[[str], None],
     ):
         self.kind = str(tracker.kind)
-        self._tracker, self._about, self._note = tracker, about, _Note(note, resumes)
+        self._tracker, self._about = tracker, about
+        self._note = _Note(note, resumes, about.run)
         self._capacity, self._tell = capacity, tell
         self._rows: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
         self._taken = self._written = self._skipped = 0
@@ -106,6 +108,7 @@ class Beside:
             directory=self._about.directory,
             config=self._about.config,
             id=self._note.id,
+            run=self._about.run,
         )
 
     def _fails(self, what: str, error: BaseException) -> None:
@@ -117,13 +120,16 @@ class Beside:
 class _Note:
     """What a tracker wrote already: the id of its run, and of each set the last step."""
 
-    def __init__(self, path: Path, resumes: bool):
-        self._path = path
+    def __init__(self, path: Path, resumes: bool, run: str):
+        self._path, self._run = path, run
         self.id, self._last = "", {}
         try:
-            known: Any = json.loads(path.read_text()) if resumes else {}
-            self.id, self._last = str(known["id"]), dict(known["last"])
-        except (OSError, ValueError, KeyError, TypeError):
+            known: Any = read_json(path) if resumes else {}
+            if known.get("run", run) != run:
+                return  # the run was copied: this one has none in the service yet
+            last = {str(name): int(step) for name, step in dict(known["last"]).items()}
+            self.id, self._last = str(known["id"]), last
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass  # none, or none that can be read: a new run of the tracker
 
     def takes(self, row: Told) -> bool:
@@ -137,5 +143,5 @@ class _Note:
         new = self._path.with_name(
             self._path.name + ".new"
         )  # not flushed: a power cut doubles rows
-        new.write_text(json.dumps({"id": self.id, "last": self._last}))
+        new.write_text(json.dumps({"run": self._run, "id": self.id, "last": self._last}))
         new.replace(self._path)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from jtrain.errors import CheckpointError
 from jtrain.hooks import rows
 from jtrain.hooks.rows import Rows
 
@@ -83,9 +84,23 @@ class Events:
 
 
 def decisions(path: Path) -> Sequence[Decision]:
-    """Those that were taken in a run, in order; none if nothing was ever bad."""
-    found = [row for row in rows.whole(path) if _is_decision(row)]
-    return [Decision(row["step"], (row["without"][0], row["without"][1])) for row in found]
+    """Those that were taken in a run, in order; none if nothing was ever bad.
+
+    Raises:
+        CheckpointError: if one cannot be read: without it the run would take other batches.
+    """
+    return [_decision(path, row) for row in rows.whole(path) if _is_decision(row)]
+
+
+def _decision(path: Path, row: Mapping[str, Any]) -> Decision:
+    match row:
+        case {"step": int(step), "without": [int(first), int(stop)]}:
+            return Decision(step, (first, stop))
+    raise CheckpointError(
+        f"{path} has a row of step {row['step']} that says the run went back, and not which "
+        f'batches it left out: "without": [first, stop] is missing in it. Put the file back as it '
+        f"was, or start a new run (name=...)."
+    )
 
 
 def _is_decision(row: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from jtrain.hooks.readable import count, duration, number
 from jtrain.hooks.speed import Speed
 from jtrain.loop import Hook
 from jtrain.redact import redacted
+from jtrain.regular_files import open_regular
 from jtrain.same_file import HeldFolder
 
 
@@ -99,9 +100,9 @@ class Lines:
         if self._path and self._folder and self._folder.is_there:  # or it would make another
             with (
                 contextlib.suppress(OSError),  # a full disk, which the saves tell of, on the screen
-                self._path.open("a", encoding="utf-8", errors="replace") as file,
+                open_regular(self._path, "ab") as file,
             ):
-                file.write(line + "\n")
+                file.write(f"{line}\n".encode("utf-8", "replace"))
         return line
 
 

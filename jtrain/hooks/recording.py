@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrain.data.digest import digest
+from jtrain.errors import CheckpointError
 from jtrain.hooks.rows import Rows, read
 from jtrain.loop import Hook
 from jtrain.types import Metrics
@@ -114,11 +115,23 @@ class Record(Hook):
 
 
 def steps(path: Path) -> dict[int, Step]:
-    """What was recorded of each step; of a run that was made before there were records nothing."""
+    """What was recorded of each step; of a run that was made before there were records nothing.
+
+    Raises:
+        CheckpointError: if a row is not what was written.
+    """
     found = {}
     for row in read(path):
-        each = zip(row["loss"], row["grad_norm"], row["batch"], strict=True)
-        first = row["step"] - len(row["loss"]) + 1
+        try:
+            columns = [*map(float, row["loss"])], [*map(float, row["grad_norm"])], row["batch"]
+            each = list(zip(*columns, strict=True))
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointError(
+                f"the row of step {row['step']} in {path} is not what was written: it needs lists "
+                f"of one length under loss, grad_norm and batch. Put the file back as it was, or "
+                f"move it away and compare without it: mv {path} {path}.old"
+            ) from None
+        first = row["step"] - len(each) + 1
         found |= {first + i: Step(*known) for i, known in enumerate(each)}
     return found
 

@@ -17,9 +17,13 @@ from typing import Any
 
 import xxhash
 
+from jtrain.disk_errors import advice
 from jtrain.errors import CheckpointError
 from jtrain.hooks.rewrite import rewrite
+from jtrain.regular_files import TooMuchError, open_regular, parse_json, read_bytes
 from jtrain.same_file import HeldFolder, identity
+
+MOST = 1 << 33  # bytes of a file of rows
 
 
 class Rows:
@@ -38,7 +42,7 @@ class Rows:
             off are lost.
 
     Raises:
-        CheckpointError: if a row that is not the last cannot be read.
+        CheckpointError: if a row that is not the last cannot be read, or the file not be written.
     """
 
     def __init__(
@@ -50,12 +54,18 @@ class Rows:
         lost: Callable[[str], object] = lambda line: None,
     ):
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        content = _mend(self.path, resumed_at, lasts)
-        self._file = self._open()
+        self._left = bytearray()  # that the disk has not taken
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            content = _mend(self.path, resumed_at, lasts)
+            self._file = self._open()
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path} is to take the rows of a run, and cannot be written "
+                f"({error.strerror}). {advice(error, self.path).words}."
+            ) from None
         self._home, self._lost, self._away = HeldFolder(self.path.parent), lost, False
         self._size, self._digest = len(content), xxhash.xxh3_128(content)
-        self._left = bytearray()  # that the disk has not taken
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Writes a row, if there is room; a process that is killed right after has written it."""
@@ -131,14 +141,14 @@ class Rows:
         self._lost(f"{self.path} {what}")
 
     def _open(self) -> Any:
-        return self.path.open("a+b", buffering=0)
+        return open_regular(self.path, "a+b", buffering=0)
 
 
 def lacks(path: Path, mark: Mapping[str, Any]) -> str:
     """Return what of a file is not as it was at a `mark`; empty where all of that is there."""
     if not path.is_file():
         return f"{path} is gone: its {mark['bytes']} bytes are lost"
-    content = path.read_bytes()
+    content = _content(path)
     if len(content) < mark["bytes"]:
         return f"{path} was cut. {_left(content, mark['bytes'])}"
     if xxhash.xxh3_128_hexdigest(content[: mark["bytes"]]) != mark["xxh3"]:
@@ -162,7 +172,11 @@ def read(path: Path | str) -> list[dict[str, Any]]:
         CheckpointError: if a row that is not the last cannot be read.
     """
     path = Path(path)
-    return [_numbers(row) for row, _ in _parse(path)] if path.exists() else []
+    rows = [row for row, _ in _parse(path)]
+    try:
+        return [_numbers(row) for row in rows]
+    except ValueError as error:
+        raise CheckpointError(f"{path} has a text where a number is written: {error}") from None
 
 
 def whole(path: Path) -> list[dict[str, Any]]:
@@ -174,7 +188,7 @@ def _mend(
     path: Path, resumed_at: int | None, lasts: Callable[[Mapping[str, Any]], bool] | None
 ) -> bytes:
     """Removes what is to be written again, and returns what stays."""
-    found = path.read_bytes() if path.exists() else b""
+    found = _content(path)
     kept = b""
     if resumed_at is not None or lasts is not None:
         stays = lambda row: lasts is not None and lasts(row)
@@ -187,7 +201,7 @@ def _mend(
 
 def _parse(path: Path) -> list[tuple[dict[str, Any], bytes]]:
     """The whole rows of a file, each with its line; what was torn at its end is left out."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = _content(path).splitlines(keepends=True)
     rows = [_row(line) for line in lines]
     while rows and rows[-1] is None:
         rows.pop()
@@ -202,9 +216,23 @@ def _parse(path: Path) -> list[tuple[dict[str, Any], bytes]]:
     return whole
 
 
+def _content(path: Path) -> bytes:
+    """The bytes of a file of rows; none if there is no file."""
+    try:
+        return read_bytes(path, most=MOST)
+    except FileNotFoundError:
+        return b""
+    except (OSError, TooMuchError) as error:
+        words = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+        raise CheckpointError(
+            f"{path} holds rows of a run, and {words}. Put it right, or move it away and lose "
+            f"them: mv {path} {path}.old"
+        ) from None
+
+
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:
         return None
     whole = line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("step"), int)

@@ -7,8 +7,10 @@ from typing import Any
 
 from jtrain.hooks.rewrite import rewrite
 from jtrain.loop import Hook
+from jtrain.regular_files import open_regular, read_bytes
 from jtrain.types import Metrics
 
+MOST = 1 << 30  # bytes of samples
 _HEAD = re.compile(r"^=== step (\d+) ===$", re.MULTILINE)
 
 
@@ -44,14 +46,14 @@ class Samples(Hook):
         """Writes a sample."""
         text = self._sample(state)
         quoted = _HEAD.sub(r" \g<0>", text)  # a model may write anything
-        with self._path.open("ab") as file:
+        with open_regular(self._path, "ab") as file:
             file.write(f"=== step {step} ===\n{quoted}\n\n".encode("utf-8", "replace"))
         if self._tell is not None:
             self._tell(step, text)
 
 
 def _mend(path: Path, resumed_at: int | None) -> None:
-    found = path.read_bytes() if path.exists() else b""
+    found = read_bytes(path, most=MOST) if path.exists() else b""
     text, end = found.decode("utf-8", "replace"), 0
     text = text[: text.rfind("\n") + 1]  # the last line may be torn
     if resumed_at is not None:

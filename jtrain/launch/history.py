@@ -1,7 +1,6 @@
 """The lives of a run that was begun again and again: does it still come further?"""
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,9 @@ from typing import Any
 from jtrain.errors import FAULT
 from jtrain.launch.gang import Ending
 from jtrain.pulse import Beat
+from jtrain.regular_files import TooMuchError, parse_json, read_bytes
 
+MOST = 1 << 30  # bytes of a file of a run that are looked at
 LIVES = 3  # that end at the same step, and it is no accident
 
 
@@ -31,8 +32,13 @@ class Judged:
         if not stands or stands[0].get("status") != "failed" or not stands[0].get("why"):
             return None
         bad = next(reversed(_rows(run, "events.jsonl")), {})
-        step = bad.get("step", stands[0].get("step", 0))
-        return cls(step, bad.get("batch"), stands[0]["why"], bad.get("done") == "stopped")
+        step, batch = bad.get("step", stands[0].get("step", 0)), bad.get("batch")
+        return cls(
+            step if type(step) is int else 0,
+            batch if type(batch) is int else None,
+            f"{stands[0]['why']}",
+            bad.get("done") == "stopped",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +79,14 @@ class Life:
 
 
 class History:
-    """What became of each life."""
+    """What became of each life.
 
-    def __init__(self):
+    Args:
+        typed: what a person types before the verb to have the same processes again.
+    """
+
+    def __init__(self, typed: str = ""):
+        self._program = typed or "jtrain"
         self._furthest, self._kept, self._alike = -1, -1, 0
         self.last: Life | None = None
 
@@ -123,7 +134,7 @@ class History:
                 f"  NaN, shapes  jtrain run {config} --find-nan",
             ]
         if life.run and not judged:
-            lines.append(f"  to go on     jtrain run {config}")
+            lines.append(f"  to go on     {self._program} run {config}")
         return "\n".join(lines) + "\n"
 
 
@@ -138,16 +149,17 @@ def _last_loss(run: str) -> str:
 def _rows(run: str, name: str, *, whole: bool = False) -> list[dict[str, Any]]:
     """The objects in a file of a run, a line each, or one in the `whole` of it; none without it."""
     try:
-        text = (Path(run) / name).read_text() if run else ""
-    except OSError:
+        found = read_bytes(Path(run) / name, most=MOST) if run else b""
+    except (OSError, TooMuchError):
         return []
+    text = found.decode("utf-8", "replace")
     rows = map(_row, [text] if whole else text.splitlines())
     return [row for row in rows if row]
 
 
 def _row(text: str) -> dict[str, Any]:
     try:
-        row = json.loads(text)
+        row = parse_json(text)
     except ValueError:
         return {}
     return row if isinstance(row, dict) else {}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from jtrain.cluster import cpu_devices
+from jtrain.cluster.command_line import LAUNCHER
 from jtrain.launch.chaos import Chaos
 from jtrain.launch.gang import Gang
 from jtrain.launch.port import LOOPBACK, claimed_port
@@ -26,6 +27,7 @@ def launch(
     patience: Patience | None = None,
     beats: bool = False,
     faults: Sequence[Fault] = (),
+    typed: str = "",
 ) -> int:
     """Runs `command` in so many processes and gives the exit code, of the first that failed.
 
@@ -40,6 +42,7 @@ def launch(
         patience: seconds in each phase after which a process is taken for stuck.
         faults: what is done to them on purpose.
         beats: whether what is run tells its phases from its start, as `jtrain run` does.
+        typed: what a person types before the verb to have the same processes again.
 
     Raises:
         ConfigError: if the port is in use, or another launch has it.
@@ -51,18 +54,18 @@ def launch(
 
     @contextlib.contextmanager
     def begin() -> Iterator[Gang]:
-        rehearsed = chaos.environment()
+        shared = chaos.environment() | ({LAUNCHER: typed} if typed else {})
         with contextlib.nullcontext(port) if port else claimed_port() as number:
             where = f"{LOOPBACK}:{number}"
             told = [
-                environment(os.environ, where, index, processes, devices) | rehearsed
+                environment(os.environ, where, index, processes, devices) | shared
                 for index in range(processes)
             ]
             with Gang(command, told, patience=patience or Patience(), beats=beats) as gang:
                 yield gang
 
     with claimed_port(port) if port else contextlib.nullcontext():
-        return supervise(begin, restarts=restarts, chaos=chaos)
+        return supervise(begin, restarts=restarts, chaos=chaos, typed=typed)
 
 
 def environment(

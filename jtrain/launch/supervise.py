@@ -71,6 +71,7 @@ def supervise(
     *,
     restarts: int = 0,
     chaos: Chaos | None = None,
+    typed: str = "",
 ) -> int:
     """Gives the exit code of the last life, after `restarts` new beginnings at most.
 
@@ -80,8 +81,9 @@ def supervise(
     Args:
         begin: starts a gang, which is there in a `with` block.
         chaos: what is done to it, beside; a life that ended by it is always begun again.
+        typed: what a person types before the verb to have the same processes again.
     """
-    history, spent, chaos = History(), 0, chaos or Chaos()
+    history, spent, chaos = History(typed), 0, chaos or Chaos()
     with handing_on() as asked:
         while True:
             with begin() as gang:

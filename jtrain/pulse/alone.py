@@ -12,6 +12,7 @@ from jtrain.errors import HUNG
 from jtrain.pulse.looker import Looker
 from jtrain.pulse.patience import Patience, Watched
 from jtrain.pulse.pulse import PULSE, Pulse
+from jtrain.regular_files import open_regular
 
 # Times the patience of who watches from outside, who has to find it first. Nobody chose these
 # limits, so they are for what can't be anything else: 20 minutes without a step.
@@ -80,7 +81,7 @@ class Alone(Looker):
             f"of its threads: {self._stacks}. If that was none: {PATIENCE}={beat.phase}="
             f"{3 * self._watched.limit:.0f} allows more.\n"
         )
-        with contextlib.suppress(OSError), self._stacks.open("w") as file:
+        with contextlib.suppress(OSError), open_regular(self._stacks, "wb") as file:
             faulthandler.dump_traceback(file, all_threads=True)
         with contextlib.suppress(OSError):
             os.write(2, said.encode())

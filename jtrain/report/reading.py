@@ -1,7 +1,6 @@
 """Reads what a run left behind, as far as it can be read, and tells what cannot."""
 
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -12,9 +11,11 @@ from jtrain.config.dump import flat
 from jtrain.config.node import plain
 from jtrain.config.read import read as read_config
 from jtrain.errors import UserError
+from jtrain.regular_files import TooMuchError, parse_json, read_bytes
 
 Row: TypeAlias = Mapping[str, Any]
 TOLD, PICTURES, PICTURE_BYTES = 5, 24, 4_000_000  # troubles a file, newest pictures, bytes of each
+TEXT_BYTES = 1 << 30  # of a file of rows or words
 EXPECTED = ("config.yaml", "run.json", "metrics.jsonl", "speed.jsonl")
 
 
@@ -130,8 +131,8 @@ def _rows(path: Path, troubles: list[str]) -> tuple[Row, ...]:
 
 def _row(line: str) -> Row | None:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row = parse_json(line)
+    except ValueError:
         return None
     whole = isinstance(row, dict) and isinstance(row.get("step"), int)
     return row if whole and not isinstance(row["step"], bool) else None
@@ -140,8 +141,8 @@ def _row(line: str) -> Row | None:
 def _facts(path: Path, troubles: list[str]) -> Row:
     text = _text(path, troubles)
     try:
-        facts = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
+        facts = parse_json(text) if text else {}
+    except ValueError:
         facts = None
     if not isinstance(facts, dict):
         troubles.append(f"{path.name} is no JSON object: {text[:40]!r}")
@@ -162,13 +163,15 @@ def _config(path: Path, troubles: list[str]) -> Mapping[str, Any]:
 
 
 def _text(path: Path, troubles: list[str]) -> str:
-    if not path.is_file():
-        return ""
     try:
-        return path.read_bytes().decode("utf-8", "replace")
+        return read_bytes(path, most=TEXT_BYTES).decode("utf-8", "replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
     except OSError as error:
         troubles.append(f"{path.name} cannot be read: {error.strerror}")
-        return ""
+    except TooMuchError as error:
+        troubles.append(f"{path.name} {error} and is left out")
+    return ""
 
 
 def _pictures(folder: Path, troubles: list[str]) -> tuple[Picture, ...]:
@@ -181,12 +184,20 @@ def _pictures(folder: Path, troubles: list[str]) -> tuple[Picture, ...]:
     newest = sorted(found)[-PICTURES:]
     pictures = []
     for step, name, file in newest:
-        data = file.read_bytes() if file.stat().st_size <= PICTURE_BYTES else b""
+        data = _picture(file)
         if data.startswith(b"\x89PNG\r\n\x1a\n"):
             pictures.append(Picture(name, step, data))
         else:
             troubles.append(f"pictures/{file.name} is no PNG of at most {PICTURE_BYTES:,} bytes")
     return tuple(sorted(pictures, key=lambda picture: (picture.name, picture.step)))
+
+
+def _picture(file: Path) -> bytes:
+    """The bytes of a picture; none if it is no file, or too large."""
+    try:
+        return read_bytes(file, most=PICTURE_BYTES)
+    except (OSError, TooMuchError):
+        return b""
 
 
 def finite(value: Any) -> bool:

@@ -10,13 +10,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO, Literal
 
+from jtrain.disk_errors import advice
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError
+from jtrain.regular_files import TooMuchError, open_regular, read_bytes
 from jtrain.same_file import HeldFolder
 from jtrain.sweep.machine import Share
 from jtrain.sweep.members import Member
 
 _POLL = 0.1  # seconds
+MOST = 1 << 24  # bytes of what a member said that are read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +89,9 @@ class Side:
 
     def _start(self, member: Member, share: Share) -> _Running:
         place = member.directory.path
-        place.mkdir(parents=True, exist_ok=True)
         with (
-            (place / "output.txt").open("ab") as output,
-            (place / "errors.txt").open("wb") as errors,
+            _written(place / "output.txt", "ab") as output,
+            _written(place / "errors.txt", "wb") as errors,
             share.held(),
         ):
             process = subprocess.Popen(
@@ -142,6 +145,22 @@ def _take(file: int) -> None:
         pass
 
 
+def _written(path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
+    """A file for the words of a member.
+
+    Raises:
+        ConfigError: if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return open_regular(path, mode)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} is to take the words of a run, and cannot be written ({error.strerror}). "
+            f"{advice(error, path).words}."
+        ) from None
+
+
 def _end(one: _Running) -> End:
     code, seconds = one.process.returncode, time.monotonic() - one.begun
     if code in {DONE, STOPPED}:
@@ -149,12 +168,19 @@ def _end(one: _Running) -> End:
     return End(one.member, code, seconds, _message(one.member, code))
 
 
+def _read(path: Path) -> str:
+    try:
+        return read_bytes(path, most=MOST).decode(errors="replace").strip()
+    except (OSError, TooMuchError):
+        return ""
+
+
 def _message(member: Member, code: int) -> str:
     """Why it failed, in its own words."""
     stands = member.directory.stands()
     if stands.get("status") == "failed" and code == FAULT:
         return stands.get("why", "")
-    errors = (member.directory.path / "errors.txt").read_text(errors="replace").strip()
+    errors = _read(member.directory.path / "errors.txt")
     if code < 0:
         name = signal.Signals(-code).name
         return f"ended by {name}" + (", which is what a full memory does" if code == -9 else "")

@@ -22,6 +22,8 @@ class About:
     """Of each dotted key the value."""
     id: str = ""
     """Of the service's run to go on with; empty for a new one."""
+    run: str = ""
+    """The id of the run that jtrain has drawn; that of a copy is another."""
 
 
 @runtime_checkable

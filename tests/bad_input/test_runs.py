@@ -176,7 +176,8 @@ def test_runs_below_a_file_are_told(home, capfd):
     assert main(["run", CONFIG]) == 2
     told = capfd.readouterr().err
     assert "runs/quick/checkpoints, which cannot be written (Not a directory)" in told
-    assert "make it writable, make room" in told
+    assert "A file lies where a folder is needed: move it away" in told
+    assert "room" not in told
     Path("runs").unlink()
     assert main(["run", CONFIG]) == 0
 

@@ -1,6 +1,7 @@
 """Whatever happens to a file of a checkpoint is seen, and what was whole is gone on with."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_states import like, same_bits
+from permissions import permissions_hold
 
-from jtrain.checkpoint import Checkpoints, folder, seal
+from jtrain.checkpoint import Checkpoints, entries, folder, seal
 from jtrain.errors import CheckpointError, DamagedError
 from jtrain.testing.chaos.corruption import (
     KINDS,
@@ -228,3 +230,134 @@ def test_a_digest_is_that_of_another_program(tmp_path: Path):
     import xxhash
 
     assert seal.digest(tmp_path / "long") == xxhash.xxh3_128_hexdigest(long)
+
+
+# What is no checkpoint, or cannot be read: passed over in words, and waited for by nobody.
+
+
+def resealed(checkpoint: Path, **changes) -> None:
+    """Writes a seal with other parts, whose own digest holds."""
+    said = json.loads((checkpoint / "seal.json").read_text()) | changes
+    said.pop("seal")
+    (checkpoint / "seal.json").write_text(seal._text(said))
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def made_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+STRANGE = {
+    "a nested seal": lambda step: (step / "seal.json").write_text(f'{{"format": {DEEP}}}'),
+    "a seal of null": lambda step: (step / "seal.json").write_text("null"),
+    "a seal of a list": lambda step: (step / "seal.json").write_text("[1]"),
+    "a seal that is not UTF-8": lambda step: (step / "seal.json").write_bytes(b'{"a": "\xff"}'),
+    "a seal of 5,000 digits": lambda step: (step / "seal.json").write_text("1" * 5000),
+    "a seal without end": lambda step: os.truncate(step / "seal.json", 1 << 40),
+    "a seal that is a pipe": lambda step: pipe(step / "seal.json"),
+    "a seal that is a folder": lambda step: made_folder(step / "seal.json"),
+    "no files": lambda step: resealed(step, files=None),
+    "files of nothing": lambda step: resealed(step, files={"about.json": None}),
+    "sizes of text": lambda step: resealed(step, files={"about.json": ["1", "2"]}),
+    "a step of text": lambda step: resealed(step, step="2"),
+    "a run of numbers": lambda step: resealed(step, run=3),
+    "an about that is a pipe": lambda step: pipe(step / "about.json"),
+    "an array that is a pipe": lambda step: pipe(next((step / "state" / "d").iterdir())),
+    "an emptied folder": lambda step: (shutil.rmtree(step), step.mkdir()),
+    "a file": lambda step: (shutil.rmtree(step), step.write_text("")),
+    "a pipe": lambda step: (shutil.rmtree(step), os.mkfifo(step)),
+    "a folder that may not be read": lambda step: step.chmod(0),
+    "a file that may not be read": lambda step: (step / "seal.json").chmod(0),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_is_no_checkpoint_is_set_aside_in_words_for_the_one_before_it(kind, hurt: Path, whole):
+    STRANGE[kind](hurt / "2")
+    with permissions_hold():
+        assert folder.steps(hurt) == [1]
+        (fault,) = folder.faults(hurt, 2, full=True)[:1]
+        assert len(fault) < 300
+        with pytest.raises(DamagedError, match="checkpoint 2 is damaged: "):
+            folder.check(hurt, 2)
+        if not kind.startswith("an array"):
+            with pytest.raises(DamagedError, match="checkpoint 2 is damaged: "):
+                folder.record(hurt, 2)
+        with Checkpoints(hurt) as checkpoints:
+            assert checkpoints.resume() == 1
+            aside = f"checkpoint 2 is damaged and was set aside as {hurt / '2.damaged'}: {fault}"
+            assert [line.startswith(aside) for line in checkpoints.news] == [True]
+            assert int(checkpoints.restore(1, like(whole[1]))["step"]) == 1
+    if (hurt / "2.damaged").is_dir():
+        (hurt / "2.damaged").chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"leaves": None},
+        {"leaves": {"w": 3}},
+        {"leaves": {"w": "float32[" + "[" * 10_000}},
+        {"leaves": {"w": "float32[-1]"}},
+        {"leaves": {"w": f"float32[{10**30}]"}},
+        {"fingerprints": []},
+        {"best": "loss"},
+        {"best": {"name": "loss", "value": "low"}},
+        {"about": None},
+        {"step": "2"},
+    ],
+)
+def test_a_record_of_other_types_is_told_though_its_seal_holds(change, hurt: Path, whole):
+    about = hurt / "2" / "about.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | change))
+    seal.seal(hurt / "2", 2)
+    with pytest.raises(CheckpointError):
+        Checkpoints(hurt).restore(2, like(whole[1]))
+    assert Checkpoints(hurt, best="loss").best() is None
+
+
+def test_a_checkpoint_of_format_1_is_of_its_step_too(tmp_path: Path):
+    shutil.copytree(FORMATS / "1", tmp_path / "old")
+    (tmp_path / "old" / "3").rename(tmp_path / "old" / "4")
+    assert folder.faults(tmp_path / "old", 4, full=True) == ["about.json: is of step 3"]
+
+
+def test_a_checkpoint_under_another_name_is_named_and_not_gone_on_from(hurt: Path):
+    (hurt / "2").rename(hurt / "2.bak")
+    shutil.copytree(hurt / "1", hurt / "copy of 1")
+    (hurt / "notes").mkdir()
+    assert entries.strays(hurt) == [("2.bak", 2), ("copy of 1", 1)]
+    with Checkpoints(hurt) as checkpoints:
+        assert checkpoints.resume() == 1
+    (line,) = checkpoints.news
+    assert f"checkpoint 2 lies in {hurt} as 2.bak" in line
+    source, target = line.rpartition(": mv ")[2].split()
+    Path(source).rename(target)
+    with Checkpoints(hurt) as checkpoints:
+        assert checkpoints.resume() == 2
+
+
+def test_where_the_system_refuses_to_set_a_damaged_one_aside_what_to_type_is_told(hurt: Path):
+    (hurt / "2" / "seal.json").write_text("{}")
+    if os.geteuid() == 0:  # nobody but their owner may rename what is in a sticky folder
+        os.chown(hurt, 65534, -1)
+        os.chown(hurt / "2", 65534, -1)
+        hurt.chmod(0o1777)
+    else:
+        pytest.skip("only root can make a folder whose entries may be read and not renamed")
+    checkpoints = Checkpoints(hurt)
+    checkpoints.take()
+    with permissions_hold(), pytest.raises(DamagedError) as refusal:
+        checkpoints.resume()
+    assert "to be set aside as" in str(refusal.value)
+    assert "refused (Operation not permitted)" in str(refusal.value)
+    source, target = str(refusal.value).rpartition(": mv ")[2].split()
+    Path(source).rename(target)
+    assert checkpoints.resume() == 1
+    checkpoints.close()

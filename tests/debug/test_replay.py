@@ -109,7 +109,19 @@ def test_a_step_that_was_recorded_otherwise_is_named(study, capsys):
     assert found["other"]["step"] == 8
     capsys.readouterr()
     main(["replay", "quick", "--step", "9", "--only-again"])
-    assert "OTHERWISE from step 8 on, on the same batch" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "OTHERWISE from step 8 on, on the same batch" in said
+    assert "are as they were then (run.json). Run it once more: " in said
+    facts = outcome.directory.stands()
+    packages = {**facts["packages"], "jax": "0.9.0"}
+    outcome.directory.say("done", readers=[[0, 3]], devices=["cpu:0 cpu"] * 3, packages=packages)
+    main(["replay", "quick", "--step", "9", "--only-again", "parallel.kind=mirrored"])
+    said = capsys.readouterr().out
+    assert "OTHERWISE from step 8 on, on a batch that was not compared" in said
+    assert "the likely cause: processes: 3 then, 1 now; packages.jax: 0.9.0 then, 0." in said
+    assert "; devices: 3 x cpu then, 8 x cpu now; parallel.kind: single then, mirrored n" in said
+    assert "a device computes wrongly" not in said
+    assert "jtrain launch --processes 3 replay quick --step 9" in said
 
 
 @pytest.mark.thorough

@@ -117,6 +117,17 @@ def test_one_that_does_not_end_is_left_behind(about: About):
     ]
 
 
+def test_a_copy_of_a_run_is_tracked_as_a_run_of_its_own(about: About):
+    first, copy = (dataclasses.replace(about, run=run) for run in ("first", "copy"))
+    tracked(Fake(), first, steps=range(1, 21))
+    same, other = Fake(), Fake()
+    tracked(same, first, steps=range(11, 31), resumed_at=10)
+    assert same.opened == [dataclasses.replace(first, id="run-1")]
+    tracked(other, copy, steps=range(11, 31), resumed_at=10)
+    assert other.opened == [copy], "no id of a run to go on with"
+    assert len(other.rows) == 22, "none is taken for one that it has"
+
+
 def test_a_run_that_goes_on_adds_to_the_same_one_and_doubles_no_step(about: About):
     first, second = Fake(id="run-7"), Fake(id="other")
     tracked(first, about, steps=range(1, 13), end="stopped")
@@ -136,13 +147,19 @@ def test_a_run_that_begins_anew_tracks_all_of_it_in_a_new_one(about: About):
     assert len(anew.rows) == 33
 
 
-@pytest.mark.parametrize("note", ["", "{", "[1]", '{"id": 3}', '{"id": "x", "last": 5}'])
+@pytest.mark.parametrize(
+    "note",
+    [
+        *("", "{", "[1]", "null", "[" * 10**5),
+        *('{"id": 3}', '{"id": "x", "last": 5}', '{"id": 1, "last": {"": "x"}}'),
+    ],
+)
 def test_a_note_that_cannot_be_read_is_none(note: str, about: About):
     (about.directory / "trackers").mkdir()
     (about.directory / "trackers" / "fake.json").write_text(note)
     fake = Fake()
     told, _ = tracked(fake, about, resumed_at=0)
-    assert told == []
+    assert (told, fake.opened) == ([], [about])
     assert len(fake.rows) == 33
 
 

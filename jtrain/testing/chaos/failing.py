@@ -85,6 +85,8 @@ def full_disk_run(seed: int, folder: Path) -> Trial:
 
 
 def _says_all(line: str, place: Path) -> bool:
-    """Whether it names the place, what is free and what is needed, or what went to make room."""
-    asked = ("could not be written", str(place.resolve()), "it takes", "free")
+    """Whether it names the place, what is needed and, where room is lacking, what is free; or what
+    went to make room."""
+    lacking = ("free",) if "ake room" in line else ()
+    asked = ("could not be written", str(place.resolve()), "it takes", *lacking)
     return all(word in line for word in asked) or "went, to make room" in line

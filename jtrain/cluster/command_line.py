@@ -1,0 +1,11 @@
+"""Command line of a process: the words before its verb, as a person typed them."""
+
+import os
+
+LAUNCHER = "JTRAIN_LAUNCHER"  # `jtrain launch --processes 2`, set by it for the processes it starts
+
+
+def program() -> str:
+    """Return what is typed before the verb: `jtrain`, or under `jtrain launch` that with its
+    options."""
+    return os.environ.get(LAUNCHER) or "jtrain"

@@ -1,0 +1,119 @@
+"""Values that were stored with a run: read by the schema of today, and typed to have them again."""
+
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from jtrain.config.dump import ABSENT, Difference, differences, told
+from jtrain.config.mistakes import mistakes
+from jtrain.config.node import FILE, Node, Origin, Plain, nodes, plain, stop
+from jtrain.config.resolve import check, resolve
+from jtrain.config.schema import Want
+from jtrain.config.settle import settle
+from jtrain.config.top import Top
+from jtrain.config.words import spell
+from jtrain.errors import ConfigError
+
+C = TypeVar("C", bound=Top)
+_UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
+
+
+def load_values(values: Plain, schema: type[C], where: Path) -> tuple[C, list[str]]:
+    """Return stored values as a config, and the keys that `schema` has no more.
+
+    A key that `schema` has gained since has its default.
+
+    Args:
+        values: what `told` gave of a config.
+        schema: the experiment's Config.
+        where: the file that they were read from, for the message.
+
+    Raises:
+        ConfigError: if a value is not of the type that it has in `schema`.
+    """
+    origin = Origin(FILE, str(where))
+    if not isinstance(values, dict):
+        raise ConfigError(f"{origin.place('')}: holds no values of a config")
+    root, _ = settle(Want(schema), nodes(values, origin))
+    root, dropped = _without_unknown(schema, root)
+    config, wrong = check(schema, root)
+    stop(wrong)
+    assert config is not None, "what has no mistake is a config"
+    return config, dropped
+
+
+def settings_for(path: Path, wanted: Top, may_differ: Iterable[str]) -> list[str] | None:
+    """Return the settings that give the values of `wanted` when they are typed after a config file.
+
+    Args:
+        path: the config file.
+        wanted: the values.
+        may_differ: top keys that are left as they are in the file.
+
+    Returns:
+        `key=value`, quoted for a shell; empty if the file has these values; None if the file cannot
+        be read, or typing cannot bring it there.
+    """
+    try:
+        config = resolve(path, schema=type(wanted)).config
+        changed = _that_matter(config, wanted, may_differ)
+        settings = _settings(changed, told(wanted))
+        again = resolve(path, settings, schema=type(wanted)).config if settings else config
+    except ConfigError:
+        return None
+    if _that_matter(again, wanted, may_differ):
+        return None
+    return [shlex.quote(setting) for setting in settings]
+
+
+def _that_matter(one: Top, other: Top, may_differ: Iterable[str]) -> list[Difference]:
+    changed = differences(told(one), told(other))
+    return [change for change in changed if change.key.split(".")[0] not in may_differ]
+
+
+def _settings(changed: Sequence[Difference], wanted: Plain) -> list[str]:
+    """`key=value` for each change; a mapping as a whole where its `kind` is another."""
+    kinds = [key for key, *_ in changed if key.endswith(".kind")]
+    whole = {key.removesuffix(".kind") for key in kinds}
+    whole = {key for key in whole if not any(key.startswith(f"{other}.") for other in whole)}
+    inner = lambda key: any(key.startswith(f"{each}.") for each in whole)
+    single = {key: value for key, _, value in changed if not inner(key) and value is not ABSENT}
+    return [f"{key}={spell(value)}" for key, value in single.items()] + [
+        f"{key}={spell(_at(wanted, key))}" for key in sorted(whole)
+    ]
+
+
+def _at(values: Plain, key: str) -> Plain:
+    for name in key.split("."):
+        values = values[name]
+    return values
+
+
+def _without_unknown(schema: type, root: Node) -> tuple[Node, list[str]]:
+    """The values without the keys that the schema does not have, and these keys."""
+    try:
+        TypeAdapter(schema).validate_json(json.dumps(plain(root)), strict=True)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        unknown = mistakes(schema, root, [each for each in found if each["type"] in _UNKNOWN])
+        for each in unknown:
+            root = _without(root, each.key.split("."))
+        return root, [each.key for each in unknown]
+    return root, []
+
+
+def _without(node: Node, keys: Sequence[str]) -> Node:
+    first, *rest = keys
+    if isinstance(node.value, list):
+        place = int(first)
+        value = [*node.value]
+        value[place] = _without(value[place], rest)
+    else:
+        value = {name: child for name, child in node.value.items() if rest or name != first}
+        if rest:
+            value[first] = _without(value[first], rest)
+    return Node(value, node.origin, node.under)

@@ -1,0 +1,157 @@
+"""A file of data or of a model that is no file, no JSON or of other types is told, and waited for
+by nobody."""
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from permissions import permissions_hold
+
+from jtrain.checkpoint.origin import find
+from jtrain.checkpoint.tensors import tensors
+from jtrain.data.characters import read_text
+from jtrain.data.idx import read_idx
+from jtrain.data.prepare import prepare
+from jtrain.data.tfrecord import TFRecords
+from jtrain.data.token_files import TokenFiles
+from jtrain.data.tokenizer_file import read_tokenizer
+from jtrain.data.tokenizing import ByBytes
+from jtrain.data.tokens import read_tokens
+from jtrain.errors import CheckpointError, DataError, UserError
+
+DEEP = "[" * 100_000 + "]" * 100_000
+SHALLOW = "[" * 100 + "]" * 100
+
+
+def header(text: str) -> bytes:
+    """A file of tensors with this header."""
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "tensors": ("a.safetensors", tensors),
+    "an index of tensors": ("a.safetensors.index.json", tensors),
+    "parameters to start from": ("a.safetensors", lambda path: find(str(path))),
+    "a tokenizer": ("tokenizer.json", read_tokenizer),
+    "text": ("a.txt", read_text),
+    "tokens": ("a.bin", read_tokens),
+    "numpy tokens": ("a.npy", read_tokens),
+    "records": ("a.tfrecord", TFRecords),
+    "images": ("a-idx3-ubyte", read_idx),
+    "packed images": ("a-idx3-ubyte.gz", read_idx),
+}
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "unreadable"])
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_file_is_told_and_not_waited_for(reader, kind, tmp_path: Path):
+    name, read = READERS[reader]
+    path = tmp_path / name
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a folder":
+        path.mkdir()
+    else:
+        path.write_bytes(bytes(100))
+        path.chmod(0)
+    with permissions_hold(), pytest.raises((DataError, CheckpointError)) as refusal:
+        read(path)
+    message = str(refusal.value)
+    assert str(path) in message
+    words = {"a pipe": "a named pipe", "a folder": ("a folder", "a directory")}.get(kind, "")
+    assert any(word in message for word in ([words] if isinstance(words, str) else words))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.safetensors", header('{"w": ' + DEEP + "}")),
+        ("a.safetensors", header('{"w": ' + SHALLOW + "}")),
+        ("a.safetensors", header("null")),
+        ("a.safetensors", header("[1, 2]")),
+        ("a.safetensors", header('{"w": null}')),
+        ("a.safetensors", header('{"w": {"dtype": [], "shape": [1], "data_offsets": [0, 4]}}')),
+        ("a.safetensors", struct.pack("<Q", 200_000_000) + bytes(10)),
+        ("a.safetensors.index.json", ('{"weight_map": ' + DEEP + "}").encode()),
+        ("a.safetensors.index.json", b'{"weight_map": {"w": ["b.safetensors"]}}'),
+        ("a.safetensors.index.json", b'{"weight_map": [1]}'),
+        ("a.safetensors.index.json", b'{"weight_map": null}'),
+        ("a.safetensors.index.json", b"\xff\xfe"),
+        ("tokenizer.json", ('{"kind": ' + DEEP + "}").encode()),
+        ("tokenizer.json", ('{"model": ' + SHALLOW + "}").encode()),
+        ("tokenizer.json", b'{"kind": "characters", "characters": 3}'),
+        ("tokenizer.json", b'{"kind": ["bytes"]}'),
+        ("tokenizer.json", b"null"),
+    ],
+)
+def test_json_that_no_model_folder_holds_is_told(name: str, content: bytes, tmp_path: Path):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError):
+        read_tokenizer(path) if name == "tokenizer.json" else tensors(path)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of token files."""
+    place = tmp_path_factory.mktemp("written")
+    (place / "a.txt").write_text("All the world's a stage.")
+    prepare(place / "a.txt", place / "out", tokenizing=ByBytes())
+    return place
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tokens", None),
+        ("tokens", "many"),
+        ("vocab", -1),
+        ("dtype", "object"),
+        ("dtype", 3),
+        ("shards", None),
+        ("shards", [{"name": "tokens-00000.bin"}]),
+        ("shards", [{"name": 3, "count": 1, "crc32": 0}]),
+        ("ends", []),
+        ("asked", None),
+        ("tokenizer", None),
+    ],
+)
+def test_a_header_of_other_types_is_told(key, value, written: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    out.mkdir()
+    for file in (written / "out").iterdir():
+        (out / file.name).write_bytes(file.read_bytes())
+    head = json.loads((out / "header.json").read_text())
+    (out / "header.json").write_text(json.dumps({**head, key: value}))
+    with pytest.raises(DataError, match=f"what it says of {key} is .* Write it: jtrain data prep"):
+        TokenFiles(out)
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "",
+        "{",
+        "null",
+        "[1]",
+        '{"asked": ' + DEEP + "}",
+        '{"asked": {}, "place": 3}',
+        '{"asked": {}, "place": [0, 0]}',
+        '{"asked": {}, "place": [0, 0], "open": false, "tokens": null, "documents": []}',
+    ],
+)
+def test_a_note_of_how_far_token_files_are_that_is_damaged_is_told(note, tmp_path: Path):
+    (tmp_path / "a.txt").write_text("Exeunt.")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "progress.json").write_text(note)
+    with pytest.raises(DataError, match=r"says how far .* Start again: rm -r "):
+        prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByBytes())
+
+
+def test_token_files_that_are_to_lie_in_a_file_are_told(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("Exeunt.")
+    with pytest.raises(DataError, match=r"cannot be made \(File exists\).* set --out "):
+        prepare(tmp_path / "a.txt", tmp_path / "a.txt", tokenizing=ByBytes())

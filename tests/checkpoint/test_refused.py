@@ -1,0 +1,177 @@
+"""What the system refuses to a save or a deletion is told, with what to do about just that."""
+
+import os
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from full_disk import files_of_at_most
+from permissions import permissions_hold
+
+from jtrain.checkpoint import Checkpoints, Retries, looking
+from jtrain.checkpoint.failed import SaveError
+from jtrain.cli import main
+from jtrain.disk_errors import advice
+from jtrain.errors import CheckpointError
+
+STATE = {"x": jnp.arange(100_000.0)}
+
+
+def save(checkpoints: Checkpoints, step: int, sealed=lambda step: None) -> None:
+    checkpoints.save(step, STATE, {}, sealed=sealed)
+    checkpoints.wait()
+
+
+def locked(checkpoint: Path) -> None:
+    """No file of it can be deleted."""
+    (checkpoint / "state").chmod(0o555)
+
+
+def unlocked(directory: Path) -> None:
+    for path in directory.rglob("state"):
+        path.chmod(0o755)
+
+
+def test_an_older_one_that_cannot_be_deleted_is_no_failure_of_the_save(tmp_path: Path):
+    told: list[str] = []
+    with permissions_hold(), Checkpoints(tmp_path, keep=1) as checkpoints:
+        retries = Retries(checkpoints, told.append)
+        save(checkpoints, 1)
+        locked(tmp_path / "1")
+        for step in (2, 3, 4):
+            retries.save(step, STATE, {})
+            retries.settle()
+        assert checkpoints.newest() == 4
+        assert checkpoints.steps() == [4]
+    (line,) = told
+    assert line.startswith(
+        "checkpoint 2 is saved, and an older one stays: checkpoint 1 was to be d"
+    )
+    assert "Permission denied" in line
+    assert "room" not in line
+    unlocked(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["permission", "a file", "too large"])
+def test_a_save_that_is_refused_says_why_and_not_to_make_room(how: str, tmp_path: Path):
+    directory = tmp_path / "checkpoints"
+    words, hurt, mend = {
+        "permission": (
+            "You may not write there",
+            lambda: directory.chmod(0o555),
+            lambda: directory.chmod(0o755),
+        ),
+        "a file": (
+            "A file lies where a folder is needed",
+            lambda: _swap(directory),
+            lambda: _swap(directory, back=True),
+        ),
+        "too large": ("raise the limit (ulimit -f)", lambda: None, lambda: None),
+    }[how]
+    most = 20_000 if how == "too large" else 10**9
+    with Checkpoints(directory) as checkpoints:
+        save(checkpoints, 1)
+        hurt()
+        refused = pytest.raises(SaveError)
+        with permissions_hold(), files_of_at_most(most), refused as refusal:
+            save(checkpoints, 2)
+        message = str(refusal.value)
+        assert words in message
+        assert "ake room" not in message
+        assert " free" not in message, "what is free says nothing of it"
+        assert not refusal.value.room, "deletions would not help"
+        mend()
+        save(checkpoints, 3)
+        assert checkpoints.newest() == 3
+
+
+def _swap(directory: Path, *, back: bool = False) -> None:
+    moved = directory.with_name("moved")
+    if back:
+        directory.unlink()
+        moved.rename(directory)
+    else:
+        directory.rename(moved)
+        directory.write_text("in the way")
+
+
+def test_where_what_follows_a_save_fails_the_save_is_not_called_lost(tmp_path: Path):
+    def refused(step: int) -> None:
+        raise PermissionError(13, "Permission denied", f"{tmp_path}/run.json")
+
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        with pytest.raises(SaveError) as refusal:
+            save(checkpoints, 36, refused)
+        message = str(refusal.value)
+        assert message.startswith(
+            f"checkpoint 36 is saved in {tmp_path}/checkpoints, and {tmp_path}/"
+        )
+        assert "run.json could not be written after it (PermissionError" in message
+        assert message.endswith("run again: it goes on from step 36.")
+        assert checkpoints.steps() == [36]
+
+
+def test_a_step_that_is_saved_again_in_vain_is_gone_on_from_as_it_was(tmp_path: Path):
+    with Checkpoints(tmp_path) as checkpoints:
+        save(checkpoints, 1)
+        with files_of_at_most(20_000), pytest.raises(SaveError) as refusal:
+            save(checkpoints, 1)
+        assert str(refusal.value).endswith("it goes on from step 1, as it was saved before.")
+
+
+@pytest.mark.parametrize("arguments", [("--step", "1"), ("--damaged",)])
+def test_ckpt_rm_says_what_the_system_refuses(arguments, tmp_path: Path, capfd):
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        save(checkpoints, 1)
+        save(checkpoints, 2)
+    shutil.copytree(tmp_path / "checkpoints/1", tmp_path / "checkpoints/0.damaged")
+    for path in (tmp_path / "checkpoints").glob("[0-9]*"):
+        locked(path)
+    with permissions_hold():
+        assert main(["ckpt", "rm", str(tmp_path), *arguments]) == 2
+    err = capfd.readouterr().err
+    assert "was to be deleted" in err
+    assert "the system refuses it (Permission denied: " in err
+    assert "You may not write there: see whose it is" in err
+    assert "Traceback" not in err
+    unlocked(tmp_path)
+    assert main(["ckpt", "rm", str(tmp_path), "--step", "2", "--force"]) == 0
+
+
+def test_a_rename_that_is_refused_is_told_too(tmp_path: Path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a folder whose entries may be read and not renamed")
+    with Checkpoints(tmp_path) as checkpoints:
+        save(checkpoints, 1)
+        save(checkpoints, 2)
+    for path in (tmp_path, tmp_path / "1"):
+        os.chown(path, 65534, -1)
+    tmp_path.chmod(0o1777)
+    refused = pytest.raises(CheckpointError, match=r"refuses it \(Operation not permitted: .*/1\)")
+    with permissions_hold(), refused:
+        looking.removed(tmp_path, 1)
+    assert looking.removed(tmp_path, 1) > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "room"),
+    [
+        (OSError(28, "No space left on device"), "Make room or lower checkpoint.keep", True),
+        (ValueError("RESOURCE_EXHAUSTED: ... [OS error 28: ENOSPC]"), "Make room", True),
+        (ValueError("RESOURCE_EXHAUSTED: Error writing: File too large"), "ulimit -f", False),
+        (OSError(122, "Disk quota exceeded"), "quota is used up", True),
+        (OSError(30, "Read-only file system"), "mounted to be read only", False),
+        (ValueError("PERMISSION_DENIED: Error opening x"), "You may not write there", False),
+        (OSError(20, "Not a directory"), "A file lies where a folder", False),
+        (OSError(21, "Is a directory"), "Something else lies where a file", False),
+        (OSError(5, "Input/output error"), "The device fails", False),
+        (OSError(24, "Too many open files"), "ulimit -n", False),
+        (OSError(2, "No such file or directory"), "was moved or removed", False),
+        (ValueError("what nobody has seen"), "Look at the place (ls -ld /x; df -h /x)", False),
+    ],
+)
+def test_each_error_has_its_own_advice(error, words, room):
+    found = advice(error, Path("/x"))
+    assert words in found.words
+    assert found.room == room
