@@ -101,6 +101,12 @@ class Assembly:
         """The fingerprint of what is trained on; empty where the batches cannot say."""
         return fingerprint(self.experiment.train)
 
+    @functools.cached_property
+    def devices(self) -> list[Device]:
+        """Return the devices that the layout takes, of all processes, by their ids."""
+        taken = jax.tree.leaves(self.like)[0].sharding.device_set
+        return sorted(taken, key=lambda device: device.id)
+
     def mine(self, batches: Any) -> Any:
         """The same batches, of which this process reads only the rows of its devices."""
         return batches.shard(*self.strategy.part)
@@ -228,7 +234,7 @@ class Assembly:
 
     @property
     def _platform(self) -> str:
-        return next(iter(jax.tree.leaves(self.like)[0].sharding.device_set)).platform
+        return self.devices[0].platform
 
     def _evaluation(self, name: str) -> EvaluateFn:
         """Compiled at its first use; sets whose batches are alike share one."""

@@ -6,10 +6,10 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jtrain.config.dump import differences, dump, told
 from jtrain.config.resolve import resolve
@@ -25,6 +25,7 @@ from jtrain.version import __version__
 # what it does about a bad step, for a run that one has stopped goes on with another answer.
 # A copy of a run goes on under its own name.
 MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log", "guard", "checks", "name")
+C = TypeVar("C", bound=Top)
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
 
 
@@ -68,22 +69,34 @@ class Directory:
                 f"room, or run where you may write: it is runs/NAME below where you are."
             ) from None
 
-    def refuse_another(self, config: Top, advice: str) -> list[str]:
+    def stored(self, schema: type[C]) -> C | None:
+        """Return the values of the run that lies here; None if nothing was ever trained.
+
+        Raises:
+            ConfigError: if config.yaml is not of the experiment's `schema`.
+        """
+        refuse_links(self.path)
+        if not self.stands():
+            return None
+        # By the schema at hand: the experiment need not lie above the place where the run does.
+        return resolve(self.config, schema=schema).config
+
+    def refuse_another(self, config: Top, advice: str, also: Iterable[str] = ()) -> list[str]:
         """What is otherwise than in the run that lies here, of what may; nothing if there is none.
 
         Args:
             advice: what to type where values differ that may not.
+            also: dotted keys that may differ beside MAY_DIFFER.
 
         Raises:
             ConfigError: if a value differs that may not, with each of them.
         """
-        refuse_links(self.path)
-        if not self.stands():  # nothing was ever trained here
+        stored = self.stored(type(config))
+        if stored is None:
             return []
-        # By the schema at hand: the experiment need not lie above the place where the run does.
-        stored = resolve(self.config, schema=type(config)).config
         changed = differences(told(stored), told(config))
-        other = [d for d in changed if d.key.split(".")[0] not in MAY_DIFFER]
+        may = {*MAY_DIFFER, *also}
+        other = [d for d in changed if not may & {d.key, d.key.split(".")[0]}]
         if other:
             table = "\n".join(
                 f"  {d.key}: {spell(d.before)} there, {spell(d.after)} here" for d in other

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +14,7 @@ from jtrain.assemble import Assembly
 from jtrain.checkpoint import Retries
 from jtrain.config.dump import dump, told
 from jtrain.directory import Directory
+from jtrain.extension import Change
 from jtrain.guarded import Guarded
 from jtrain.hooks.evaluating import Evaluate
 from jtrain.hooks.history import History
@@ -31,6 +32,7 @@ class Keep:
 
     Args:
         guarded: what goes with a state about bad steps.
+        extended: the changes of the run's length, which go with it too.
         evaluations: by set; their results go with it.
         best: the evaluation whose best is kept.
         metrics, record: are on the disk before it is.
@@ -45,6 +47,7 @@ class Keep:
         retries: Retries,
         *,
         guarded: Guarded,
+        extended: Sequence[Change],
         evaluations: Mapping[str, Evaluate],
         best: Callable[[], Evaluate | None],
         metrics: Metrics | History,
@@ -57,6 +60,7 @@ class Keep:
         """That the last save took until it was on the disk; None: not measured."""
         self._parts, self._directory, self._retries = parts, directory, retries
         self._guarded, self._evaluations, self._best = guarded, evaluations, best
+        self._extended = [change._asdict() for change in extended]
         self._metrics, self._record, self._twice = metrics, record, twice
         self._pause, self._began = pause, 0.0
 
@@ -96,6 +100,7 @@ class Keep:
             "data": self._parts.data,
             "valid": {},
             "batches": of_all(self._parts.calls.state(step)),
+            **({"extended": self._extended} if self._extended else {}),
             **self._guarded.about(),
             **{name: _numbers(results) for name, results in found.items()},
         }

@@ -17,6 +17,14 @@ from jtrain.data.readers import gone_on
 from jtrain.directory import Directory, environment
 from jtrain.drive import compiled, drive
 from jtrain.experiment import RunConfig
+from jtrain.extension import (
+    check_rate,
+    check_steps,
+    describe,
+    keep_lengths,
+    lengths,
+    stored_lengths,
+)
 from jtrain.going_back import Begin, begins, decide
 from jtrain.hooks.evaluating import Results
 from jtrain.hooks.log import Lines
@@ -72,6 +80,8 @@ def run(
 ) -> Outcome:
     """Trains `config` in runs/NAME, or goes on where that run was stopped.
 
+    With more steps than a finished run has taken, it is trained longer.
+
     Args:
         source: the file the config was read from, for advice.
         hooks: observers of your own, beside those of the config; plain functions too, by the names
@@ -95,10 +105,11 @@ def run(
     another = f"name={config.name}-2"
     another = another if again else f"jtrain run {source or 'CONFIG'} ... {another}"
     that = again or f"{there.again} name={config.name}"  # which may lie there as a copy of another
-    changed = there.refuse_another(
-        config, f"Start a new run: {another}\nor go on with that one: {that}"
-    )
-    finished, lost = _finished(there, cluster.processes)
+    stored = there.stored(type(config))
+    config = keep_lengths(config, stored)
+    advice = f"Start a new run: {another}\nor go on with that one: {that}"
+    changed = there.refuse_another(config, advice, also=lengths(config))
+    finished, lost = _finished(there, cluster.processes, config, stored)
     if finished:
         return finished
     check_installed(config.trackers)
@@ -122,18 +133,21 @@ def run(
             there.refuse_another_tokenizer(parts.experiment.tokenizer)
             there.refuse_other_data(parts.data, another)
             checkpoints.check_room(parts.like)
-            begin, step, state = _begun(parts, there, checkpoints)
+            begin, step, state = _begun(parts, there, checkpoints, another)
         parts, start = begin.parts, begin.start
         # A run that goes on has all in its checkpoint, wherever its first parameters came from.
         drawn = parts.begins.lines() if start is None and parts.begins else []
         there.begin(config)
         refuse_unshared(there)
-        facts = {"sets": list(parts.sets), "data": parts.data, **environment(jax.devices())}
+        facts = {"sets": list(parts.sets), "data": parts.data, **environment(parts.devices)}
+        facts |= {"layout": dict(parts.strategy.axes), "shards": parts.strategy.shares}
         if parts.experiment.tokenizer:
             facts["tokenizer"] = parts.experiment.tokenizer
         if parts.lengths.seconds:
             facts["seconds_per_step"] = parts.lengths.seconds
-        news = [*cluster.news(), *lost, *checkpoints.news, *drawn, *changed]
+        longer = [change for change in begin.extended if change.step == start]
+        told = [line for change in longer for line in describe(parts.config, change)]
+        news = [*cluster.news(), *lost, *checkpoints.news, *drawn, *changed, *told]
         with _crashes(there, checkpoints, tell):
             return _trained(
                 begin,
@@ -165,8 +179,8 @@ def _trained(
     """How the steps ended, all of them, those before which it went back among them."""
     while True:
         parts, start = begin.parts, begin.start
-        guarded = {"earlier": begin.earlier, "known": begin.known}
-        with Watch(parts, there, checkpoints, start=start, screen=screen, **guarded) as watch:
+        before = {"earlier": begin.earlier, "known": begin.known, "extended": begin.extended}
+        with Watch(parts, there, checkpoints, start=start, screen=screen, **before) as watch:
             if there.first:
                 readers = gone_on(there.stands(), start or 0, jax.process_count())
                 there.say("running", step=start or 0, why="", readers=readers, **facts)
@@ -202,10 +216,12 @@ def _crashes(
         raise
 
 
-def _finished(directory: Directory, processes: int) -> tuple[Outcome | None, list[str]]:
+def _finished(
+    directory: Directory, processes: int, config: RunConfig, stored: RunConfig | None
+) -> tuple[Outcome | None, list[str]]:
     """How a run ended that was finished before, or a line that says why it has to go on."""
     stands = directory.stands()
-    if stands.get("status") != "done":
+    if stands.get("status") != "done" or (stored and _goes_further(config, stored)):
         return None, []
     step, checkpoints = stands["step"], Checkpoints(directory.checkpoints, first=directory.first)
     checkpoints.tidy()
@@ -217,13 +233,21 @@ def _finished(directory: Directory, processes: int) -> tuple[Outcome | None, lis
     return Outcome(directory, "done", step, step, "it was finished before", found), []
 
 
+def _goes_further(config: RunConfig, stored: RunConfig) -> bool:
+    """Whether a run that was finished as `stored` may have more to do."""
+    patience = config.evaluate.patience != stored.evaluate.patience
+    return patience or lengths(config) != stored_lengths(config, stored)
+
+
 def _begun(
-    parts: Assembly, directory: Directory, checkpoints: Checkpoints
+    parts: Assembly, directory: Directory, checkpoints: Checkpoints, another: str
 ) -> tuple[Begin, StepFn, TrainState]:
     """Where a run begins, its compiled step, and the state there, of a checkpoint that holds."""
+    check_rate(parts.config)
     while True:
         with PULSE.during("restore"):  # every byte of a checkpoint is read
             begin = begins(parts, directory, checkpoints)
+        check_steps(parts.config, begin.start or 0, directory.path, another)
         make = functools.partial(_state, begin, checkpoints)
         with contextlib.suppress(SetAsideError):  # its arrays are not what was saved: one before it
             return begin, *compiled(begin.parts, make)

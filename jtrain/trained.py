@@ -1,8 +1,8 @@
 """A run that was trained before, used: measured, asked to write, given back."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 
@@ -13,12 +13,17 @@ from jtrain.checkpoint import Checkpoints
 from jtrain.directory import MAY_DIFFER, Directory
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.experiment import Prompt, RunConfig
+from jtrain.extension import keep_lengths
 from jtrain.joined import join
 from jtrain.state import TrainState
+from jtrain.usable_layout import usable
+
+Tell: TypeAlias = Callable[[str], None]
+Step: TypeAlias = int | Literal["newest", "best"]
 
 
 def measure(
-    config: RunConfig, directory: Path, step: int | Literal["newest", "best"] = "newest"
+    config: RunConfig, directory: Path, step: Step = "newest", tell: Tell = lambda line: None
 ) -> tuple[int, Mapping[str, Mapping[str, float]]]:
     """A step of the run in a directory, and by set its metrics over the whole of it.
 
@@ -26,7 +31,7 @@ def measure(
         CheckpointError: if there is no such checkpoint.
         ConfigError: if the values are not those of the run, or it has no validation set.
     """
-    parts, there = again(config, directory)
+    parts, there = in_use(config, directory, tell)
     if not parts.sets:
         raise ConfigError(f"experiment {config.experiment} gives no `valid` to measure a run by.")
     found, state = _restored(parts, there, step)
@@ -39,7 +44,8 @@ def complete(
     prompt: Prompt,
     *,
     seed: int = 0,
-    step: int | Literal["newest", "best"] = "newest",
+    step: Step = "newest",
+    tell: Tell = lambda line: None,
 ) -> tuple[int, str]:
     """A step of the run in a directory, and a text in its hand.
 
@@ -50,7 +56,7 @@ def complete(
         ConfigError: if the values are not those of the run, or the experiment writes no text.
         DataError: if the experiment's data does not know what the prompt says.
     """
-    parts, there = again(config, directory)
+    parts, there = in_use(config, directory, tell)
     x = parts.experiment
     if x.complete is None and x.sample is None:
         raise ConfigError(
@@ -73,7 +79,7 @@ def complete(
 
 
 def trained(
-    config: RunConfig, directory: Path, step: int | Literal["newest", "best"] = "newest"
+    config: RunConfig, directory: Path, step: Step = "newest", tell: Tell = lambda line: None
 ) -> tuple[int, Assembly, TrainState]:
     """A step of the run in a directory, the parts of the run, and the state after that step.
 
@@ -81,28 +87,52 @@ def trained(
         CheckpointError: if there is no such checkpoint.
         ConfigError: if the values are not those of the run.
     """
-    parts, there = again(config, directory)
+    parts, there = in_use(config, directory, tell)
     found, state = _restored(parts, there, step)
     return found, parts, state
 
 
-def again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
-    """The parts of a run that was trained before, and where it lies.
+def in_use(config: RunConfig, directory: Path, tell: Tell) -> tuple[Assembly, Directory]:
+    """Return the parts of a run, on the devices that are there, and where the run lies.
+
+    Where its own layout does not fit them, another is taken and told of.
 
     Raises:
         ConfigError: if the values are not those of the run.
     """
+    config, there = _joined(config, directory)
+    config, line = usable(config, there.stored(type(config)))
+    if line and there.first:
+        tell(f"{directory}: {line}")
+    return _assembled(config, there), there
+
+
+def again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
+    """The parts of a run that was trained before, in its own layout, and where it lies.
+
+    Raises:
+        ConfigError: if the values are not those of the run.
+    """
+    config, there = _joined(config, directory)
+    return _assembled(config, there), there
+
+
+def _joined(config: RunConfig, directory: Path) -> tuple[RunConfig, Directory]:
+    """The values and the directory of a run, once its processes have met and its values agree."""
     keep_compiled_programs()
     there = Directory(directory, process=join(config, directory, trains=False).index)
+    config = keep_lengths(config, there.stored(type(config)))
     there.refuse_another(config, f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ.")
+    return config, there
+
+
+def _assembled(config: RunConfig, there: Directory) -> Assembly:
     parts = assemble(config, there.pace)
     there.refuse_another_tokenizer(parts.experiment.tokenizer)
-    return parts, there
+    return parts
 
 
-def _restored(
-    parts: Assembly, there: Directory, step: int | Literal["newest", "best"]
-) -> tuple[int, TrainState]:
+def _restored(parts: Assembly, there: Directory, step: Step) -> tuple[int, TrainState]:
     with Checkpoints(there.checkpoints, best=parts.config.checkpoint.best) as checkpoints:
         named = {"newest": checkpoints.newest, "best": checkpoints.best}
 

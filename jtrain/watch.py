@@ -15,6 +15,7 @@ from jtrain.checkpoint.keeping import Goal
 from jtrain.directory import Directory
 from jtrain.durations import Duration
 from jtrain.experiment import RunConfig
+from jtrain.extension import Change
 from jtrain.guarded import Guarded
 from jtrain.hooks.early_stop import EarlyStop
 from jtrain.hooks.evaluating import Evaluate, hearing
@@ -53,6 +54,7 @@ class Watch:
     Args:
         start: the step of the checkpoint that the run goes on from; None at its beginning.
         earlier, known: as `Guarded` takes them.
+        extended: the changes of the run's length before `start`.
         screen: where it is told.
     """
 
@@ -65,6 +67,7 @@ class Watch:
         start: int | None = None,
         earlier: Sequence[int] = (),
         known: Mapping[str, Any] = {},
+        extended: Sequence[Change] = (),
         screen: TextIO | None = None,
     ):
         config, x = parts.config, parts.experiment
@@ -118,6 +121,7 @@ class Watch:
             stream=screen,
         )
         log, progress = directory and directory.log, self.progress
+        self._extended = extended
         self.lines = Lines(log, screen=progress.print, live=progress.live)
         self.retries = checkpoints and Retries(checkpoints, self.lines.say)
         self.keep = directory and self.retries and self._keep(parts, directory, self.retries)
@@ -166,6 +170,8 @@ class Watch:
         mine = [hook_of(each, steps_per_call=config.steps_per_call) for each in own]
         if config.evaluate.patience:
             mine.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
+        steps = [change.step for change in self._extended]
+        mine = [each.extended(steps) if isinstance(each, EarlyStop) else each for each in mine]
         evaluations = hearing(self.evaluations, mine)
         guards = self.guarded.hooks(state, every=self._log.every, tell=self.lines.say)
         best = self.best()
@@ -285,6 +291,7 @@ class Watch:
             directory,
             retries,
             guarded=self.guarded,
+            extended=self._extended,
             evaluations=self.evaluations,
             best=self.best,
             metrics=self.metrics,

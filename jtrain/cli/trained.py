@@ -47,6 +47,11 @@ def said_apart() -> Iterator[None]:
         os.close(output)
 
 
+def complain(line: str) -> None:
+    """Print a line where complaints go."""
+    print(line, file=sys.stderr)
+
+
 def asked_step(step: str, verb: str) -> int | Literal["newest", "best"]:
     """The step that was asked for, by number or by word."""
     if step == "newest" or step == "best":

@@ -14,10 +14,11 @@ Device: TypeAlias = Any  # a jax.Device
 DATA = "data"  # the mesh axis of copies of the state, each with its part of the rows
 
 
-def devices(count: int, among: Sequence[Device] | None = None) -> list[Device]:
+def devices(count: int, among: Sequence[Device] | None = None, instead: str = "") -> list[Device]:
     """`count` devices of each process, all of them if 0; a CPU is cut into as many as are asked.
 
-    `among`: devices that stand in for those of this machine, to compile for them.
+    `among`: devices that stand in for those of this machine, to compile for them. `instead`: what
+    to type where there are fewer; by default their number.
 
     Raises:
         ConfigError: if there are fewer.
@@ -35,7 +36,8 @@ def devices(count: int, among: Sequence[Device] | None = None) -> list[Device]:
     if count > here:
         raise ConfigError(
             f"parallel.devices={count}, and each process has {here} ({found[0].device_kind}). Take "
-            f"parallel.devices={here}, or 0 for all; on a CPU set it before JAX starts, or by "
+            f"{instead or f'parallel.devices={here}, or 0 for all'}; on a CPU set it before JAX "
+            f"starts, or by "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={count}."
         )
     return _first(found, count)

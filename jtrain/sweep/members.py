@@ -9,6 +9,7 @@ from typing import Any
 from jtrain.config.resolve import Resolved, resolve
 from jtrain.directory import Directory
 from jtrain.errors import ConfigError
+from jtrain.extension import keep_lengths, lengths, stored_lengths
 from jtrain.hooks.rewrite import rewrite
 from jtrain.redact import redacted_values
 from jtrain.sweep.grid import Grid, label
@@ -38,6 +39,15 @@ class Member:
     def status(self) -> str:
         """What run.json says; `running` also where it was killed, and empty where none is."""
         return self.directory.stands().get("status", "")
+
+    def is_done(self, config: Path) -> bool:
+        """Return whether it is finished, as long as the config now asks for."""
+        if self.status() != "done":
+            return False
+        asked = resolve(config, self.settings).config
+        stored = self.directory.stored(type(asked))
+        asked = keep_lengths(asked, stored)
+        return lengths(asked) == stored_lengths(asked, stored)
 
 
 def name_of(config: Path, settings: Sequence[str]) -> tuple[str, list[str]]:
@@ -90,9 +100,10 @@ def check(config: Path, all_members: Sequence[Member]) -> Resolved:
     for one in all_members:
         try:
             resolved = resolve(config, one.settings)
-            one.directory.refuse_another(
-                resolved.config, "Give the sweep another name (name=...), or type the old values."
-            )
+            asked, there = resolved.config, one.directory
+            asked = keep_lengths(asked, there.stored(type(asked)))
+            advice = "Give the sweep another name (name=...), or type the old values."
+            there.refuse_another(asked, advice, also=lengths(asked))
             first = first or resolved
         except ConfigError as error:
             wrong |= dict.fromkeys(str(error).splitlines())
