@@ -21,11 +21,11 @@ from jtrain.private import refuse_links
 from jtrain.redact import redacted_values
 from jtrain.version import __version__
 
+C = TypeVar("C", bound=Top)
 # What changes no number that a run computes from its state on, so a run may go on with others; and
 # what it does about a bad step, for a run that one has stopped goes on with another answer.
 # A copy of a run goes on under its own name.
 MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log", "guard", "checks", "name")
-C = TypeVar("C", bound=Top)
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
 
 

@@ -168,7 +168,7 @@ def strategy(given: str | Parallel) -> Parallel:
     return _named("parallel", given, Parallel)() if isinstance(given, str) else given
 
 
-def layout(given: str | Layout) -> Layout:
+def layout(given: str | Parallel) -> Layout:
     """The values of a layout, by its name or itself.
 
     Raises:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -22,6 +23,7 @@ from jtrain.config.resolve import resolve
 from jtrain.data.prepare import prepare
 from jtrain.data.tokenizing import ByBytes
 from jtrain.hooks.metrics import results
+from jtrain.load_run import load_run
 from jtrain.parallel import Mirrored
 from jtrain.testing import check
 
@@ -92,6 +94,8 @@ TINY = {
     "vae": ["batch=8", "steps_per_call=1", "model.widths=[8]", "model.latents=2"],
 }
 CURVES = ["shakespeare"]
+# Experiments whose model says something of a row; of the others one samples.
+PREDICTS = {"digits", "fashion_mnist", "heat", "mnist1d", "two_towers", "vae"}
 
 
 def tiny(name: str, *settings: str):
@@ -164,6 +168,11 @@ def test_trains_a_few_steps_over_all_devices(name: str):
     assert np.isfinite(list(outcome.results[3].values())).all()
     again = resolve(outcome.directory.config, schema=type(config)).config
     assert again == config
+    loaded = load_run(config, outcome.directory.path)
+    assert (loaded.experiment.predict is not None) == (config.experiment in PREDICTS)
+    if loaded.experiment.predict:
+        rows = {name: np.ones((5, *row.shape), row.dtype) for name, row in loaded.inputs.items()}
+        assert {len(array) for array in jax.tree.leaves(loaded.predict(rows))} == {5}
 
 
 # In each run of CI: rows that meet. `jtrain check` runs whole in tests/cli.
