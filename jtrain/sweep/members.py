@@ -25,6 +25,8 @@ class Member:
     """Its values by key, of the keys that are swept."""
     settings: Sequence[str]
     """All that is typed after the config for it, its name among it."""
+    home: Path = Path("runs")
+    """Where runs lie."""
 
     @property
     def label(self) -> str:
@@ -34,7 +36,7 @@ class Member:
     @property
     def directory(self) -> Directory:
         """Where it lies."""
-        return Directory(Path("runs") / self.name)
+        return Directory(self.home / self.name)
 
     def status(self) -> str:
         """What run.json says; `running` also where it was killed, and empty where none is."""
@@ -122,3 +124,16 @@ def keep_record(name: str, config: Path, all_members: Sequence[Member], **facts:
     ]
     said = redacted_values({"config": str(config), **facts, "members": told})
     rewrite(place / "sweep.json", json.dumps(said, indent=2).encode() + b"\n")
+
+
+def read_record(sweep: Path) -> list[Member]:
+    """Return the members of the sweep in a directory, in its order; none if it holds no sweep."""
+    try:
+        told = json.loads((sweep / "sweep.json").read_text("utf-8", "replace"))["members"]
+        home = sweep.resolve().parent
+        return [
+            Member(f"{sweep.resolve().name}/{m['name'].partition('/')[2]}", m["point"], (), home)
+            for m in told
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return []
