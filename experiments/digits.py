@@ -2,12 +2,15 @@
 
 import dataclasses
 
+from jaxtyping import Array
+
 import jtrain as jt
 from jtrain.data import InOrder, Shuffled
 from jtrain.data.digits import Digits
 from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.models.classes import classes
 from jtrain.models.mlp import MLP
-from jtrain.types import Batch, Key, Mean, Metrics, Params, Placement
+from jtrain.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
 
 
 @jt.values
@@ -29,10 +32,15 @@ class Config(jt.RunConfig):
             logits, _ = model.apply(params, {}, None, rng is not None, batch["image"], keys)
             return cross_entropy(logits, batch["label"], batch["mask"])
 
+        def predict(params: Params, extra: Extra, batch: Batch) -> dict[str, Array]:
+            return classes(model.apply(params, {}, None, False, batch["image"])[0])
+
         return jt.Experiment(
             init=model.init,
             loss=loss,
             train=Shuffled(data.train, size=self.batch, seed=self.seed),
             valid=InOrder(data.validation, size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
+            model=model,
+            predict=predict,
         )

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Annotated
 
+from jaxtyping import Array
 from pydantic import Field
 
 import jtrain as jt
@@ -11,6 +12,7 @@ from jtrain.data.augment import Augment
 from jtrain.data.fashion_mnist import FashionMnist
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.losses.soft_cross_entropy import soft_cross_entropy
+from jtrain.models.classes import classes
 from jtrain.models.cnn import CNN
 from jtrain.models.resnet import ResNet
 from jtrain.models.vit import ViT
@@ -51,6 +53,10 @@ class Config(jt.RunConfig):
                 return *soft_cross_entropy(logits, batch["chances"], batch["mask"]), extra
             return *cross_entropy(logits, batch["label"], batch["mask"]), extra
 
+        def predict(params: Params, extra: Extra, batch: Batch) -> dict[str, Array]:
+            given = batch["image"], None, batch["mask"]
+            return classes(model.apply(params, extra, None, False, *given)[0])
+
         train = Shuffled(data.train, size=self.batch, seed=self.seed)
         return jt.Experiment(
             init=model.init,
@@ -59,4 +65,6 @@ class Config(jt.RunConfig):
             train=self.data.augment.build(train, classes=data.classes),
             valid=InOrder(data.validation, size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
+            model=model,
+            predict=predict,
         )

@@ -10,7 +10,7 @@ from pydantic import Field
 
 import jtrain as jt
 from jtrain.data import Arrays, InOrder
-from jtrain.types import Batch, Key, Mean, Metrics, Params, Placement, Terms
+from jtrain.types import Batch, Extra, Key, Mean, Metrics, Params, Placement, Terms
 
 
 class Drawn:
@@ -107,6 +107,9 @@ class Config(jt.RunConfig):
             error, size = mean(of_rows(heat, x, t) - exact), mean(exact)
             return terms, {"equation": equation, "squared_error": Mean(error.total, size.total)}
 
+        def predict(params: Params, extra: Extra, batch: Batch) -> Float[Array, "b"]:
+            return jax.vmap(lambda x, t: network.heat(params, x, t))(batch["x"], batch["t"])
+
         ticks = np.linspace(0, 1, 64, dtype=np.float32)
         grid = np.stack(np.meshgrid(ticks, ticks)).reshape(2, -1)
         return jt.Experiment(
@@ -115,4 +118,5 @@ class Config(jt.RunConfig):
             train=Drawn(self.batch, self.seed),
             valid=InOrder(Arrays(x=grid[0], t=grid[1]), size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
+            predict=predict,
         )

@@ -68,6 +68,7 @@ class Config(jt.RunConfig):
             train=corpus.shuffled(size=self.batch, seed=self.seed),
             valid=corpus.in_order(size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps, model.dims),
+            model=model,
             tokens=self.data.context,
             tokenizer=fingerprint(corpus.vocabulary),
             complete=writes(network.build, corpus.vocabulary),

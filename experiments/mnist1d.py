@@ -13,7 +13,9 @@ from jtrain.data import InOrder, Shuffled
 from jtrain.data.mnist1d import LENGTH, MNIST1D
 from jtrain.data.whole import Whole
 from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.types import Batch, Key, Mean, Metrics, Params, Placement
+from jtrain.models.classes import classes
+from jtrain.models.function import from_function
+from jtrain.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
 
 DIMS = ("NWC", "WIO", "NWC")
 
@@ -140,10 +142,15 @@ class Config(jt.RunConfig):
             logits = self.model.apply(params, batch["curve"])
             return cross_entropy(logits, batch["label"], batch["mask"])
 
+        def predict(params: Params, extra: Extra, batch: Batch) -> dict[str, Array]:
+            return classes(self.model.apply(params, batch["curve"]))
+
         return jt.Experiment(
             init=lambda key: (self.model.init(key), ()),
             loss=loss,
             train=Whole(train) if self.batch == len(train) else shuffled,
             valid=InOrder(test, size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
+            model=from_function(self.model.init, self.model.apply),
+            predict=predict,
         )

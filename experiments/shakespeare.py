@@ -77,6 +77,7 @@ class Config(jt.RunConfig):
             train=corpus.shuffled(size=self.batch, seed=self.seed),
             valid=corpus.in_order(size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps, model.dims),
+            model=model,
             tokens=self.data.context,
             tokenizer=fingerprint(corpus.vocabulary),
             sample=lambda params, extra, key: complete(params, extra, key, jt.Prompt()),

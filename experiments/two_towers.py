@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 from pydantic import Field
 
 import jtrain as jt
@@ -51,6 +52,11 @@ class Config(jt.RunConfig):
             of = lambda half: tower.apply(params[half], {}, None, rng is not None, halves[half])[0]
             return contrastive(of("upper"), of("lower"), params["log_scale"], batch["mask"])
 
+        def predict(params: Params, extra: Extra, batch: Batch) -> dict[str, Array]:
+            halves = {"upper": batch["image"][:, :4], "lower": batch["image"][:, 4:]}
+            given = lambda half: tower.apply(params[half], {}, None, False, halves[half])[0]
+            return {half: given(half) for half in halves}
+
         return jt.Experiment(
             init=init,
             loss=loss,
@@ -58,4 +64,5 @@ class Config(jt.RunConfig):
             train=Shuffled(data.train, size=self.batch, seed=self.seed),
             valid=InOrder(data.validation, size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
+            predict=predict,
         )

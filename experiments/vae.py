@@ -76,11 +76,18 @@ class Config(jt.RunConfig):
             images = np.asarray(chances).reshape(3, 8, 8, 8)
             return "\n\n".join(drawn(row) for row in images)
 
+        def predict(params: Params, extra: Extra, batch: Batch) -> dict[str, Array]:
+            known = encoder.apply(params["encoder"], {}, None, False, batch["image"])[0]
+            mean = known[:, :size].astype(jnp.float32)
+            image = jax.nn.sigmoid(decoded(params, mean)).reshape(-1, 8, 8)
+            return {"latents": mean, "image": image}
+
         return jt.Experiment(
             init=init,
             loss=loss,
             train=Shuffled(data.train, size=self.batch, seed=self.seed),
             valid=InOrder(data.validation, size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
+            predict=predict,
             sample=sample,
         )

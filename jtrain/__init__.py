@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from jtrain.fit import Fitted as Fitted
     from jtrain.fit import fit as fit
     from jtrain.hooks.early_stop import EarlyStop as EarlyStop
+    from jtrain.load_run import LoadedRun as LoadedRun
+    from jtrain.load_run import load as load
     from jtrain.loop import Hook as Hook
     from jtrain.loop import Rollback as Rollback
     from jtrain.loop import Stop as Stop
@@ -64,6 +66,8 @@ _HOME = {
     "run": "run",
     "fit": "fit",
     "Fitted": "fit",
+    "load": "load_run",
+    "LoadedRun": "load_run",
     "evaluate": "predict",
     "predict": "predict",
 }

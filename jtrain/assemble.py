@@ -104,6 +104,12 @@ class Assembly:
         """The fingerprint of what is trained on; empty where the batches cannot say."""
         return fingerprint(self.experiment.train)
 
+    @functools.cached_property
+    def devices(self) -> list[Device]:
+        """Return the devices that the layout takes, of all processes, by their ids."""
+        taken = jax.tree.leaves(self.like)[0].sharding.device_set
+        return sorted(taken, key=lambda device: device.id)
+
     def mine(self, batches: Any) -> Any:
         """The same batches, of which this process reads only the rows of its devices."""
         return batches.shard(*self.strategy.part)
@@ -264,10 +270,6 @@ class Assembly:
         return laid_near((self.like.params, self.like.extra))
 
     @property
-    def device(self) -> Device:
-        """One of the devices that the state lies on."""
-        return next(iter(jax.tree.leaves(self.like)[0].sharding.device_set))
-
     def _evaluation(self, name: str) -> EvaluateFn:
         """Compiled at its first use; sets whose batches are alike share one."""
         rows, strategy = self.sets[name], self.strategy

@@ -100,6 +100,16 @@ class Lasts:
         return f"; did you mean {near[0]}?" if near else ""
 
 
+class OwnLength:
+    """Marks a part of a config that has a length of its own: `steps`, of which 0 is the run's.
+
+    Shares below it are shares of that length: a warmup of 5 % of a schedule of 1000 steps is 50
+    steps, however long the run.
+    """
+
+    steps: int
+
+
 class Facts(NamedTuple):
     """What durations are counted by."""
 
@@ -121,11 +131,24 @@ def durations(config: Any, key: str = "") -> dict[str, Duration]:
     return found
 
 
+def own_lengths(config: Any, key: str = "") -> dict[str, Any]:
+    """Return each part of a config with a length of its own, by the part's dotted key.
+
+    A part inside such a part belongs to the outer one and is left out.
+    """
+    if isinstance(config, OwnLength):
+        return {key: config}
+    found: dict[str, Any] = {}
+    for name, child in _children(config):
+        found |= own_lengths(child, f"{key}.{name}" if key else name)
+    return found
+
+
 def settled(config: T, facts: Facts) -> T:
     """The config with a number of steps for each duration; `checkpoint.every` in time stays.
 
-    What is asked for in full: half a step more makes a step more. Outside of the optimizer they are
-    multiples of the steps of a call.
+    What is asked for in full: half a step more makes a step more. All but what lies inside a
+    schedule are multiples of the steps of a call.
 
     Raises:
         ConfigError: if what one is counted by is not known.
@@ -145,21 +168,38 @@ def by_the_clock(key: str, length: Duration, facts: Facts) -> bool:
 def countable(config: Any) -> list[str]:
     """What durations come to, where that follows from the config: `500k rows is 7813 steps`."""
     facts = Facts(config.batch, steps_per_call=config.steps_per_call)
-    total = 0 if isinstance(config.steps, Duration) else config.steps
+    run = 0 if isinstance(config.steps, Duration) else config.steps
+    totals = {key: _follows(part.steps, facts, run) for key, part in own_lengths(config).items()}
     found = []
     for key, length in durations(config).items():
-        if length.unit == "rows" or (length.unit == "%" and total):
-            found.append(f"{key}: {length} is {_steps(key, length, facts, total)} steps")
+        inside = [part for part in totals if key.startswith(f"{part}.") and key != f"{part}.steps"]
+        total = totals[inside[0]] if inside else run
+        of = facts._replace(steps_per_call=1) if inside else facts
+        if steps := _follows(length, of, total, key):
+            found.append(f"{key}: {length} is {steps} steps")
     return found
+
+
+def _follows(length: Any, facts: Facts, total: int, key: str = "") -> int:
+    """Return the steps of a length, 0 if they do not follow from the config; a length of 0 is
+    `total`."""
+    if not isinstance(length, Duration):
+        return length or total
+    known = length.unit == "rows" or (length.unit == "%" and total)
+    return _steps(key, length, facts, total) if known else 0
 
 
 def _settled(value: Any, key: str, facts: Facts, total: int) -> Any:
     if isinstance(value, Duration):
         return _steps(key, value, facts, total)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        new = {
-            n: _settled(x, f"{key}.{n}" if key else n, facts, total) for n, x in _children(value)
-        }
+        new: dict[str, Any] = {}
+        if isinstance(value, OwnLength):
+            new["steps"] = _settled(value.steps, f"{key}.steps", facts, total)
+            facts, total = facts._replace(steps_per_call=1), new["steps"] or total
+        for name, child in _children(value):
+            if name not in new:
+                new[name] = _settled(child, f"{key}.{name}" if key else name, facts, total)
         changed = {name: x for name, x in new.items() if x is not getattr(value, name)}
         return dataclasses.replace(value, **changed) if changed else value
     if isinstance(value, dict) and durations(value):
@@ -200,5 +240,4 @@ def _steps(key: str, length: Duration, facts: Facts, total: int) -> Any:
         )
     amount = length.amount * SECONDS.get(length.unit, 1)
     steps = math.ceil(amount / per_step[length.unit])
-    call = 1 if key.startswith("optimizer") else facts.steps_per_call
-    return -(-steps // call) * call
+    return -(-steps // facts.steps_per_call) * facts.steps_per_call

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import optax
 from jaxtyping import Array, Shaped
@@ -15,12 +15,14 @@ from jtrain.parallel import Mirrored, Parallel
 from jtrain.precision import F32, Precision
 from jtrain.trackers import Tracker
 from jtrain.types import (
+    Batch,
     Batches,
     Couples,
     Dims,
     Extra,
     Key,
     LossFn,
+    Model,
     Once,
     Params,
     Placement,
@@ -70,6 +72,11 @@ class Experiment:
     """Tokens a row, for the speed that is shown; 0 counts rows."""
     tokenizer: str = ""
     """The fingerprint of what its tokens are by; a run goes on, and is used, with no other."""
+    model: Model | None = None
+    """The model, for who loads a run: `jt.load(RUN).model`."""
+    predict: Callable[[Params, Extra, Batch], Any] | None = None
+    """What the model makes of each row of a batch, without dropout: a pytree of arrays b ...;
+    `jt.load(RUN).predict` and `jtrain predict` ask for it."""
     sample: Callable[[Params, Extra, Key], str] | None = None
     """A text that shows what the model has learned."""
     complete: Callable[[Params, Extra, Key, Prompt], str] | None = None

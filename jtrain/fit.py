@@ -19,6 +19,7 @@ from jtrain.config.top import Checkpoint, Checks, Evaluate, Log
 from jtrain.drive import compiled, drive
 from jtrain.errors import ConfigError, LossError
 from jtrain.experiment import Experiment, RunConfig
+from jtrain.extension import check_rate
 from jtrain.hooks.evaluating import Result
 from jtrain.hooks.history import History
 from jtrain.hooks.metrics import read
@@ -135,7 +136,8 @@ def fit(
         guard: what is done about a step that is not finite: skip, stop, rollback (of a run that is
             kept), or a value of `jtrain.config.guard`.
         tokens: in a row, to show the speed in; 0 counts rows.
-        name: of a run that is kept in runs/NAME: the same call again goes on with it.
+        name: of a run that is kept in runs/NAME: the same call again goes on with it, and with
+            more `steps` trains it longer.
         directory: the same, elsewhere.
         checkpoint_every: steps between checkpoints of such a run; 0: ten times.
         check_batch: whether the first batch is looked at before it is trained on; see
@@ -213,6 +215,7 @@ def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | No
     PULSE.phase("start")
     with Slow(functools.partial(print, file=screen, flush=True)):
         parts = paced(config)
+        check_rate(parts.config)
         step, state = compiled(parts, parts.fresh)
     with (
         Signals(every=config.steps_per_call) as signals,

@@ -193,7 +193,7 @@ def _written(devices: Any) -> Any:
     return devices
 
 
-def layout(given: str | Layout, devices: Any = 0) -> Layout:
+def layout(given: str | Parallel, devices: Any = 0) -> Layout:
     """The values of a layout, by its name or itself, over these devices.
 
     Raises:

@@ -18,6 +18,7 @@ from jtrain.data.without import Window, merged, number_of
 from jtrain.directory import Directory
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.experiment import RunConfig
+from jtrain.extension import Change, changes
 from jtrain.guarded import Guarded
 from jtrain.hooks.events import Bad, decisions
 from jtrain.loop import Rollback
@@ -37,6 +38,8 @@ class Begin:
     """What its guard knew at the checkpoint."""
     rows: Mapping[str, Mapping[str, Any]]
     """What its files were at the checkpoint."""
+    extended: Sequence[Change]
+    """The changes of its length so far, the one at this step last."""
 
 
 def begins(parts: Assembly, directory: Directory, checkpoints: Checkpoints) -> Begin:
@@ -54,7 +57,10 @@ def begins(parts: Assembly, directory: Directory, checkpoints: Checkpoints) -> B
     windows = merged(map(_window, [*asked, *found["windows"], *about.get("without", [])]))
     parts = parts.without(windows)
     parts.calls.restore(about.get("batches", {}))
-    return Begin(start, parts, found["steps"], about.get("guard", {}), about.get("rows", {}))
+    extended = [] if start is None else changes(parts.config, start, about)
+    return Begin(
+        start, parts, found["steps"], about.get("guard", {}), about.get("rows", {}), extended
+    )
 
 
 def decide(parts: Assembly, guarded: Guarded, why: Rollback) -> str:

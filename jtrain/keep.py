@@ -14,6 +14,7 @@ from jtrain.assemble import Assembly
 from jtrain.checkpoint import Retries
 from jtrain.config.dump import dump, told
 from jtrain.directory import Directory
+from jtrain.extension import Change
 from jtrain.guarded import Guarded
 from jtrain.hooks.evaluating import Evaluate
 from jtrain.hooks.recording import Record
@@ -31,6 +32,7 @@ class Keep:
 
     Args:
         guarded: what goes with a state about bad steps.
+        extended: the changes of the run's length, which go with it too.
         evaluations: by set; their results go with it.
         best: the evaluation whose best is kept.
         files: gives those whose rows are on the disk before it is.
@@ -46,6 +48,7 @@ class Keep:
         retries: Retries,
         *,
         guarded: Guarded,
+        extended: Sequence[Change],
         evaluations: Mapping[str, Evaluate],
         best: Callable[[], Evaluate | None],
         files: Callable[[], Sequence[Rows]],
@@ -58,6 +61,7 @@ class Keep:
         """That the last save took until it was on the disk; None: not measured."""
         self._parts, self._directory, self._retries = parts, directory, retries
         self._guarded, self._evaluations, self._best = guarded, evaluations, best
+        self._extended = [change._asdict() for change in extended]
         self._files, self._record, self._twice = files, record, twice
         self._pause, self._began = pause, 0.0
 
@@ -104,6 +108,7 @@ class Keep:
             "data": self._parts.data,
             "valid": {},
             "batches": of_all(self._parts.calls.state(step)),
+            **({"extended": self._extended} if self._extended else {}),
             **self._guarded.about(step),
             **{name: _numbers(results) for name, results in found.items()},
             IDENTITY: self._directory.sealed(),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 from jtrain.checkpoint.keeping import Goal
-from jtrain.durations import Duration, Facts, by_the_clock, durations, settled
+from jtrain.durations import Duration, Facts, by_the_clock, durations, own_lengths, settled
 from jtrain.errors import ConfigError
 from jtrain.experiment import RunConfig
 from jtrain.optim import SGD
@@ -51,7 +51,7 @@ def in_steps(
     }
     lengths = Lengths(found, seconds, provisional=bool(timed) and not seconds)
     if timed:
-        facts = facts._replace(seconds=seconds or _provisional(timed))
+        facts = facts._replace(seconds=seconds or _provisional(config, timed))
     if units & {"epochs", "tokens"}:
         probe = dataclasses.replace(config, optimizer=SGD(lr=1.0))
         probe = settled(probe, facts._replace(epoch=1, tokens=1))  # any steps will do
@@ -72,12 +72,15 @@ def epoch(batches: Batches) -> int:
     return whole.get(getattr(batches, "end", "cross"), rows)
 
 
-def _provisional(timed: Mapping[str, Duration]) -> float:
+def _provisional(config: RunConfig, timed: Mapping[str, Duration]) -> float:
     """Seconds a step by which a run that ends by the clock has many steps, and all else fits it."""
     if "steps" not in timed:
         return max(length.seconds for length in timed.values())
     lasts = timed["steps"]
+    own = [key for key, part in own_lengths(config).items() if part.steps]  # as long as they say
     for key, length in timed.items():
+        if any(key.startswith(f"{part}.") for part in own):
+            continue
         if key.startswith("optimizer") and length.seconds >= lasts.seconds:
             raise ConfigError(
                 f"{key}: {length} is no shorter than the run, which lasts {lasts}. Lower it "

@@ -25,11 +25,10 @@ def opening(parts: Assembly, start: int | None, root: Path = Path("/")) -> list[
     batch: Any = f"{config.batch} rows"
     if parts.experiment.tokens:
         batch = f"{batch} of {parts.experiment.tokens} tokens"
+    microbatches = f"{config.microbatches} microbatch{'es' * (config.microbatches > 1)}"
     lines = [
-        f"{config.name}: {count:,} parameters, {config.parallel.kind} over {strategy.shares} "
-        f"{parts.device.device_kind} device{'s' if strategy.shares > 1 else ''}, "
-        f"{batch} a step, {config.microbatches} microbatch"
-        + ("es" if config.microbatches > 1 else ""),
+        f"{config.name}: {count:,} parameters, {layout(parts)}, {batch} a step in "
+        f"{strategy.shares} shard{'s' * (strategy.shares > 1)}, {microbatches}",
         *_unused(parts, root),
         *([parts.why] if parts.why else []),
         short(summary(parts.like)),
@@ -55,6 +54,20 @@ def _unused(parts: Assembly, root: Path) -> list[str]:
         return []
     seen = {device.platform for device in jax.devices()}
     return unused_accelerators(seen, jax.config.jax_platforms, root=root)
+
+
+def layout(parts: Assembly) -> str:
+    """Return the kind of a layout, its devices and its axes.
+
+    `sharded over 8 cpu devices (fsdp 4 x tensor 2)`.
+    """
+    there = parts.devices
+    sizes = [f"{axis} {size}" for axis, size in parts.strategy.axes.items()]
+    of = f" ({' x '.join(sizes)})" if len(sizes) > 1 else ""
+    plural = "s" * (len(there) > 1)
+    return (
+        f"{parts.config.parallel.kind} over {len(there)} {there[0].device_kind} device{plural}{of}"
+    )
 
 
 def _shared(parts: Assembly) -> str:

@@ -113,8 +113,26 @@ def predict(
             "leave parallel= out, or set impl=jit in it."
         )
     weights, example = _placed(strategy, params), _batch(strategy, rows, 0)
-    _check_rows(jax.eval_shape(apply, weights, example), rows.size)
-    program = strategy.compile(lambda w, b: (apply(w, b), b["mask"]), weights, example)
+    return over_rows(compile_rows(strategy, apply, weights, example), strategy, weights, rows)
+
+
+def compile_rows(
+    strategy: Strategy, apply: Callable[[Any, Batch], Any], weights: Any, example: Batch
+) -> Callable[[Any, Batch], Any]:
+    """Return the program of `apply(weights, batch)` for batches like `example`, placed.
+
+    Raises:
+        LossError: if `apply` gives something else than a row for each row.
+    """
+    size = len(next(iter(example.values())))
+    _check_rows(jax.eval_shape(apply, weights, example), size)
+    return strategy.compile(lambda w, b: (apply(w, b), b["mask"]), weights, example)
+
+
+def over_rows(
+    program: Callable[[Any, Batch], Any], strategy: Strategy, weights: Any, rows: Once
+) -> Any:  # a pytree of numpy arrays, each n ...
+    """Return what a program of `compile_rows` gives for each row, in the order of the data."""
     started, found = collections.deque(), []
     for i in range(len(rows)):
         started.append(program(weights, _batch(strategy, rows, i)))

@@ -19,6 +19,14 @@ from jtrain.directory import Directory, environment
 from jtrain.disk_errors import advice
 from jtrain.drive import compiled, drive
 from jtrain.experiment import RunConfig
+from jtrain.extension import (
+    check_rate,
+    check_steps,
+    describe,
+    keep_lengths,
+    lengths,
+    stored_lengths,
+)
 from jtrain.going_back import Begin, begins, decide
 from jtrain.hooks.evaluating import Results
 from jtrain.hooks.log import Lines
@@ -81,6 +89,8 @@ def run(
 ) -> Outcome:
     """Trains `config` in runs/NAME, or goes on where that run was stopped.
 
+    With more steps than a finished run has taken, it is trained longer.
+
     Args:
         source: the file the config was read from, for advice.
         hooks: observers of your own, beside those of the config; plain functions too, by the names
@@ -104,8 +114,10 @@ def run(
     another = f"name={config.name}-2"
     another = another if again else f"{program()} run {source or 'CONFIG'} ... {another}"
     advice_of = functools.partial(ways_out, there, config, another, again)
-    changed = there.refuse_another(config, advice_of)
-    finished, again_for = _finished(there, config, cluster.processes)
+    stored = there.stored(type(config))
+    config = keep_lengths(config, stored)
+    changed = there.refuse_another(config, advice_of, also=lengths(config))
+    finished, again_for = _finished(there, config, stored, cluster.processes)
     if finished:
         return finished
     there.check_files()
@@ -141,13 +153,16 @@ def run(
         drawn = parts.begins.lines() if start is None and parts.begins else []
         there.begin(config)
         refuse_unshared(there)
-        facts = {"sets": list(parts.sets), "data": parts.data, **environment(jax.devices())}
+        facts = {"sets": list(parts.sets), "data": parts.data, **environment(parts.devices)}
+        facts |= {"layout": dict(parts.strategy.axes), "shards": parts.strategy.shares}
         facts["steps"] = parts.config.steps
         if parts.experiment.tokenizer:
             facts["tokenizer"] = parts.experiment.tokenizer
         if parts.lengths.seconds:
             facts["seconds_per_step"] = parts.lengths.seconds
-        news = [*cluster.news(), *again_for, *checkpoints.news, *drawn, *changed]
+        longer = [change for change in begin.extended if change.step == start]
+        told = [line for change in longer for line in describe(parts.config, change)]
+        news = [*cluster.news(), *again_for, *checkpoints.news, *drawn, *changed, *told]
         with _crashes(there, checkpoints, tell):
             return _trained(
                 begin,
@@ -180,8 +195,8 @@ def _trained(
     while True:
         parts, start = begin.parts, begin.start
         there.check_rows(begin.rows, start or 0)
-        guarded = {"earlier": begin.earlier, "known": begin.known}
-        with Watch(parts, there, checkpoints, start=start, screen=screen, **guarded) as watch:
+        before = {"earlier": begin.earlier, "known": begin.known, "extended": begin.extended}
+        with Watch(parts, there, checkpoints, start=start, screen=screen, **before) as watch:
             if there.first:
                 readers = gone_on(there.stands(), start or 0, jax.process_count())
                 there.say("running", step=start or 0, why="", readers=readers, **facts)
@@ -219,11 +234,11 @@ def _crashes(
 
 
 def _finished(
-    directory: Directory, config: RunConfig, processes: int
+    directory: Directory, config: RunConfig, stored: RunConfig | None, processes: int
 ) -> tuple[Outcome | None, list[str]]:
     """How a run ended that was finished before, or a line that says why it has to go on."""
     stands = directory.stands()
-    if stands.get("status") != "done":
+    if stands.get("status") != "done" or (stored and _goes_further(config, stored)):
         return None, []
     step, owner = stands.get("step"), directory.owner()
     checkpoints = Checkpoints(directory.checkpoints, first=directory.first, owner=owner)
@@ -249,6 +264,12 @@ def _of_first(make: Callable[[], dict[str, Any]], processes: int) -> dict[str, A
     return of_first(make) if processes > 1 else make()
 
 
+def _goes_further(config: RunConfig, stored: RunConfig) -> bool:
+    """Whether a run that was finished as `stored` may have more to do."""
+    patience = config.evaluate.patience != stored.evaluate.patience
+    return patience or lengths(config) != stored_lengths(config, stored)
+
+
 def _begun(
     config: RunConfig,
     parts: Assembly,
@@ -257,14 +278,16 @@ def _begun(
     another: str,
 ) -> tuple[Begin, StepFn, TrainState]:
     """Where a run begins, its compiled step, and the state there, of a checkpoint that holds."""
+    check_rate(parts.config)
     while True:
         with PULSE.during("restore"):  # every byte of a checkpoint is read
             begin = begins(parts, directory, checkpoints)
         if begin.start is not None:
             about = checkpoints.about(begin.start)
-            where = directory.checkpoints / str(begin.start)
-            check_about(about, config, where, f"Start a new run: {another}")
+            where, advice = directory.checkpoints / str(begin.start), f"Start a new run: {another}"
+            check_about(about, config, where, advice, also=lengths(config))
             directory.refuse_other_data(parts.data, another, known=about.get("data"))
+        check_steps(parts.config, begin.start or 0, directory.path, another)
         make = functools.partial(_state, begin, checkpoints)
         with contextlib.suppress(SetAsideError):  # its arrays are not what was saved: one before it
             return begin, *compiled(begin.parts, make, begin.start)

@@ -75,7 +75,7 @@ def check_values(
     may = {*MAY_DIFFER, *also}
     other = [d for d in changed if not may & {d.key, d.key.split(".")[0]}]
     if sealed is not None and sealed.values is None:
-        known = {d.key for d in other}
+        known = {d.key for d in other} | {*also}
         other += [d for d in _since(sealed.counted, config) if d.key not in known]
     if other:
         copy = "" if stored.name == config.name else f"a copy of {stored.name}, "
@@ -86,7 +86,9 @@ def check_values(
     return [*notes, *(f"{d.key}: {spell(d.before)} -> {spell(d.after)}" for d in changed)]
 
 
-def check_about(about: Mapping[str, Any], config: Top, where: Path, advice: str) -> None:
+def check_about(
+    about: Mapping[str, Any], config: Top, where: Path, advice: str, also: Iterable[str] = ()
+) -> None:
     """Make sure that a checkpoint from before there were ids is of a run of these values.
 
     One with an id is known by that.
@@ -96,11 +98,13 @@ def check_about(about: Mapping[str, Any], config: Top, where: Path, advice: str)
         config: the values that are asked for.
         where: the checkpoint.
         advice: what to type.
+        also: dotted keys that may differ beside MAY_DIFFER.
 
     Raises:
         ConfigError: if a value differs that may not, with each of them.
     """
-    if IDENTITY not in about and (other := _since(about.get("config"), config)):
+    other = [d for d in _since(about.get("config"), config) if d.key not in {*also}]
+    if IDENTITY not in about and other:
         raise ConfigError(f"{where} is of a run of other values:\n{_table(other)}\n{advice}")
 
 

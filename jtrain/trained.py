@@ -1,9 +1,9 @@
 """A run that was trained before, used: measured, asked to write, given back."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 
@@ -14,13 +14,18 @@ from jtrain.checkpoint import Checkpoints
 from jtrain.directory import Directory
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.experiment import Prompt, RunConfig
+from jtrain.extension import keep_lengths, lengths
 from jtrain.joined import join
 from jtrain.run_values import MAY_DIFFER, check_about
 from jtrain.state import TrainState
+from jtrain.usable_layout import usable
+
+Tell: TypeAlias = Callable[[str], None]
+Step: TypeAlias = int | Literal["newest", "best"]
 
 
 def measure(
-    config: RunConfig, directory: Path, step: int | Literal["newest", "best"] = "newest"
+    config: RunConfig, directory: Path, step: Step = "newest", tell: Tell = lambda line: None
 ) -> tuple[int, Mapping[str, Mapping[str, float]]]:
     """A step of the run in a directory, and by set its metrics over the whole of it.
 
@@ -28,7 +33,7 @@ def measure(
         CheckpointError: if there is no such checkpoint.
         ConfigError: if the values are not those of the run, or it has no validation set.
     """
-    parts, there = again(config, directory)
+    parts, there = in_use(config, directory, tell)
     if not parts.sets:
         raise ConfigError(f"experiment {config.experiment} gives no `valid` to measure a run by.")
     found, state = _restored(parts, there, step)
@@ -41,7 +46,8 @@ def complete(
     prompt: Prompt,
     *,
     seed: int = 0,
-    step: int | Literal["newest", "best"] = "newest",
+    step: Step = "newest",
+    tell: Tell = lambda line: None,
 ) -> tuple[int, str]:
     """A step of the run in a directory, and a text in its hand.
 
@@ -52,7 +58,7 @@ def complete(
         ConfigError: if the values are not those of the run, or the experiment writes no text.
         DataError: if the experiment's data does not know what the prompt says.
     """
-    parts, there = again(config, directory)
+    parts, there = in_use(config, directory, tell)
     x = parts.experiment
     if x.complete is None and x.sample is None:
         raise ConfigError(
@@ -75,7 +81,7 @@ def complete(
 
 
 def trained(
-    config: RunConfig, directory: Path, step: int | Literal["newest", "best"] = "newest"
+    config: RunConfig, directory: Path, step: Step = "newest", tell: Tell = lambda line: None
 ) -> tuple[int, Assembly, TrainState]:
     """A step of the run in a directory, the parts of the run, and the state after that step.
 
@@ -83,23 +89,49 @@ def trained(
         CheckpointError: if there is no such checkpoint.
         ConfigError: if the values are not those of the run.
     """
-    parts, there = again(config, directory)
+    parts, there = in_use(config, directory, tell)
     found, state = _restored(parts, there, step)
     return found, parts, state
 
 
-def again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
-    """The parts of a run that was trained before, and where it lies.
+def in_use(config: RunConfig, directory: Path, tell: Tell) -> tuple[Assembly, Directory]:
+    """Return the parts of a run, on the devices that are there, and where the run lies.
+
+    Where its own layout does not fit them, another is taken and told of.
 
     Raises:
         ConfigError: if the values are not those of the run.
     """
+    config, there = _joined(config, directory)
+    config, line = usable(config, there.stored(type(config)))
+    if line and there.first:
+        tell(f"{directory}: {line}")
+    return _assembled(config, there), there
+
+
+def again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
+    """The parts of a run that was trained before, in its own layout, and where it lies.
+
+    Raises:
+        ConfigError: if the values are not those of the run.
+    """
+    config, there = _joined(config, directory)
+    return _assembled(config, there), there
+
+
+def _joined(config: RunConfig, directory: Path) -> tuple[RunConfig, Directory]:
+    """The values and the directory of a run, once its processes have met and its values agree."""
     keep_compiled_programs()
     there = Directory(directory, process=join(config, directory, trains=False).index)
+    config = keep_lengths(config, there.stored(type(config)))
     there.refuse_another(config, functools.partial(_advice, there))
+    return config, there
+
+
+def _assembled(config: RunConfig, there: Directory) -> Assembly:
     parts = assemble(config, there.pace)
     there.refuse_another_tokenizer(parts.experiment.tokenizer)
-    return parts, there
+    return parts
 
 
 def _advice(there: Directory, settings: str) -> str:
@@ -108,9 +140,7 @@ def _advice(there: Directory, settings: str) -> str:
     return leave + edited * bool(settings)
 
 
-def _restored(
-    parts: Assembly, there: Directory, step: int | Literal["newest", "best"]
-) -> tuple[int, TrainState]:
+def _restored(parts: Assembly, there: Directory, step: Step) -> tuple[int, TrainState]:
     best, owner = parts.config.checkpoint.best, there.owner()
     with Checkpoints(there.checkpoints, best=best, owner=owner) as checkpoints:
         named = {"newest": checkpoints.newest, "best": checkpoints.best}
@@ -132,5 +162,6 @@ def _restored(
                 f"kept where checkpoint.best names a metric."
             )
         where = there.checkpoints / str(found)
-        check_about(checkpoints.about(found), parts.config, where, _advice(there, ""))
+        about, also = checkpoints.about(found), lengths(parts.config)
+        check_about(about, parts.config, where, _advice(there, ""), also=also)
         return found, checkpoints.restore(found, parts.like)

@@ -15,6 +15,7 @@ from jtrain.checkpoint.keeping import Goal
 from jtrain.directory import Directory
 from jtrain.durations import Duration
 from jtrain.experiment import RunConfig
+from jtrain.extension import Change
 from jtrain.guarded import Guarded
 from jtrain.hooks.early_stop import EarlyStop
 from jtrain.hooks.evaluating import Evaluate, hearing
@@ -55,6 +56,7 @@ class Watch:
     Args:
         start: the step of the checkpoint that the run goes on from; None at its beginning.
         earlier, known: as `Guarded` takes them.
+        extended: the changes of the run's length before `start`.
         screen: where it is told.
     """
 
@@ -67,6 +69,7 @@ class Watch:
         start: int | None = None,
         earlier: Sequence[int] = (),
         known: Mapping[str, Any] = {},
+        extended: Sequence[Change] = (),
         screen: TextIO | None = None,
     ):
         config, x = parts.config, parts.experiment
@@ -132,7 +135,7 @@ class Watch:
         self.save = _save(config, self.keep or self._hold)
         self.held: tuple[Params, Extra] | None = None
         """The best weights, where a best is kept and there is no directory for it."""
-        self._parts, self._saves, self._directory = parts, directory is not None, directory
+        self._parts, self._directory, self._extended = parts, directory, extended
         self._log = Log(
             every=every,
             stop=config.steps,
@@ -179,6 +182,8 @@ class Watch:
         mine = [hook_of(each, steps_per_call=config.steps_per_call) for each in own]
         if config.evaluate.patience:
             mine.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
+        steps = [change.step for change in self._extended]
+        mine = [each.extended(steps) if isinstance(each, EarlyStop) else each for each in mine]
         evaluations = hearing(self.evaluations, mine)
         guards = self.guarded.hooks(state, every=self._log.every, tell=self.lines.say)
         best = self.best()
@@ -189,11 +194,11 @@ class Watch:
             *([self.record] if self.record else []),
             *([self.twice] if self.twice else []),
             *([self._tracking] if self._tracking else []),
-            *([self.grace] if self._saves else []),
+            *([self.grace] if self._directory else []),
             *(*guards, *self._looks, *evaluations, *mine),
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
-            *([self.save] if self._saves else []),
+            *([self.save] if self._directory else []),
             *([SaveAgain(self.retries.owed, self.save)] if self.retries else []),
         ]
 
@@ -306,6 +311,7 @@ class Watch:
             directory,
             retries,
             guarded=self.guarded,
+            extended=self._extended,
             evaluations=self.evaluations,
             best=self.best,
             files=self._files,

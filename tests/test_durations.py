@@ -9,7 +9,7 @@ from quick_study import YAML, at_home, config_of, trained, write_study
 
 from jtrain.assemble import assemble
 from jtrain.config.resolve import resolve
-from jtrain.durations import Duration, Facts, durations, settled
+from jtrain.durations import Duration, Facts, durations, own_lengths, settled
 from jtrain.errors import ConfigError
 from jtrain.hooks import Save
 from jtrain.hooks.metrics import results
@@ -59,6 +59,44 @@ def test_comes_to_the_steps_that_are_counted_by_hand(said, steps):
     assert settled(config, facts).evaluate.every == steps
     calls = settled(config, facts._replace(steps_per_call=8)).evaluate.every
     assert calls == (steps if said == "40 steps" else math.ceil(steps / 8) * 8)
+
+
+def test_shares_inside_a_schedule_are_of_its_own_length():
+    cosine = "optimizer.schedule={kind: cosine, steps: 40 steps, warmup: 10%}"
+    config = config_of(CONFIG, ["steps=100", "evaluate.every=10%", cosine])
+    found = settled(config, Facts(batch=16))
+    assert (found.optimizer.schedule.steps, found.optimizer.schedule.warmup) == (40, 4)
+    assert found.evaluate.every == 10
+    assert list(own_lengths(config)) == ["optimizer.schedule"]
+    piece = "{steps: 50%, schedule: {kind: linear, warmup: 20%}}"
+    join = f"optimizer.schedule={{kind: join, steps: 50%, pieces: [{piece}, {{}}]}}"
+    found = settled(config_of(CONFIG, ["steps=100", join]), Facts(batch=16)).optimizer.schedule
+    assert (found.steps, found.pieces[0].steps) == (50, 25)
+    assert found.pieces[0].schedule.warmup == 10  # of the whole schedule, as the pieces are
+
+
+@pytest.mark.parametrize("said", ["3 epochs", "100 rows", "7 minutes"])
+def test_a_schedule_is_as_long_as_a_run_of_the_same_words(said):
+    """Steps round up to whole calls, and so does the length that a schedule keeps."""
+    schedule = f"optimizer.schedule={{kind: cosine, steps: {said}, warmup: 1 steps}}"
+    config = config_of(CONFIG, [f"steps={said}", schedule])
+    found = settled(config, Facts(batch=16, epoch=200, steps_per_call=8, seconds=1.7))
+    assert found.optimizer.schedule.steps == found.steps
+    assert found.optimizer.schedule.warmup == 1
+
+
+def test_a_length_in_time_of_a_schedule_may_be_that_of_the_run():
+    said = ["steps=2 minutes", "optimizer.schedule={kind: cosine, steps: 2 minutes}"]
+    assert assemble(config_of(CONFIG, said)).config.optimizer.schedule.steps == 10**6
+
+
+def test_what_follows_from_the_config_is_told():
+    schedule = "optimizer.schedule={kind: cosine, steps: 50%, warmup: 10%}"
+    assert resolve(CONFIG, ["steps=100", "steps_per_call=5", schedule, "evaluate.every=10",
+                            "checkpoint.every=10"]).notes == (
+        "optimizer.schedule.steps: 50% is 50 steps",
+        "optimizer.schedule.warmup: 10% is 5 steps",
+    )  # fmt: skip
 
 
 def test_a_run_counts_by_its_own_data_and_keeps_what_was_said():

@@ -113,8 +113,8 @@ def test_goes_on_where_a_named_call_was_stopped():
         assert second.step == 12
         assert np.array_equal(second.params["w"], whole.params["w"])
         assert second.history == whole.history
-    with pytest.raises(ConfigError, match=r"steps: 12 there, 24 here\nStart a new run: name=m"):
-        jt.fit(loss, zeros(), (X, Y), **(call | {"steps": 24}), name="mine")
+    with pytest.raises(ConfigError, match=r"batch: 16 there, 8 here\nStart a new run: name=m"):
+        jt.fit(loss, zeros(), (X, Y), **(call | {"batch": 8}), name="mine")
 
 
 def test_lasts_as_long_as_is_said():

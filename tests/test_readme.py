@@ -22,7 +22,7 @@ COMMANDS = [
     shlex.split(line.partition("   ")[0])[1:]
     for _, code in BLOCKS
     for line in code.splitlines()
-    if re.match(r"jtrain (run|show|eval) ", line)
+    if re.match(r"jtrain (run configs|show|eval)", line)
 ]
 TEST = "python3 -m pip install -e '.[test]' && python3 -m pytest"
 

@@ -99,10 +99,10 @@ def test_leaves_the_files_that_it_names():
     assert config_of(directory.config) == config_of(CONFIG)
     said = stands(outcome)
     assert (said["status"], said["step"]) == ("done", 12)
-    assert said["devices"] == ["cpu:0 cpu"] or len(said["devices"]) == 8
+    assert (said["devices"], said["layout"], said["shards"]) == (["cpu:0 cpu"], {}, 1)
     assert said["packages"]["jax"] == __import__("jax").__version__
     log = directory.log.read_text()
-    assert "quick: 48 parameters, single over 1 cpu device" in log
+    assert "quick: 48 parameters, single over 1 cpu device, 16 rows a step in 1 shard, 1 " in log
     assert "step 12/12" in log
     with Checkpoints(directory.checkpoints) as checkpoints:
         assert checkpoints.steps() == [10, 12]  # the newest two
@@ -536,7 +536,6 @@ def test_what_changes_no_result_may_differ_and_is_told(setting: str, line: str):
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("steps=14", "steps: 12 there, 14 here"),
         ("seed=1", "seed: 0 there, 1 here"),
         ("batch=8", "batch: 16 there, 8 here"),
         ("microbatches=2", "microbatches: 1 there, 2 here"),

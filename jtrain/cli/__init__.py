@@ -19,6 +19,7 @@ from jtrain.version import __version__
 VERBS = {
     "run": "train what a config says, or go on where it was stopped",
     "eval": "evaluate a run that was trained",
+    "predict": "write what a run that was trained makes of each row of a file",
     "sample": "write a text as a run that was trained would",
     "show": "print a config's values and where each was said, or the help of a key",
     "check": "show that no split of a batch changes what a config trains, or say what does",

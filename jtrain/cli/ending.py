@@ -9,21 +9,25 @@ from typing import Any
 import jax
 
 from jtrain.cluster.command_line import program
+from jtrain.experiment import RunConfig
+from jtrain.extension import longer
 from jtrain.hooks.curve import curve, only_ascii, smooth
 from jtrain.hooks.metrics import results
 from jtrain.run import Outcome
 
 
-def ending(outcome: Outcome, source: Path, command: str) -> str:
-    """The last words of `jtrain run`, which was typed as `command` for the config `source`."""
+def ending(outcome: Outcome, config: RunConfig, source: Path, command: str) -> str:
+    """The last words of `jtrain run`, which was typed as `command` for the config at `source`."""
     directory = outcome.directory
     parts = [_curve(outcome), _sample(outcome), _best(outcome), _files(outcome)]
     if outcome.status == "done":
         if outcome.why:
             parts.append(f"done at step {outcome.step}: {outcome.why}")
         again = f"{program()} run {source} name={directory.path.name}-2 optimizer.lr=1e-3"
+        more = " ".join(longer(config, 2 * outcome.step))
         parts.append(
             f"next:  {again}   another run, one value changed\n"
+            f"       {program()} run {directory.config} {more}   train it longer\n"
             f"       jtrain eval {directory.path}   measure it again\n"
             f"       jtrain show {source}   every value and where it was said"
         )

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.trained import asked_step, config_of, said_apart, speaks
+from jtrain.cli.trained import asked_step, complain, config_of, said_apart, speaks
 from jtrain.config.resolve import resolve
 
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
 
     asked = asked_step(typed.step, "eval")
     with said_apart():
-        step, numbers = measure(resolved.config, path.parent, asked)
+        step, numbers = measure(resolved.config, path.parent, asked, complain)
     if not speaks():
         return 0
     if typed.json:

@@ -5,26 +5,37 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jtrain.checkpoint.keeping import Goal
 from jtrain.cli.arguments import Arguments
-from jtrain.errors import ConfigError
+from jtrain.errors import ConfigError, UserError
 from jtrain.hooks.rewrite import rewrite
-from jtrain.report.page import facts, page
+from jtrain.report.facts import facts
+from jtrain.report.finding import Found, find_runs
+from jtrain.report.page import page
 from jtrain.report.reading import read
+from jtrain.sweep.members import read_record
+from jtrain.sweep.results import score, table
 
 
 def main(argv: Sequence[str]) -> int:
     """Writes the page and says where; gives the exit code."""
     typed = _arguments().parse(argv)
-    stories = [read(_directory(run)) for run in typed.runs]
-    out = Path(typed.out) if typed.out else _place([story.path for story in stories])
+    found = find_runs(typed.runs)
+    stories = [read(run) for run in found.runs]
+    out = Path(typed.out) if typed.out else _place(found)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        rewrite(out, page(stories).encode("utf-8", "replace"))
+        title = found.whole.resolve().name if found.whole else ""
+        best = str(stories[0].config.get("checkpoint.best") or "")
+        text = page(stories, title=title, ranking=ranking(found.whole, best) if title else ())
+        rewrite(out, text.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigError(
             f"jtrain report: {out} cannot be written ({error.strerror}); name another file: "
             f"--out report.html"
         ) from None
+    for line in found.left_out:
+        print(line, file=sys.stderr)
     for story in stories:
         for line in story.troubles:
             print(f"{story.path}: {line}", file=sys.stderr)
@@ -35,20 +46,23 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _directory(run: str) -> Path:
-    """The directory of a run, damaged or not, by its path or its name in runs/."""
-    for directory in (Path(run), Path("runs") / run):
-        if directory.is_dir():
-            return directory
-    there = sorted(path.name for path in Path("runs").glob("*") if path.is_dir())
-    raise ConfigError(
-        f"jtrain report: {run} is no directory; in runs/ there is "
-        f"{', '.join(there) or 'none: train one by jtrain run CONFIG'}"
-    )
+def ranking(sweep: Path, best: str) -> Sequence[str]:
+    """Return the table of a sweep, as `jtrain sweep` prints it; empty where it is none.
+
+    Args:
+        best: the runs' `checkpoint.best`, by which they are compared; empty: by the loss.
+    """
+    members, goal = read_record(sweep), Goal.parse(best or "loss")
+    try:
+        return table([score(member, goal) for member in members], goal) if goal else ()
+    except UserError:  # a member is damaged, which the page tells
+        return ()
 
 
-def _place(paths: Sequence[Path]) -> Path:
-    return paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
+def _place(found: Found) -> Path:
+    if found.whole:
+        return found.whole / "report.html"
+    return found.runs[0] / "report.html" if len(found.runs) == 1 else Path("report.html")
 
 
 def _arguments() -> Arguments:
@@ -58,11 +72,12 @@ def _arguments() -> Arguments:
         "samples, pictures, environment. It needs no network, opens anywhere, and is written of\n"
         "damaged runs too: what cannot be read is told.",
         "shakespeare                          runs/shakespeare/report.html",
-        "try-1 try-2 try-3 --out sweep.html   three runs over one another",
+        "shakespeare-sweep                    all runs of a sweep, and which is best",
+        "try-1 try-2 try-3 --out tries.html   three runs over one another",
     )
-    words = "a directory with a run, or its name in runs/"
+    words = "a directory with a run, a sweep or a folder of runs, or its name in runs/"
     parser.add_argument("runs", metavar="RUN", nargs="+", help=words)
-    where = "the page; RUN/report.html of one run, report.html here of several"
+    where = "the page; RUN/report.html of one run or sweep, report.html here of several"
     parser.add_argument("--out", metavar="FILE", help=where)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

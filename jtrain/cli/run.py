@@ -35,7 +35,8 @@ def main(argv: Sequence[str]) -> int:
 
     outcome = run(resolved.config, source=resolved.path)
     if outcome.directory.first:
-        print(ending(outcome, resolved.path, f"{program()} run {shlex.join(argv)}"))
+        typed = f"{program()} run {shlex.join(argv)}"
+        print(ending(outcome, resolved.config, resolved.path, typed))
     return CODES[outcome.status]
 
 
@@ -129,10 +130,12 @@ def _arguments() -> Arguments:
     parser = Arguments(
         "run",
         "Trains what a config says, in runs/NAME. The same command goes on with a run that was\n"
-        "stopped or killed, bit for bit; on a finished one it says so.",
+        "stopped or killed, bit for bit; on a finished one it says so, and with more steps= it\n"
+        "trains it longer.",
         "configs/shakespeare.yaml",
         "configs/shakespeare.yaml steps=400 name=try optimizer.lr=1e-3",
         "configs/shakespeare.yaml parallel.kind=fsdp parallel.devices=4",
+        "runs/shakespeare/config.yaml steps=2000",
         "configs/shakespeare.yaml --fast",
     )
     parser.add_argument("config", metavar="CONFIG", help="a YAML file")

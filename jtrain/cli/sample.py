@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.trained import asked_step, config_of, said_apart, speaks
+from jtrain.cli.trained import asked_step, complain, config_of, said_apart, speaks
 from jtrain.config.node import DEFAULT, TYPED, Node, Origin, stop
 from jtrain.config.resolve import check, resolve
 from jtrain.experiment import Prompt
@@ -28,7 +28,9 @@ def main(argv: Sequence[str]) -> int:
 
     step = asked_step(typed.step, "sample")
     with said_apart():
-        step, text = complete(resolved.config, path.parent, prompt, seed=seed, step=step)
+        step, text = complete(
+            resolved.config, path.parent, prompt, seed=seed, step=step, tell=complain
+        )
     if not speaks():
         return 0
     if typed.json:

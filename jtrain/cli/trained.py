@@ -7,23 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from jtrain.config.nearest import did_you_mean
-from jtrain.errors import CheckpointError, ConfigError
+from jtrain.errors import CheckpointError
+from jtrain.find_run import find_run
 
 OUTPUT, COMPLAINTS = 1, 2  # what a process has open from the first
 
 
 def config_of(run: str, verb: str) -> Path:
     """The config of a run, by its directory or its name in runs/."""
-    for directory in (Path(run), Path("runs") / run):
-        if (directory / "config.yaml").is_file():
-            return directory / "config.yaml"
-    there = sorted(path.parent.name for path in Path("runs").glob("*/config.yaml"))
-    raise ConfigError(
-        f"jtrain {verb}: {run} is no directory of a run; in runs/ there is "
-        f"{', '.join(there) or 'none: train one by jtrain run CONFIG'}"
-        f"{did_you_mean(Path(run).name, there)}"
-    )
+    return find_run(run, f"jtrain {verb}") / "config.yaml"
 
 
 def speaks() -> bool:
@@ -45,6 +37,11 @@ def said_apart() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(output, OUTPUT)
         os.close(output)
+
+
+def complain(line: str) -> None:
+    """Print a line where complaints go."""
+    print(line, file=sys.stderr)
 
 
 def asked_step(step: str, verb: str) -> int | Literal["newest", "best"]:

@@ -17,6 +17,7 @@ from jtrain.debug.one_step import alone, on_one_device, slope_of, weights_of, wh
 from jtrain.debug.source import Line, written
 from jtrain.directory import Directory
 from jtrain.experiment import RunConfig
+from jtrain.extension import keep_lengths
 from jtrain.going_back import decided
 from jtrain.hooks.metrics import read
 from jtrain.pace import paced
@@ -110,6 +111,7 @@ def find_nan(
     on_one_device(config)  # refuses several processes
     config = dataclasses.replace(config, steps_per_call=1)
     directory = Directory(Path("runs") / (config.name or config.experiment))
+    config = keep_lengths(config, directory.stored(type(config)))
     advice = f"Look into that one: jtrain run {directory.config} --find-nan"
     directory.refuse_another(config, f"{advice}\nor into a new one: name={config.name}-2")
     config = decided(config, directory)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.all_processes import of_first
-from jtrain.assemble import Assembly
+from jtrain.assemble import Assembly, assemble
 from jtrain.checkpoint import Checkpoints, fingerprint, folder, leaves, looking
 from jtrain.config.dump import ABSENT, Difference, differences, told
 from jtrain.config.words import spell
@@ -21,6 +21,7 @@ from jtrain.debug.parting import FACTS
 from jtrain.directory import Directory, environment
 from jtrain.errors import CheckpointError, ConfigError, DamagedError
 from jtrain.experiment import RunConfig
+from jtrain.extension import Change, changes, config_at, keep_lengths, schedule_lengths
 from jtrain.going_back import decided
 from jtrain.hooks.recording import Step, steps
 from jtrain.state import TrainState
@@ -85,6 +86,10 @@ def replay(
         CheckpointError: if the checkpoint before it cannot be read.
     """
     parts, there = again(config, path)
+    now, changed = keep_lengths(config, there.stored(type(config))), _extended(parts, there)
+    config = config_at(now, changed, step)
+    if config is not now:
+        parts = assemble(config, there.pace)
     config = decided(config, there)
     parts = parts.without(config.guard.without)
     if not 1 <= step <= parts.config.steps:
@@ -93,6 +98,7 @@ def replay(
             f"write --step {min(max(step, 1), parts.config.steps)}"
         )
     start, state = _before(parts, there, step, tell)
+    _check_one_schedule(parts.config, changed, start, step)
     known = steps(there.steps)
     count = jax.process_count()
     others = {n: then for n, then in readers(there.stands(), known).items() if then != count}
@@ -155,6 +161,34 @@ class _Redone:
     taken: Mapping[int, Step]
     before: TrainState  # the call that has the step
     after: TrainState
+
+
+def _extended(parts: Assembly, there: Directory) -> list[Change]:
+    """The steps after which the run was made longer."""
+
+    def look() -> dict[str, Any]:
+        checkpoints = Checkpoints(there.checkpoints)
+        step = checkpoints.newest()
+        found = [] if step is None else changes(parts.config, step, checkpoints.about(step))
+        return {"changes": [list(change) for change in found]}
+
+    return [Change(*each) for each in of_first(look)["changes"]]
+
+
+def _check_one_schedule(
+    config: RunConfig, changed: Sequence[Change], start: int, step: int
+) -> None:
+    """Refuses steps of which some were taken under another schedule than the last one."""
+    lengths = schedule_lengths(config)
+    for change in changed:
+        then = config_at(config, changed, change.step)
+        if start < change.step < step and schedule_lengths(then) != lengths:
+            there = f"checkpoint {start}" if start else "none"
+            raise ConfigError(
+                f"step {step} was asked for, the newest checkpoint before it is {there}, and after "
+                f"step {change.step} the run went on under a schedule of another length. Replay a "
+                f"step on this side of it: --step {change.step}"
+            )
 
 
 def _before(

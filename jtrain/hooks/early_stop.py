@@ -1,7 +1,8 @@
 """Ends a run that learns no more."""
 
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jtrain.checkpoint.keeping import Goal
 from jtrain.config.nearest import did_you_mean
@@ -14,7 +15,8 @@ class EarlyStop(Hook):
     """Ends a run after `patience` evaluations in a row that were no better than the best one.
 
     The end is a wanted one: the run is done. It keeps nothing in mind, but judges by all results
-    that there are, so that a run which is stopped and goes on ends at the same step.
+    that there are, so that a run which is stopped and goes on ends at the same step. A run that it
+    ended and that is then trained longer has `patience` evaluations more to be better in.
 
     Args:
         metric: `loss`, `lowest loss` or `highest accuracy`; of one of several sets `NAME/loss`.
@@ -41,6 +43,16 @@ class EarlyStop(Hook):
         """The set that it hears of, empty for the first; and the number that it waits for."""
         self._sign = 1 if goal.end == "lowest" else -1
         self._patience, self._least, self._after = patience, least, after
+        self._extended: Sequence[int] = ()
+
+    def extended(self, steps: Sequence[int]) -> "EarlyStop":
+        """Return the same hook for a run that was made longer after each of these steps, in order.
+
+        Where the patience was over by such a step, it is counted anew from there.
+        """
+        other = copy.copy(self)
+        other._extended = tuple(steps)
+        return other
 
     def on_results(self, step: int, name: str, results: Results) -> Stop | None:
         """Counts the evaluations since the best."""
@@ -62,9 +74,12 @@ class EarlyStop(Hook):
     def _best(self, found: Mapping[int, float]) -> tuple[int, int]:
         """The step of the best number, and how many came after it."""
         step, value, since = 0, math.inf, 0
-        for at, number in found.items():
+        for (at, number), following in zip(found.items(), [*found, math.inf][1:], strict=True):
             if self._sign * number < value - self._least:  # never of a NaN
                 step, value, since = at, self._sign * number, 0
             else:
                 since += 1
+            over = since >= self._patience
+            if over and any(at <= extended < following for extended in self._extended):
+                since = 0
         return step, since

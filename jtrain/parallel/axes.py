@@ -8,7 +8,7 @@ from pydantic import Field
 from jtrain.parallel.attending import ContextBy
 from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import Device, devices
-from jtrain.parallel.layout import filled, mesh_of
+from jtrain.parallel.layout import ANY_NUMBER, filled, mesh_of
 from jtrain.parallel.leaves import Zero
 from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import AXES
@@ -77,7 +77,7 @@ class Axes(Starting):
                 pipeline do not fit its stages.
             ShardingError: if it offloads and the devices reach no memory of the host.
         """
-        there = devices(self.devices, among)
+        there = devices(self.devices, among, instead=ANY_NUMBER)
         sizes = filled({axis: getattr(self, axis) for axis in AXES}, len(there))
         return Sharded(
             mesh_of(sizes, there),

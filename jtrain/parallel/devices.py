@@ -15,7 +15,9 @@ Device: TypeAlias = Any  # a jax.Device
 DATA = "data"  # the mesh axis of copies of the state, each with its part of the rows
 
 
-def devices(asked: Devices, among: Sequence[Device] | None = None) -> list[Device]:
+def devices(
+    asked: Devices, among: Sequence[Device] | None = None, instead: str = ""
+) -> list[Device]:
     """Return the devices of every process that were asked for.
 
     A CPU is cut into as many devices as are asked for, while no backend of JAX runs yet.
@@ -24,6 +26,7 @@ def devices(asked: Devices, among: Sequence[Device] | None = None) -> list[Devic
         asked: a number of devices of each process, 0 for all; their indices among the devices of
             each process; a platform, or platforms with indices.
         among: devices that stand in for those of this machine, to compile for them.
+        instead: what to type where there are fewer; empty for their number.
 
     Raises:
         ConfigError: if there are no such devices.
@@ -32,7 +35,8 @@ def devices(asked: Devices, among: Sequence[Device] | None = None) -> list[Devic
     there = _present(asked, choice) if among is None else _stand_ins(asked, choice, among)
     found = []
     for process in sorted({device.process_index for device in there}):
-        found += _of_process([d for d in there if d.process_index == process], asked, choice)
+        own = [device for device in there if device.process_index == process]
+        found += _of_process(own, asked, choice, instead)
     return found
 
 
@@ -87,15 +91,16 @@ def _stand_ins(asked: Devices, choice: Choice, among: Sequence[Device]) -> list[
     return list(among)
 
 
-def _of_process(there: list[Device], asked: Devices, choice: Choice) -> list[Device]:
+def _of_process(there: list[Device], asked: Devices, choice: Choice, instead: str) -> list[Device]:
     """Return those of one process's devices that were asked for."""
     if not choice.indices:
         if choice.count > len(there):
-            raise _too_few(there, asked, choice.count, f"{len(there)}, or 0 for all")
+            take = instead or f"parallel.devices={len(there)}, or 0 for all"
+            raise _too_few(there, asked, choice.count, take)
         return there[: choice.count or None]
     if max(choice.indices) >= len(there):
-        last = f"0, or indices up to {len(there) - 1}"
-        raise _too_few(there, asked, max(choice.indices) + 1, last)
+        take = instead or f"parallel.devices=0, or indices up to {len(there) - 1}"
+        raise _too_few(there, asked, max(choice.indices) + 1, take)
     return [there[index] for index in choice.indices]
 
 
@@ -106,6 +111,6 @@ def _too_few(there: list[Device], asked: Devices, needed: int, take: str) -> Con
     )
     return ConfigError(
         f"parallel.devices={typed(asked)}, and each process has {len(there)} "
-        f"({there[0].device_kind}). Take parallel.devices={take}"
+        f"({there[0].device_kind}). Take {take}"
         f"{forced if there[0].platform == 'cpu' else ''}."
     )

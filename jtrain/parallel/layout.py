@@ -10,6 +10,8 @@ from jtrain.errors import ConfigError
 from jtrain.parallel.devices import DATA, Device
 from jtrain.parallel.rules import AXES
 
+ANY_NUMBER = "parallel.kind=fsdp parallel.devices=0"  # a layout that fits whatever is there
+
 
 def filled(asked: Mapping[str, int], devices: int) -> dict[str, int]:
     """The sizes of all axes, one that is 0 being what the others leave of the devices.
@@ -30,14 +32,15 @@ def filled(asked: Mapping[str, int], devices: int) -> dict[str, int]:
     if not open_axes and given == devices:
         return sizes
     said = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "no axis"
+    fewer = f"; or parallel.devices={given} of them" if given < devices else ""
     raise ConfigError(
-        f"parallel: {said} = {given} parts, and there are {devices} devices. Nearest: "
-        f"{_nearest(sizes, devices)}; or parallel.devices={given} of them."
+        f"parallel: {said} = {given} parts, and there {'is' if devices == 1 else 'are'} {devices} "
+        f"device{'s' * (devices > 1)}. Nearest: {_nearest(sizes, devices)}{fewer}."
     )
 
 
 def _nearest(sizes: Mapping[str, int], devices: int) -> str:
-    """The one axis whose change mends it, changed the least, as it is typed."""
+    """The one axis whose change mends it, changed the least, as it is typed; or another layout."""
     found = []
     for axis in AXES:
         others = math.prod(size for a, size in sizes.items() if size and a != axis)
@@ -46,7 +49,7 @@ def _nearest(sizes: Mapping[str, int], devices: int) -> str:
                 (abs(devices // others - sizes[axis]), sizes[axis] == 1, axis, devices // others)
             )
     if not found:
-        return "parallel.fsdp=0 and no other axis"
+        return ANY_NUMBER
     _, _, axis, size = min(found)
     return f"parallel.{axis}={size}"
 

@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const view = { log: false, time: false, smooth: 0, hidden: new Set() };
+  const view = { log: false, time: false, smooth: "auto", hidden: new Set() };
   const redraws = [];
   const HEIGHT = 230, SMALL = 84;
 
@@ -18,7 +18,7 @@
     if (text) node.textContent = text;
     return node;
   };
-  const colour = (run) => `var(--c${run % 8})`;
+  const colour = (run) => (run < 8 ? `var(--c${run})` : `hsl(${(run * 137.5) % 360} 60% 48%)`);
 
   // A number as people read it: four digits, or a power of ten.
   const told = (x) => {
@@ -76,13 +76,48 @@
   // Lines, one a run and name: those of training plain, the others with dots.
   const seen = (chart) => chart.lines.flatMap((line) => line.runs.map((points, run) => {
     const raw = placed(run, points), beside = line.name.includes("/");
-    const shown = view.smooth && !beside ? smoothed(raw, view.smooth) : raw;
+    // A curve of a value a step is too rough to be compared as it is.
+    const keep = view.smooth !== "auto" ? Number(view.smooth) : raw.length > 100 ? 0.95 : 0;
+    const shown = keep && !beside ? smoothed(raw, keep) : raw;
     return { name: line.name, run, beside, raw, shown };
   })).filter((line) => line.raw.length && !view.hidden.has(line.run));
 
+  // Lines that lie on one another are drawn in turns: each has a dash of its own, and its rings
+  // are of another size. `path` gives the way of a line over the picture.
+  const apart = (lines, path) => {
+    const together = new Map();
+    for (const line of lines) {
+      const way = `${line.beside} ${path(line.shown, 0)}`;
+      together.set(way, [...(together.get(way) || []), line]);
+    }
+    for (const group of together.values()) group.forEach((line, place) => {
+      line.of = group.length;
+      line.place = place;
+    });
+  };
+  const dashes = (line) => {
+    const [on, off] = line.beside ? [5, 3] : [9, 0];
+    if (line.of === 1) return line.beside ? { "stroke-dasharray": `${on} ${off}` } : {};
+    const turn = on + off;
+    return {
+      "stroke-dasharray": `${on} ${turn * line.of - on}`,
+      "stroke-dashoffset": -turn * line.place,
+    };
+  };
+  // Runs that have the same numbers in all lines of a chart, by name.
+  const same = (chart) => {
+    const equal = new Map();
+    data.runs.forEach((name, run) => {
+      if (view.hidden.has(run) || !chart.lines.some((line) => line.runs[run].length)) return;
+      const numbers = JSON.stringify(chart.lines.map((line) => line.runs[run]));
+      equal.set(numbers, [...(equal.get(numbers) || []), name]);
+    });
+    return [...equal.values()].filter((names) => names.length > 1);
+  };
+
   const draw = (box, chart, small) => {
     const width = Math.max(box.clientWidth, 120), height = small ? SMALL : HEIGHT;
-    const left = small ? 40 : 52, bottom = small ? 4 : 22, top = 8, right = 8;
+    const left = small ? 40 : 70, bottom = small ? 4 : 38, top = 8, right = 8;
     const lines = seen(chart), values = lines.flatMap((l) => [...l.raw, ...l.shown].map((p) => p.y));
     const allowed = values.filter((y) => y !== null && (!view.log || y > 0));
     const xs = lines.flatMap((l) => l.raw.map((p) => p.x));
@@ -106,24 +141,33 @@
     if (!small) for (const x of ticks(from, to, false, width > 420 ? 5 : 3)) {
       const label = view.time ? seconds(x) : Math.round(x).toLocaleString("en");
       const anchor = X(x) > width - 30 ? "end" : "middle";
-      picture.append(svg("text", { x: Math.min(X(x), width - 2), y: height - 5, "text-anchor": anchor }, label));
+      picture.append(svg("text", { x: Math.min(X(x), width - 2), y: height - 21, "text-anchor": anchor }, label));
     }
-    const path = (points) => {
+    if (!small) {
+      const middle = top + (height - top - bottom) / 2, title = { class: "axis", "text-anchor": "middle" };
+      const across = view.time ? "time trained" : "step";
+      picture.append(svg("text", { ...title, x: (left + width - right) / 2, y: height - 5 }, across));
+      const up = `${chart.title}${view.log ? ", logarithmic" : ""}`;
+      picture.append(svg("text", { ...title, transform: `translate(11 ${middle}) rotate(-90)` }, up));
+    }
+    const path = (points, digits = 1) => {
       let pen = "M", d = "";
       for (const p of points) {
         if (p.y === null || (view.log && p.y <= 0)) { pen = "M"; continue; }
-        d += `${pen}${X(p.x).toFixed(1)} ${Y(p.y).toFixed(1)}`;
+        d += `${pen}${X(p.x).toFixed(digits)} ${Y(p.y).toFixed(digits)}`;
         pen = "L";
       }
       return d;
     };
+    apart(lines, path);
     for (const line of lines) {
       const stroke = { stroke: colour(line.run) };
       if (line.shown !== line.raw) picture.append(svg("path", { class: "line raw", d: path(line.raw), ...stroke }));
-      picture.append(svg("path", { class: `line${line.beside ? " dashed" : ""}`, d: path(line.shown), ...stroke }));
+      picture.append(svg("path", { class: "line", d: path(line.shown), ...stroke, ...dashes(line) }));
       if (line.beside || line.shown.length === 1) for (const p of line.shown) {
-        if (p.y !== null && !(view.log && p.y <= 0))
-          picture.append(svg("circle", { cx: X(p.x), cy: Y(p.y), r: 2.6, fill: colour(line.run) }));
+        if (p.y === null || (view.log && p.y <= 0)) continue;
+        const size = 2.6 + 1.8 * (line.of - 1 - line.place);
+        picture.append(svg("circle", { cx: X(p.x), cy: Y(p.y), r: size, fill: colour(line.run) }));
       }
     }
     return { picture, lines, X, Y, from, to, left, right, top, bottom, width, height };
@@ -151,7 +195,7 @@
       cross.setAttribute("visibility", "visible");
       const title = `step ${closest.step.toLocaleString("en")}${view.time ? `, ${seconds(closest.x)}` : ""}`;
       tip.replaceChildren(el("b", {}, title), ...near.map((l) => el("div", {},
-        el("i", { class: `swatch c${l.run % 8}` }),
+        el("i", { class: "swatch", style: `background:${colour(l.run)}` }),
         `${data.runs[l.run]} ${l.name} ${told(l.p.y)}${l.p.step === closest.step ? "" : ` (at ${l.p.step})`}`)));
       tip.hidden = false;
       const room = box.clientWidth - tip.offsetWidth - 4;
@@ -166,11 +210,14 @@
       const beside = chart.lines.filter((l) => l.name.includes("/")).map((l) => l.name).join(", ");
       name.append(el("span", { class: "key" }, `dashed: ${beside}`));
     }
+    const equal = el("span", { class: "key" });
+    if (!small) name.append(equal);
     const box = el("div", { class: "chart" }, name), inside = el("div");
     box.append(inside);
     place.append(box);
     const redraw = () => {
       box.querySelectorAll(".tip").forEach((tip) => tip.remove());
+      equal.textContent = same(chart).map((names) => `the same curve: ${names.join(", ")}`).join("; ");
       const drawn = draw(inside, chart, small);
       inside.replaceChildren(drawn.picture);
       follow(box, drawn);
@@ -192,9 +239,9 @@
       return button;
     };
     const smooth = el("select", { "aria-label": "smoothing" });
-    for (const [words, keep] of [["none", 0], ["light", 0.8], ["medium", 0.95], ["strong", 0.99]])
+    for (const [words, keep] of [["of long curves", "auto"], ["none", 0], ["light", 0.8], ["medium", 0.95], ["strong", 0.99]])
       smooth.append(el("option", { value: keep }, words));
-    smooth.addEventListener("change", () => { view.smooth = Number(smooth.value); again(); });
+    smooth.addEventListener("change", () => { view.smooth = smooth.value; again(); });
     return el("div", { class: "controls" },
       toggle("log", ["linear scale", "logarithmic scale"]),
       ...(data.clocks.some((c) => c.length) ? [toggle("time", ["over steps", "over time trained"])] : []),

@@ -2,27 +2,43 @@
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
-from statistics import median
 from typing import Any
 
 from jtrain.config.dump import ABSENT
 from jtrain.config.words import spell
-from jtrain.hooks.readable import count, duration
-from jtrain.hooks.readable import number as spelt
-from jtrain.report.reading import Story, age, finite
-from jtrain.report.series import RATES, charts, clocks, leaf_charts, matrices, speeds
+from jtrain.report.html import table
+from jtrain.report.overview import overview
+from jtrain.report.reading import Story
+from jtrain.report.series import charts, clocks, leaf_charts, matrices, speeds
 
-ENVIRONMENT = ("started", "jtrain", "python", "packages", "devices", "machine", "git", "argv")
+ENVIRONMENT = (
+    "started",
+    "jtrain",
+    "python",
+    "packages",
+    "devices",
+    "layout",
+    "shards",
+    "machine",
+    "git",
+    "argv",
+)
 LOG_LINES = 200
+NAMED = 8  # runs in a title
 
 
-def page(stories: Sequence[Story]) -> str:
-    """The page as HTML: curves, differences, speed, samples, pictures, environment and status."""
+def page(stories: Sequence[Story], *, title: str = "", ranking: Sequence[str] = ()) -> str:
+    """The page as HTML: curves, differences, speed, samples, pictures, environment and status.
+
+    Args:
+        title: of the page, where the runs are those of a sweep or a folder; else their names.
+        ranking: lines that say which of them is best.
+    """
     names = _names(stories)
-    title = ", ".join(names)
+    title = f"{title}: {len(names)} runs" if title else _joined(names)
     data = {
         "runs": names,
         "clocks": clocks(stories),
@@ -32,7 +48,11 @@ def page(stories: Sequence[Story]) -> str:
     }
     parts = [
         _troubles(stories, names),
-        _overview(stories, names),
+        f'<section id="overview">{overview(stories, names)}</section>\n',
+        _section(
+            "Ranking",
+            f'<pre class="table">{escape(chr(10).join(ranking))}</pre>' if ranking else "",
+        ),
         _section("Curves", '<div id="charts" class="grid"></div>' if data["charts"] else ""),
         _section("What differs", _differences(stories, names)),
         _section("Pictures", _pictures(stories, names)),
@@ -78,43 +98,15 @@ def in_script(data: Any) -> str:
     return text
 
 
-def facts(story: Story) -> dict[str, Any]:
-    """A run in a line, as plain numbers: status, step, losses, seconds, rows or tokens a second."""
-    sets = story.facts.get("sets")
-    judged = f"{sets[0] if isinstance(sets, list) and sets else 'valid'}/loss"
-    valid = [(row[judged], row["step"]) for row in story.metrics if _has(row, judged)]
-    losses = [row["loss"] for row in story.metrics if _has(row, "loss")]
-    paces = [row for row in story.speed if _has(row, "waiting")]
-    rate = next((r for r in RATES if any(_has(row, r) for row in story.speed)), None)
-    best = min(valid, default=(None, None))
-    return {
-        "run": str(story.path),
-        "name": story.name,
-        "status": story.status,
-        "step": story.step,
-        "steps": story.config.get("steps"),
-        "loss": losses[-1] if losses else None,
-        "valid_loss": valid[-1][0] if valid else None,
-        "best_valid_loss": best[0],
-        "best_step": best[1],
-        "rate": median(row[rate] for row in story.speed if _has(row, rate)) if rate else None,
-        "rate_of": rate,
-        "waiting": median(row["waiting"] for row in paces) if paces else None,
-        "trained_seconds": max(
-            (r["trained"] for r in story.speed if _has(r, "trained")), default=0
-        ),
-        "troubles": list(story.troubles),
-    }
-
-
-def _has(row: Any, key: str) -> bool:
-    return isinstance(row.get(key), int | float) and finite(row[key])
-
-
 def _names(stories: Sequence[Story]) -> list[str]:
     """What each run is called: its name, and its directory where two have the same."""
     names = [story.name for story in stories]
     return [n if names.count(n) == 1 else str(s.path) for n, s in zip(names, stories, strict=True)]
+
+
+def _joined(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def _section(title: str, body: str) -> str:
@@ -126,34 +118,6 @@ def _troubles(stories: Sequence[Story], names: Sequence[str]) -> str:
     told = [(n, line) for n, s in zip(names, stories, strict=True) for line in s.troubles]
     lines = "".join(f"<li><b>{escape(n)}</b> {escape(line)}</li>" for n, line in told)
     return f'<section class="troubles"><h2>Damaged</h2><ul>{lines}</ul></section>' if told else ""
-
-
-def _overview(stories: Sequence[Story], names: Sequence[str]) -> str:
-    head = ["run", "status", "step", "loss", "valid", "best valid", "speed", "waiting", "trained"]
-    rows = []
-    for i, (name, story) in enumerate(zip(names, stories, strict=True)):
-        known, why = facts(story), str(story.facts.get("why") or "")
-        best, rate = known["best_valid_loss"], known["rate"]
-        unit = escape((known["rate_of"] or "").partition("_")[0])
-        status = story.status if story.status.isalpha() else "unknown"
-        open_end = status in {"running", "unknown"} and story.written is not None
-        seen = f"last written {age(story.written)}" if open_end else why
-        rows.append(
-            [
-                f'<button class="run" data-run="{i}" aria-pressed="true">'
-                f'<i class="swatch c{i % 8}"></i>{escape(name)}</button>',
-                f'<span class="status {status}">'
-                f"{escape(story.status)}</span> <small>{escape(seen)}</small>",
-                f"{story.step:,}" + (f" / {escape(str(known['steps']))}" if known["steps"] else ""),
-                _or_dash(known["loss"], spelt),
-                _or_dash(known["valid_loss"], spelt),
-                "-" if best is None else f"{spelt(best)} <small>at {known['best_step']:,}</small>",
-                "-" if rate is None else f"{count(rate)} {unit}/s",
-                _or_dash(known["waiting"], "{:.1%}".format),
-                _or_dash(known["trained_seconds"] or None, duration),
-            ]
-        )
-    return f'<section id="overview">{_table(head, rows)}</section>\n'
 
 
 def _differences(stories: Sequence[Story], names: Sequence[str]) -> str:
@@ -169,7 +133,7 @@ def _differences(stories: Sequence[Story], names: Sequence[str]) -> str:
             rows.append([f"<code>{escape(key)}</code>", *map(escape, values)])
     if not rows:
         return "<p>Nothing: these runs have the same values.</p>"
-    return _table(["value", *(escape(name) for name, _ in told)], rows)
+    return table(["value", *(escape(name) for name, _ in told)], rows)
 
 
 def _values(stories: Sequence[Story], names: Sequence[str]) -> str:
@@ -186,7 +150,7 @@ def _environment(stories: Sequence[Story], names: Sequence[str]) -> str:
         mark = "" if one else ' <small class="differs">differs</small>'
         if any(values):
             rows.append([f"{escape(fact)}{mark}", *map(escape, values)])
-    return _table(["", *map(escape, names)], rows) if rows else ""
+    return table(["", *map(escape, names)], rows) if rows else ""
 
 
 def _pictures(stories: Sequence[Story], names: Sequence[str]) -> str:
@@ -244,17 +208,6 @@ def _texts(stories: Sequence[Story], names: Sequence[str], text: Any) -> str:
 
 def _end_of_log(story: Story) -> str:
     return "\n".join(story.log.splitlines()[-LOG_LINES:])
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are HTML already."""
-    heads = "".join(f"<th>{cell}</th>" for cell in head)
-    lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{heads}</tr>{lines}</table></div>'
-
-
-def _or_dash(value: Any, text: Any) -> str:
-    return "-" if value is None else text(value)
 
 
 def _spell(value: Any) -> str:

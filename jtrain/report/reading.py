@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from jtrain.regular_files import TooMuchError, parse_json, read_bytes
 Row: TypeAlias = Mapping[str, Any]
 TOLD, PICTURES, PICTURE_BYTES = 5, 24, 4_000_000  # troubles a file, newest pictures, bytes of each
 TEXT_BYTES = 1 << 30  # of a file of rows or words
+OF_STEPS = ("loss", "grad_norm")  # of steps.jsonl
 EXPECTED = ("config.yaml", "run.json", "metrics.jsonl", "speed.jsonl")
 
 
@@ -41,6 +42,8 @@ class Story:
     config: Mapping[str, Any]
     """Of each dotted key the value."""
     metrics: tuple[Row, ...]
+    steps: tuple[Row, ...]
+    """Loss and gradient norm of each step, where they were recorded."""
     speed: tuple[Row, ...]
     leaves: tuple[Row, ...]
     """Statistics of single leaves, where the run wrote them."""
@@ -77,6 +80,7 @@ def read(path: Path) -> Story:
         facts=facts,
         config=config,
         metrics=_rows(path / "metrics.jsonl", troubles),
+        steps=_steps(_rows(path / "steps.jsonl", troubles), troubles),
         speed=_rows(path / "speed.jsonl", troubles),
         leaves=_rows(path / "leaves.jsonl", troubles),
         samples=_text(path / "samples.txt", troubles),
@@ -127,6 +131,26 @@ def _rows(path: Path, troubles: list[str]) -> tuple[Row, ...]:
     if len(wrong) > TOLD:
         troubles.append(f"and {len(wrong) - TOLD} more rows of {path.name}")
     return tuple(sorted(found.values(), key=lambda row: row["step"]))
+
+
+def _steps(rows: Iterable[Row], troubles: list[str]) -> tuple[Row, ...]:
+    """The rows of steps.jsonl, each of which has lists for several steps, as a row a step."""
+    found, wrong = [], 0
+    for row in rows:
+        lists = {name: row.get(name) for name in OF_STEPS}
+        lengths = {len(each) if isinstance(each, list) else -1 for each in lists.values()}
+        if len(lengths) > 1 or lengths & {-1, 0}:
+            wrong += 1
+            continue
+        (length,) = lengths
+        first = row["step"] - length + 1
+        found += [
+            {"step": first + i, **{name: each[i] for name, each in lists.items()}}
+            for i in range(length)
+        ]
+    if wrong:
+        troubles.append(f"{wrong} rows of steps.jsonl have no lists of {', '.join(OF_STEPS)}")
+    return tuple(found)
 
 
 def _row(line: str) -> Row | None:

@@ -16,7 +16,7 @@ def charts(stories: Sequence[Story]) -> list[dict[str, Any]]:
     """The charts of metrics: `loss` with `valid/loss` in it, for all runs, what matters first."""
     found: dict[str, dict[str, list[Points]]] = {}
     for i, story in enumerate(stories):
-        for key, points in _scalars(story.metrics).items():
+        for key, points in _curves(story).items():
             name = key.rpartition("/")[2]
             lines = found.setdefault(name, {}).setdefault(key, [[] for _ in stories])
             lines[i] = thin(points)
@@ -72,6 +72,15 @@ def matrices(story: Story) -> list[dict[str, Any]]:
             if cells:
                 newest[key] = {"name": key, "step": row["step"], "cells": cells}
     return list(newest.values())
+
+
+def _curves(story: Story) -> dict[str, Points]:
+    """Each metric; those that steps.jsonl has of more steps are taken from there."""
+    found = _scalars(story.metrics)
+    for key, points in _scalars(story.steps).items():
+        if len(points) > len(found.get(key, [])):
+            found[key] = points
+    return found
 
 
 def thin(points: Points, most: int = MOST) -> Points:

@@ -9,6 +9,7 @@ from typing import Any
 from jtrain.config.resolve import Resolved, resolve
 from jtrain.directory import Directory
 from jtrain.errors import ConfigError
+from jtrain.extension import keep_lengths, lengths, stored_lengths
 from jtrain.hooks.rewrite import rewrite
 from jtrain.redact import redacted_values
 from jtrain.sweep.grid import Grid, label
@@ -24,6 +25,8 @@ class Member:
     """Its values by key, of the keys that are swept."""
     settings: Sequence[str]
     """All that is typed after the config for it, its name among it."""
+    home: Path = Path("runs")
+    """Where runs lie."""
 
     @property
     def label(self) -> str:
@@ -33,11 +36,20 @@ class Member:
     @property
     def directory(self) -> Directory:
         """Where it lies."""
-        return Directory(Path("runs") / self.name)
+        return Directory(self.home / self.name)
 
     def status(self) -> str:
         """What run.json says; `running` also where it was killed, and empty where none is."""
         return self.directory.stands().get("status", "")
+
+    def is_done(self, config: Path) -> bool:
+        """Return whether it is finished, as long as the config now asks for."""
+        if self.status() != "done":
+            return False
+        asked = resolve(config, self.settings).config
+        stored = self.directory.stored(type(asked))
+        asked = keep_lengths(asked, stored)
+        return lengths(asked) == stored_lengths(asked, stored)
 
 
 def name_of(config: Path, settings: Sequence[str]) -> tuple[str, list[str]]:
@@ -90,9 +102,10 @@ def check(config: Path, all_members: Sequence[Member]) -> Resolved:
     for one in all_members:
         try:
             resolved = resolve(config, one.settings)
-            one.directory.refuse_another(
-                resolved.config, "Give the sweep another name (name=...), or type the old values."
-            )
+            asked, there = resolved.config, one.directory
+            asked = keep_lengths(asked, there.stored(type(asked)))
+            advice = "Give the sweep another name (name=...), or type the old values."
+            there.refuse_another(asked, advice, also=lengths(asked))
             first = first or resolved
         except ConfigError as error:
             wrong |= dict.fromkeys(str(error).splitlines())
@@ -111,3 +124,16 @@ def keep_record(name: str, config: Path, all_members: Sequence[Member], **facts:
     ]
     said = redacted_values({"config": str(config), **facts, "members": told})
     rewrite(place / "sweep.json", json.dumps(said, indent=2).encode() + b"\n")
+
+
+def read_record(sweep: Path) -> list[Member]:
+    """Return the members of the sweep in a directory, in its order; none if it holds no sweep."""
+    try:
+        told = json.loads((sweep / "sweep.json").read_text("utf-8", "replace"))["members"]
+        home = sweep.resolve().parent
+        return [
+            Member(f"{sweep.resolve().name}/{m['name'].partition('/')[2]}", m["point"], (), home)
+            for m in told
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return []

@@ -73,7 +73,7 @@ def sweep(
             plan = _searching(search, fixed, trials, goal)
         else:
             keep_record(name, config, tried, argv=[*settings])
-            plan = _going_over(tried)
+            plan = _going_over(tried, config)
         tell(f"{name}: {plan.count} runs, {plan.before} of them before; {jobs} at a time")
         ends, stopped = _go(Side(config, parts, lock), plan, jobs, tell)
     scores = _scores(plan.every(), ends, goal)
@@ -91,8 +91,8 @@ class _Plan:
     note: Callable[[End], None]
 
 
-def _going_over(every: Sequence[Member]) -> _Plan:
-    left = [one for one in every if one.status() != "done"]
+def _going_over(every: Sequence[Member], config: Path) -> _Plan:
+    left = [one for one in every if not one.is_done(config)]
     before = len(every) - len(left)
     return _Plan(len(every), before, iter(left), lambda: every, lambda end: None)
 

@@ -39,11 +39,13 @@ def test_the_ending_shows_the_curve_the_result_and_where_things_lie(capfd):
     assert "samples.txt" not in out
 
 
-def test_what_the_ending_advises_works(capfd):
-    assert main(["run", CONFIG]) == 0
+@pytest.mark.parametrize("schedule", ["{kind: constant}", "{kind: linear}"])
+def test_what_the_ending_advises_works(schedule: str, capfd):
+    assert main(["run", CONFIG, f"optimizer.schedule={schedule}"]) == 0
     advised = commands(capfd.readouterr().out)
-    assert [words[0] for words in advised] == ["run", "eval", "show"]
-    assert [main(words) for words in advised] == [0, 0, 0]
+    assert [words[0] for words in advised] == ["run", "run", "eval", "show"]
+    assert [main(words) for words in advised] == [0, 0, 0, 0]
+    assert "step 24/24" in Path("runs/quick/log.txt").read_text()
     assert Path("runs/quick-2/metrics.jsonl").exists()
 
 

@@ -1,16 +1,11 @@
-"""The notes in docs/ say what is so: their code runs, their commands parse, their links lead on."""
+"""The notes in docs/ say what is so: their code runs, their links lead on."""
 
-import importlib
 import re
-import shlex
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
-
-from jtrain.cli import VERBS
-from jtrain.config.resolve import resolve
 
 ROOT = Path(__file__).parent.parent.parent
 NOTES = sorted((ROOT / "docs").rglob("*.md"))
@@ -20,12 +15,6 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 def blocks(note: Path, language: str) -> list[str]:
     return [code for named, code in CODE.findall(note.read_text()) if named == language]
-
-
-def commands() -> list[tuple[str, list[str]]]:
-    """Each `jtrain VERB ...` line of the notes."""
-    lines = [line for note in NOTES for code in blocks(note, "sh") for line in code.splitlines()]
-    return [(line, shlex.split(line.partition("jtrain ")[2])) for line in lines if "jtrain" in line]
 
 
 @pytest.mark.thorough
@@ -41,20 +30,6 @@ def test_the_code_of_a_note_runs_from_top_to_bottom(note: Path, tmp_path, monkey
     for code in blocks(note, "python"):
         line = note.read_text()[: note.read_text().index(code)].count("\n")
         exec(compile("\n" * line + code, note, "exec"), namespace)
-
-
-@pytest.mark.usefixtures("from_the_top")
-@pytest.mark.parametrize("line", [line for line, _ in commands()])
-def test_a_command_of_a_note_can_be_typed(line: str):
-    verb, *words = shlex.split(line.partition("jtrain ")[2])
-    assert verb in VERBS
-    typed = importlib.import_module(f"jtrain.cli.{verb}")._arguments().parse(words)
-    if "config" in typed:  # not a run, which is there only once it was trained
-        resolve(typed.config, typed.settings)
-
-
-def test_there_are_commands_to_be_typed():
-    assert len(commands()) >= 2
 
 
 @pytest.mark.parametrize("note", NOTES, ids=lambda note: note.stem)

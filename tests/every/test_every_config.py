@@ -2,7 +2,7 @@
 
 The golden files are what a reviewer reads: every value that a config resolves to, and the losses of
 the first steps. Where they are meant to change, write them anew and commit them with the change:
-`python tests/every/test_every_config.py`.
+`PYTHONPATH=tests python tests/every/test_every_config.py`.
 """
 
 import json
@@ -12,17 +12,18 @@ import sys
 import tempfile
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from comparison import assert_close
+from tiny_configs import TINY, write_sets
 
 import jtrain as jt
 from jtrain.cli.check import subject_of
 from jtrain.config.dump import dump
 from jtrain.config.resolve import resolve
-from jtrain.data.prepare import prepare
-from jtrain.data.tokenizing import ByBytes
 from jtrain.hooks.metrics import results
+from jtrain.load_run import load_run
 from jtrain.parallel import Mirrored
 from jtrain.testing import check
 
@@ -30,69 +31,9 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))}
 
-CHARACTERS = [
-    "batch=8",
-    "data.context=32",
-    "model.context=32",
-    "model.layers=1",
-    "model.width=32",
-    "optimizer.schedule.warmup=2",
-]
-LLAMA = [
-    "data.context=16",
-    "data.vocab=64",
-    "data.rows=64",
-    "model.preset=none",
-    "model.vocab=0",
-    "model.context=16",
-    "model.layers=2",
-    "model.heads=2",
-    "model.width=32",
-    "model.attention=xla",
-    "optimizer.schedule.warmup=2",
-    "evaluate.batch=8",
-]
-# What makes a config small enough to train in a moment.
-TINY = {
-    "digits": ["batch=8", "steps_per_call=1", "model.widths=[8]"],
-    "fashion_mnist": ["batch=16", "model.channels=[4, 4]"],
-    "gan": ["batch=16", "model.widths=[8]", "steps_per_call=1"],
-    "gpt2": [
-        "batch=16",
-        "microbatches=2",
-        "data.context=16",
-        "data.validation=0.2",
-        "model.context=16",
-        "model.layers=1",
-        "model.heads=2",
-        "model.width=32",
-        "model.vocab=0",
-        "optimizer.schedule.warmup=2",
-    ],
-    "llama2_7b": LLAMA,
-    "llama3_8b": LLAMA,
-    "mixtral_8x7b": [
-        *LLAMA,
-        "batch=16",
-        "evaluate.batch=16",
-        "model.experts={kind: dropless, count: 4}",
-        "parallel.fsdp=4",
-        "parallel.expert=2",
-    ],
-    "heat": ["batch=8", "steps_per_call=1", "model.widths=[4]"],
-    "mnist1d_cnn": ["batch=16", "steps_per_call=1", "data.rows=100"],
-    "mnist1d_gru": ["batch=16", "steps_per_call=1", "data.rows=100"],
-    "mnist1d_logistic": ["batch=80", "steps_per_call=1", "data.rows=100"],
-    "mnist1d_mlp": ["batch=16", "steps_per_call=1", "data.rows=100"],
-    "policy_gradient": ["batch=8", "data.horizon=12", "model.widths=[8]"],
-    "resnet18_fashion": ["batch=16", "model.preset=none", "model.blocks=[1]", "model.width=4"],
-    "shakespeare": CHARACTERS,
-    "tiny_shakespeare": [*CHARACTERS, "data.kind=shakespeare"],  # which lies in the package
-    "tiny_shakespeare_tuned": [*CHARACTERS, "data.kind=shakespeare"],
-    "two_towers": ["batch=8", "steps_per_call=1", "model.widths=[8]", "model.outputs=4"],
-    "vae": ["batch=8", "steps_per_call=1", "model.widths=[8]", "model.latents=2"],
-}
 CURVES = ["shakespeare"]
+# Experiments whose model says something of a row; of the others one samples.
+PREDICTS = {"digits", "fashion_mnist", "heat", "mnist1d", "two_towers", "vae"}
 
 
 def tiny(name: str, *settings: str):
@@ -125,13 +66,8 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
     monkeypatch.chdir(tmp_path)
-    from image_files import write_digits, write_fashion_mnist  # not where it runs as a script
-
     monkeypatch.setenv("JTRAIN_DATA", str(tmp_path))
-    write_digits(tmp_path / "digits", rows=100)
-    write_fashion_mnist(tmp_path / "fashion-mnist")
-    (tmp_path / "text").write_text("to be or not to be, that is the question. " * 20)
-    prepare("text", "tokens", tokenizing=ByBytes())
+    write_sets(tmp_path)
 
 
 def test_each_has_its_row_and_its_golden_file():
@@ -143,7 +79,9 @@ def test_each_has_its_row_and_its_golden_file():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_resolves_to_its_golden_file(name: str):
     golden = GOLDEN / "configs" / f"{name}.yaml"
-    assert resolved(name) == golden.read_text(), f"if it was meant: python {Path(__file__)}"
+    assert resolved(name) == golden.read_text(), (
+        f"if it was meant: PYTHONPATH=tests python {Path(__file__)}"
+    )
     assert resolve(CONFIGS[name]).config.name == name
 
 
@@ -165,6 +103,11 @@ def test_trains_a_few_steps_over_all_devices(name: str):
     assert np.isfinite(list(outcome.results[3].values())).all()
     again = resolve(outcome.directory.config, schema=type(config)).config
     assert again == config
+    loaded = load_run(config, outcome.directory.path)
+    assert (loaded.experiment.predict is not None) == (config.experiment in PREDICTS)
+    if loaded.experiment.predict:
+        rows = {name: np.ones((5, *row.shape), row.dtype) for name, row in loaded.inputs.items()}
+        assert {len(array) for array in jax.tree.leaves(loaded.predict(rows))} == {5}
 
 
 # In each run of CI: rows that meet. `jtrain check` runs whole in tests/cli.
@@ -194,7 +137,7 @@ def test_takes_the_steps_of_its_golden_curve(name: str):
     golden = np.loadtxt(GOLDEN / "curves" / f"{name}.txt", usecols=1)
     assert len(golden) == 20
     assert golden[-1] < golden[0]
-    words = f"if it was meant: python {Path(__file__)}"
+    words = f"if it was meant: PYTHONPATH=tests python {Path(__file__)}"
     assert_close(losses(name), golden, 1e-4, says=words)
 
 

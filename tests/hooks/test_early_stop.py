@@ -9,9 +9,12 @@ from jtrain.hooks.evaluating import hearing
 from jtrain.loop import Hook, Stop
 
 
-def stops_at(losses, stop, name="valid", metric="loss"):
-    """The evaluation, from 1, at which it ends, and what it says; None if it never does."""
-    for n in range(1, len(losses) + 1):
+def stops_at(losses, stop, name="valid", metric="loss", start=0):
+    """The evaluation, from 1, at which it ends, and what it says; None if it never does.
+
+    `start` is the step that the run goes on from, after the evaluations up to it.
+    """
+    for n in range(max(1, start // 10), len(losses) + 1):
         results = {10 * i: {metric: float(x)} for i, x in enumerate(losses[:n], 1)}
         if said := stop.on_results(10 * n, name, results):
             return n, said
@@ -34,6 +37,22 @@ def test_ends_after_so_many_evaluations_without_a_better_one(losses, patience, e
     assert (said and said[0]) == end
     if said:
         assert said[1].kind == "finished", "the end that was wanted"
+
+
+@pytest.mark.parametrize(
+    ("extended", "end"),
+    [
+        ([], 3),
+        ([30], 5),  # it had ended there, and has its patience again
+        ([30, 50], 7),
+        ([35], 5),  # of the same evaluations
+        ([20], 3),  # its patience was not over there: as if it had been so long from the start
+    ],
+)
+def test_a_run_that_it_ended_and_that_is_made_longer_has_its_patience_anew(extended, end):
+    losses = [1, 2, 2, 2, 2, 2, 2, 2]
+    said = stops_at(losses, EarlyStop(patience=2).extended(extended), start=max([*extended, 0]))
+    assert (said and said[0]) == end
 
 
 def test_says_which_step_was_best():

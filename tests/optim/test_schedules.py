@@ -1,5 +1,6 @@
 """Learning rates over a run: where they start, peak and end, and the whole curves as text."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -122,6 +123,19 @@ def test_the_log_reads_the_rate_that_the_step_takes(schedule: Schedule):
     logged = [rate(step) for step in range(STEPS)]
     assert all(type(value) is float for value in logged)
     assert_close(logged, curve(schedule, 0.3), 2e-6)
+
+
+@every
+def test_a_length_of_its_own_is_that_of_a_run_so_long(schedule: Schedule):
+    own = dataclasses.replace(schedule, steps=STEPS)
+    np.testing.assert_array_equal(curve(own, steps=STEPS + 8)[:STEPS], curve(schedule, steps=STEPS))
+    if hasattr(schedule, "final"):
+        assert set(curve(own, steps=STEPS + 8)[STEPS:]) == {curve(schedule)[-1]}
+
+
+def test_a_length_that_is_too_short_is_told_by_its_own_key():
+    with pytest.raises(ConfigError, match=r"schedule\.steps 5: warmup 5 .*schedule\.steps=50\)"):
+        Cosine(steps=5, warmup=5).build(1.0, 100)
 
 
 def test_cosine_is_its_formula():

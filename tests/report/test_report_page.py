@@ -3,6 +3,8 @@
 import base64
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from test_report_reading import ROWS, write_run
 from jtrain.cli import main
 from jtrain.hooks.png import png
 from jtrain.report import page, read
+from jtrain.report.facts import facts
 
 EVIL = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
 
@@ -103,6 +106,85 @@ def test_two_runs_of_one_name_are_told_apart_by_their_directories(tmp_path: Path
     assert data_of(page(stories))["runs"] == [str(tmp_path / p / "a") for p in ("x", "y")]
 
 
+def test_curves_are_those_of_every_step_where_these_were_recorded(tmp_path: Path):
+    steps = [
+        {"step": 2, "loss": [3.0, "NaN"], "grad_norm": [1.0, 2.0], "batch": [1, 2]},
+        {"step": 7, "loss": [2.5] * 5, "grad_norm": [1.5] * 5, "batch": [1] * 5},
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in steps)
+    found = data_of(page([read(write_run(tmp_path / "a", ROWS, steps_jsonl=text))]))
+    lines = {line["name"]: line["runs"][0] for c in found["charts"] for line in c["lines"]}
+    assert lines["loss"] == [[1, 3.0], [2, None], *([i, 2.5] for i in range(3, 8))]
+    assert len(lines["grad_norm"]) == 7
+    assert "batch" not in lines
+
+
+def cells(text: str) -> list[list[str]]:
+    """The cells of the first table of a page, without their elements."""
+    table = text.partition("<table>")[2].partition("</table>")[0]
+    plain = lambda cell: re.sub(r"<[^>]*>", "", cell).strip()
+    rows = table.split("<tr>")[1:]
+    return [[plain(cell) for cell in re.split(r"</t[hd]>", row)[:-1]] for row in rows]
+
+
+def test_the_table_has_each_metric_of_the_evaluations(tmp_path: Path):
+    valid = [
+        {"step": 20, "valid/accuracy": 0.9, "valid/loss": 0.4, "valid/rows": 50, "test/loss": 3.0},
+        {"step": 40, "valid/accuracy": 0.8, "valid/loss": 0.3, "valid/confusion": [[1]]},
+    ]
+    config = "name: a\nsteps: 40\ncheckpoint: {best: highest accuracy}\n"
+    story = read(write_run(tmp_path / "a", [*ROWS, *valid], config_yaml=config))
+    head, row = cells(page([story]))
+    said = dict(zip(head, row, strict=True))
+    assert head[3:8] == ["loss", "valid/loss", "valid/accuracy", "test/loss", "best valid/accuracy"]
+    assert said["valid/loss"] == "0.3000"
+    assert said["valid/accuracy"] == "0.8000"
+    assert said["best valid/accuracy"] == "0.9000 at 20"
+    known = facts(story)
+    assert known["validation"] == {"valid/loss": 0.3, "valid/accuracy": 0.8, "test/loss": 3.0}
+    assert known["best"] == {"name": "valid/accuracy", "value": 0.9, "step": 20}
+
+
+def test_each_run_of_many_has_a_colour_of_its_own(tmp_path: Path):
+    text = page([read(write_run(tmp_path / f"r{i}", ROWS)) for i in range(30)])
+    colours = re.findall(r'class="swatch" style="background:([^"]*)"', text)
+    assert len(set(colours)) == 30
+    assert "<title>r0, r1, r2, r3, r4, r5, r6, r7 and 22 more</title>" in text
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+def test_a_browser_draws_titles_and_tells_equal_curves_apart(tmp_path: Path):
+    assert CHROMIUM is not None
+    stories = [read(write_run(tmp_path / name, ROWS)) for name in ("one", "twin")]
+    stories.append(read(write_run(tmp_path / "other", [*ROWS[:3], {"step": 40, "loss": 3.0}])))
+    (tmp_path / "page.html").write_text(page(stories))
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=3000",
+    ]
+    url = (tmp_path / "page.html").as_uri()
+    done = subprocess.run(
+        [*command, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", url],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    drawn = done.stdout.partition('id="charts"')[2].partition("</section>")[0]
+    assert re.findall(r'class="axis"[^>]*>([^<]*)<', drawn) == ["step", "loss"]
+    assert "the same curve: one, twin<" in drawn
+    lines = re.findall(r'<path class="line"[^>]*>', drawn)
+    assert [line.count("stroke-dasharray") for line in lines] == [1, 1, 0]
+    assert len(set(re.findall(r'stroke-dashoffset="([^"]*)"', drawn))) == 2
+
+
 def test_pictures_matrices_and_leaves_are_in_it(tmp_path: Path):
     rows = [*ROWS, {"step": 40, "valid/confusion": [[3, 1], [0, 4]]}]
     leaves = '{"step": 10, "grad_norm": {"block/kernel": 0.5}, "ratio": {"block/kernel": "NaN"}}\n'
@@ -141,6 +223,8 @@ def test_the_verb_writes_the_page_and_tells_each_damage(tmp_path: Path, monkeypa
     ("typed", "words"),
     [
         (["report", "c"], "c is no directory; in runs/ there is a"),
+        (["report", "empty"], "empty is a directory that holds no run. Name a run, a sweep, or"),
+        (["report", "runs/a/run.json"], "runs/a/run.json is a file. Name a run, a sweep"),
         (["report"], "RUN"),
         (["report", "a", "--out", "runs/a/run.json/x.html"], "cannot be written"),
     ],
@@ -148,6 +232,7 @@ def test_the_verb_writes_the_page_and_tells_each_damage(tmp_path: Path, monkeypa
 def test_what_cannot_be_done_is_told(typed, words, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_run(Path("runs/a"), ROWS)
+    Path("empty").mkdir()
     assert main(typed) == 2
     assert words in capsys.readouterr().err
 

@@ -2,18 +2,19 @@
 
 from typing import Literal
 
+from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
 from jtrain.values import values
 
 
 @values
-class Constant:
+class Constant(ScheduleBase):
     """The peak, to the end."""
 
     kind: Literal["constant"] = "constant"
     warmup: Warmup = 0
     """Steps of linear warmup, or 1 epoch, 2M tokens, 5%; 0 starts at the peak."""
 
-    def build(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step of a run of `steps`."""
+    def rate(self, peak: float, steps: int) -> LearningRate:
+        """The rate at each step of a schedule of `steps`."""
         return warmed(lambda x, xp: xp.ones_like(x), peak, steps, self.warmup, final=1.0)

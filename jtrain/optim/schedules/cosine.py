@@ -5,12 +5,13 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
 from jtrain.values import values
 
 
 @values
-class Cosine:
+class Cosine(ScheduleBase):
     """Half a cosine from the peak to its `final` share.
 
     Source: Loshchilov & Hutter, https://arxiv.org/abs/1608.03983, without restarts.
@@ -22,8 +23,8 @@ class Cosine:
     final: float = Field(default=0.1, ge=0, le=1)
     """The rate of the last step, as a share of the peak."""
 
-    def build(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step of a run of `steps`."""
+    def rate(self, peak: float, steps: int) -> LearningRate:
+        """The rate at each step of a schedule of `steps`."""
         return warmed(half_cosine, peak, steps, self.warmup, self.final)
 
 

@@ -4,12 +4,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.rate import LearningRate, Warmup, check_warmup, rate_of, rise
 from jtrain.values import values
 
 
 @values
-class InverseSquareRoot:
+class InverseSquareRoot(ScheduleBase):
     """The peak over the root of 1 + (steps after the warmup) / `timescale`.
 
     It depends on no number of steps, so that a run can be prolonged from any checkpoint. With the
@@ -23,7 +24,7 @@ class InverseSquareRoot:
     timescale: int = Field(default=0, ge=0)
     """Steps after the warmup at which the rate is 0.71 of the peak; 0 takes warmup + 1."""
 
-    def build(self, peak: float, steps: int) -> LearningRate:
+    def rate(self, peak: float, steps: int) -> LearningRate:
         """The rate at each step, however long the run."""
         check_warmup(self.warmup, steps)
         timescale = self.timescale or self.warmup + 1

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from jtrain.durations import Lasts
 from jtrain.errors import ConfigError
+from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.constant import Constant
 from jtrain.optim.schedules.cosine import Cosine
 from jtrain.optim.schedules.inverse_sqrt import InverseSquareRoot
@@ -38,15 +39,15 @@ class Piece:
 
 
 @values
-class Join:
+class Join(ScheduleBase):
     """Pieces one after the other, which together are as long as the run."""
 
     kind: Literal["join"] = "join"
     pieces: tuple[Piece, ...] = Field(min_length=1)
     """Each with its length, its peak and its schedule."""
 
-    def build(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step of a run of `steps`; past its end the last piece goes on.
+    def rate(self, peak: float, steps: int) -> LearningRate:
+        """The rate at each step of a schedule of `steps`; past its end the last piece goes on.
 
         Raises:
             ConfigError: if the lengths do not fit the run, or a piece's schedule its length.

@@ -4,12 +4,13 @@ from typing import Literal
 
 from pydantic import Field
 
+from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
 from jtrain.values import values
 
 
 @values
-class Linear:
+class Linear(ScheduleBase):
     """A straight line from the peak to its `final` share."""
 
     kind: Literal["linear"] = "linear"
@@ -18,6 +19,6 @@ class Linear:
     final: float = Field(default=0.0, ge=0, le=1)
     """The rate of the last step, as a share of the peak."""
 
-    def build(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step of a run of `steps`."""
+    def rate(self, peak: float, steps: int) -> LearningRate:
+        """The rate at each step of a schedule of `steps`."""
         return warmed(lambda x, _: 1 - x, peak, steps, self.warmup, self.final)

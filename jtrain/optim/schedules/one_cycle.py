@@ -6,13 +6,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from jtrain.errors import ConfigError
+from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.cosine import half_cosine
 from jtrain.optim.schedules.rate import LearningRate, check_run, rate_of
 from jtrain.values import values
 
 
 @values
-class OneCycle:
+class OneCycle(ScheduleBase):
     """Half a cosine up to the peak, and half a cosine down to next to nothing.
 
     Source: Smith & Topin, https://arxiv.org/abs/1708.07120. The momentum stays as it is.
@@ -26,8 +27,8 @@ class OneCycle:
     final: float = Field(default=4e-6, ge=0, le=1)
     """The rate of the last step, as a share of the peak."""
 
-    def build(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step of a run of `steps`.
+    def rate(self, peak: float, steps: int) -> LearningRate:
+        """The rate at each step of a schedule of `steps`.
 
         Raises:
             ConfigError: if a way, up or down, has no step.

@@ -7,13 +7,14 @@ import numpy as np
 from pydantic import Field
 
 from jtrain.errors import ConfigError
+from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.cosine import half_cosine
 from jtrain.optim.schedules.rate import LearningRate, Warmup, check_warmup, rate_of, rise
 from jtrain.values import values
 
 
 @values
-class Restarts:
+class Restarts(ScheduleBase):
     """Half a cosine from the peak to its `final` share, `cycles` times; they fill the run.
 
     Source: Loshchilov & Hutter, https://arxiv.org/abs/1608.03983.
@@ -29,8 +30,8 @@ class Restarts:
     final: float = Field(default=0.0, ge=0, le=1)
     """The rate of the last step of each cycle, as a share of the peak."""
 
-    def build(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step of a run of `steps`.
+    def rate(self, peak: float, steps: int) -> LearningRate:
+        """The rate at each step of a schedule of `steps`.
 
         Raises:
             ConfigError: if the warmup leaves no step, or a cycle has fewer than two.

@@ -4,12 +4,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
 from jtrain.values import values
 
 
 @values
-class WarmupStableDecay:
+class WarmupStableDecay(ScheduleBase):
     """The peak for most of the run, then a straight line to its `final` share.
 
     A run can be prolonged from any checkpoint before the decay begins. Source: MiniCPM,
@@ -24,8 +25,8 @@ class WarmupStableDecay:
     final: float = Field(default=0.0, ge=0, le=1)
     """The rate of the last step, as a share of the peak."""
 
-    def build(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step of a run of `steps`."""
+    def rate(self, peak: float, steps: int) -> LearningRate:
+        """The rate at each step of a schedule of `steps`."""
 
         def curve(x: Any, xp: Any) -> Any:
             return xp.minimum((1 - x) / self.decay, 1)

@@ -1,0 +1,94 @@
+"""`jtrain predict RUN --data FILE --out FILE`: what a run makes of each row of a file."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jtrain.cli.arguments import Arguments
+from jtrain.cli.trained import asked_step, complain, config_of, said_apart, speaks
+from jtrain.config.resolve import resolve
+from jtrain.data.read_rows import read_rows
+from jtrain.data.write_rows import check_kind, encode_rows
+from jtrain.errors import UserError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Writes the outputs and says where; gives the exit code."""
+    typed = _arguments().parse(argv)
+    path = config_of(typed.run, "predict")
+    data, out = Path(typed.data), Path(typed.out)
+    check_kind(out)
+    if out.resolve() == data.resolve():
+        raise UserError(
+            f"jtrain predict: --out {out} is the file of --data, which would be gone; name another"
+        )
+    if not typed.batch.isdigit():
+        raise UserError(f"jtrain predict: --batch {typed.batch} is no count; write --batch 128")
+    step = asked_step(typed.step, "predict")
+    resolved = resolve(path, typed.settings)
+
+    from jtrain.load_run import load_run
+
+    with said_apart():
+        run = load_run(resolved.config, path.parent, step, complain)
+        rows = read_rows(data, run.inputs)
+        arrays = named(run.predict(rows, batch=int(typed.batch)))
+    if speaks():
+        write(out, encode_rows(out, arrays))
+        count = len(next(iter(arrays.values())))
+        told = {name: f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()}
+        if typed.json:
+            found = {"run": str(typed.run), "step": run.step, "rows": count, "out": str(out)}
+            print(json.dumps({**found, "outputs": told}))
+        else:
+            outputs = ", ".join(f"{name} {is_}" for name, is_ in told.items())
+            print(f"{typed.run} at step {run.step}: {count} rows of {data} -> {out}: {outputs}")
+    return 0
+
+
+def named(outputs: Any) -> Mapping[str, np.ndarray]:
+    """Return the arrays of some outputs by name; a single one is called `output`."""
+    from jtrain.trees import named_leaves
+
+    return {name.replace("/", ".") or "output": x for name, x in named_leaves(outputs).items()}
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file whole, in place of one that is there.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
+    from jtrain.hooks.rewrite import rewrite
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rewrite(path, content)
+    except OSError as error:
+        raise UserError(
+            f"jtrain predict: --out {path} cannot be written ({error.strerror}); name another file"
+        ) from None
+
+
+def _arguments() -> Arguments:
+    parser = Arguments(
+        "predict",
+        "Writes what a checkpoint of a run makes of each row of a file, in its order: .npz with\n"
+        "arrays by name, .npy, .csv or .jsonl, as docs/predict.md says.",
+        "digits --data scans.npz --out labels.csv",
+        "runs/digits --data scans.npz --out labels.npz --step best --batch 512",
+    )
+    parser.add_argument("run", metavar="RUN", help="a directory with a run, or its name in runs/")
+    words = "values to change: of parallel"
+    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=words)
+    words = "the rows: .npz, .npy, .csv or .jsonl"
+    parser.add_argument("--data", metavar="FILE", required=True, help=words)
+    words = "where the outputs go: .npz, .npy, .csv or .jsonl"
+    parser.add_argument("--out", metavar="FILE", required=True, help=words)
+    parser.add_argument("--step", default="newest", help="newest (default), best or a number")
+    parser.add_argument("--batch", metavar="N", default="0", help="rows at a time (128)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

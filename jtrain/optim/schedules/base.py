@@ -1,0 +1,41 @@
+"""The base of every schedule: a length, which is the run's unless the schedule has its own."""
+
+import abc
+from typing import Annotated
+
+from jtrain.durations import Lasts, OwnLength
+from jtrain.errors import ConfigError
+from jtrain.optim.schedules.rate import LearningRate
+from jtrain.values import values
+
+
+@values
+class ScheduleBase(OwnLength, abc.ABC):
+    """A curve of the learning rate; a member gives it by `rate`."""
+
+    steps: Annotated[int, Lasts(0, "%")] = 0
+    """Steps that the schedule is made for, or 3 epochs, or 100% of the run; after them the rate
+    stays. 0: as many as the run had when it began, however long it is trained."""
+
+    def build(self, peak: float, steps: int) -> LearningRate:
+        """Return the rate at each step of a run of `steps`.
+
+        Raises:
+            ConfigError: if the schedule does not fit its length.
+        """
+        try:
+            return self.rate(peak, self.steps or steps)
+        except ConfigError as error:
+            if not self.steps:
+                raise
+            # A message of `rate` speaks of the run and says `steps=N`.
+            own = str(error).replace("steps=", "optimizer.schedule.steps=")
+            raise ConfigError(f"optimizer.schedule.steps {self.steps}: {own}") from None
+
+    @abc.abstractmethod
+    def rate(self, peak: float, steps: int) -> LearningRate:
+        """Return the rate at each step of a schedule of `steps`.
+
+        Raises:
+            ConfigError: if the schedule does not fit that length.
+        """

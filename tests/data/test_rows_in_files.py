@@ -1,0 +1,132 @@
+"""Rows are read from files of four kinds, and written to them, and what is wrong is told."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from jtrain.data.read_rows import KINDS, read_rows
+from jtrain.data.row_shapes import check_rows
+from jtrain.data.write_rows import encode_rows
+from jtrain.errors import DataError
+
+ROW = lambda dtype, *shape: SimpleNamespace(shape=shape, dtype=np.dtype(dtype))
+BOTH = {"x": ROW("float32", 2), "n": ROW("int32")}
+ONE = {"x": ROW("float32", 2)}
+X = np.float32([[0.1, -2], [3e-8, 4], [5, 6]])
+N = np.int32([3, -1, 7])
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != ".npy"])
+def test_what_is_written_is_read_back_to_the_same_bits(kind: str):
+    path = Path(f"rows{kind}")
+    path.write_bytes(encode_rows(path, {"x": X, "n": N, "other": N}))
+    found = check_rows(read_rows(path, BOTH), BOTH, "it")
+    np.testing.assert_array_equal(found["x"], X)
+    np.testing.assert_array_equal(found["n"], N)
+
+
+def test_an_array_without_a_name_is_the_only_one_that_is_wanted():
+    path = Path("rows.npy")
+    path.write_bytes(encode_rows(path, {"output": X}))
+    np.testing.assert_array_equal(read_rows(path, ONE)["x"], X)
+    with pytest.raises(DataError, match=r"has an array without a name, .*give a \.npz"):
+        read_rows(path, BOTH)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1,2\n3,4\n",
+        "a,b\n1,2\n3,4\n",
+        "x.0,x.1\n1,2\n3,4\n",
+        "x.1,label,x.0\n2,9,1\n4,9,3\n",
+        "\ufeffx.0,x.1\r\n1,2\r\n\r\n3,4",
+        '"x.0","x.1"\n1.0,2e0\n3,4\n',
+    ],
+)
+def test_columns_are_found_by_name_or_are_all_that_there_are(text: str):
+    Path("rows.csv").write_text(text)
+    np.testing.assert_array_equal(read_rows(Path("rows.csv"), ONE)["x"], [[1, 2], [3, 4]])
+
+
+def test_a_line_of_json_is_an_object_or_the_only_array():
+    for rows in ([{"x": [1, 2], "y": "?"}, {"x": [3, 4]}], [[1, 2], [3, 4]]):
+        Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+        np.testing.assert_array_equal(read_rows(Path("rows.jsonl"), ONE)["x"], [[1, 2], [3, 4]])
+
+
+def test_numbers_that_are_not_finite_and_truths_are_written_as_others_read_them():
+    arrays = {"x": np.float32([np.nan, np.inf, 1]), "b": np.array([True, False, True])}
+    assert encode_rows(Path("y.csv"), arrays).decode() == "x,b\nnan,1\ninf,0\n1.0,1\n"
+    lines = encode_rows(Path("y.jsonl"), arrays).decode().splitlines()
+    assert [json.loads(line)["x"] for line in lines] == ["NaN", "Infinity", 1.0]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "wanted", "words"),
+    [
+        ("rows.csv", "a,b,c\n1,2,3\n", ONE, r"lacks x\.0, x\.1, and has a, b, c: x float32"),
+        ("rows.csv", "1,2,3\n", ONE, "has 3 columns without names"),
+        ("rows.csv", "x.0,x.1\n1,2\n", BOTH, r"lacks n, and has x\.0, x\.1"),
+        ("rows.csv", "x.0,x.1\n1,2,3\n", ONE, r"rows\.csv:2: 3 values, and the first line has 2"),
+        ("rows.csv", "x.0,x.1\n1,two\n", ONE, r"rows\.csv:2: x\.1 is 'two', no number"),
+        ("rows.csv", "1,2\n1,\n", ONE, r"rows\.csv:2: column 2 is '', no number"),
+        ("rows.csv", "x.0,x.1\n", ONE, "has no rows: give at least one"),
+        ("rows.csv", "", ONE, "has no rows"),
+        ("rows.csv", b"\xff\xfe\x00", ONE, r"is no text in UTF-8: save it so, or give a \.npz"),
+        ("rows.jsonl", '{"x": [1, 2]\n', ONE, r"rows\.jsonl:1: .* is no JSON: .*\{\"x\": \[0, "),
+        ("rows.jsonl", '{"x": [1, 2]}\n{"y": 1}\n', ONE, r"jsonl:2: x is not there, only y: write"),
+        ("rows.jsonl", '{"x": [1]}\n', ONE, r"x has shape \[1\], and \[2\] is wanted: write"),
+        ("rows.jsonl", '{"x": [[1], [2, 3]]}\n', ONE, "x is no array of numbers"),
+        ("rows.jsonl", '{"x": ["a", "b"]}\n', ONE, "x is no array of numbers"),
+        ("rows.jsonl", "[1, 2]\n", BOTH, r"has an array without a name"),
+        ("rows.jsonl", "[" * 100000, ONE, "is no JSON"),
+        ("rows.npz", b"PK\x03\x04 cut", ONE, r"cannot be read: .*np\.savez"),
+        ("rows.npz", b"", ONE, r"cannot be read: .*np\.savez"),
+        ("rows.npy", b"\x93NUMPY\x01\x00", ONE, r"cannot be read: .*np\.save"),
+        ("rows.npy", b"cos\nsystem\n(S'true'\ntR.", ONE, "is not.*NUMPY"),
+        ("rows.txt", "1 2", ONE, r"ends with \.txt, and rows are read from .* rows\.npz say"),
+        ("rows", "1 2", ONE, "ends with nothing"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_told(file: str, content, wanted, words: str):
+    Path(file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=words):
+        read_rows(Path(file), wanted)
+
+
+def test_a_folder_and_a_file_that_is_not_there_are_told():
+    Path("rows.npz").mkdir()
+    for file in ("rows.npz", "no.csv"):
+        with pytest.raises(DataError, match=r"cannot be read \(.*\): give the path of a file"):
+            read_rows(Path(file), ONE)
+
+
+@pytest.mark.parametrize(
+    ("array", "row", "words"),
+    [
+        (N + 0.5, ROW("int32"), r"as int32, and it is float64: give whole numbers"),
+        (np.int64([2**40]), ROW("int32"), "give whole numbers that fit int32"),
+        (np.array([True]), ROW("int32"), r"astype\('int32'\)"),
+        (np.array([None]), ROW("int32"), "give numbers"),
+        (np.int8([1]), ROW("float32"), "bytes: they were scaled for training"),
+        (np.array(3), ROW("int32"), r"n\[None\] for a single row"),
+    ],
+)
+def test_types_that_would_change_numbers_are_refused(array, row, words: str):
+    with pytest.raises(DataError, match=words):
+        check_rows({"n": array}, {"n": row}, "it")
+
+
+def test_types_that_change_no_number_are_taken():
+    found = check_rows({"n": np.float64([3, 4])}, {"n": ROW("int32")}, "it")["n"]
+    assert found.dtype == np.int32
+    assert check_rows({"n": N}, {"n": ROW("float32")}, "it")["n"].dtype == np.float32

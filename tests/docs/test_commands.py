@@ -1,0 +1,293 @@
+"""Each command that a page shows does what it says, typed where there are as many devices.
+
+What a page names is kept, and what makes it small goes before: `TINY` of the config, a rehearsal
+(`--fast`) in the place of a whole run, two steps where that is not enough. Runs that are used,
+compared or gone on with were trained on a tiny text. What takes minutes is slow; what needs the TPU
+compiler is marked so.
+"""
+
+import glob
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import ON_PROCESS, PAGES, ROOT, Command, blocks, commands, lines, words_of
+from tiny_configs import TINY, write_sets
+
+import jtrain as jt
+from jtrain.cli import VERBS, main
+from jtrain.config.resolve import resolve
+from jtrain.data.prepare import prepare
+from jtrain.data.tokenizing import ByBytes
+
+ALL = commands()
+NO_MATTER = ("export ", "#!")  # set variables, which tests/docs/test_clusters.py reads
+TOLD = "<!-- not run: REASON --> before its block, if no test can run it"
+INLINE = re.compile(r"`jtrain ([a-z]+(?: [^`\n]*)?)`")
+TESTED: set[str] = set()  # verbs
+CHARACTERS = TINY["shakespeare"]
+
+
+def of(*verbs: str) -> pytest.MarkDecorator:
+    """The commands of some verbs, those for TPUs marked."""
+    once = {(c.words, c.devices): c for c in reversed(ALL) if c.verb in verbs}  # of all pages
+    chosen = [
+        pytest.param(c, marks=pytest.mark.compiler if "v5e" in c.line else [], id=str(c))
+        for c in reversed(once.values())
+    ]
+    assert chosen, f"no page shows {verbs}"
+    TESTED.update(verbs)
+    return pytest.mark.parametrize("command", chosen)
+
+
+def test_every_line_is_run_or_its_block_says_why_not():
+    for block in blocks():
+        if not block.reason and block.language != "yaml":
+            for line in lines(block):
+                assert words_of(line) or line.startswith(NO_MATTER), f"{block.page}: {line}: {TOLD}"
+
+
+def test_every_verb_has_a_test_here():
+    assert {c.verb for c in ALL} == set(VERBS) == TESTED
+
+
+@pytest.mark.usefixtures("from_the_top")
+def test_each_can_be_typed():
+    for command in ALL:
+        verb, *words = command.words
+        if verb == "launch":
+            verb, *words = words[words.index("run") :]
+        assert verb in VERBS, command
+        typed = importlib.import_module(f"jtrain.cli.{verb}")._arguments().parse(words)
+        if "config" in typed and typed.config.startswith("configs/"):
+            resolve(typed.config, typed.settings)
+
+
+@pytest.mark.usefixtures("from_the_top")
+def test_each_in_a_sentence_can_be_typed():
+    found = 0
+    for page in PAGES:
+        for said in INLINE.findall(page.read_text()):
+            verb, *words = said.split()
+            assert verb in VERBS, f"{page.name}: jtrain {said}"
+            if words and words[0].startswith("configs/") and (ROOT / words[0]).exists():
+                typed = importlib.import_module(f"jtrain.cli.{verb}")._arguments().parse(words)
+                resolve(words[0], getattr(typed, "settings", ()))
+                found += 1
+    assert found >= 2
+
+
+# Done, each where a person would type it.
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the configs, the experiments and data, and runs of a tiny text."""
+    place = tmp_path_factory.mktemp("house")
+    for name in ("configs", "experiments"):
+        shutil.copytree(ROOT / name, place / name)
+    write_sets(place / "sets")
+    for file in ("plays/one.txt", "plays/two.txt", "notes/a.txt", "more.txt"):
+        (place / file).parent.mkdir(exist_ok=True)
+        (place / file).write_text("Shall I compare thee to a summer's day? Thou art more.\n" * 80)
+    rows = (
+        json.dumps({"field": 1, "text": f"row {i} of the web, and {i + 1}"}) for i in range(200)
+    )
+    (place / "web.jsonl").write_text("\n".join(rows))
+    (place / "long.txt").write_text("a thousandth of it has to be a row of 1,024 tokens. " * 25_000)
+    prepare(str(place / "long.txt"), place / "data" / "web", tokenizing=ByBytes())
+    return place
+
+
+@pytest.fixture(scope="module")
+def trained(house: Path) -> Path:
+    """The same with runs, by the names that pages give them."""
+    with pytest.MonkeyPatch.context() as patch:
+        _home(house, house, patch)
+        every = ["steps=260", "evaluate.every=50", "checkpoint.every=50", "checkpoint.keep=9"]
+        given = [*CHARACTERS, *every, "parallel.kind=single", "log.every=10"]
+        for name, rate in (("shakespeare", "2e-3"), ("shakespeare-2", "1e-3")):
+            settings = [*given, f"name={name}", f"optimizer.lr={rate}"]
+            assert main(["run", "configs/shakespeare.yaml", *settings]) == 0
+        digits = [*TINY["digits"], "steps=2", "parallel.kind=single"]
+        assert main(["run", "configs/digits.yaml", *digits]) == 0
+        sweep = ["shakespeare-sweep/a", "shakespeare-sweep/b"]
+        for name in ("wide", "half", "try-1", "try-2", "try-3", *sweep):
+            shutil.copytree("runs/shakespeare", f"runs/{name}")
+            config = Path("runs", name, "config.yaml")
+            said = re.sub("^name: .*$", f"name: {name}", config.read_text(), flags=re.MULTILINE)
+            config.write_text(said)
+        inputs = jt.load("digits").inputs
+        np.savez("scans.npz", **{n: np.zeros((3, *x.shape), x.dtype) for n, x in inputs.items()})
+    return house
+
+
+def _home(house: Path, place: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sys, "path", list(sys.path))
+    patch.setenv("JTRAIN_DATA", str(house / "sets"))
+    patch.setenv("JAX_COMPILATION_CACHE_DIR", str(house / "compiled"))
+    patch.chdir(place)
+
+
+@pytest.fixture
+def here(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the house of one's own, without runs."""
+    keep = shutil.ignore_patterns("runs", "compiled", "sets")
+    shutil.copytree(house, tmp_path / "house", ignore=keep)
+    _home(house, tmp_path / "house", monkeypatch)
+    return tmp_path / "house"
+
+
+@pytest.fixture
+def used(trained: Path, here: Path) -> Path:
+    """The same with runs."""
+    shutil.copytree(trained / "runs", here / "runs")
+    shutil.copy(trained / "scans.npz", here)
+    return here
+
+
+def small(command: Command, *more: str) -> list[str]:
+    """The words of a command, with what makes its config small before those that it changes."""
+    words = list(command.words)
+    place = next(i for i, word in enumerate(words) if word.startswith("configs/"))
+    name = Path(words[place]).stem
+    tiny = [*TINY[name], *of_page(command, name)]
+    said = {word.partition("=")[0] for word in words[place + 1 :]}
+    tiny = [setting for setting in tiny if setting.partition("=")[0] not in said]
+    return [*words[: place + 1], *tiny, *words[place + 1 :], *more]
+
+
+def of_page(command: Command, name: str) -> list[str]:
+    """What the devices of a page need beside: as many rows as they are parts."""
+    if name == "gpt2":
+        return ["batch=480", "microbatches=30", "data.path=data/web", "evaluate.batch=32"]
+    return ["batch=16", "evaluate.batch=16"] if command.devices > ON_PROCESS else []
+
+
+def typed(words: list[str], devices: int = ON_PROCESS) -> None:
+    """Does it where there are so many devices."""
+    if devices == ON_PROCESS:
+        assert main(words) == 0
+        return
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=1"
+    done = subprocess.run(
+        [sys.executable, "-m", "jtrain", *words],
+        env=os.environ | {"XLA_FLAGS": flags, "NPROC": "64"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+LOOKS = {"--fast", "--overfit", "--eager", "--find-nan"}
+
+
+@pytest.mark.thorough
+@of("run")
+def test_a_run_goes_through_all_that_it_does(command: Command, used: Path):
+    if command.words[1].startswith("runs/"):  # it is made longer, by fewer steps than there
+        words = [re.sub("^steps=.*", "steps=262", word) for word in command.words]
+        assert main(words) == 0
+        assert "goes on from step 260 of 262" in Path("runs/wide/log.txt").read_text()
+        return
+    fast = () if LOOKS & {*command.words} else ("--fast",)
+    steps = ("steps=20",) if "--find-nan" in command.words else ()
+    inside = "parallel.devices" in command.line  # a part of the devices of this process
+    typed(small(command, *steps, *fast), ON_PROCESS if inside else command.devices)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "command", [c for c in ALL if c.page.startswith("docs/clusters") and c.verb == "run"], ids=str
+)
+def test_the_whole_config_fits_the_devices_of_a_cluster(command: Command, here: Path):
+    """As it stands there, no value made smaller: rows, microbatches, evaluations."""
+    _, config, *settings = command.words
+    lay = (
+        "import sys; from jtrain.assemble import assemble;"
+        "from jtrain.config.resolve import resolve;"
+        "parts = assemble(resolve(sys.argv[1], sys.argv[2:]).config);"
+        "print(len(parts.devices), parts.strategy.shares)"
+    )
+    flags = f"--xla_force_host_platform_device_count={command.devices}"
+    done = subprocess.run(
+        [sys.executable, "-c", lay, config, *settings],
+        env=os.environ | {"XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout.split() == [str(command.devices)] * 2, done.stderr
+
+
+@pytest.mark.thorough
+@of("show", "data")
+def test_what_shows_values_and_data_shows_them(command: Command, here: Path, capsys):
+    words = [
+        path
+        for word in command.words
+        for path in (sorted(glob.glob(word)) if "*" in word else [word])
+    ]
+    if "data/web" in words:
+        shutil.rmtree("data/web")
+    if "data/web/tokenizer.json" in words:
+        shutil.rmtree("data/web")
+        prepare = ["web.jsonl", "--field", "text", "--tokenizer", "bpe", "--vocab", "300"]
+        assert main(["data", "prepare", *prepare, "--out", "data/web"]) == 0
+    if "8192" in words:  # more than so little text has
+        words[words.index("8192")] = "300"
+    assert main(words) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.thorough
+@of("eval", "sample", "predict", "report", "replay", "diff", "ckpt")
+def test_what_is_done_with_a_run_is_done(command: Command, used: Path, capsys):
+    assert main([word.replace("200", "20") if command.verb == "sample" else word
+                 for word in command.words]) == 0  # fmt: skip
+    assert capsys.readouterr().out
+
+
+@pytest.mark.thorough
+@of("plan")
+def test_a_plan_is_made(command: Command, here: Path, capsys):
+    assert main(small(command)) == 0
+    assert "collective" in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+@of("launch")
+def test_several_processes_train(command: Command, here: Path):
+    hurt = "--chaos" in command.words
+    steps = ["steps=60", "checkpoint.every=10"] if hurt else ["steps=4", "evaluate.every=0"]
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "jtrain", *small(command, *steps)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert not hurt or "rehearsed  " in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@of("sweep", "check")
+def test_what_takes_minutes_comes_to_its_end(command: Command, here: Path, capsys):
+    words = small(command, *(["steps=4", "evaluate.every=2"] if command.verb == "sweep" else []))
+    words = ["2" if word == "20" else word for word in words]  # trials
+    words = [word for word in words if word != "steps=200"]
+    assert main(words) == 0
+    assert capsys.readouterr().out

@@ -1,0 +1,97 @@
+"""A report of a sweep, of a folder and of whatever a shell makes of a star has their runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_report_page import cells, data_of
+from test_report_reading import ROWS, write_run
+
+from jtrain.cli import main
+from jtrain.errors import ConfigError
+from jtrain.report.finding import find_runs
+
+POINTS = [("lr=1e-2,seed=0", 0.3), ("lr=1e-2,seed=1", 0.5), ("lr=1e-3,seed=0", 0.1)]
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for label, loss in reversed(POINTS):
+        rows = [*ROWS, {"step": 40, "valid/loss": loss}]
+        config = f"experiment: toy\nname: 'sw/{label}'\nsteps: 40\n"
+        write_run(Path("runs/sw") / label, rows, config_yaml=config)
+    write_run(Path("runs/alone"), ROWS)
+    point = lambda label: dict(pair.split("=") for pair in label.split(","))
+    members = [{"name": f"sw/{x}", "point": point(x), "settings": []} for x, _ in POINTS]
+    Path("runs/sw/sweep.json").write_text(json.dumps({"members": members}))
+    Path("runs/sw/sweep.svg").write_text("<svg/>")
+
+
+def named(found) -> list[str]:
+    return [run.name for run in found.runs]
+
+
+def test_a_sweep_has_its_runs_in_its_order():
+    found = find_runs(["sw"])
+    assert named(found) == [label for label, _ in POINTS]
+    assert (found.whole, found.left_out) == (Path("runs/sw"), [])
+
+
+def test_a_folder_has_all_that_lie_in_it():
+    found = find_runs(["runs"])
+    assert named(found) == ["alone", *(label for label, _ in POINTS)]
+    assert found.whole == Path("runs")
+
+
+def test_of_what_a_star_names_the_files_are_left_out_and_no_run_comes_twice():
+    found = find_runs([*map(str, sorted(Path("runs/sw").iterdir())), "sw", "alone"])
+    assert named(found) == [*sorted(label for label, _ in POINTS), "alone"]
+    assert found.whole is None
+    assert found.left_out == [
+        "runs/sw/sweep.json is a file, and is left out",
+        "runs/sw/sweep.svg is a file, and is left out",
+    ]
+
+
+def test_a_link_out_of_a_folder_is_not_followed(tmp_path_factory: pytest.TempPathFactory):
+    elsewhere = write_run(tmp_path_factory.mktemp("elsewhere") / "b", ROWS)
+    Path("runs/sw/link").symlink_to(elsewhere)
+    assert named(find_runs(["sw"])) == [label for label, _ in POINTS]
+
+
+@pytest.mark.parametrize("record", ["", "[", "[]", '{"members": 3}', '{"members": [{}]}'])
+def test_a_record_that_cannot_be_read_costs_the_order_alone(record: str, capsys):
+    Path("runs/sw/sweep.json").write_text(record)
+    assert named(find_runs(["sw"])) == sorted(label for label, _ in POINTS)
+    assert main(["report", "sw"]) == 0
+
+
+def test_the_verb_writes_a_page_of_a_sweep_with_its_ranking(capsys):
+    assert main(["report", "sw"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("runs/sw/report.html  ")
+    assert said.err == ""
+    text = Path("runs/sw/report.html").read_text()
+    assert "<title>sw: 3 runs</title>" in text
+    assert "Damaged" not in text
+    assert data_of(text)["runs"] == [f"sw/{label}" for label, _ in POINTS]
+    assert len(cells(text)) == 4
+    ranking = text.partition("<h2>Ranking</h2>")[2].partition("</pre>")[0]
+    lines = ranking.splitlines()
+    assert lines[1].split()[:2] == ["1e-3", "0.1000"], "the best first"
+    assert lines[2].split()[:4] == ["1e-2", "0.4000", "+-", "0.1414"]
+
+
+def test_the_verb_takes_a_star_again_when_its_page_lies_there(capsys):
+    assert main(["report", "sw"]) == 0
+    capsys.readouterr()
+    assert main(["report", *map(str, sorted(Path("runs/sw").iterdir()))]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("report.html  ")
+    assert said.err.splitlines()[0] == "runs/sw/report.html is a file, and is left out"
+
+
+def test_one_word_that_is_nothing_is_a_mistake():
+    with pytest.raises(ConfigError, match=r"nothing is no directory; in runs/ there is alone, sw"):
+        find_runs(["sw", "nothing"])

@@ -1,0 +1,79 @@
+"""What makes each file in configs/ small enough to train in a moment, and the data for them."""
+
+from pathlib import Path
+
+from image_files import write_digits, write_fashion_mnist
+
+from jtrain.data.prepare import prepare
+from jtrain.data.tokenizing import ByBytes
+
+CHARACTERS = [
+    "batch=8",
+    "data.context=32",
+    "model.context=32",
+    "model.layers=1",
+    "model.width=32",
+    "optimizer.schedule.warmup=2",
+]
+LLAMA = [
+    "data.context=16",
+    "data.vocab=64",
+    "data.rows=64",
+    "model.preset=none",
+    "model.vocab=0",
+    "model.context=16",
+    "model.layers=2",
+    "model.heads=2",
+    "model.width=32",
+    "model.attention=xla",
+    "optimizer.schedule.warmup=2",
+    "evaluate.batch=8",
+]
+# What makes a config small enough to train in a moment.
+TINY = {
+    "digits": ["batch=8", "steps_per_call=1", "model.widths=[8]"],
+    "fashion_mnist": ["batch=16", "model.channels=[4, 4]"],
+    "gan": ["batch=16", "model.widths=[8]", "steps_per_call=1"],
+    "gpt2": [
+        "batch=16",
+        "microbatches=2",
+        "data.context=16",
+        "data.validation=0.2",
+        "model.context=16",
+        "model.layers=1",
+        "model.heads=2",
+        "model.width=32",
+        "model.vocab=0",
+        "optimizer.schedule.warmup=2",
+    ],
+    "llama2_7b": LLAMA,
+    "llama3_8b": LLAMA,
+    "mixtral_8x7b": [
+        *LLAMA,
+        "batch=16",
+        "evaluate.batch=16",
+        "model.experts={kind: dropless, count: 4}",
+        "parallel.fsdp=4",
+        "parallel.expert=2",
+    ],
+    "heat": ["batch=8", "steps_per_call=1", "model.widths=[4]"],
+    "mnist1d_cnn": ["batch=16", "steps_per_call=1", "data.rows=100"],
+    "mnist1d_gru": ["batch=16", "steps_per_call=1", "data.rows=100"],
+    "mnist1d_logistic": ["batch=80", "steps_per_call=1", "data.rows=100"],
+    "mnist1d_mlp": ["batch=16", "steps_per_call=1", "data.rows=100"],
+    "policy_gradient": ["batch=8", "data.horizon=12", "model.widths=[8]"],
+    "resnet18_fashion": ["batch=16", "model.preset=none", "model.blocks=[1]", "model.width=4"],
+    "shakespeare": CHARACTERS,
+    "tiny_shakespeare": [*CHARACTERS, "data.kind=shakespeare"],  # which lies in the package
+    "tiny_shakespeare_tuned": [*CHARACTERS, "data.kind=shakespeare"],
+    "two_towers": ["batch=8", "steps_per_call=1", "model.widths=[8]", "model.outputs=4"],
+    "vae": ["batch=8", "steps_per_call=1", "model.widths=[8]", "model.latents=2"],
+}
+
+
+def write_sets(folder: Path) -> None:
+    """Write digits, clothes and tokens, tiny, into a folder that JTRAIN_DATA names."""
+    write_digits(folder / "digits", rows=100)
+    write_fashion_mnist(folder / "fashion-mnist")
+    (folder / "text").write_text("to be or not to be, that is the question. " * 20)
+    prepare(str(folder / "text"), folder / "tokens", tokenizing=ByBytes())
