@@ -65,6 +65,8 @@ _HOME = {
     "evaluate": "predict",
     "predict": "predict",
 }
+# Packages that are imported when they are first used: `jt.optim.AdamW(lr=1e-3)`.
+_PACKAGES = ("data", "losses", "models", "optim", "parallel", "precision", "testing", "trackers")
 # Pyright reads lists that are written out, and would have a second copy of the names above.
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -77,13 +79,17 @@ class _Jtrain(ModuleType):
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> object:
-        if name == "testing":
-            return importlib.import_module("jtrain.testing")
+        if name in _PACKAGES:
+            return importlib.import_module(f"jtrain.{name}")
         if name not in _HOME:
             raise AttributeError(f"module 'jtrain' has no attribute {name!r}")
         value = getattr(importlib.import_module(f"jtrain.{_HOME[name]}"), name)
         setattr(self, name, value)
         return value
+
+    def __dir__(self) -> list[str]:
+        """Return what a user may name, for tab completion: no imports and no internals."""
+        return sorted([*__all__, *_PACKAGES, "__doc__", "__file__", "__name__", "__path__"])
 
 
 sys.modules[__name__].__class__ = _Jtrain

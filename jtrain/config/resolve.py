@@ -27,6 +27,7 @@ from jtrain.config.node import (
 )
 from jtrain.config.schema import Want, fields
 from jtrain.config.settle import settle
+from jtrain.config.shipped import find_config
 from jtrain.config.top import Top
 from jtrain.durations import countable
 from jtrain.errors import ConfigError
@@ -59,14 +60,14 @@ def resolve(
     without jax; the experiment's values; values that do not fit together.
 
     Args:
-        path: a YAML file.
+        path: a YAML file, or the name of a config that comes with jtrain.
         settings: what was typed after it.
         schema: the experiment's Config where it is at hand; else the experiment is looked up.
 
     Raises:
         ConfigError: with a line for each mistake of the first stage that has any.
     """
-    path = Path(path)
+    typed, path = Path(path), find_config(path)
     root, wrong = layers(path, settings)
     root = _named(root, path)
     known = {key: node for key, node in root.value.items() if key in fields(Top)}
@@ -86,6 +87,8 @@ def resolve(
     assert config is not None, "what has no mistake is a config"
     stop(_misfit(root, key, words, path) for key, words in config.misfits())
     notes = [*notes, *countable(config)]
+    if path != typed:
+        notes.insert(0, f"{typed} is the config that comes with jtrain: {path}")
     origins = {dotted(keys): _origin(root, keys) for keys in leaves(config)}
     return Resolved(config, schema, origins, tuple(notes), path)
 
@@ -114,8 +117,7 @@ def _experiment(root: Node, path: Path) -> tuple[Found | None, list[Mistake]]:
     """The experiment that a config names, or why there is none."""
     node, keys = root.value.get("experiment"), ("experiment",)
     if node is None:
-        names = ", ".join(available(path)) or "none yet: write experiments/NAME.py"
-        words = f"is missing; write `experiment: NAME`, there is {names}"
+        words = f"is missing; write `experiment: NAME`, {available(path)}"
         return None, [mistake(root, keys, words)]
     if not isinstance(node.value, str) or not node.value.isidentifier():
         return None, []  # told with the other keys of Top

@@ -127,3 +127,39 @@ def test_an_experiment_without_a_config_is_told_how_to_have_one(tmp_path: Path, 
         ConfigError, match=r"toy\.py: has no `Config`.*\n@values\nclass Config\(RunConfig\)"
     ):
         resolve(path)
+
+
+def test_the_experiments_that_come_with_jtrain_are_found_from_anywhere(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("experiment: digits\nsteps: 3\nbatch: 8\noptimizer: {kind: adam, lr: 1e-3}\n")
+    assert resolve(path).schema.__module__ == "experiments.digits"
+
+
+def test_an_experiment_imports_one_that_comes_with_jtrain(tmp_path: Path):
+    path = write_study(tmp_path)
+    study = "from experiments.digits import Config as Digits\nfrom jtrain.values import values\n"
+    study += "@values\nclass Config(Digits):\n    steps: int = 9\n"
+    (tmp_path / "experiments" / "mine.py").write_text(study)
+    path.write_text("experiment: mine\nbatch: 8\noptimizer: {kind: adam, lr: 1e-3}\n")
+    assert resolve(path).config.steps == 9
+
+
+def test_an_experiment_beside_the_config_wins_over_one_that_comes_with_jtrain(tmp_path: Path):
+    path = write_study(tmp_path)
+    (tmp_path / "experiments" / "toy.py").rename(tmp_path / "experiments" / "digits.py")
+    path.write_text(path.read_text().replace("toy", "digits"))
+    assert "optimizer" in resolve(path).schema.__pydantic_fields__
+    assert sys.modules["experiments.digits"].__file__ == str(tmp_path / "experiments/digits.py")
+
+
+@pytest.mark.parametrize("typed", ["digits", "digits.yaml", "configs/digits.yaml"])
+def test_the_configs_that_come_with_jtrain_are_found_by_name(typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    resolved = resolve(typed, ["steps=70"])
+    assert (resolved.config.experiment, resolved.config.name) == ("digits", "digits")
+    assert resolved.notes[0].startswith(f"{typed} is the config that comes with jtrain: /")
+    with pytest.raises(ConfigError, match=r"no such file; did you mean digits, which comes with"):
+        resolve("digts")
+    (tmp_path / "digits").write_text("steps: many")
+    with pytest.raises(ConfigError, match="digits:1: steps: must be a whole"):
+        resolve("digits")
