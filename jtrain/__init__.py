@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from jtrain.experiment import Experiment as Experiment
     from jtrain.experiment import Prompt as Prompt
     from jtrain.experiment import RunConfig as RunConfig
-    from jtrain.fit import Fitted as Fitted
     from jtrain.fit import fit as fit
+    from jtrain.fitted import Fitted as Fitted
     from jtrain.hooks.early_stop import EarlyStop as EarlyStop
     from jtrain.loop import Hook as Hook
     from jtrain.loop import Rollback as Rollback
     from jtrain.loop import Stop as Stop
     from jtrain.loop import train as train
+    from jtrain.model_loss import binary_classifier as binary_classifier
+    from jtrain.model_loss import classifier as classifier
+    from jtrain.model_loss import language_model as language_model
+    from jtrain.model_loss import regression as regression
     from jtrain.models.generate import generate as generate
     from jtrain.predict import evaluate as evaluate
     from jtrain.predict import predict as predict
@@ -45,6 +49,10 @@ _HOME = {
     "Model": "types",
     "stateful": "types",
     "row_keys": "rows",
+    "classifier": "model_loss",
+    "binary_classifier": "model_loss",
+    "regression": "model_loss",
+    "language_model": "model_loss",
     "Experiment": "experiment",
     "RunConfig": "experiment",
     "Prompt": "experiment",
@@ -61,7 +69,7 @@ _HOME = {
     "EarlyStop": "hooks.early_stop",
     "run": "run",
     "fit": "fit",
-    "Fitted": "fit",
+    "Fitted": "fitted",
     "evaluate": "predict",
     "predict": "predict",
 }

@@ -11,16 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Lowered
 
-from jtrain.built import Weights, built, makers, shapes
+from jtrain.built import Weights, makers, shapes
 from jtrain.by_memory import layout_of
 from jtrain.checkpoint import Start, starting
 from jtrain.data.calls import Calls
 from jtrain.data.fingerprint import fingerprint
 from jtrain.data.without import Window, Without
 from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
-from jtrain.experiment import Experiment, RunConfig
+from jtrain.experiment import Experiment, RunConfig, build_experiment
 from jtrain.jaxprs import operations
 from jtrain.judged import check_best, check_names
+from jtrain.kept_tracers import warn_of_kept
 from jtrain.lengths import Lengths, in_steps
 from jtrain.loss_checks import refuse_unused_params, refuse_wide_products
 from jtrain.optim import Evaluated, evaluation_params
@@ -131,6 +132,7 @@ class Assembly:
         config, x, strategy = self.config, self.experiment, self.strategy
         terms, params = self._terms(self._alike(x.train)), self._weights[0]
         refuse_unused_params(terms, params)
+        warn_of_kept(x.loss)
         strategy.refuse_unused_axes(self.like, x.dims)
         if config.precision.compute is not None:
             refuse_wide_products(terms, params, config.precision.compute)
@@ -278,7 +280,7 @@ def assemble(
     config, strategy = dataclasses.replace(config, parallel=layout), layout.build(among)
     check_divides(config.batch, strategy.shares, config.microbatches)
     config, lengths = in_steps(config, strategy.placement, seconds)
-    experiment = built(config, strategy.placement)
+    experiment = build_experiment(config, strategy.placement)
     weights, state = makers(config, experiment)
     shapes = jax.eval_shape(lambda: state(weights()))
     like = jax.tree.map(

@@ -11,6 +11,7 @@ from jtrain.data import ReadAhead
 from jtrain.data.not_finite import not_finite
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
+from jtrain.kept_tracers import explain_kept
 from jtrain.loop import IN_FLIGHT, Ended, StoppedError, train
 from jtrain.opening import opening
 from jtrain.pulse import PULSE
@@ -53,15 +54,21 @@ def drive(
         except StoppedError as asked:
             return Ended(state, start or 0, asked.stop)
         over = watch.over()
-        ended = train(
-            watch.twice.of(step) if watch.twice else step,
-            state,
-            signals.through(feed),
-            start=start or 0,
-            stop=start if start and over else config.steps,
-            hooks=observers,
-            steps_per_call=config.steps_per_call,
-        )
+        try:
+            ended = train(
+                watch.twice.of(step) if watch.twice else step,
+                state,
+                signals.through(feed),
+                start=start or 0,
+                stop=start if start and over else config.steps,
+                hooks=observers,
+                steps_per_call=config.steps_per_call,
+            )
+        except TypeError as error:
+            told = explain_kept(error, parts.experiment.loss)
+            if told is None:
+                raise
+            raise told from error
     stop = ended.stop or (over if start else None)
     if stop is not None and stop.kind == "failed":
         bad, blame = watch.guarded.bad, _blame(parts, ended.step)

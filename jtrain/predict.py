@@ -8,18 +8,23 @@ import jax
 import numpy as np
 
 from jtrain import given
+from jtrain.any_model import is_nnx, refuse_foreign
+from jtrain.api_boundary import api_boundary
 from jtrain.cache import keep_compiled_programs
 from jtrain.errors import ConfigError, LossError
 from jtrain.evaluate import evaluate as over
 from jtrain.evaluate import make_evaluate
+from jtrain.model_loss import ModelLoss
 from jtrain.parallel import Layout, Strategy, check_divides
 from jtrain.trees import named_leaves
 from jtrain.types import Batch, Extra, LossFn, Once, Params, Stateful
+from jtrain.user_code import check_takes, user_code
 
 ROWS = 128  # at a time, where nothing is said
 IN_FLIGHT = 8
 
 
+@api_boundary
 def evaluate(
     loss: LossFn | Stateful,
     params: Params,
@@ -36,6 +41,7 @@ def evaluate(
 
     Args:
         loss: as for `jt.fit`; its rng is None.
+        params: as for `jt.fit`, an nnx module among them.
         data: as for `jt.fit`.
         batch: rows at a time, over all devices; 0: 128.
 
@@ -44,18 +50,21 @@ def evaluate(
         LossError: if the loss keeps no contract.
     """
     strategy, rows = _laid_out(data, batch, parallel)
-    weights = _placed(strategy, (params, extra))
-    program = make_evaluate(loss, psum=strategy.psum, ragged=rows.ragged)
+    begin = given.start(loss, params, extra)
+    weights = _placed(strategy, _weights(begin))
+    program = make_evaluate(begin.loss, psum=strategy.psum, ragged=rows.ragged)
     program = strategy.compile(program, weights, _batch(strategy, rows, 0))
     return over(program, weights, (_batch(strategy, rows, i) for i in range(len(rows))))
 
 
+@api_boundary
 def predict(
-    apply: Callable[[Params, Batch], Any],
+    apply: Callable[..., Any],
     params: Params,
     data: given.Data,
     *,
     batch: int = 0,
+    extra: Extra = (),
     parallel: str | Layout = "mirrored",
 ) -> Any:  # a pytree of numpy arrays, each n ...
     """What `apply(params, batch)` gives for each row of `data`, in the order of the data.
@@ -64,9 +73,12 @@ def predict(
     out. `apply` sees the batch as a loss does, with `row` and `mask`.
 
     Args:
-        apply: pure; gives arrays of a row for each row of the batch: b ...
+        apply: pure; gives arrays of a row for each row of the batch: b ... Or a loss that was made
+            of a model, `jt.classifier(model)`, for what the model gives.
+        params: as for `jt.fit`; with an nnx module `apply` is called as `apply(module, batch)`.
         data: as for `jt.fit`.
         batch: rows at a time, over all devices; 0: 128.
+        extra: what a model carries beside its parameters.
 
     Raises:
         UserError: for what does not fit together.
@@ -78,9 +90,10 @@ def predict(
             "predict was asked to run in copies that add up their sums, and rows are not summed: "
             "leave parallel= out, or set impl=jit in it."
         )
-    weights, example = _placed(strategy, params), _batch(strategy, rows, 0)
-    _check_rows(jax.eval_shape(apply, weights, example), rows.size)
-    program = strategy.compile(lambda w, b: (apply(w, b), b["mask"]), weights, example)
+    call, given_weights = _outputs(apply, params, extra)
+    weights, example = _placed(strategy, given_weights), _batch(strategy, rows, 0)
+    _check_rows(jax.eval_shape(call, weights, example), rows.size)
+    program = strategy.compile(lambda w, b: (call(w, b), b["mask"]), weights, example)
     started, found = collections.deque(), []
     for i in range(len(rows)):
         started.append(program(weights, _batch(strategy, rows, i)))
@@ -88,6 +101,38 @@ def predict(
             found.append(_real(*started.popleft()))
     found += [_real(*each) for each in started]
     return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+
+
+def _outputs(
+    apply: Callable[..., Any], params: Params, extra: Extra
+) -> tuple[Callable[[Any, Batch], Any], Any]:
+    """`apply` as a function of the weights and a batch, and the weights."""
+    if isinstance(apply, ModelLoss):
+        weights = _weights(given.start(apply, params, extra))
+        return lambda w, batch: apply.outputs(*w, batch), weights
+    if is_nnx(params):
+        module = given.start(lambda module, batch, rng: None, params).module
+        within = lambda w, batch: apply(module.module(*w, None, False), batch)
+        check_takes(apply, ("module", "batch"), "apply")
+        return _guarded(within), module.arrays()
+    check_takes(apply, ("params", "batch"), "apply")
+    refuse_foreign(params)
+    return _guarded(apply), params
+
+
+def _guarded(apply: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Any]:
+    """`apply`, of which errors are told in the user's own frames."""
+
+    def call(weights: Any, batch: Batch) -> Any:
+        with user_code("apply", batch):
+            return apply(weights, batch)
+
+    return call
+
+
+def _weights(begin: given.Start) -> tuple[Params, Extra]:
+    """Parameters and extra that a model starts from."""
+    return begin.init(jax.random.key(0)) if callable(begin.init) else begin.init
 
 
 def _laid_out(data: given.Data, batch: int, parallel: str | Layout) -> tuple[Strategy, Once]:

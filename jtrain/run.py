@@ -10,6 +10,7 @@ from typing import Any, Literal, TextIO, TypeAlias
 import jax
 
 from jtrain.all_processes import of_first, together
+from jtrain.api_boundary import api_boundary
 from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints, SetAsideError
@@ -60,6 +61,7 @@ class Outcome:
         return next(iter(self.sets.values()), {})
 
 
+@api_boundary
 @private_files()
 def run(
     config: RunConfig,

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from jtrain.api_boundary import refused_platform
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
 from jtrain.pulse.failing import end_alone
 from jtrain.pulse.leaving import ASKS, leaving_when_asked
@@ -51,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `jtrain show x.yaml | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
-    except Exception:
+    except Exception as error:
+        if isinstance(error, RuntimeError | AssertionError) and (told := refused_platform(error)):
+            print(told, file=sys.stderr)
+            return told.code
         print(redacted(traceback.format_exc()), file=sys.stderr, end="")
         return FAULT
 

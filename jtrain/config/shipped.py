@@ -1,4 +1,4 @@
-"""The experiments and configs that come with jtrain: in the wheel, or beside the package in a clone."""
+"""The experiments and configs that come with jtrain: in the wheel, or in the clone."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def find_config(typed: Path | str) -> Path:
-    """Return the file that `typed` names: itself, or one of jtrain's own where there is no such file.
+    """Return the file that `typed` names: itself, or one of jtrain's own if there is no such file.
 
     jtrain's own are named plainly (`digits`), or as in the clone (`configs/digits.yaml`).
     """

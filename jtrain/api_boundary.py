@@ -1,0 +1,76 @@
+"""The public functions: errors leave them with short tracebacks, and end a script by their own code."""
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from jtrain.errors import ConfigError, DeviceError, PeerError, UserError
+from jtrain.tracebacks import cut, interactive, message
+from jtrain.user_code import whole_tracebacks
+
+P, R = ParamSpec("P"), TypeVar("R")
+
+
+def api_boundary(function: Callable[P, R]) -> Callable[P, R]:
+    """Make the errors of a public function short.
+
+    What a person can mend (UserError) leaves without the frames of jtrain and JAX. Uncaught, it
+    ends a script by the exit code of `jtrain`. JAX_TRACEBACK_FILTERING=off leaves all frames.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (UserError, PeerError, DeviceError) as error:
+            found: Exception = error
+        except (RuntimeError, AssertionError) as error:
+            refused = refused_platform(error)
+            if refused is None:
+                raise
+            found = refused
+        exit_by_code()
+        if not whole_tracebacks():
+            found.__traceback__ = None
+            notes = getattr(found, "__notes__", [])
+            notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
+        raise found
+
+    return call
+
+
+def exit_by_code() -> None:
+    """From now on let an uncaught error of ours end the script by its `code`, in short."""
+    previous = sys.excepthook
+    if getattr(previous, "of_jtrain", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        ours = isinstance(error, UserError | PeerError | DeviceError)
+        if ours and not whole_tracebacks():
+            error.__traceback__ = trace = cut(trace)
+        previous(kind, error, trace)
+        if ours and not interactive():
+            sys.stdout.flush()
+            raise SystemExit(error.code)
+
+    hook.of_jtrain = True  # pyright: ignore[reportFunctionMemberAccess]
+    sys.excepthook = hook
+
+
+def refused_platform(error: Exception) -> ConfigError | None:
+    """Return what to tell where JAX has no devices of the platform that JAX_PLATFORMS names."""
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    frames = traceback.extract_tb(error.__traceback__)
+    if not asked or not any(frame.filename.endswith("xla_bridge.py") for frame in frames):
+        return None
+    reason = f" ({message(error).partition(': ')[2]})" if str(error) else ""
+    return ConfigError(
+        f"JAX_PLATFORMS={asked} asks for devices that JAX does not find here{reason}. To use the "
+        f"CPU type: export JAX_PLATFORMS=cpu. For an NVIDIA GPU: python3 -m pip install "
+        f"'jax[cuda12]'; for a TPU: python3 -m pip install 'jax[tpu]'."
+    )
