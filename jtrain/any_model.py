@@ -58,7 +58,7 @@ def refuse_foreign(model: Any) -> None:
     kind = model if isinstance(model, type) else type(model)
     roots = [cls.__module__.partition(".")[0] for cls in kind.__mro__]
     library = next((root for root in roots if root in LIBRARIES), None)
-    if library is None or is_nnx(model) or not hasattr(kind, "__call__"):
+    if library is None or is_nnx(model) or not _is_called(kind):
         return
     if isinstance(model, type):
         raise LossError(
@@ -66,6 +66,10 @@ def refuse_foreign(model: Any) -> None:
             f"{model.__name__}(rngs=nnx.Rngs(0))."
         )
     raise LossError(f"a model of {library} was given, a {kind.__name__}: {LIBRARIES[library]}.")
+
+
+def _is_called(kind: type) -> bool:
+    return any("__call__" in vars(cls) for cls in kind.__mro__[:-1])
 
 
 def _no_init(key: Any) -> Any:

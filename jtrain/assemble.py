@@ -21,7 +21,6 @@ from jtrain.evaluate import EvaluateFn, evaluate, make_evaluate
 from jtrain.experiment import Experiment, RunConfig, build_experiment
 from jtrain.jaxprs import operations
 from jtrain.judged import check_best, check_names
-from jtrain.kept_tracers import warn_of_kept
 from jtrain.lengths import Lengths, in_steps
 from jtrain.loss_checks import refuse_unused_params, refuse_wide_products
 from jtrain.optim import Evaluated, evaluation_params
@@ -34,6 +33,7 @@ from jtrain.state import TrainState
 from jtrain.step import StepFn, make_step, many
 from jtrain.terms import Returned, in_terms
 from jtrain.types import Batch, Extra, Key, LossFn, Once, Params, Stateful
+from jtrain.user_errors.kept_tracers import warn_of_kept
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

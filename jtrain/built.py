@@ -10,7 +10,7 @@ from jtrain.experiment import Experiment, RunConfig
 from jtrain.given import check_trainable
 from jtrain.state import TrainState, new_state
 from jtrain.types import Batch, Extra, Key, Params
-from jtrain.user_code import user_code
+from jtrain.user_errors import user_code
 
 Weights: TypeAlias = tuple[Params, Extra]
 

@@ -6,18 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 from jtrain.all_processes import of_each
 from jtrain.assemble import Assembly
-from jtrain.bad_step import told
+from jtrain.bad_step import taken, told
 from jtrain.data import ReadAhead
 from jtrain.data.not_finite import not_finite
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
-from jtrain.kept_tracers import explain_kept
 from jtrain.loop import IN_FLIGHT, Ended, StoppedError, train
 from jtrain.opening import opening
 from jtrain.pulse import PULSE
 from jtrain.state import TrainState
 from jtrain.step import StepFn
 from jtrain.types import Batch
+from jtrain.user_errors.kept_tracers import explain_kept
 from jtrain.watch import Watch
 
 
@@ -65,10 +65,10 @@ def drive(
                 steps_per_call=config.steps_per_call,
             )
         except TypeError as error:
-            told = explain_kept(error, parts.experiment.loss)
-            if told is None:
+            explained = explain_kept(error, parts.experiment.loss)
+            if explained is None:
                 raise
-            raise told from error
+            raise explained from error
     stop = ended.stop or (over if start else None)
     if stop is not None and stop.kind == "failed":
         bad, blame = watch.guarded.bad, _blame(parts, ended.step)
@@ -114,4 +114,5 @@ def reader(
 def _blame(parts: Assembly, last: int) -> str:
     """What in the data may be why the loss is not finite any more."""
     seen = parts.config.log.every + 10 * parts.config.steps_per_call  # some were in flight
-    return not_finite(parts.train, range(max(1, last - seen), last + 1))
+    rows_of = lambda step: taken(parts, step).get("rows", ())
+    return not_finite(parts.train, range(max(1, last - seen), last + 1), rows_of)

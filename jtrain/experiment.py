@@ -27,7 +27,7 @@ from jtrain.types import (
     Placement,
     Stateful,
 )
-from jtrain.user_code import check_takes, user_code
+from jtrain.user_errors import check_takes, user_code
 from jtrain.values import values
 
 Pictures: TypeAlias = Shaped[Array, "b h w c"]

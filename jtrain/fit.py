@@ -11,7 +11,6 @@ import optax
 from pydantic import ValidationError
 
 from jtrain import given
-from jtrain.api_boundary import api_boundary
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint.keeping import Goal
 from jtrain.config.guard import Guard
@@ -36,6 +35,7 @@ from jtrain.pulse.slow import Slow
 from jtrain.run import run
 from jtrain.trained import trained
 from jtrain.types import Couples, Extra, LossFn, Params, Placement, Stateful
+from jtrain.user_errors import api_boundary
 from jtrain.values import values
 from jtrain.watch import Watch
 

@@ -6,7 +6,9 @@ from typing import Any
 from jtrain.assemble import Assembly
 from jtrain.bad_step import taken
 from jtrain.config.guard import Skip
+from jtrain.data.not_finite import first_not_finite
 from jtrain.directory import Directory
+from jtrain.hooks.bad_inputs import BadInputs
 from jtrain.hooks.events import Bad, Done, Events
 from jtrain.hooks.finite import Finite
 from jtrain.hooks.guard import Guard
@@ -59,6 +61,17 @@ class Guarded:
             )
             return [self._guard]
         recent = Recent(every=self._parts.config.steps_per_call)
+        inputs = BadInputs(
+            every=every,
+            find=self._not_finite,
+            tell=tell,
+            start=int(state.step),
+        )
+
+        def skipped(bad: Bad) -> None:
+            self.wrote(bad, "skipped")
+            inputs.skipped(bad.step)
+
         finite = Finite(
             every=every,
             tell=tell,
@@ -68,9 +81,19 @@ class Guarded:
             most=policy.most,
             within=policy.within,
             recent=recent,
-            event=lambda bad: self.wrote(bad, "skipped"),
+            event=skipped,
+            cause=inputs.cause,
         )
-        return [recent, finite]
+        return [recent, finite, inputs]
+
+    def _not_finite(self, step: int) -> str:
+        """What is not finite in the data that a step took, in words; empty if all is."""
+        found = first_not_finite(self._parts.train[step - 1])
+        if found is None:
+            return ""
+        rows = taken(self._parts, step).get("rows")
+        row = f"row {rows[found.row]}" if rows else f"row {found.row} of the batch of step {step}"
+        return f"{row} of `{found.array}` has {found}"
 
     @property
     def bad(self) -> Bad | None:

@@ -9,7 +9,6 @@ import numpy as np
 
 from jtrain import given
 from jtrain.any_model import is_nnx, refuse_foreign
-from jtrain.api_boundary import api_boundary
 from jtrain.cache import keep_compiled_programs
 from jtrain.errors import ConfigError, LossError
 from jtrain.evaluate import evaluate as over
@@ -18,7 +17,7 @@ from jtrain.model_loss import ModelLoss
 from jtrain.parallel import Layout, Strategy, check_divides
 from jtrain.trees import named_leaves
 from jtrain.types import Batch, Extra, LossFn, Once, Params, Stateful
-from jtrain.user_code import check_takes, user_code
+from jtrain.user_errors import api_boundary, check_takes, user_code
 
 ROWS = 128  # at a time, where nothing is said
 IN_FLIGHT = 8

@@ -10,7 +10,6 @@ from typing import Any, Literal, TextIO, TypeAlias
 import jax
 
 from jtrain.all_processes import of_first, together
-from jtrain.api_boundary import api_boundary
 from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints, SetAsideError
@@ -34,6 +33,7 @@ from jtrain.pulse.slow import Slow
 from jtrain.state import TrainState
 from jtrain.step import StepFn
 from jtrain.trackers import check_installed
+from jtrain.user_errors import api_boundary
 from jtrain.watch import Watch
 
 Status: TypeAlias = Literal["done", "stopped", "failed"]

@@ -12,7 +12,7 @@ from jtrain.errors import LossError
 from jtrain.rows import may_hide
 from jtrain.trees import named_leaves
 from jtrain.types import Batch, Extra, Key, Leaf, LossFn, Mean, Metrics, Params, Stateful, Terms
-from jtrain.user_code import user_code
+from jtrain.user_errors import user_code
 
 SCALAR = (
     "the loss returned a plain scalar; that means the mean over all rows of a batch, and this "

@@ -8,15 +8,13 @@ import pytest
 # Each line may import the lines above it. Names on one line may not import one another.
 ORDER = [
     {"tracebacks", "version", "redact"},
-    {"errors", "advice", "foreign_arrays"},
-    {"user_code"},
-    {"api_boundary"},
+    {"errors", "foreign_arrays", "synonyms"},
     {"private"},
     {"cache"},
     {"pulse"},
     {"cluster"},
     {"values", "types", "durations"},
-    {"trees", "jaxprs", "rows", "all_processes", "kept_tracers"},
+    {"trees", "jaxprs", "rows", "all_processes", "user_errors"},
     {"flops", "kept"},
     # The shelves: one thing a file.
     {"config", "data", "models", "losses", "optim", "parallel", "precision", "trackers"},

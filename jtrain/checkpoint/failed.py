@@ -53,7 +53,7 @@ class SaveError(CheckpointError):
 
 def failed(directory: Path, step: int, arrays: Mapping[str, Leaf], error: Exception) -> SaveError:
     """The error that says so, of what the disk or Orbax raised."""
-    need, whole = space.size(space.bytes_of(arrays)), folder.steps(directory)
+    need, whole = space.size(space.on_disk(arrays)), folder.steps(directory)
     on = f"step {whole[-1]}" if whole else "the beginning"
     causes = [cause for cause in _CAUSES if _is(error, cause)]
     advice = causes[0].advice if causes else _ROOM

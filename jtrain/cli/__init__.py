@@ -10,11 +10,11 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jtrain.api_boundary import refused_platform
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
 from jtrain.pulse.failing import end_alone
 from jtrain.pulse.leaving import ASKS, leaving_when_asked
 from jtrain.redact import redacted
+from jtrain.user_errors import refused_platform
 from jtrain.version import __version__
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.

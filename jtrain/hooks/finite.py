@@ -27,6 +27,7 @@ class Finite(Hook):
         within: steps.
         recent: knows the steps since the last look; stands among the hooks too.
         event: is told of each step that was skipped.
+        cause: gives why the last of them was, if the data says so; else nothing.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class Finite(Hook):
         within: int = 1000,
         recent: Recent | None = None,
         event: Callable[[Bad], None] = lambda bad: None,
+        cause: Callable[[], str] = lambda: "",
     ):
         self.every, self._minimum = every, minimum
         self._tell, self._step, self._skipped = tell, start, skipped
         self._most, self._within, self._event = most, within, event
+        self._cause = cause
         self._recent, self._bad = recent, collections.deque[int]()
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
@@ -71,9 +74,10 @@ class Finite(Hook):
                 "failed",
             )
         if skipped < steps or (steps == 1 and self.every > 1):
+            advice = self._cause() or "if this goes on, lower optimizer.lr"
             self._tell(
                 f"steps {first} to {step}: {skipped} of {steps} skipped, loss or gradient was not "
-                f"finite. The others were taken; if this goes on, lower optimizer.lr."
+                f"finite. The others were taken; {advice}."
             )
             return None
         return Stop(

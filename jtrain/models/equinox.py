@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jtrain.advice import CARRY_EXTRA
 from jtrain.errors import ConfigError, LossError
 from jtrain.rows import refuse_hidden_rows
 from jtrain.trees import name
 from jtrain.types import Extra, Key, Keys, Leaf, Model, Params
+from jtrain.user_errors import CARRY_EXTRA
 
 Module: TypeAlias = Any  # eqx.Module; equinox is no dependency
 Path: TypeAlias = tuple[str, ...]

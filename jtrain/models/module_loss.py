@@ -7,7 +7,7 @@ from jtrain.models.nnx import SplitModule
 from jtrain.models.statistics import carried
 from jtrain.rows import row_keys
 from jtrain.types import Batch, Extra, Key, Metrics, Params, Stateful
-from jtrain.user_code import check_takes
+from jtrain.user_errors import check_takes
 
 
 def module_loss(loss: Callable[..., Any], module: SplitModule) -> Stateful:

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jtrain.advice import CARRY_EXTRA
 from jtrain.errors import LossError
 from jtrain.models.batch_norm import BatchNorm
 from jtrain.models.switch import RESTS, TRAINS
 from jtrain.rows import first_key
 from jtrain.trees import named_leaves
 from jtrain.types import Couples, Dims, Extra, Key, Keys, Model, Params
+from jtrain.user_errors import CARRY_EXTRA
 
 State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns of
 PARTS = (nnx.Param, nnx.RngState, ...)  # differentiated, drawn from, and all the rest

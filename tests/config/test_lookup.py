@@ -110,13 +110,14 @@ def test_a_broken_experiment_shows_where_it_broke(tmp_path: Path, code: str, pla
     assert resolve(path).config.steps == 10
 
 
-def test_a_key_that_no_config_could_say_is_refused(tmp_path: Path):
+def test_an_experiment_has_keys_of_its_own(tmp_path: Path):
     path = write_study(tmp_path)
-    (tmp_path / "experiments" / "toy.py").write_text(f"{CODE}\n    extra: int = 3\n")
-    with pytest.raises(
-        ConfigError, match=r"experiments\.toy\.Config has extra.*move it into data or model"
-    ):
-        resolve(path)
+    own = "\n    reward: Model = Model()\n    extra: int = Field(default=3, gt=0)\n"
+    (tmp_path / "experiments" / "toy.py").write_text(CODE + own)
+    config = resolve(path, ["extra=5", "reward.width=8", "reward.heads=2"]).config
+    assert (config.extra, config.reward.width) == (5, 8)
+    with pytest.raises(ConfigError, match=r"extrra=5: is no key; .*; did you mean extra\?"):
+        resolve(path, ["extrra=5"])
 
 
 @pytest.mark.parametrize("code", ["", "class Config:\n    pass\n", "Config = 3\n"])

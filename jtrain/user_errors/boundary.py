@@ -1,7 +1,10 @@
-"""The public functions: errors leave them with short tracebacks, and end a script by their own code."""
+"""Public functions: their errors have short tracebacks, and end a script by their own exit code."""
 
+import difflib
 import functools
+import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -9,8 +12,9 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from jtrain.errors import ConfigError, DeviceError, PeerError, UserError
+from jtrain.synonyms import SYNONYMS
 from jtrain.tracebacks import cut, interactive, message
-from jtrain.user_code import whole_tracebacks
+from jtrain.user_errors.calls import whole_tracebacks
 
 P, R = ParamSpec("P"), TypeVar("R")
 
@@ -28,19 +32,44 @@ def api_boundary(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except (UserError, PeerError, DeviceError) as error:
             found: Exception = error
-        except (RuntimeError, AssertionError) as error:
-            refused = refused_platform(error)
-            if refused is None:
+        except (RuntimeError, AssertionError, TypeError) as error:
+            told = refused_platform(error) or _unknown_argument(error, function)
+            if told is None:
                 raise
-            found = refused
+            found = told
         exit_by_code()
         if not whole_tracebacks():
-            found.__traceback__ = None
-            notes = getattr(found, "__notes__", [])
-            notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
+            _shorten(found)
         raise found
 
     return call
+
+
+def _shorten(error: Exception) -> None:
+    """Take the frames off an error, and what it came of out of sight; that stays its `__context__`.
+
+    JAX's note about its own frames goes with them.
+    """
+    error.__traceback__ = None
+    error.__context__, error.__cause__ = error.__cause__ or error.__context__, None  # shows it
+    error.__suppress_context__ = True
+    notes = getattr(error, "__notes__", [])
+    notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
+
+
+def _unknown_argument(error: Exception, function: Callable[..., object]) -> ConfigError | None:
+    """Return what to tell of an argument that a function has not, with the nearest that it has."""
+    match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    trace = error.__traceback__
+    if match is None or trace is None or trace.tb_next is not None:  # it came from further in
+        return None
+    names = list(inspect.signature(function).parameters)
+    others = {other: name for other, name in SYNONYMS.items() if name in names}
+    near = difflib.get_close_matches(match[1], [*names, *others], 1)
+    meant = f" Did you mean {others.get(near[0], near[0])}=?" if near else ""
+    return ConfigError(
+        f"{function.__name__} has no argument {match[1]}=; it has {', '.join(names)}.{meant}"
+    )
 
 
 def exit_by_code() -> None:

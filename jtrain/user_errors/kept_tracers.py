@@ -1,4 +1,4 @@
-"""Values of a trace that a function kept: in a global, in its closure, in a list or an attribute."""
+"""Values of a trace that a loss kept: in a global, in its closure, in a list or an attribute."""
 
 import inspect
 import warnings

@@ -1,4 +1,4 @@
-"""Calls of a user's functions: errors within are told by the user's own frames, with what to type."""
+"""Calls of a user's functions: errors within show the user's own frames and what to type."""
 
 import contextlib
 import inspect
@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jtrain.advice import Failure, advise
 from jtrain.errors import CodeError, LossError, UserError
 from jtrain.tracebacks import frame_lines, is_own, message, own_frames
+from jtrain.user_errors.advice import advise
+from jtrain.user_errors.explain import Failure
 
 # Raised by what a run depends on and not by what its code says: another try may go well.
 OUTSIDE = (MemoryError, KeyboardInterrupt, ConnectionError, TimeoutError)

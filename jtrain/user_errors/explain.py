@@ -1,4 +1,4 @@
-"""What to type about errors in a user's own code: a table of (kind of error, pattern, advice)."""
+"""Advice that depends on the failing line: its keys, names, shapes, functions and paths."""
 
 import ast
 import builtins
@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -15,11 +15,6 @@ from jtrain.tracebacks import failing_code
 
 WHOLE = (
     "The whole traceback, JAX's frames among them: JAX_TRACEBACK_FILTERING=off before the command."
-)
-CARRY_EXTRA = (
-    "Let jt.classifier(model), or another of those helpers, carry it; or write a jt.stateful(loss) "
-    "of (params, extra, batch, rng), and start from both that init gives: params, extra = "
-    "model.init(key)."
 )
 PRINT = "Print shapes as it is traced, print(x.shape): rows are the first dim of every array."
 
@@ -43,29 +38,7 @@ class Advice(NamedTuple):
     type: str
 
 
-class Row(NamedTuple):
-    """A row of the table: an error of this kind whose text has this pattern."""
-
-    kind: str  # of the class, or of one above it; several are joined by |
-    pattern: str
-    advise: Callable[[Failure], Advice]
-
-
-def advise(failure: Failure) -> Advice:
-    """Return the advice of the first row that matches, or where to see more."""
-    kinds = {cls.__name__ for cls in type(failure.error).__mro__}
-    text = str(failure.error)
-    for row in TABLE:
-        if kinds.intersection(row.kind.split("|")) and re.search(row.pattern, text):
-            return row.advise(failure)
-    return Advice(f"{failure.what} failed", WHOLE)
-
-
-def _says(happened: str, typed: str) -> Callable[[Failure], Advice]:
-    return lambda failure: Advice(f"{failure.what} {happened}", typed)
-
-
-def _numpy(failure: Failure) -> Advice:
+def numpy_call(failure: Failure) -> Advice:
     """Name the function of numpy that was called, where the line says it."""
     names = re.findall(r"\bnp\.(\w+)", failing_code(failure.link))
     typed = f"jnp.{names[0]}(...) in the place of np.{names[0]}(...)" if names else "jnp for np"
@@ -73,7 +46,7 @@ def _numpy(failure: Failure) -> Advice:
     return Advice(happened, f"Write {typed}, with `import jax.numpy as jnp`.")
 
 
-def _key(failure: Failure) -> Advice:
+def missing_key(failure: Failure) -> Advice:
     """Name the keys that there are, of the mapping that was asked."""
     key = failure.error.args[0] if failure.error.args else None
     name, mapping = _asked(failure.link)
@@ -124,7 +97,7 @@ def _asked(link: TracebackType) -> tuple[str, Mapping[Any, Any] | None]:
     return f"`{ast.unparse(asked.value)}`", found if isinstance(found, Mapping) else None
 
 
-def _shapes(failure: Failure) -> Advice:
+def unfit_shapes(failure: Failure) -> Advice:
     """Say whether one of the shapes has the rows in the wrong place."""
     rows = len(failure.batch["mask"]) if "mask" in failure.batch else None
     text = str(failure.error)
@@ -144,7 +117,7 @@ def _shapes(failure: Failure) -> Advice:
     return Advice(happened, PRINT)
 
 
-def _name(failure: Failure) -> Advice:
+def unknown_name(failure: Failure) -> Advice:
     """Name what is written nearly so: a variable, or what a module or an object has."""
     error = failure.error
     frame, name = failure.link.tb_frame, str(getattr(error, "name", "") or "")
@@ -159,7 +132,7 @@ def _name(failure: Failure) -> Advice:
     return Advice(f"{failure.what} failed", f"Did you mean {near[0]}?" if near else WHOLE)
 
 
-def _subscript(failure: Failure) -> Advice:
+def subscripted_module(failure: Failure) -> Advice:
     """Say that a loss gets the module itself where an nnx module is trained."""
     if not re.search(r"\[", failing_code(failure.link)):
         return Advice(f"{failure.what} failed", WHOLE)
@@ -170,7 +143,7 @@ def _subscript(failure: Failure) -> Advice:
     )
 
 
-def _path(failure: Failure) -> Advice:
+def missing_path(failure: Failure) -> Advice:
     """Name what there is beside a path that is not there."""
     error = failure.error
     path = Path(str(getattr(error, "filename", None) or ""))
@@ -189,51 +162,3 @@ def _path(failure: Failure) -> Advice:
     return Advice(
         happened, f"{where}{listed}{relative}. Write the path in full: {path.absolute()}."
     )
-
-
-LABELS = _says(
-    "is given numbers with a fraction where whole numbers count classes or places",
-    "Make them whole where the data is made: y.astype(np.int32).",
-)
-TABLE = (
-    Row("TracerBoolConversionError", "", _says(
-        "asks whether a value holds that JAX has not computed yet (`if`, `while`, `and`, `max`)",
-        "Choose by jnp.where(condition, a, b); call one of two functions by "
-        "jax.lax.cond(condition, f, g, x).")),
-    Row("NonConcreteBooleanIndexError", "", _says(
-        "picks values by a mask, which gives as many as the mask says",
-        "Keep the shape: jnp.where(mask, x, 0), or weigh the rows: jt.Mean.of(values, mask).")),
-    Row("TracerIntegerConversionError", "", _says(
-        "takes a value that JAX has not computed yet for a Python number: an index, a size, a range",
-        "Take sizes from shapes, x.shape[0]; pick by jnp.take(x, i, axis=0).")),
-    Row("TracerArrayConversionError", "", _numpy),
-    Row("ConcretizationTypeError", "", _says(
-        "takes a value that JAX has not computed yet for a Python number (float, int, .item())",
-        'Print it by jax.debug.print("{}", x); to have it in the history, return it as a metric: '
-        'return loss, {"name": jt.Mean.of(values, batch["mask"])}.')),
-    Row("UnexpectedTracerError", "", _says(
-        "uses a value that was kept while it was traced before (in a list, an attribute, a global)",
-        'Return what is needed later, as a metric: return loss, {"name": '
-        'jt.Mean.of(values, batch["mask"])}.')),
-    Row("ScopeCollectionNotFound|ValueError", "collection is empty|Unable to retrieve state", _says(
-        "uses a model that carries more than parameters (running statistics, say), without it",
-        CARRY_EXTRA)),
-    Row("KeyError", "", _key),
-    Row("NameError|AttributeError", "", _name),
-    Row("TypeError", "object is not subscriptable", _subscript),
-    Row("TypeError", "subdtype of <class 'numpy.integer'>|must be of integer type|must have integer",
-        LABELS),
-    Row("TypeError", "PRNG key type <class 'NoneType'>|PRNG key.*None", _says(
-        "draws without a key: `rng` is None in an evaluation, where nothing is to be drawn",
-        "Draw where there is one: x = x if rng is None else dropped(x, rng).")),
-    Row("TypeError", r"must be Tensor, not|expected Tensor", _says(
-        "gives torch an array of JAX, and torch would compute no gradient of it",
-        "Write it with jax.numpy (jnp) or optax: optax.softmax_cross_entropy_with_integer_labels "
-        "for torch's cross_entropy.")),
-    Row("TypeError", "incompatible shapes|contracting dimensions", _shapes),
-    Row("ValueError", "(?i)incompatible shapes|could not be broadcast|cannot be broadcast", _shapes),
-    Row("TypeError", "is not a valid JAX (array )?type|Cannot interpret value of type", _says(
-        "gives JAX what is no array of numbers",
-        "Make it one: jnp.asarray(x), np.asarray(x) of a list, x.numpy() of a torch tensor.")),
-    Row("OSError", "", _path),
-)  # fmt: skip
