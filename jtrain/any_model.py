@@ -36,7 +36,7 @@ def as_model(model: AnyModel) -> Model:
     if callable(model):
         from jtrain.models.function import from_function
 
-        return from_function(_no_init, model)
+        return from_function(_no_init, model)._replace(couples="nothing")
     raise LossError(
         f"a model is an nnx module, a jt.Model or a function of (params, *inputs), and this is a "
         f"{type(model).__name__}. Write it with flax.nnx."

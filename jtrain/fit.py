@@ -117,9 +117,10 @@ def fit(
         UserError: for what does not fit together, before anything is trained.
         LossError: if no step is finite any more.
     """
+    lasts = given.lasts(steps, epochs)
     training = given.shuffled(data, batch, seed=seed)
     rows, updates = training.size, given.optimizer(optimizer, lr, schedule)
-    judged, lasts = given.sets(valid, rows), given.lasts(steps, epochs)
+    judged = given.sets(valid, rows)
     start = given.start(loss, params, extra, couples)
     handed = optimizer if isinstance(optimizer, optax.GradientTransformation) else None
 

@@ -98,6 +98,14 @@ TABLE = (
             CARRY_EXTRA,
         ),
     ),
+    Row(
+        "TypeError",
+        "concrete values of integer type",
+        _says(
+            "takes a value that JAX has not computed yet for a size",
+            "Take sizes from shapes: x.shape[0].",
+        ),
+    ),
     Row("KeyError", "", missing_key),
     Row("NameError|AttributeError", "", unknown_name),
     Row("TypeError", "object is not subscriptable", subscripted_module),

@@ -73,16 +73,17 @@ def whole_tracebacks() -> bool:
     return os.environ.get("JAX_TRACEBACK_FILTERING", "") == "off"
 
 
-def check_takes(function: Callable[..., Any], names: Sequence[str], what: str) -> None:
+def check_takes(function: Any, names: Sequence[str], what: str) -> None:
     """Check that a function can be called with arguments of these names, in their order.
 
     Raises:
         LossError: with its place, what it takes, and the line to write.
     """
     if not callable(function):
+        made = " For a classifier: jt.classifier(model)." if what == "the loss" else ""
         raise LossError(
             f"{what} is a function of ({', '.join(names)}), and this is a "
-            f"{type(function).__name__}. Write: def {_name(what)}({', '.join(names)}): ..."
+            f"{type(function).__name__}. Write: def {_name(what)}({', '.join(names)}): ...{made}"
         )
     try:
         signature = inspect.signature(function)
