@@ -73,8 +73,18 @@ _HOME = {
     "evaluate": "predict",
     "predict": "predict",
 }
-# Packages that are imported when they are first used: `jt.optim.AdamW(lr=1e-3)`.
-_PACKAGES = ("data", "losses", "models", "optim", "parallel", "precision", "testing", "trackers")
+# Packages and the errors, imported when they are first used: `jt.optim.AdamW(lr=1e-3)`.
+_PACKAGES = (
+    "data",
+    "errors",
+    "losses",
+    "models",
+    "optim",
+    "parallel",
+    "precision",
+    "testing",
+    "trackers",
+)
 # Pyright reads lists that are written out, and would have a second copy of the names above.
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 

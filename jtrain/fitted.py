@@ -123,11 +123,11 @@ class Fitted:
         """Return ten lines at most: what was trained, what it came to, and what to type next."""
         leaves = named_leaves(self.params)
         shapes = [f"{name or 'array'} {list(np.shape(leaf))}" for name, leaf in leaves.items()]
-        more = f", and {len(shapes) - 4} more" if len(shapes) > 4 else ""
+        more = f", and {len(shapes) - 3} more" if len(shapes) > 3 else ""
         rows = [f"  {name:18} {words}" for name, words in self._results(4)]
         lines = [
             f"Fitted: {self.step} steps, {elements(self.params):,} parameters "
-            f"({', '.join(shapes[:4])}{more})",
+            f"({', '.join(shapes[:3])}{more})",
             *rows,
         ]
         if self.why:

@@ -3,11 +3,11 @@
 import html
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jtrain.hooks.readable import count
 
-Points: TypeAlias = Mapping[int, float]  # value by step
+Points: TypeAlias = Mapping[int, Any]  # a number by step
 WIDTH, HEIGHT = 380, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 28, 34
 COLORS = ("#1f77b4", "#d95f02", "#2a9d4e", "#9467bd")  # apart also for the colour-blind
@@ -36,7 +36,7 @@ def chart(title: str, lines: Mapping[str, Points]) -> str:
         value = 10**tick if log else tick
         parts.append(_rule(y(value)) + _text(LEFT - 6, y(value) + 4, f"{value:.3g}", "end"))
     for step in sorted({first, (first + last) // 2, last}):
-        parts.append(_text(x(step), HEIGHT - BOTTOM + 16, count(step), "middle"))
+        parts.append(_text(x(step), HEIGHT - BOTTOM + 16, _named(step), "middle"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, "step", "middle"))
     names = zip(drawn, COLORS * len(drawn), strict=False)
     for place, (name, color) in enumerate(names):
@@ -51,17 +51,21 @@ def chart(title: str, lines: Mapping[str, Points]) -> str:
     )
 
 
+def _named(step: int) -> str:
+    return str(step) if step < 1e5 else count(step)
+
+
 def _finite(points: Points) -> list[tuple[int, float]]:
     return [(step, float(value)) for step, value in points.items() if math.isfinite(value)]
 
 
-def _widened(low: float, high: float) -> tuple[float, float]:
+def _widened(low: float | int, high: float | int) -> tuple[float, float]:
     """The range with some room at both ends, also where it is one value."""
     room = 0.05 * (high - low) or abs(low) / 2 or 0.5
     return low - room, high + room
 
 
-def _ticks(low: float, high: float) -> Sequence[float]:
+def _ticks(low: float | int, high: float | int) -> Sequence[float | int]:
     """Round values in the range, three to seven of them."""
     rough = (high - low) / 4
     power = 10 ** math.floor(math.log10(rough))
@@ -69,7 +73,7 @@ def _ticks(low: float, high: float) -> Sequence[float]:
     return [i * gap for i in range(math.ceil(low / gap), math.floor(high / gap) + 1)]
 
 
-def _rule(y: float) -> str:
+def _rule(y: float | int) -> str:
     return (
         f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" '
         f'stroke-opacity="0.15"/>'
@@ -77,7 +81,13 @@ def _rule(y: float) -> str:
 
 
 def _text(
-    x: float, y: float, text: str, anchor: str = "start", *, color: str = "", weight: str = ""
+    x: float | int,
+    y: float | int,
+    text: str,
+    anchor: str = "start",
+    *,
+    color: str = "",
+    weight: str = "",
 ) -> str:
     bold = f' font-weight="{weight}"' if weight else ""
     return (

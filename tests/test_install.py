@@ -28,7 +28,7 @@ def test_is_found_from_the_folder_that_the_clone_lies_in(tmp_path: Path):
 def test_tab_completion_shows_what_a_user_may_name():
     shown = {name for name in dir(jt) if not name.startswith("_")}
     assert {"fit", "evaluate", "predict", "Mean", "run", "optim", "testing"} <= shown
-    assert not shown & {"importlib", "sys", "ModuleType", "TYPE_CHECKING", "errors", "given"}
+    assert not shown & {"importlib", "sys", "ModuleType", "TYPE_CHECKING", "given"}
     for name in shown:
         assert getattr(jt, name) is not None
     assert set(jt.__all__) <= set(dir(jt))

@@ -151,10 +151,11 @@ def missing_path(failure: Failure) -> Advice:
     happened = f"{failure.what} cannot open {path or 'a file'} ({reason.lower()})"
     above = next((p for p in path.parents if p.is_dir()), Path())
     there = sorted(os.listdir(above)) if os.access(above, os.R_OK) else []
-    near = difflib.get_close_matches(path.name, there, 1)
+    missing, *rest = path.parts[len(above.parts) :] or [""]  # the first that is not there
+    near = difflib.get_close_matches(missing, there, 1)
     where = f"It was looked for in {above.resolve()}"
     if near:
-        return Advice(happened, f"{where}. Did you mean {above / near[0]}?")
+        return Advice(happened, f"{where}. Did you mean {above.joinpath(near[0], *rest)}?")
     listed = f", which has {', '.join(there[:8])}" if there else ""
     relative = (
         "" if path.is_absolute() else "; a relative path counts from where you type the command"
