@@ -81,12 +81,10 @@ class Experiment:
     4 channels. They lie in the run's directory as pictures/NAME-STEP.png."""
 
     def __post_init__(self):
-        stateful = isinstance(self.loss, Stateful)
-        check_takes(
-            self.loss.loss if stateful else self.loss,
-            ("params", *["extra"] * stateful, "batch", "rng"),
-            "the loss",
-        )
+        if isinstance(self.loss, Stateful):
+            check_takes(self.loss.loss, ("params", "extra", "batch", "rng"), "the loss")
+        else:
+            check_takes(self.loss, ("params", "batch", "rng"), "the loss")
         if callable(self.init):
             check_takes(self.init, ("key",), "init")
 

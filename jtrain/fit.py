@@ -91,7 +91,8 @@ def fit(
         batch: rows a step, over all devices; 32 unless the data has a size of its own.
         lr: peak learning rate of an optimizer that is named; 1e-3 for adam, adamw and nadamw.
         schedule: how it goes over the run, a name or a value; the same rate all through by default.
-        valid: what it is judged by, as `data`; several of them by name: `{"valid": (x, y), ...}`.
+        valid: what it is judged by, as `data`; several of them by name: `{"valid": (x, y), ...}`;
+            or a share of the data's rows, 0.2, which are drawn once for all and held out.
         valid_every: steps between evaluations; 0: ten times a run. There is one at the end.
         best: `loss`, `highest accuracy`, `NAME/loss`: give back what was best by this.
         hooks: `jt.Hook`s, `jt.EarlyStop`, or functions of (step, numbers), (step, state) or (step,
@@ -118,10 +119,12 @@ def fit(
         LossError: if no step is finite any more.
     """
     lasts = given.lasts(steps, epochs)
+    start = given.start(loss, params, extra, couples)
+    batch = batch or given.loader_size(data)
+    data, valid = given.split(data, valid)
     training = given.shuffled(data, batch, seed=seed)
     rows, updates = training.size, given.optimizer(optimizer, lr, schedule)
     judged = given.sets(valid, rows)
-    start = given.start(loss, params, extra, couples)
     handed = optimizer if isinstance(optimizer, optax.GradientTransformation) else None
 
     @values

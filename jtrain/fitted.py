@@ -51,7 +51,7 @@ class Fitted:
     """Where it began."""
 
     @property
-    def module(self) -> Any:
+    def model(self) -> Any:
         """The nnx module that was trained, with the parameters to use, switched to evaluation.
 
         Raises:
@@ -60,7 +60,7 @@ class Fitted:
         module = None if self.start is None else self.start.module
         if module is None:
             raise ConfigError(
-                "there is no module: fit was given arrays for parameters. Take result.params, or "
+                "there is no model: fit was given arrays for parameters. Take result.params, or "
                 "give fit the nnx module itself: jt.fit(loss, module, data)."
             )
         return module.module(self.params, self.extra, None, False)
@@ -130,6 +130,9 @@ class Fitted:
             f"({', '.join(shapes[:3])}{more})",
             *rows,
         ]
+        if self.best:
+            numbers = [f"{name} {number(x)}" for name, x in self.best.numbers.items()]
+            lines.append(f"  best: {', '.join(numbers)} at step {self.best.step}")
         if self.why:
             lines.append(f"  ended: {self.why}")
         if self.directory:
@@ -161,7 +164,7 @@ class Fitted:
     def _next(self) -> list[str]:
         able = ["result.predict(x)"] if isinstance(self.loss, ModelLoss) else []
         has = self.start is not None and self.start.module is not None
-        module = ["result.module"] if has else []
+        module = ["result.model"] if has else []
         judge = ["result.evaluate(data)"]
         return ["result.plot()", *judge, *able, *module, "result.params", 'result.history["loss"]']
 

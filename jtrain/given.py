@@ -13,8 +13,9 @@ from jtrain.config.guard import Guard, Rollback
 from jtrain.config.nearest import did_you_mean
 from jtrain.data import Arrays, InOrder, Shuffled, Source
 from jtrain.data.hugging_face import HuggingFace
+from jtrain.data.subset import keep_back
 from jtrain.data.torch_rows import TorchRows, from_loader
-from jtrain.errors import ConfigError, DataError
+from jtrain.errors import ConfigError, DataError, LossError
 from jtrain.foreign_arrays import as_array, columns_of, library
 from jtrain.model_loss import ModelLoss
 from jtrain.optim import Optimizer
@@ -48,16 +49,41 @@ def shuffled(data: Data, size: int | None, *, seed: int) -> Batches:
         DataError: if it is nothing that has rows.
         ConfigError: if it has batches of another size already.
     """
-    asked = size or getattr(data, "batch_size", None)  # of a DataLoader
+    size = size or loader_size(data)
     data = _of_torch(data)
     if not isinstance(data, Batches):
-        return Shuffled(_source(data), size=asked or 32, seed=seed)
+        return Shuffled(_source(data), size=size or 32, seed=seed)
     if size not in (None, data.size):
         raise ConfigError(
             f"batch={size} was asked of batches of {data.size} rows each: leave batch= out, or "
             f"give the rows themselves, a source or arrays."
         )
     return data
+
+
+def loader_size(data: Data) -> int | None:
+    """The rows in a batch of a torch DataLoader; None for anything else."""
+    torch = sys.modules.get("torch.utils.data")
+    return data.batch_size if torch is not None and isinstance(data, torch.DataLoader) else None
+
+
+def split(data: Data, valid: Data) -> tuple[Data, Data]:
+    """The data to train by, and to judge by; a share as `valid` is held out of the data.
+
+    Raises:
+        ConfigError: for a share that is not between 0 and 1, or leaves either without rows.
+        DataError: if the data is no rows by index.
+    """
+    if not isinstance(valid, float):
+        return data, valid
+    source = _source(_of_torch(data))
+    judged = round(len(source) * valid)
+    if not 0 < judged < len(source):
+        raise ConfigError(
+            f"valid={valid:g} of {len(source)} rows was to be held out, that is {judged}. Write "
+            f"a share such as valid=0.2, or give the rows: valid=(x, y)."
+        )
+    return keep_back(source, valid)
 
 
 def once(data: Data, size: int) -> Once:
@@ -173,6 +199,11 @@ def start(loss: Any, params: Any, extra: Extra = (), couples: Couples | None = N
         LossError: for a model of another library, or a loss that cannot be called.
         DataError: for parameters that cannot be trained.
     """
+    if is_nnx(loss):
+        raise LossError(
+            "fit takes first a loss, then the model, then the data, and the first of these is the "
+            "model. Write jt.fit(jt.classifier(model), model, (x, y)), or jt.regression."
+        )
     refuse_foreign(params)
     meets = couples or (loss.couples if isinstance(loss, ModelLoss) else "nothing")
     if is_nnx(params):

@@ -108,7 +108,7 @@ def _outputs(
     """`apply` as a function of the weights and a batch, and the weights."""
     if isinstance(apply, ModelLoss):
         weights = _weights(given.start(apply, params, extra))
-        return lambda w, batch: apply.outputs(*w, batch), weights
+        return lambda w, batch: apply.outputs(w[0], w[1], batch), weights
     if is_nnx(params):
         module = given.start(lambda module, batch, rng: None, params).module
         within = lambda w, batch: apply(module.module(*w, None, False), batch)
@@ -129,8 +129,8 @@ def _guarded(apply: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Any]:
     return call
 
 
-def _weights(begin: given.Start) -> tuple[Params, Extra]:
-    """Parameters and extra that a model starts from."""
+def _weights(begin: given.Start) -> Any:  # (params, extra)
+    """What a model starts from."""
     return begin.init(jax.random.key(0)) if callable(begin.init) else begin.init
 
 

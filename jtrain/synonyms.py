@@ -57,6 +57,7 @@ SYNONYMS = {
     "callbacks": "hooks",
     "validation_data": "valid",
     "val_data": "valid",
+    "validation_split": "valid",
     "validation_steps": "valid_every",
     "verbose": "quiet",
     "init_params": "params",

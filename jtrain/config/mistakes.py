@@ -79,7 +79,7 @@ def _meant(
         return f"; did you mean {dotted((*keys[:-1], close)) if typed else close}?"
     if len(keys) == 1 and name in MOVED:
         return f"; write {MOVED[name]}"
-    inside = {key: _keys_of(want) for key, want in reversed(allowed.items())}
+    inside = {key: _keys_of(want) for key, want in reversed(list(allowed.items()))}
     owner = {below: key for key, names in inside.items() for below in names}  # the first one's
     if close := near_key(name, owner):
         return f"; did you mean {dotted((*keys[:-1], owner[close], close))}?"

@@ -16,7 +16,8 @@ from jtrain.synonyms import SYNONYMS
 from jtrain.tracebacks import cut, interactive, message
 from jtrain.user_errors.calls import whole_tracebacks
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def api_boundary(function: Callable[P, R]) -> Callable[P, R]:
@@ -65,11 +66,9 @@ def _unknown_argument(error: Exception, function: Callable[..., object]) -> Conf
         return None
     names = list(inspect.signature(function).parameters)
     others = {other: name for other, name in SYNONYMS.items() if name in names}
-    near = difflib.get_close_matches(match[1], [*names, *others], 1)
-    meant = f" Did you mean {others.get(near[0], near[0])}=?" if near else ""
-    return ConfigError(
-        f"{function.__name__} has no argument {match[1]}=; it has {', '.join(names)}.{meant}"
-    )
+    near, listed = difflib.get_close_matches(match[1], [*names, *others], 1), ", ".join(names)
+    there = f"Did you mean {others.get(near[0], near[0])}=?" if near else f"It has {listed}."
+    return ConfigError(f"{function.__name__} has no argument {match[1]}=. {there}")
 
 
 def exit_by_code() -> None:

@@ -123,8 +123,8 @@ def unknown_name(failure: Failure) -> Advice:
     frame, name = failure.link.tb_frame, str(getattr(error, "name", "") or "")
     if isinstance(error, AttributeError):
         there: Sequence[str] = [x for x in dir(getattr(error, "obj", None)) if x[0] != "_"]
-        jax = sys.modules.get("jax")  # imported by whom it concerns
-        if getattr(error.obj, "__name__", "") == "jax.numpy" and hasattr(jax.nn, name):
+        nn = sys.modules.get("jax.nn")  # imported by whom it concerns
+        if getattr(error.obj, "__name__", "") == "jax.numpy" and hasattr(nn, name):
             return Advice(f"{failure.what} failed", f"Write jax.nn.{name}.")
     else:
         there = [*frame.f_locals, *frame.f_globals, *dir(builtins)]

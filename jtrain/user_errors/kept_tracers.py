@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
+import jax.core
 
 from jtrain.errors import LossError
 from jtrain.types import LossFn, Stateful

@@ -43,8 +43,7 @@ def run(folder: Path, script: str, *options: str, **variables: str):
 def test_a_script_ends_with_2_and_the_users_lines(tmp_path: Path):
     done = run(tmp_path, SCRIPT.replace("jt.errors", "__import__('jtrain.errors').errors"))
     assert done.returncode == 2, done.stderr
-    assert "fit has no argument batch_size=" in done.stdout
-    assert "Did you mean batch=?" in done.stdout
+    assert "fit has no argument batch_size=. Did you mean batch=?" in done.stdout
     assert "the loss is a function of (params, batch, rng), and this is a str" in done.stdout
     assert "jt.classifier(model)" in done.stdout
     assert "not here" not in done.stdout

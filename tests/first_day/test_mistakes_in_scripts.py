@@ -207,8 +207,12 @@ def three_arrays_for_data():
     fit(data=(X, Y, Y))
 
 
-def a_share_for_validation():
-    fit(valid=0.2)
+def a_share_of_nothing_for_validation():
+    fit(valid=20.0)
+
+
+def a_model_in_the_place_of_the_loss():
+    fit(Net(nnx.Rngs(0)), X, Y)
 
 
 def rows_of_two_lengths():
@@ -242,7 +246,7 @@ def a_prediction_without_a_model():
 
 
 def a_module_that_was_not_given():
-    fit().module.train()
+    fit().model.train()
 
 
 def predictions_summed_over_rows():
@@ -314,7 +318,10 @@ CASES = [
     Case(labels_of_text, "`y` holds <U3 values, which no device can hold", "np.unique(y, return"),
     Case(a_generator_for_data, "and this is a generator", "jtrain.data.Loaded(lambda:"),
     Case(three_arrays_for_data, "and this is a tuple", "dict(x=..., y=..., weight=...)"),
-    Case(a_share_for_validation, "and this is a float", "dict(x=np.asarray(...)"),
+    Case(a_share_of_nothing_for_validation, "valid=20 of 16 rows was to be held out",
+         "valid=0.2, or give the rows: valid=(x, y)"),
+    Case(a_model_in_the_place_of_the_loss, "the first of these is the model",
+         "jt.fit(jt.classifier(model), model, (x, y))"),
     Case(rows_of_two_lengths, "have one length, and these differ: x 16, y 9", "Cut them to 9 rows"),
     Case(a_row_that_is_not_finite, "steps were skipped because the data is not finite: row 3 of "
          "`x` has nan at [2]", "x = np.nan_to_num(x)"),
@@ -328,7 +335,7 @@ CASES = [
          "Give the last layer as many outputs as 'y' has numbers a row: 1"),
     Case(a_prediction_without_a_model, "does not say what the model gives",
          "jt.predict(apply, result.params, data)"),
-    Case(a_module_that_was_not_given, "there is no module: fit was given arrays",
+    Case(a_module_that_was_not_given, "there is no model: fit was given arrays",
          "Take result.params"),
     Case(predictions_summed_over_rows, "for 8 rows has shape []", "no sums over it"),
 ]  # fmt: skip

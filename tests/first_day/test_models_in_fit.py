@@ -80,7 +80,7 @@ def test_a_module_stays_as_it_was_and_a_trained_one_comes_back():
     before = np.array(net.inner.kernel[...])
     result = jt.fit(jt.classifier(net), net, (X, Y), lr=1e-2, valid=(X, Y), **HOW)
     np.testing.assert_array_equal(net.inner.kernel[...], before)
-    trained = result.module
+    trained = result.model
     assert (np.asarray(trained.inner.kernel[...]) != before).any()
     assert np.asarray(trained.norm.mean[...]).any(), "the running statistics moved"
     logits = trained(jnp.asarray(X))
@@ -209,3 +209,11 @@ def test_epochs_are_counted_in_steps(epochs, steps):
     net = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
     how = {name: value for name, value in HOW.items() if name != "steps"}
     assert jt.fit(jt.classifier(net), net, (X, Y), epochs=epochs, **how).step == steps
+
+
+def test_a_share_of_the_rows_is_held_out_the_same_each_time():
+    net = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+    first = jt.fit(jt.classifier(net), net, (X, Y), valid=0.25, **HOW)
+    again = jt.fit(jt.classifier(net), net, {"x": X, "y": Y}, valid=0.25, **HOW)
+    assert first.history["valid/rows"][4] == 12
+    assert first.history["valid/loss"] == again.history["valid/loss"]
