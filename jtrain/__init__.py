@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from jtrain.experiment import Prompt as Prompt
     from jtrain.experiment import RunConfig as RunConfig
     from jtrain.first_batch import check_batch as check_batch
-    from jtrain.fit import Fitted as Fitted
     from jtrain.fit import fit as fit
+    from jtrain.fitted import Fitted as Fitted
     from jtrain.hooks.early_stop import EarlyStop as EarlyStop
     from jtrain.load_run import LoadedRun as LoadedRun
     from jtrain.load_run import load as load
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from jtrain.loop import Rollback as Rollback
     from jtrain.loop import Stop as Stop
     from jtrain.loop import train as train
+    from jtrain.model_loss import binary_classifier as binary_classifier
+    from jtrain.model_loss import classifier as classifier
+    from jtrain.model_loss import language_model as language_model
+    from jtrain.model_loss import regression as regression
     from jtrain.models.generate import generate as generate
     from jtrain.predict import evaluate as evaluate
     from jtrain.predict import predict as predict
@@ -48,6 +52,10 @@ _HOME = {
     "Model": "types",
     "stateful": "types",
     "row_keys": "rows",
+    "classifier": "model_loss",
+    "binary_classifier": "model_loss",
+    "regression": "model_loss",
+    "language_model": "model_loss",
     "Experiment": "experiment",
     "RunConfig": "experiment",
     "Prompt": "experiment",
@@ -65,12 +73,24 @@ _HOME = {
     "EarlyStop": "hooks.early_stop",
     "run": "run",
     "fit": "fit",
-    "Fitted": "fit",
+    "Fitted": "fitted",
     "load": "load_run",
     "LoadedRun": "load_run",
     "evaluate": "predict",
     "predict": "predict",
 }
+# Packages and the errors, imported when they are first used: `jt.optim.AdamW(lr=1e-3)`.
+_PACKAGES = (
+    "data",
+    "errors",
+    "losses",
+    "models",
+    "optim",
+    "parallel",
+    "precision",
+    "testing",
+    "trackers",
+)
 # Pyright reads lists that are written out, and would have a second copy of the names above.
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -83,13 +103,17 @@ class _Jtrain(ModuleType):
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> object:
-        if name == "testing":
-            return importlib.import_module("jtrain.testing")
+        if name in _PACKAGES:
+            return importlib.import_module(f"jtrain.{name}")
         if name not in _HOME:
             raise AttributeError(f"module 'jtrain' has no attribute {name!r}")
         value = getattr(importlib.import_module(f"jtrain.{_HOME[name]}"), name)
         setattr(self, name, value)
         return value
+
+    def __dir__(self) -> list[str]:
+        """Return what a user may name, for tab completion: no imports and no internals."""
+        return sorted([*__all__, *_PACKAGES, "__doc__", "__file__", "__name__", "__path__"])
 
 
 sys.modules[__name__].__class__ = _Jtrain

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Lowered
 
-from jtrain.built import Weights, built, makers, shapes
+from jtrain.built import Weights, makers, shapes
 from jtrain.by_memory import layout_of
 from jtrain.checkpoint import Start, starting
 from jtrain.data.calls import Calls
 from jtrain.data.fingerprint import fingerprint
 from jtrain.data.without import Window, Without
 from jtrain.evaluate import EvaluateFn, check_rows_apart, evaluate, make_evaluate
-from jtrain.experiment import Experiment, RunConfig
+from jtrain.experiment import Experiment, RunConfig, build_experiment
 from jtrain.jaxprs import operations
 from jtrain.judged import check_best, check_names
 from jtrain.lengths import Lengths, in_steps
@@ -34,6 +34,7 @@ from jtrain.state import TrainState
 from jtrain.step import StepFn, make_step, many
 from jtrain.terms import Returned, in_terms
 from jtrain.types import Batch, Couples, Extra, Key, LossFn, Once, Params, Stateful
+from jtrain.user_errors.kept_tracers import warn_of_kept
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,6 +141,7 @@ class Assembly:
         config, x, strategy = self.config, self.experiment, self.strategy
         terms, params = self._terms(self._alike(x.train)), self._weights[0]
         refuse_unused_params(terms, params)
+        warn_of_kept(x.loss)
         strategy.refuse_unused_axes(self.like, x.dims)
         if config.precision.compute is not None:
             refuse_wide_products(terms, params, config.precision.compute)
@@ -319,7 +321,7 @@ def assemble(
     config, strategy = dataclasses.replace(config, parallel=layout), layout.build(among)
     check_divides(config.batch, strategy.shares, config.microbatches)
     config, lengths = in_steps(config, strategy.placement, seconds)
-    experiment = built(config, strategy.placement)
+    experiment = build_experiment(config, strategy.placement)
     weights, state = makers(config, experiment)
     shapes = jax.eval_shape(lambda: state(weights()))
     like = jax.tree.map(

@@ -1,33 +1,18 @@
-"""What a config's experiment is made of, before anything of it lies on a device."""
+"""What an experiment is made of, before anything of it lies on a device."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
 
-from jtrain.errors import ConfigError
+from jtrain.errors import LossError
 from jtrain.experiment import Experiment, RunConfig
+from jtrain.given import check_trainable
 from jtrain.state import TrainState, new_state
-from jtrain.types import Batch, Extra, Params, Placement
+from jtrain.types import Batch, Extra, Key, Params
+from jtrain.user_errors import user_code
 
 Weights: TypeAlias = tuple[Params, Extra]
-
-
-def built(config: RunConfig, place: Placement) -> Experiment:
-    """What the config's `build` gives.
-
-    Raises:
-        ConfigError: if that is no Experiment.
-        DataError: if the data is not what the config says it is.
-    """
-    experiment = config.build(place)
-    if not isinstance(experiment, Experiment):
-        raise ConfigError(
-            f"experiment {config.experiment}: `build` is to return a jt.Experiment and returned a "
-            f"{type(experiment).__name__}. Write `return jt.Experiment(init=..., loss=..., "
-            f"train=..., optimizer=self.optimizer.build(self.steps))`."
-        )
-    return experiment
 
 
 def makers(
@@ -35,13 +20,26 @@ def makers(
 ) -> tuple[Callable[[], Weights], Callable[[Weights], TrainState]]:
     """The weights by the seed; and the state before the first step, from weights."""
     keys = lambda: jax.random.split(jax.random.key(config.seed))  # of the weights, of the run
-    weights = lambda: x.init(keys()[0]) if callable(x.init) else x.init
+    weights = lambda: _drawn(x.init, keys()[0]) if callable(x.init) else x.init
 
     def state(weights: Weights) -> TrainState:
         params, extra = weights
         return new_state(params, x.optimizer, keys()[1], extra, scale=config.precision.scale())
 
     return weights, state
+
+
+def _drawn(init: Callable[[Key], Weights], key: Key) -> Weights:
+    """Return the parameters and what is carried beside them, as `init` makes them of a key."""
+    with user_code("init"):
+        made = init(key)
+        if not (isinstance(made, tuple) and len(made) == 2):
+            raise LossError(
+                f"init returns (params, extra), and this one returned a {type(made).__name__}. "
+                f"Write: return params, ()"
+            )
+    check_trainable(made[0])
+    return made
 
 
 def shapes(batches: Any, *stack: int, parts: int = 1, part: tuple[int, int] | None = None) -> Batch:

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from jtrain.built import built, makers, shapes
-from jtrain.experiment import Experiment, RunConfig
+from jtrain.built import makers, shapes
+from jtrain.experiment import Experiment, RunConfig, build_experiment
 from jtrain.kept import Recomputed, kept, recomputed, size
 from jtrain.lengths import in_steps
 from jtrain.parallel import Auto, Axes, Device, Layout, Needs
@@ -46,7 +46,7 @@ def traced(config: RunConfig, layout: Axes, there: Sequence[Device]) -> Needs:
     """
     strategy = dataclasses.replace(layout, devices=0).build(there)
     config, _ = in_steps(config, strategy.placement)
-    x = built(config, strategy.placement)
+    x = build_experiment(config, strategy.placement)
     weights, state = makers(config, x)
     like = jax.eval_shape(lambda: state(weights()))
     args, loss = _loss(config, x, like)

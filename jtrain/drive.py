@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from jtrain.all_processes import of_each
 from jtrain.assemble import Assembly
-from jtrain.bad_step import told
+from jtrain.bad_step import taken, told
 from jtrain.batch_checks import check, look, look_at_sets
 from jtrain.data import ReadAhead
 from jtrain.data.not_finite import not_finite
@@ -19,6 +19,7 @@ from jtrain.pulse import PULSE
 from jtrain.state import TrainState
 from jtrain.step import StepFn
 from jtrain.types import Batch
+from jtrain.user_errors.kept_tracers import explain_kept
 from jtrain.watch import Watch
 
 
@@ -55,15 +56,21 @@ def drive(
         except StoppedError as asked:
             return Ended(state, start or 0, asked.stop)
         over = watch.over()
-        ended = train(
-            watch.twice.of(step) if watch.twice else step,
-            state,
-            signals.through(feed),
-            start=start or 0,
-            stop=start if start and over else config.steps,
-            hooks=observers,
-            steps_per_call=config.steps_per_call,
-        )
+        try:
+            ended = train(
+                watch.twice.of(step) if watch.twice else step,
+                state,
+                signals.through(feed),
+                start=start or 0,
+                stop=start if start and over else config.steps,
+                hooks=observers,
+                steps_per_call=config.steps_per_call,
+            )
+        except TypeError as error:
+            explained = explain_kept(error, parts.experiment.loss)
+            if explained is None:
+                raise
+            raise explained from error
     watch.guarded.ended(ended.step)
     stop = ended.stop or (over if start else None)
     if stop is not None and stop.kind == "failed":
@@ -129,4 +136,5 @@ def _blame(parts: Assembly, last: int) -> str:
     """What in the data may be why the loss is not finite any more."""
     window = getattr(parts.config.guard, "window", 0)  # the steps that the verdict is about
     seen = min(window, parts.config.steps) + 10 * parts.config.steps_per_call  # some were in flight
-    return not_finite(parts.train, range(max(1, last - seen), last + 1))
+    rows_of = lambda step: taken(parts, step).get("rows", ())
+    return not_finite(parts.train, range(max(1, last - seen), last + 1), rows_of)

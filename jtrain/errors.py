@@ -1,7 +1,10 @@
 """One class for each thing a user can fix: what was asked, what was found, what to type.
 
-`jtrain` prints the message of any of these without a traceback and exits with its `code`.
+`jtrain` prints the message of any of these without a traceback and exits with its `code`. A
+notebook shows the user's own frames and the message.
 """
+
+from jtrain.tracebacks import frame_lines
 
 # Exit codes: it is done; what was typed is wrong; running again may mend it; the same command goes
 # on; it was stuck and was ended.
@@ -12,6 +15,11 @@ class UserError(ValueError):
     """Something that the person at the keyboard can mend; never a fault of ours."""
 
     code = MISTAKE
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows in the place of its own traceback."""
+        frames = frame_lines(self.__traceback__)
+        return [*frames.splitlines(), f"{type(self).__name__}: {self}"]
 
 
 class ConfigError(UserError):
@@ -24,6 +32,10 @@ class DataError(UserError):
 
 class LossError(UserError):
     """A loss, a model or a metric does not keep its contract."""
+
+
+class CodeError(UserError):
+    """A function of the user's failed: its own frames, what happened, what to type."""
 
 
 class ShardingError(UserError):

@@ -10,6 +10,7 @@ from jaxtyping import Array, Shaped
 from pydantic import Field
 
 from jtrain.config.top import Top
+from jtrain.errors import ConfigError
 from jtrain.optim import Optimizer
 from jtrain.parallel import Mirrored, Parallel
 from jtrain.precision import F32, Precision
@@ -28,6 +29,7 @@ from jtrain.types import (
     Placement,
     Stateful,
 )
+from jtrain.user_errors import check_takes, user_code
 from jtrain.values import values
 
 Pictures: TypeAlias = Shaped[Array, "b h w c"]
@@ -85,6 +87,14 @@ class Experiment:
     """Images that show what the model has learned, of each name b h w c: bytes 0 .. 255 of 1, 3 or
     4 channels. They lie in the run's directory as pictures/NAME-STEP.png."""
 
+    def __post_init__(self):
+        if isinstance(self.loss, Stateful):
+            check_takes(self.loss.loss, ("params", "extra", "batch", "rng"), "the loss")
+        else:
+            check_takes(self.loss, ("params", "batch", "rng"), "the loss")
+        if callable(self.init):
+            check_takes(self.init, ("key",), "init")
+
 
 @values
 class RunConfig(Top, abc.ABC):
@@ -106,3 +116,22 @@ class RunConfig(Top, abc.ABC):
         Args:
             place: what its model names the dims of its arrays to.
         """
+
+
+def build_experiment(config: RunConfig, place: Placement) -> Experiment:
+    """Return what the config's `build` gives.
+
+    Raises:
+        ConfigError: if that is no Experiment.
+        CodeError: if `build` fails in the user's own code, or names a file that is not there.
+        DataError: if the data is not what the config says it is.
+    """
+    with user_code("`build`"):
+        experiment = config.build(place)
+    if not isinstance(experiment, Experiment):
+        raise ConfigError(
+            f"experiment {config.experiment}: `build` is to return a jt.Experiment and returned a "
+            f"{type(experiment).__name__}. Write `return jt.Experiment(init=..., loss=..., "
+            f"train=..., optimizer=self.optimizer.build(self.steps))`."
+        )
+    return experiment

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -20,6 +20,7 @@ from jtrain.drive import compiled, drive
 from jtrain.errors import ConfigError, LossError
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.extension import check_rate
+from jtrain.fitted import Fitted
 from jtrain.hooks.evaluating import Result
 from jtrain.hooks.history import History
 from jtrain.hooks.metrics import read
@@ -34,44 +35,22 @@ from jtrain.precision import Precision
 from jtrain.pulse import PULSE
 from jtrain.pulse.slow import Slow
 from jtrain.run import run
-from jtrain.state import TrainState
 from jtrain.trained import trained
 from jtrain.types import Couples, Extra, LossFn, Params, Placement, Stateful
+from jtrain.user_errors import api_boundary
 from jtrain.values import values
 from jtrain.watch import Watch
 
 
-@dataclasses.dataclass(frozen=True)
-class Fitted:
-    """What training came to."""
-
-    params: Params
-    """Those to use: of the last step, or of the best evaluation if `best` was asked for; the
-    average, with an optimizer that keeps one."""
-    extra: Extra
-    """What is carried beside them."""
-    state: TrainState
-    """All of it after the last step."""
-    history: Mapping[str, Mapping[int, Any]]
-    """Of each name the numbers by step: `history["loss"][100]`, `history["valid/loss"]`. Those of
-    the last step are always there."""
-    step: int
-    """The last that was taken."""
-    best: Result | None
-    """The best evaluation, its step and its numbers; None unless it was asked for."""
-    why: str
-    """Why it ended, if before the last step."""
-    directory: Path | None
-    """Of the run, if there is one."""
-
-
+@api_boundary
 def fit(
     loss: LossFn | Stateful,
     params: Params,
     data: given.Data,
     optimizer: str | Recipe | optax.GradientTransformation = "adamw",
     *,
-    steps: int | str,
+    steps: int | str | None = None,
+    epochs: int | float | None = None,
     batch: int | None = None,
     lr: float | None = None,
     schedule: str | Schedule | None = None,
@@ -86,7 +65,7 @@ def fit(
     seed: int = 0,
     microbatches: int = 1,
     steps_per_call: int = 1,
-    couples: Couples = "nothing",
+    couples: Couples | None = None,
     precision: str | Precision = "f32",
     parallel: str | Parallel = "mirrored",
     devices: Any = 0,
@@ -106,15 +85,20 @@ def fit(
     ```
 
     Args:
-        loss: `(params, batch, rng)`, as `make_step` takes it.
-        params: a pytree of arrays, which is left as it is, or `key -> (params, extra)`.
-        data: arrays by name, `(x, y)`, a source of rows, or batches.
+        loss: `(params, batch, rng)`, as `make_step` takes it; or made of a model, `jt.classifier`.
+            Where an nnx module is trained, a function of `(module, batch, rng)`.
+        params: a pytree of arrays, which is left as it is, `key -> (params, extra)`, an nnx module
+            or a Model.
+        data: arrays by name, `(x, y)`, a source of rows, or batches; also of torch: tensors, a data
+            set, a DataLoader.
         optimizer: a name, a value of `jtrain.optim`, or an optax transformation.
         steps: updates; as other durations below also "3 epochs", "2M tokens", "10%", "5 minutes".
+        epochs: times that all rows are seen, in the place of `steps`.
         batch: rows a step, over all devices; 32 unless the data has a size of its own.
         lr: peak learning rate of an optimizer that is named; 1e-3 for adam, adamw and nadamw.
         schedule: how it goes over the run, a name or a value; the same rate all through by default.
-        valid: what it is judged by, as `data`; several of them by name: `{"valid": (x, y), ...}`.
+        valid: what it is judged by, as `data`; several of them by name: `{"valid": (x, y), ...}`;
+            or a share of the data's rows, 0.2, which are drawn once for all and held out.
         valid_every: steps between evaluations; 0: ten times a run. There is one at the end.
         valid_batch: rows a batch of `valid`; 0: as many as in training.
         valid_couples: of a loss whose rows meet (`couples="batch"`) in evaluation too. "batch": all
@@ -128,7 +112,8 @@ def fit(
         seed: of the order of rows and of what the loss draws.
         microbatches: slices of a batch whose gradients are summed.
         steps_per_call: steps in one call of the compiled function.
-        couples: whether the loss makes rows meet; see `make_step`.
+        couples: whether the loss makes rows meet; see `make_step`. By default what the model says
+            (batch norm), else "nothing".
         precision: that the loss computes in: f32, bf16, f16, or a value.
         parallel: how the work is split: mirrored, fsdp, single, or a value.
         devices: which it is split over: how many, 0 for all; their indices, `[0, 2]`; names,
@@ -148,10 +133,13 @@ def fit(
         UserError: for what does not fit together, before anything is trained.
         LossError: if no step is finite any more.
     """
+    lasts = given.lasts(steps, epochs)
+    start = given.start(loss, params, extra, couples)
+    batch = batch or given.loader_size(data)
+    data, valid = given.split(data, valid)
     training = given.shuffled(data, batch, seed=seed)
     rows, updates = training.size, given.optimizer(optimizer, lr, schedule)
     judged = given.sets(valid, valid_batch or rows)
-    init: Any = params if callable(params) else given.weights(params, extra)
     handed = optimizer if isinstance(optimizer, optax.GradientTransformation) else None
 
     @values
@@ -163,12 +151,12 @@ def fit(
         def build(self, place: Placement) -> Experiment:
             del place
             return Experiment(
-                init=init,
-                loss=loss,
+                init=start.init,
+                loss=start.loss,
                 train=training,
                 optimizer=handed or self.optimizer.build(self.steps),
                 valid=judged,
-                couples=couples,
+                couples=start.couples,
                 tokens=tokens,
             )
 
@@ -176,7 +164,6 @@ def fit(
     saved: Any = checkpoint_every or "10%"
     told: Any = every or "2%"
     kept = bool(name) or directory is not None
-    lasts: Any = steps
     try:
         config = Config(
             experiment="fit",
@@ -205,8 +192,10 @@ def fit(
     with open(os.devnull, "w") as nowhere:
         screen = nowhere if quiet else None
         if kept:
-            return _kept(config, Path(directory or Path("runs") / name), hooks, screen)
-        return _in_memory(config, hooks, screen)
+            found = _kept(config, Path(directory or Path("runs") / name), hooks, screen)
+        else:
+            found = _in_memory(config, hooks, screen)
+    return dataclasses.replace(found, loss=loss, start=start)
 
 
 def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None) -> Fitted:

@@ -1,25 +1,42 @@
 """What a caller gives in code, arrays and names, as what a run is made of."""
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast, get_args
+from typing import Any, NamedTuple, TypeAlias, cast, get_args
 
 import jax
 import numpy as np
 import optax
 from pydantic import ValidationError
 
+from jtrain.any_model import is_nnx, refuse_foreign
 from jtrain.config.guard import Guard, Rollback
 from jtrain.config.nearest import did_you_mean
 from jtrain.data import Arrays, InOrder, Shuffled, Source
-from jtrain.errors import ConfigError, DataError
+from jtrain.data.hugging_face import HuggingFace
+from jtrain.data.subset import keep_back
+from jtrain.data.torch_rows import TorchRows, from_loader
+from jtrain.errors import ConfigError, DataError, LossError
+from jtrain.foreign_arrays import as_array, columns_of, library
+from jtrain.model_loss import ModelLoss
 from jtrain.optim import Optimizer
 from jtrain.optim.recipe import Recipe
 from jtrain.optim.schedules import LearningRate, Schedule
 from jtrain.parallel import Auto, Layout, Parallel
 from jtrain.precision import Precision
 from jtrain.trees import named_leaves
-from jtrain.types import Batches, Extra, Once, Params, Tree
+from jtrain.types import (
+    Batches,
+    Couples,
+    Extra,
+    LossFn,
+    Model,
+    Once,
+    Params,
+    Stateful,
+    Tree,
+)
 from jtrain.values import values
 
 # Arrays by name; `x` or `(x, y)`, which are then called so; rows by index; or batches as they are.
@@ -34,6 +51,8 @@ def shuffled(data: Data, size: int | None, *, seed: int) -> Batches:
         DataError: if it is nothing that has rows.
         ConfigError: if it has batches of another size already.
     """
+    size = size or loader_size(data)
+    data = _of_torch(data)
     if not isinstance(data, Batches):
         return Shuffled(_source(data), size=size or 32, seed=seed)
     if size not in (None, data.size):
@@ -44,12 +63,38 @@ def shuffled(data: Data, size: int | None, *, seed: int) -> Batches:
     return data
 
 
+def loader_size(data: Data) -> int | None:
+    """The rows in a batch of a torch DataLoader; None for anything else."""
+    torch = sys.modules.get("torch.utils.data")
+    return data.batch_size if torch is not None and isinstance(data, torch.DataLoader) else None
+
+
+def split(data: Data, valid: Data) -> tuple[Data, Data]:
+    """The data to train by, and to judge by; a share as `valid` is held out of the data.
+
+    Raises:
+        ConfigError: for a share that is not between 0 and 1, or leaves either without rows.
+        DataError: if the data is no rows by index.
+    """
+    if not isinstance(valid, float):
+        return data, valid
+    source = _source(_of_torch(data))
+    judged = round(len(source) * valid)
+    if not 0 < judged < len(source):
+        raise ConfigError(
+            f"valid={valid:g} of {len(source)} rows was to be held out, that is {judged}. Write "
+            f"a share such as valid=0.2, or give the rows: valid=(x, y)."
+        )
+    return keep_back(source, valid)
+
+
 def once(data: Data, size: int) -> Once:
     """Batches of `size` rows that go over the data once, in its order.
 
     Raises:
         DataError: if it is nothing that has rows, or batches that never end.
     """
+    data = _of_torch(data)
     if isinstance(data, Once):
         return data
     if isinstance(data, Batches):
@@ -68,22 +113,51 @@ def sets(valid: Data, size: int) -> Once | Mapping[str, Once] | None:
 
 
 def _source(data: Data) -> Source:
+    if (table := columns_of(data)) is not None:
+        return Arrays(**table)
     if isinstance(data, Mapping):
-        return Arrays(**data)
+        return Arrays(**{name: as_array(array) for name, array in data.items()})
     if isinstance(data, tuple) and len(data) == 2:
-        return Arrays(x=data[0], y=data[1])
+        return Arrays(x=as_array(data[0]), y=as_array(data[1]))
     if _is_array(data):
-        return Arrays(x=data)
+        return Arrays(x=as_array(data))
+    if library(data) == "datasets":
+        return HuggingFace(data)
     if isinstance(data, Source) and not isinstance(data, list | tuple | str):
         return data
     raise DataError(
         f"Data is arrays by name, (x, y), a source of rows or batches, and this is a "
-        f"{type(data).__name__}. Give arrays: dict(x=np.asarray(...), y=np.asarray(...))."
+        f"{type(data).__name__}. {_how(data)}"
     )
+
+
+def _how(data: Data) -> str:
+    """What to write for data of another kind."""
+    if library(data) == "tensorflow":
+        return "Write jtrain.data.Loaded(data.as_numpy_iterator, size=32), of batches by name."
+    if isinstance(data, tuple):
+        return f"Give {len(data)} arrays names: dict(x=..., y=..., weight=...)."
+    if hasattr(data, "__iter__") and not isinstance(data, str | list):
+        return (
+            "Of what can only be read in order, give a function that opens it: "
+            "jtrain.data.Loaded(lambda: batches_by_name(), size=32)."
+        )
+    return "Give arrays: dict(x=np.asarray(...), y=np.asarray(...))."
+
+
+def _of_torch(data: Data) -> Any:
+    """A torch DataLoader or data set as rows, or as batches where it streams; else `data`."""
+    torch = sys.modules.get("torch.utils.data")
+    if torch is not None and isinstance(data, torch.DataLoader):
+        return from_loader(data)
+    if torch is not None and isinstance(data, torch.Dataset) and hasattr(data, "__len__"):
+        return TorchRows(data, torch.default_collate)
+    return data
 
 
 def _has_rows(x: Any) -> bool:
     """Whether it is a data set and no array of one."""
+    x = _of_torch(x)
     if _is_array(x) or isinstance(x, list):
         return False
     return isinstance(x, Mapping | tuple | Batches | Source)
@@ -93,6 +167,61 @@ def _is_array(x: Any) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
+def lasts(steps: int | str | None, epochs: int | float | None) -> Any:
+    """How long a run lasts: the steps, or a duration in epochs.
+
+    Raises:
+        ConfigError: if neither is said, or both.
+    """
+    if (steps is None) == (epochs is None):
+        said = "neither was" if steps is None else "both were"
+        raise ConfigError(
+            f"fit lasts so many steps or so many epochs, and {said} said. Write epochs=5, or "
+            f"steps=1000."
+        )
+    return steps if epochs is None else f"{epochs:g} epochs"
+
+
+class Start(NamedTuple):
+    """A loss, and where its parameters start."""
+
+    loss: LossFn | Stateful
+    init: Any  # (params, extra), or what makes them of a key
+    couples: Couples
+    module: Any = None  # SplitModule of an nnx module, whose arrays the parameters are
+
+
+def start(loss: Any, params: Any, extra: Extra = (), couples: Couples | None = None) -> Start:
+    """Return the loss of arrays and the arrays, of whatever the caller has them in.
+
+    With an nnx module for parameters a plain loss is one of (module, batch, rng). Where `couples`
+    is not said, the model says what its layers do.
+
+    Raises:
+        LossError: for a model of another library, or a loss that cannot be called.
+        DataError: for parameters that cannot be trained.
+    """
+    if is_nnx(loss):
+        raise LossError(
+            "fit takes first a loss, then the model, then the data, and the first of these is the "
+            "model. Write jt.fit(jt.classifier(model), model, (x, y)), or jt.regression."
+        )
+    refuse_foreign(params)
+    meets = couples or (loss.couples if isinstance(loss, ModelLoss) else "nothing")
+    if is_nnx(params):
+        from jtrain.models.module_loss import module_loss
+        from jtrain.models.nnx import SplitModule
+
+        module = SplitModule(params)
+        if not isinstance(loss, Stateful):
+            loss, meets = module_loss(loss, module), couples or module.couples
+        given, carried = module.arrays()
+        return Start(loss, (given, extra or carried), meets, module)
+    if isinstance(params, Model):
+        return Start(loss, params.init, meets)
+    return Start(loss, params if callable(params) else weights(params, extra), meets)
+
+
 def weights(params: Params, extra: Extra) -> tuple[Params, Extra]:
     """Both, as arrays; a loss can be differentiated by each of the parameters.
 
@@ -100,18 +229,44 @@ def weights(params: Params, extra: Extra) -> tuple[Params, Extra]:
         DataError: if a parameter holds whole numbers, or what is no number.
     """
     made = arrays((params, extra))
-    for name, leaf in named_leaves(made[0]).items():
-        if not jax.numpy.issubdtype(leaf.dtype, np.inexact):
-            raise DataError(
-                f"The parameter {name} holds {leaf.dtype} values, and only numbers with a fraction "
-                f"can be trained: give it as float32, or in extra= if it stays as it is."
-            )
+    check_trainable(made[0])
     return made
 
 
+def check_trainable(params: Params) -> None:
+    """Check that a loss can be differentiated by each of the parameters.
+
+    Raises:
+        DataError: naming the first that holds whole numbers, or what is no array.
+    """
+    for name, leaf in named_leaves(params).items():
+        of = f"The parameter {name}" if name else "The parameter"
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None and not isinstance(leaf, int | float):
+            raise DataError(
+                f"{of} is a {type(leaf).__name__}, and parameters are arrays of numbers. Make it "
+                f"one: jnp.asarray(...)."
+            )
+        if library(leaf) == "torch" or str(dtype) == "object":
+            raise DataError(
+                f"{of} is no array of numpy or JAX. Make it one: jnp.asarray(x.numpy()) of a torch "
+                f"tensor; a function or a text is no parameter."
+            )
+        if not jax.numpy.issubdtype(dtype or type(leaf), np.inexact):
+            raise DataError(
+                f"{of} holds {dtype or type(leaf).__name__} values, and only numbers with a "
+                f"fraction can be trained: give it as float32, or in extra= if it stays as it is."
+            )
+
+
 def arrays(tree: Tree) -> Tree:
-    """Each leaf as an array, plain numbers too."""
-    return jax.tree.map(lambda x: x if _is_array(x) else np.asarray(x), tree)
+    """Each leaf as an array of numpy or JAX, plain numbers and torch tensors too."""
+
+    def leaf(x: Any) -> Any:
+        x = as_array(x)
+        return x if _is_array(x) else np.asarray(x)
+
+    return jax.tree.map(leaf, tree)
 
 
 @values

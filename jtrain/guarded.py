@@ -6,7 +6,9 @@ from typing import Any
 from jtrain.assemble import Assembly
 from jtrain.bad_step import taken
 from jtrain.config.guard import Skip
+from jtrain.data.not_finite import first_not_finite
 from jtrain.directory import Directory
+from jtrain.hooks.bad_inputs import BadInputs
 from jtrain.hooks.events import Bad, Done, Events
 from jtrain.hooks.finite import Finite
 from jtrain.hooks.guard import Guard
@@ -75,6 +77,17 @@ class Guarded:
             return [self._guard]
         config = self._parts.config
         recent = Recent(every=config.steps_per_call)
+        inputs = BadInputs(
+            every=every,
+            find=self._not_finite,
+            tell=tell,
+            start=int(state.step),
+        )
+
+        def skipped(bad: Bad) -> None:
+            self.wrote(bad, "skipped")
+            inputs.skipped(bad.step)
+
         self._finite = Finite(
             recent=recent,
             tell=tell,
@@ -84,17 +97,27 @@ class Guarded:
             most=policy.most,
             within=policy.within,
             minimum=minimum,
-            event=lambda bad: self.wrote(bad, "skipped"),
+            event=skipped,
+            cause=inputs.cause,
             start=int(state.step),
             skipped=int(state.skipped),
             known=self._known,
         )
-        return [recent, self._finite]
+        return [recent, self._finite, inputs]
 
     @property
     def saw(self) -> Callable[[int, Batch], None] | None:
         """Takes what each call of the step is going to be given; None where nobody asks."""
         return self._overflow and self._overflow.saw
+
+    def _not_finite(self, step: int) -> str:
+        """What is not finite in the data that a step took, in words; empty if all is."""
+        found = first_not_finite(self._parts.train[step - 1])
+        if found is None:
+            return ""
+        rows = taken(self._parts, step).get("rows")
+        row = f"row {rows[found.row]}" if rows else f"row {found.row} of the batch of step {step}"
+        return f"{row} of `{found.array}` has {found}"
 
     @property
     def bad(self) -> Bad | None:

@@ -9,7 +9,7 @@ import jax
 from jtrain.checkpoint.keeping import Goal
 from jtrain.durations import Duration, Facts, by_the_clock, durations, own_lengths, settled
 from jtrain.errors import ConfigError
-from jtrain.experiment import RunConfig
+from jtrain.experiment import RunConfig, build_experiment
 from jtrain.optim import SGD
 from jtrain.types import Batches, Placement
 
@@ -55,7 +55,7 @@ def in_steps(
     if units & {"epochs", "tokens"}:
         probe = dataclasses.replace(config, optimizer=SGD(lr=1.0))
         probe = settled(probe, facts._replace(epoch=1, tokens=1))  # any steps will do
-        asked = probe.build(place)
+        asked = build_experiment(probe, place)
         facts = facts._replace(epoch=epoch(asked.train), tokens=asked.tokens)
     config = settled(config, facts)
     if "evaluate.patience" in found:

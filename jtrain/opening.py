@@ -38,7 +38,8 @@ def opening(parts: Assembly, start: int | None, root: Path = Path("/")) -> list[
         lines.append(_shared(parts))
     now = flat(parts.config)
     for key, said in parts.lengths.said.items():
-        if isinstance(now.get(key), int):
+        of_fit = said.unit == "%" and config.experiment == "fit"  # which says a share by default
+        if isinstance(now.get(key), int) and not of_fit:
             unit = "evaluations" if key == "evaluate.patience" else "steps"
             if said.seconds and unit == "steps":
                 unit += f" of {brief(parts.lengths.seconds)}"

@@ -8,20 +8,24 @@ import jax
 import numpy as np
 
 from jtrain import given
+from jtrain.any_model import is_nnx, refuse_foreign
 from jtrain.cache import keep_compiled_programs
 from jtrain.errors import ConfigError, LossError
 from jtrain.evaluate import evaluate as over
 from jtrain.evaluate import make_evaluate
 from jtrain.first_batch import FirstBatch
+from jtrain.model_loss import ModelLoss
 from jtrain.parallel import Layout, Strategy, check_divides
 from jtrain.terms import in_terms
 from jtrain.trees import named_leaves
 from jtrain.types import Batch, Couples, Extra, LossFn, Once, Params, Stateful
+from jtrain.user_errors import api_boundary, check_takes, user_code
 
 ROWS = 128  # at a time, where nothing is said
 IN_FLIGHT = 8
 
 
+@api_boundary
 def evaluate(
     loss: LossFn | Stateful,
     params: Params,
@@ -42,6 +46,7 @@ def evaluate(
 
     Args:
         loss: as for `jt.fit`; its rng is None.
+        params: as for `jt.fit`, an nnx module among them.
         data: as for `jt.fit`.
         batch: rows at a time, over all devices; 0: 128, or all rows where they meet.
         couples: whether the loss makes rows meet when it is evaluated, as a contrastive loss does
@@ -64,11 +69,12 @@ def evaluate(
             f"rows (batch={_evenly(_rows_of(rows), strategy)}, or data in a batch of its own), or "
             f'say couples="slice" if the rows of each batch are meant to be the group.'
         )
-    weights = _placed(strategy, (params, extra))
+    begin = given.start(loss, params, extra)
+    weights = _placed(strategy, _weights(begin))
     if check_batch:
         part = rows.shard(*strategy.part)[0]
         look = FirstBatch(
-            in_terms(loss, ragged=rows.ragged),
+            in_terms(begin.loss, ragged=rows.ragged),
             part,
             rows.size,
             "the first batch",
@@ -77,17 +83,19 @@ def evaluate(
         )
         sums = look.sums(strategy.psum)
         look.check(lambda batch: _run(strategy, sums, weights, batch))
-    program = make_evaluate(loss, couples=couples, psum=strategy.psum, ragged=rows.ragged)
+    program = make_evaluate(begin.loss, couples=couples, psum=strategy.psum, ragged=rows.ragged)
     program = strategy.compile(program, weights, _batch(strategy, rows, 0))
     return over(program, weights, (_batch(strategy, rows, i) for i in range(len(rows))))
 
 
+@api_boundary
 def predict(
-    apply: Callable[[Params, Batch], Any],
+    apply: Callable[..., Any],
     params: Params,
     data: given.Data,
     *,
     batch: int = 0,
+    extra: Extra = (),
     parallel: str | Layout = "mirrored",
     devices: Any = 0,
 ) -> Any:  # a pytree of numpy arrays, each n ...
@@ -97,9 +105,12 @@ def predict(
     out. `apply` sees the batch as a loss does, with `row` and `mask`.
 
     Args:
-        apply: pure; gives arrays of a row for each row of the batch: b ...
+        apply: pure; gives arrays of a row for each row of the batch: b ... Or a loss that was made
+            of a model, `jt.classifier(model)`, for what the model gives.
+        params: as for `jt.fit`; with an nnx module `apply` is called as `apply(module, batch)`.
         data: as for `jt.fit`.
         batch: rows at a time, over all devices; 0: 128.
+        extra: what a model carries beside its parameters.
         devices: as for `jt.fit`.
 
     Raises:
@@ -112,8 +123,9 @@ def predict(
             "predict was asked to run in copies that add up their sums, and rows are not summed: "
             "leave parallel= out, or set impl=jit in it."
         )
-    weights, example = _placed(strategy, params), _batch(strategy, rows, 0)
-    return over_rows(compile_rows(strategy, apply, weights, example), strategy, weights, rows)
+    call, given_weights = _outputs(apply, params, extra)
+    weights, example = _placed(strategy, given_weights), _batch(strategy, rows, 0)
+    return over_rows(compile_rows(strategy, call, weights, example), strategy, weights, rows)
 
 
 def compile_rows(
@@ -140,6 +152,38 @@ def over_rows(
             found.append(_real(*started.popleft()))
     found += [_real(*each) for each in started]
     return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+
+
+def _outputs(
+    apply: Callable[..., Any], params: Params, extra: Extra
+) -> tuple[Callable[[Any, Batch], Any], Any]:
+    """`apply` as a function of the weights and a batch, and the weights."""
+    if isinstance(apply, ModelLoss):
+        weights = _weights(given.start(apply, params, extra))
+        return lambda w, batch: apply.outputs(w[0], w[1], batch), weights
+    if is_nnx(params):
+        module = given.start(lambda module, batch, rng: None, params).module
+        within = lambda w, batch: apply(module.module(*w, None, False), batch)
+        check_takes(apply, ("module", "batch"), "apply")
+        return _guarded(within), module.arrays()
+    check_takes(apply, ("params", "batch"), "apply")
+    refuse_foreign(params)
+    return _guarded(apply), params
+
+
+def _guarded(apply: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Any]:
+    """`apply`, of which errors are told in the user's own frames."""
+
+    def call(weights: Any, batch: Batch) -> Any:
+        with user_code("apply", batch):
+            return apply(weights, batch)
+
+    return call
+
+
+def _weights(begin: given.Start) -> Any:  # (params, extra)
+    """What a model starts from."""
+    return begin.init(jax.random.key(0)) if callable(begin.init) else begin.init
 
 
 def _laid_out(

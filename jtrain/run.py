@@ -46,6 +46,7 @@ from jtrain.run_values import check_about
 from jtrain.state import TrainState
 from jtrain.step import StepFn
 from jtrain.trackers import check_installed
+from jtrain.user_errors import api_boundary
 from jtrain.watch import Watch
 
 Status: TypeAlias = Literal["done", "stopped", "failed"]
@@ -77,6 +78,7 @@ class Outcome:
         return next(iter(self.sets.values()), {})
 
 
+@api_boundary
 @private_files()
 def run(
     config: RunConfig,

@@ -12,6 +12,7 @@ from jtrain.errors import LossError
 from jtrain.rows import may_hide
 from jtrain.trees import named_leaves
 from jtrain.types import Batch, Extra, Key, Leaf, LossFn, Mean, Metrics, Params, Stateful, Terms
+from jtrain.user_errors import user_code
 
 SCALAR = (
     "the loss returned a plain scalar; that means the mean over all rows of a batch, and this "
@@ -42,7 +43,7 @@ def in_terms(
     """
 
     def call(params: Params, extra: Extra, batch: Batch, rng: Key | None) -> Returned:
-        with may_hide(ragged):
+        with may_hide(ragged), user_code("the loss", batch):
             if isinstance(loss, Stateful):
                 got = loss.loss(params, extra, batch, rng)
             else:

@@ -7,16 +7,19 @@ import pytest
 
 # Each line may import the lines above it. Names on one line may not import one another.
 ORDER = [
-    {"errors", "version", "redact", "accelerators", "backlog"},
+    {"tracebacks", "version", "redact", "accelerators", "backlog"},
+    {"errors", "foreign_arrays", "synonyms"},
     {"private", "same_file", "lost_files", "regular_files", "disk_errors"},
     {"cache"},
     {"pulse"},
     {"cluster"},
     {"values", "types", "durations"},
-    {"trees", "jaxprs", "rows", "all_processes"},
+    {"trees", "jaxprs", "rows", "all_processes", "user_errors"},
     {"flops", "kept", "index_uses", "row_broadcasts"},
     # The shelves: one thing a file.
     {"config", "data", "models", "losses", "optim", "parallel", "precision", "trackers"},
+    {"any_model"},
+    {"model_loss"},
     {"experiment", "terms", "given"},
     {"state", "loss_checks", "label_checks", "writing"},
     {"accumulate", "guard"},
@@ -38,8 +41,9 @@ ORDER = [
     {"drive"},
     {"pace", "usable_layout"},
     {"trained", "run"},
-    {"fit", "predict", "plan", "weights_of_fit"},
-    {"load_run"},
+    {"predict", "plan", "svg_chart", "weights_of_fit"},
+    {"load_run", "fitted"},
+    {"fit"},
     {"debug"},
     {"testing"},
     {"sweep", "launch"},

@@ -263,7 +263,7 @@ class Checkpoints:
             CheckpointError: if it cannot be written, or the disk is too full for the checkpoints
                 that are kept and the one that is being written.
         """
-        one = space.bytes_of(state)
+        one = space.on_disk(state)
         count = max(self._keep, 1) + 1 + (self._goal is not None)
         there = min(len(self.steps()), count - 1)
         space.check_writable(self.directory, one * (count - there))

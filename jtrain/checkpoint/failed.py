@@ -25,7 +25,7 @@ class SaveError(CheckpointError):
 def failed(directory: Path, step: int, arrays: Mapping[str, Leaf], error: Exception) -> SaveError:
     """The error that says so, of what the disk or Orbax raised."""
     todo = advice(error, directory)
-    takes = f"it takes {space.size(space.bytes_of(arrays))}"
+    takes = f"it takes {space.size(space.on_disk(arrays))}"
     # What is free says nothing of a permission.
     free = f", the disk has {space.free(directory)} free" if todo.room else ""
     return SaveError(

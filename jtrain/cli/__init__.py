@@ -13,6 +13,7 @@ from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserErro
 from jtrain.pulse.failing import end_alone
 from jtrain.pulse.shutdown_request import ASKS
 from jtrain.redact import redacted
+from jtrain.user_errors import refused_platform
 from jtrain.version import __version__
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.
@@ -51,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `jtrain show x.yaml | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
-    except Exception:
+    except Exception as error:
+        if isinstance(error, RuntimeError | AssertionError) and (told := refused_platform(error)):
+            print(told, file=sys.stderr)
+            return told.code
         print(redacted(traceback.format_exc()), file=sys.stderr, end="")
         return FAULT
 

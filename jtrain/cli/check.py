@@ -58,6 +58,7 @@ def subject_of(config: "RunConfig", rows: int, *, draws: bool = True) -> "Subjec
     import jax
 
     from jtrain.debug.one_step import alone
+    from jtrain.experiment import build_experiment
     from jtrain.testing import placed, subject
 
     parts = alone(config)
@@ -73,7 +74,7 @@ def subject_of(config: "RunConfig", rows: int, *, draws: bool = True) -> "Subjec
         f"{x.train.size} rows; the model whole, its first parameters moved by {MOVED}; in float32"
     )
     return subject(
-        placed(lambda place: settled.build(place).loss),
+        placed(lambda place: build_experiment(settled, place).loss),
         _moved(jax.device_get(state.params)),
         batch,
         extra=jax.device_get(state.extra),

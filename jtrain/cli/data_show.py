@@ -13,6 +13,7 @@ from jtrain.cli.pictures import as_bytes, in_blocks, in_shades
 from jtrain.config.resolve import resolve
 from jtrain.data.tokenizer import fingerprint
 from jtrain.errors import ConfigError
+from jtrain.experiment import build_experiment
 from jtrain.hooks.png import grid, png
 from jtrain.types import Anywhere
 
@@ -27,7 +28,7 @@ def show(argv: Sequence[str]) -> int:
     step, count = _number("--step", typed.step, 0), _number("--rows", typed.rows, 1)
     resolved = resolve(Path(path), words)
     config = resolved.config
-    experiment = config.build(Anywhere())
+    experiment = build_experiment(config, Anywhere())
     batch = {name: np.asarray(array) for name, array in experiment.train[step].items()}
     rows = {name: array[:count] for name, array in batch.items()}
     tokenizer = _tokenizer(config)

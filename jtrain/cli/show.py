@@ -9,7 +9,7 @@ from typing import Any
 
 from jtrain.cli.arguments import Arguments
 from jtrain.cluster import detect
-from jtrain.config.dump import flat, told
+from jtrain.config.dump import dump, flat, told
 from jtrain.config.explain import explain, json_schema
 from jtrain.config.resolve import Resolved, resolve
 from jtrain.config.top import Top
@@ -42,6 +42,8 @@ def main(argv: Sequence[str]) -> int:
     look = next((look for name, look in looks.items() if getattr(typed, name)), None)
     if look is not None:
         print(look())
+    elif typed.yaml:
+        print(dump(told(resolved.config)), end="")
     elif typed.json:
         print(json.dumps(_object(resolved, keys)))
     elif keys:
@@ -130,6 +132,7 @@ def _arguments() -> Arguments:
         "configs/gpt2.yaml --sharding --topology v5e:4x4     where each leaf would lie, and why",
         "configs/shakespeare.yaml --cluster       which processes train together, and why",
         "configs/shakespeare.yaml --schema        the JSON schema, for an editor",
+        "digits --yaml > mine.yaml                a config that comes with jtrain, to be changed",
     )
     words = "a YAML file, values to change, keys to explain"
     schema = "print the JSON schema; without CONFIG, of the keys of every config"
@@ -143,5 +146,7 @@ def _arguments() -> Arguments:
     parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=devices)
     cluster = "print which processes a run would be of here, and by what variables"
     parser.add_argument("--cluster", action="store_true", help=cluster)
+    words = "print every value as a config of its own, to be written to a file"
+    parser.add_argument("--yaml", action="store_true", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from jtrain.config.nearest import did_you_mean
 from jtrain.config.schema import is_values
+from jtrain.config.shipped import shipped
 from jtrain.config.top import Top
 from jtrain.errors import ConfigError
 
@@ -35,22 +36,27 @@ def find(name: str, config: Path) -> Found:
         ConfigError: if there is none; it lists those that there are.
     """
     directory = _directory(config)
-    local = _local(directory)
-    if name in local:
-        return Found(name, local[name])
+    for beside in (directory, shipped(PACKAGE)):
+        if name in (there := _local(beside)):
+            return Found(name, there[name])
     installed = _installed()
     if name in installed:
         return Found(name, installed[name])
-    names = available(config)
-    listed = f"there is {', '.join(names)}" if names else "there is none"
     where = f"in {_shown(directory)}" if directory else f"in an {PACKAGE}/ beside or above {config}"
-    near = did_you_mean(name, names) or f"; write {PACKAGE}/{name}.py"
-    raise ConfigError(f"no experiment {name!r} {where} or installed; {listed}{near}")
+    others = sorted({*_local(directory), *installed})
+    near = did_you_mean(name, [*others, *_local(shipped(PACKAGE))])
+    listed = f"there is {', '.join(others)}" if near and others else available(config)
+    how = near or f"; write {PACKAGE}/{name}.py"
+    raise ConfigError(f"no experiment {name!r} {where} or installed; {listed}{how}")
 
 
-def available(config: Path) -> list[str]:
-    """The names of all experiments, as seen from a config."""
-    return sorted({*_local(_directory(config)), *_installed()})
+def available(config: Path) -> str:
+    """Say which experiments there are, as seen from a config."""
+    others = sorted({*_local(_directory(config)), *_installed()})
+    own = ", ".join(name for name in _local(shipped(PACKAGE)) if name not in others)
+    if not others:
+        return f"there is none but those that come with jtrain: {own}"
+    return f"there is {', '.join(others)}; these come with jtrain: {own}"
 
 
 def load(found: Found) -> type[Top]:
@@ -117,7 +123,10 @@ def _show_package(directory: Path) -> None:
     # Processes that it starts find it too.
     sys.path.insert(0, str(directory.parent))
     importlib.invalidate_caches()
-    file, places = directory / "__init__.py", [str(directory)]
+    own = shipped(PACKAGE)
+    # Second, so that an experiment may import one that comes with jtrain.
+    places = list(dict.fromkeys(map(str, filter(None, (directory, own)))))
+    file = directory / "__init__.py"
     if not file.exists():
         sys.modules[PACKAGE] = module = ModuleType(PACKAGE)
         module.__path__ = places

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic_core import ErrorDetails
 
-from jtrain.config.nearest import did_you_mean, nearest
+from jtrain.config.nearest import did_you_mean, near_key, nearest
 from jtrain.config.node import (
     DEFAULTS,
     TYPED,
@@ -22,6 +22,7 @@ from jtrain.config.node import (
 )
 from jtrain.config.schema import Want, choices, fields
 from jtrain.config.words import any_of, describe, found, spell
+from jtrain.synonyms import MOVED
 
 BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
@@ -51,7 +52,9 @@ def _origin(root: Node, keys: Keys, words: str) -> Origin:
     return at(root, keys).origin
 
 
-def unknown(keys: Keys, allowed: Mapping[str, Any], root: Node, others: Mapping[str, type]) -> str:
+def unknown(
+    keys: Keys, allowed: Mapping[str, Want | None], root: Node, others: Mapping[str, type]
+) -> str:
     """What to say of a key that nothing knows: what there is, and what was meant.
 
     `others` are the kinds that could have been chosen around it.
@@ -60,23 +63,32 @@ def unknown(keys: Keys, allowed: Mapping[str, Any], root: Node, others: Mapping[
     return f"is no key{there}; it has {', '.join(allowed)}{_meant(keys, allowed, root, others)}"
 
 
-def _meant(keys: Keys, allowed: Mapping[str, Any], root: Node, others: Mapping[str, type]) -> str:
-    name = str(keys[-1])
+def _meant(
+    keys: Keys, allowed: Mapping[str, Want | None], root: Node, others: Mapping[str, type]
+) -> str:
+    name, typed = str(keys[-1]), at(root, keys).origin.layer == TYPED
     first, dot, rest = name.partition(".")
     if dot:
         return f"; in a file, write `{first}: {{{rest}: ...}}`"
     if name == "<<":
         return "; to inherit, write `base: other.yaml`"
     if having := [kind for kind, cls in others.items() if name in fields(cls)]:
-        typed = at(root, keys).origin.layer == TYPED
         how = f"{dotted((*keys[:-1], 'kind'))}={having[0]}" if typed else f"`kind: {having[0]}`"
         return f"; kind {' or '.join(having)} has {name}; write {how} beside it"
-    if close := did_you_mean(name, allowed):
-        return close
-    for key, node in root.value.items():
-        if name in root.value and isinstance(node.value, dict) and name in node.value:
-            return f"; did you mean {key}.{name}?"
+    if close := near_key(name, allowed):
+        return f"; did you mean {dotted((*keys[:-1], close)) if typed else close}?"
+    if len(keys) == 1 and name in MOVED:
+        return f"; write {MOVED[name]}"
+    inside = {key: _keys_of(want) for key, want in reversed(list(allowed.items()))}
+    owner = {below: key for key, names in inside.items() for below in names}  # the first one's
+    if close := near_key(name, owner):
+        return f"; did you mean {dotted((*keys[:-1], owner[close], close))}?"
     return ""
+
+
+def _keys_of(want: Want | None) -> list[str]:
+    """The keys of a mapping, of all kinds that it may be."""
+    return [name for cls in (want.classes() if want else ()) for name in fields(cls)]
 
 
 class _Spot(NamedTuple):

@@ -13,6 +13,7 @@ from ruamel.yaml.nodes import Node as Yaml
 
 from jtrain.config.nearest import nearest
 from jtrain.config.node import Keys, Mistake, Node, Origin, Plain, dotted
+from jtrain.config.shipped import shipped_configs
 from jtrain.errors import ConfigError
 from jtrain.regular_files import open_regular
 
@@ -238,12 +239,15 @@ def _refuse_long(path: Path, data: bytes) -> bytes:
 
 
 def _near_file(path: Path) -> str:
+    own = nearest(path.stem, shipped_configs())
+    comes = f"; did you mean {own}, which comes with jtrain?" if own else ""
     try:
         present = sorted(p.name for p in path.parent.iterdir())
     except (OSError, ValueError):
-        return f"; there is no directory {path.parent}"
+        return comes or f"; there is no directory {path.parent}"
     there = [name for name in present if name.endswith((".yaml", ".yml"))]
     near = nearest(path.name, there) or nearest(f"{path.name}.yaml", there)
     if near:
         return f"; did you mean {path.parent / near}?"
-    return f"; {path.parent}/ has {', '.join(there[:8])}" if there else ""
+    listed = f"; {path.parent}/ has {', '.join(there[:8])}" if there else ""
+    return comes or listed or f"; these come with jtrain: {', '.join(shipped_configs())}"

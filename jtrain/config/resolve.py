@@ -12,6 +12,7 @@ from jtrain.config.dump import leaves
 from jtrain.config.layers import layers
 from jtrain.config.lookup import Found, available, find, load
 from jtrain.config.mistakes import mistakes, unknown
+from jtrain.config.nearest import near_key
 from jtrain.config.node import (
     DEFAULT,
     FILE,
@@ -27,14 +28,15 @@ from jtrain.config.node import (
 )
 from jtrain.config.schema import Want, fields
 from jtrain.config.settle import settle
+from jtrain.config.shipped import find_config
 from jtrain.config.top import Top
 from jtrain.durations import countable
 from jtrain.errors import ConfigError
 
 T = TypeVar("T")
 
-# What an experiment's Config may have beside the keys of Top: a misspelt key is told before the
-# experiment, and with it jax, is imported.
+# What an experiment's Config mostly has beside the keys of Top. Where the experiment is not found,
+# what is near to one of these keys is told.
 OF_EXPERIMENTS = ("data", "model", "optimizer", "precision", "parallel", "trackers")
 KEYS = dict.fromkeys(("base", *fields(Top), *OF_EXPERIMENTS))
 
@@ -55,37 +57,36 @@ def resolve(
 ) -> Resolved:
     """The config in a file, with `a.b=value` laid over it.
 
-    Mistakes are told together, in three stages: what needs only the YAML and the keys of `Top`,
-    without jax; the experiment's values; values that do not fit together.
+    Mistakes are told together, in two stages: all that is wrong in the file, in what was typed and
+    in the values; then values that do not fit together. Where the experiment cannot be found, what
+    needs only the YAML and the keys of `Top` is told, without jax.
 
     Args:
-        path: a YAML file.
+        path: a YAML file, or the name of a config that comes with jtrain.
         settings: what was typed after it.
         schema: the experiment's Config where it is at hand; else the experiment is looked up.
 
     Raises:
-        ConfigError: with a line for each mistake of the first stage that has any.
+        ConfigError: with a line for each mistake of a stage.
     """
-    path = Path(path)
+    typed, path = Path(path), find_config(path)
     root, wrong = layers(path, settings)
     root = _named(root, path)
-    known = {key: node for key, node in root.value.items() if key in fields(Top)}
-    top, _ = settle(Want(Top), Node(known, root.origin))  # or a kind that is a default is missing
-    wrong += check(Top, top, whole=False)[1]
-    strange = [(key,) for key in root.value if key not in KEYS]
-    wrong += [mistake(root, keys, unknown(keys, KEYS, root, {})) for keys in strange]
     found, missing = (None, []) if schema else _experiment(root, path)
-    stop([*wrong, *missing])
+    if schema is None and found is None:
+        stop([*wrong, *missing, *_mistakes_of_top(root)])
     if schema is None:
         assert found, "an experiment that is not there is a mistake"
         schema = load(found)
-    _settable(schema)
     root, notes = settle(Want(schema), root)
-    config, wrong = check(schema, root)
-    stop(wrong)
+    config, more = check(schema, root)
+    known = {one.key for one in wrong}  # what could not be read is nothing, and no second mistake
+    stop([*wrong, *(one for one in more if one.key not in known)])
     assert config is not None, "what has no mistake is a config"
     stop(_misfit(root, key, words, path) for key, words in config.misfits())
     notes = [*notes, *countable(config)]
+    if path != typed:
+        notes.insert(0, f"{typed} is the config that comes with jtrain: {path}")
     origins = {dotted(keys): _origin(root, keys) for keys in leaves(config)}
     return Resolved(config, schema, origins, tuple(notes), path)
 
@@ -114,8 +115,7 @@ def _experiment(root: Node, path: Path) -> tuple[Found | None, list[Mistake]]:
     """The experiment that a config names, or why there is none."""
     node, keys = root.value.get("experiment"), ("experiment",)
     if node is None:
-        names = ", ".join(available(path)) or "none yet: write experiments/NAME.py"
-        words = f"is missing; write `experiment: NAME`, there is {names}"
+        words = f"is missing; write `experiment: NAME`, {available(path)}"
         return None, [mistake(root, keys, words)]
     if not isinstance(node.value, str) or not node.value.isidentifier():
         return None, []  # told with the other keys of Top
@@ -125,13 +125,14 @@ def _experiment(root: Node, path: Path) -> tuple[Found | None, list[Mistake]]:
         return None, [mistake(root, keys, str(error))]
 
 
-def _settable(schema: type[Top]) -> None:
-    strange = [key for key in fields(schema) if key not in KEYS]
-    if strange:
-        raise ConfigError(
-            f"{schema.__module__}.Config has {', '.join(strange)}, and the keys of a config are "
-            f"{', '.join(KEYS)}; move it into data or model"
-        )
+def _mistakes_of_top(root: Node) -> list[Mistake]:
+    """What is wrong with the keys that every config has, whatever the experiment is."""
+    known = {key: node for key, node in root.value.items() if key in fields(Top)}
+    top, _ = settle(Want(Top), Node(known, root.origin))  # or a kind that is a default is missing
+    strange = [(key,) for key in root.value if key not in KEYS and near_key(key, KEYS)]
+    return check(Top, top, whole=False)[1] + [
+        mistake(root, keys, unknown(keys, KEYS, root, {})) for keys in strange
+    ]
 
 
 def _misfit(root: Node, key: str, words: str, path: Path) -> Mistake:

@@ -1,7 +1,6 @@
 """Where an equation of a traced program was written."""
 
 import linecache
-import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jtrain.tracebacks import LIBRARIES
+
 # Frames of these are no places to look in for what a user wrote.
-_LIBRARIES = (
-    str(Path(jax.__file__).parent),
-    sysconfig.get_paths()["stdlib"],
-    sysconfig.get_paths()["purelib"],
-    sysconfig.get_paths()["platlib"],
-)
+_LIBRARIES = (str(Path(jax.__file__).parent), *LIBRARIES)
 _TOOLKIT, _DEBUG = str(Path(__file__).parents[1]), str(Path(__file__).parent)
 
 

@@ -34,6 +34,7 @@ class Finite(Hook):
         tell_every: steps between two such lines.
         start: the step that the run goes on from.
         skipped: steps that were skipped before it (`state.skipped`).
+        cause: gives why the last of them was, if the data says so; else nothing.
         known: what `state` gave when the checkpoint was saved.
     """
 
@@ -51,12 +52,14 @@ class Finite(Hook):
         within: int = 1000,
         minimum: float = 0.0,
         event: Callable[[Bad], None] = lambda bad: None,
+        cause: Callable[[], str] = lambda: "",
         start: int = 0,
         skipped: int = 0,
         known: Mapping[str, Any] = {},
     ):
         self.every = -(-min(window, LOOK) // steps_per_call) * steps_per_call
         self._recent, self._event, self._minimum = recent, event, minimum
+        self._cause = cause
         self._window, self._most, self._within = window, most, within
         self._tell, self._tell_every, self._told_at, self._untold = tell, tell_every, start, 0
         self._skipped, self._counted = skipped, start
@@ -88,10 +91,12 @@ class Finite(Hook):
         """Tell how many steps were skipped since the last line, unless they stop the run."""
         steps, skipped = step - self._told_at, self._untold
         if skipped and not self._why:
-            rest = "The others were taken; if" if skipped < steps else "If"
+            advice = self._cause() or "if this goes on, lower optimizer.lr"
+            rest = "The others were taken; " if skipped < steps else ""
+            words = f"{rest}{advice}" if rest else f"{advice[0].upper()}{advice[1:]}"
             self._tell(
                 f"steps {self._told_at + 1} to {step}: {skipped} of {steps} skipped, loss or "
-                f"gradient was not finite. {rest} this goes on, lower optimizer.lr."
+                f"gradient was not finite. {words}."
             )
         self._told_at, self._untold = step, 0
 

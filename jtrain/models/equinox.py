@@ -11,6 +11,7 @@ from jtrain.errors import ConfigError, LossError
 from jtrain.rows import refuse_hidden_rows
 from jtrain.trees import name
 from jtrain.types import Extra, Key, Keys, Leaf, Model, Params
+from jtrain.user_errors import CARRY_EXTRA
 
 Module: TypeAlias = Any  # eqx.Module; equinox is no dependency
 Path: TypeAlias = tuple[str, ...]
@@ -48,6 +49,7 @@ def from_equinox(make: Callable[[Key], Module | tuple[Module, Any]]) -> Model:
     leaves, structure = jax.tree_util.tree_flatten_with_path(module)
     kinds = [_kind(leaf) for _, leaf in leaves]
     paths = [_strings(path) for path, _ in leaves]
+    carried = ["buffers"] * ("buffers" in kinds) + ["state"] * bool(jax.tree.leaves(state))
     state_paths = [_strings(p) for p, _ in jax.tree_util.tree_leaves_with_path(state)]
 
     def part(arrays: Sequence[Leaf], kind: str) -> dict[str, Any]:
@@ -64,6 +66,11 @@ def from_equinox(make: Callable[[Key], Module | tuple[Module, Any]]) -> Model:
     def apply(params: Params, extra: Extra, rng: Keys | None, train: bool, *inputs: Any):
         if train and axis:
             refuse_hidden_rows("a batch norm of equinox")
+        if lacking := [name for name in carried if name not in extra]:
+            raise LossError(
+                f"the module carries {' and '.join(lacking)} beside its parameters (running "
+                f"statistics, say), and `apply` got extra without. {CARRY_EXTRA}"
+            )
         trees = {"params": params, **extra}
         arrays = [
             _at(trees[kind], path) if kind else leaf
@@ -89,7 +96,7 @@ def from_equinox(make: Callable[[Key], Module | tuple[Module, Any]]) -> Model:
         pairs = zip(state_paths, jax.tree.leaves(after), strict=True)
         return outputs, {**extra, "state": _nested(list(pairs))}
 
-    return Model(init, apply)
+    return Model(init, apply, couples="batch" if axis else "nothing")
 
 
 def _equinox() -> Any:

@@ -1,5 +1,6 @@
 """Any flax linen module as two pure functions over plain dicts of arrays."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
             `rng` is None.
     """
     switch = switch_of(module.__call__, f"the linen module {type(module).__name__}")
+    taken = inspect.signature(module.__call__).parameters
+    named = tuple(name for name in ("keys", "mask") if name in taken)
 
     def init(key: Key) -> tuple[Params, Extra]:
         like = [jnp.zeros(x.shape, x.dtype) for x in inputs]
@@ -41,12 +44,15 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
         variables = flax.core.meta.unbox(module.init(rngs, *like, **switch(False)))
         return variables.pop("params", {}), variables
 
-    def apply(params: Params, extra: Extra, rng: Keys | None, train: bool, *inputs: Any):
+    def apply(
+        params: Params, extra: Extra, rng: Keys | None, train: bool, *inputs: Any, **named: Any
+    ):
         rngs = {} if rng is None or not train else _rngs(streams, first_key(rng))
         try:
             outputs, changed = module.apply(
                 {"params": params, **extra},
                 *inputs,
+                **named,
                 **switch(train),
                 rngs=rngs,
                 mutable=list(extra) if train else [],
@@ -55,7 +61,7 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
             raise _undrawn(error, streams, rng) from None
         return outputs, {**extra, **changed}
 
-    return Model(init, apply)
+    return Model(init, apply, named=named)
 
 
 def _rngs(streams: Sequence[str], key: Key) -> dict[str, Key]:

@@ -1,6 +1,7 @@
 """Any flax nnx module as two pure functions over plain dicts of arrays."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -8,20 +9,34 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jtrain.errors import LossError
+from jtrain.models.batch_norm import BatchNorm
+from jtrain.models.switch import RESTS, TRAINS
 from jtrain.rows import first_key
-from jtrain.types import Dims, Extra, Key, Keys, Model, Params
+from jtrain.trees import named_leaves
+from jtrain.types import Couples, Dims, Extra, Key, Keys, Model, Params
+from jtrain.user_errors import CARRY_EXTRA
 
 State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns of
 PARTS = (nnx.Param, nnx.RngState, ...)  # differentiated, drawn from, and all the rest
+NAMED = ("keys", "mask", *TRAINS, *RESTS)  # what a module's `__call__` may take by name
+NO_PARAMS = (
+    "the parameter {name} of the module is not among those that `apply` got: {there}. Give it what "
+    "`init` of the same model gave: params, extra = model.init(jax.random.key(0))."
+)
+NO_EXTRA = (
+    "the module carries {name} beside its parameters (running statistics, say), and `apply` got "
+    f"extra with {{there}}. {CARRY_EXTRA}"
+)
 
 
-def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Model:
-    """The module that `make` builds, as `Model(init, apply)`.
+def from_nnx(make: Callable[[nnx.Rngs], nnx.Module] | nnx.Module) -> Model:
+    """The module that `make` builds, or a module itself, as `Model(init, apply)`.
 
     `params` (every `nnx.Param`) and `extra` (every other variable: running statistics, caches) are
     plain nested dicts of arrays with string keys, so they are saved, named and sharded like any
     others, and a step over them costs 7 times less Python than one over modules. What is static is
-    closed over. No array is made here: the module is only built for real inside `init`.
+    closed over. No array is made here: the module is only built for real inside `init`. Of a module
+    that is given itself, `init` gives the arrays, whatever its key.
 
     `apply(params, extra, rng, train, *inputs)` switches the module to `train()` or `eval()`,
     refills its random streams from `rng` (stream i gets `fold_in(rng, i)`) and returns the outputs
@@ -39,13 +54,15 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     (`norm(x, mask=mask)`, the mask among the inputs) where batches may be ragged.
 
     Raises:
-        LossError: from `apply`, if the module draws while training and `rng` is None.
+        LossError: from `apply`, if the module draws while training and `rng` is None, or if the
+            parameters or `extra` are not the module's.
     """
-    graph, *parts = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), *PARTS)
+    given = isinstance(make, nnx.Module)
+    whole = make if given else nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    apart = SplitModule(whole)
 
     def init(key: Key) -> tuple[Params, Extra]:
-        _, params, _, extra = nnx.split(make(nnx.Rngs(key)), *PARTS)
-        return _plain(params), _plain(extra)
+        return (apart if given else SplitModule(make(nnx.Rngs(key)))).arrays()
 
     def apply(
         params: Params,
@@ -54,14 +71,49 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Model:
         train: bool,
         *inputs: Any,
         method: str = "__call__",
+        **named: Any,
     ):
-        arrays = (_fill(parts[0], params), _streams(parts[1], rng, train), _fill(parts[2], extra))
-        module = nnx.merge(graph, *arrays)
-        module.train() if train else module.eval()
-        outputs = getattr(module, method)(*inputs)
-        return outputs, _plain(nnx.state(module, *PARTS)[2])
+        module = apart.module(params, extra, rng, train)
+        outputs = getattr(module, method)(*inputs, **named)
+        return outputs, apart.extra_of(module)
 
-    return Model(init, apply, _dims(parts[0]))
+    taken = inspect.signature(whole.__call__).parameters if callable(whole) else ()
+    named = tuple(name for name in NAMED if name in taken)
+    return Model(init, apply, _dims(apart.params), named, apart.couples)
+
+
+class SplitModule:
+    """A module taken apart into what is static, its parameters, its random streams and the rest."""
+
+    def __init__(self, module: nnx.Module):
+        self._graph, self.params, self._streams, self._extra = nnx.split(module, *PARTS)
+        norms = (nnx.BatchNorm, BatchNorm)
+        meet = any(isinstance(part, norms) for _, part in nnx.iter_modules(module))
+        self.couples: Couples = "batch" if meet else "nothing"
+        """What its layers do to the rows of a batch while it trains."""
+
+    def arrays(self) -> tuple[Params, Extra]:
+        """Return the parameters and the other arrays, in nested dicts."""
+        return _plain(self.params), _plain(self._extra)
+
+    def module(self, params: Params, extra: Extra, rng: Keys | None, train: bool) -> nnx.Module:
+        """Return the module with these arrays, switched to training or evaluation.
+
+        Raises:
+            LossError: if it draws while training and `rng` is None, or if the arrays are not its.
+        """
+        arrays = (
+            _fill(self.params, params, NO_PARAMS),
+            _streams(self._streams, rng, train),
+            _fill(self._extra, extra, NO_EXTRA),
+        )
+        module = nnx.merge(self._graph, *arrays)
+        module.train() if train else module.eval()
+        return module
+
+    def extra_of(self, module: nnx.Module) -> Extra:
+        """Return the arrays of a module that `module` gave, those beside the parameters."""
+        return _plain(nnx.state(module, *PARTS)[2])
 
 
 def _dims(state: State) -> dict[str, Dims]:
@@ -89,13 +141,20 @@ def _plain(state: State) -> dict[str, Any]:
     return tree
 
 
-def _fill(like: State, tree: dict[str, Any]) -> State:
-    """The state with the structure of `like` and the arrays of `tree`."""
+def _fill(like: State, tree: Any, missing: str) -> State:
+    """The state with the structure of `like` and the arrays of `tree`.
+
+    Raises:
+        LossError: `missing`, if one is not there.
+    """
 
     def at(path):
         inner = tree
-        for name in path:
-            inner = inner[str(name)]
+        for name in map(str, path):
+            if not (isinstance(inner, Mapping) and name in inner):
+                there = ", ".join(named_leaves(tree)) or "nothing in it"
+                raise LossError(missing.format(name="/".join(map(str, path)), there=there))
+            inner = inner[name]
         return inner
 
     filled = [(path, variable.replace(at(path))) for path, variable in _variables(like)]

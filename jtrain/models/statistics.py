@@ -29,3 +29,14 @@ def replaced(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:
         return Mean(jnp.where(real > 0, after.astype(jnp.float32) * weight, 0), weight)
 
     return jax.tree.map(leaf, old, new)
+
+
+def carried(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:
+    """Return `new` as a stateful loss returns it, whatever layers of whomever it has.
+
+    Those of this package give Means already; the others as `replaced` has them.
+    """
+    if not jax.tree.leaves(old):
+        return old
+    leaf = lambda before, after: after if isinstance(after, Mean) else replaced(before, after, mask)
+    return jax.tree.map(leaf, old, new)

@@ -251,7 +251,7 @@ CASES = [
          mend=("steps_per_call: 3", "steps_per_call: 3\ncheckpoint: {every: 99}")),
     # The command line
     typed("stesp=3", "is no key", "did you mean steps?", mend="steps=3"),
-    typed("optimizer.lrr=3", "is no key of optimizer; it has kind, lr", "did you mean lr?", mend="optimizer.lr=3"),
+    typed("optimizer.lrr=3", "is no key of optimizer; it has kind, lr", "did you mean optimizer.lr?", mend="optimizer.lr=3"),
     typed("steps=ten", 'must be a whole number above 0, found the text "ten"', mend="steps=20"),
     typed("steps=", "has no value; write steps=VALUE, a whole number above 0", mend="steps=20"),
     typed("checkpoint.best=", "has no value; write checkpoint.best='\"\"' for empty text",

@@ -94,7 +94,7 @@ CASES = [
     typed("model.__class__=3", "is no key of model", mend="model.width=8"),
     typed("__class__.__init__=3", "is no key", mend="seed=3"),
     typed("model.size=tiny", 'must be a whole number or auto, found the text "tiny"', mend="model.size=auto"),
-    typed("checkpoint.evry=3", "is no key of checkpoint; it has every", "did you mean every?", mend="checkpoint.every=5"),
+    typed("checkpoint.evry=3", "is no key of checkpoint; it has every", "did you mean checkpoint.every?", mend="checkpoint.every=5"),
     typed("log.every=0", "log.every", "must be", mend="log.every=1"),
     typed("batch=3.0", "must be a whole number above 0, found 3.0; write 3", mend="batch=3"),
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from checkpoint_states import like, same_bits
 from full_disk import files_of_at_most
 
 from jtrain.checkpoint import Checkpoints, bytes_of, check_writable, lock
+from jtrain.checkpoint.space import on_disk
 from jtrain.errors import CheckpointError
 
 # The storage library's own tasks complain, now and then, when those that failed are collected.
@@ -56,6 +57,14 @@ def test_a_checkpoint_takes_about_the_bytes_of_its_state(tmp_path: Path):
     assert bytes_of(STATE) <= taken < bytes_of(STATE) + 20_000
 
 
+def test_what_a_tiny_checkpoint_takes_on_the_disk_is_known(tmp_path: Path):
+    state = {f"w{i}": jnp.zeros(3) for i in range(8)}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, {})
+    blocks = sum(path.stat().st_blocks * 512 for path in (tmp_path / "1").rglob("*"))
+    assert bytes_of(state) < blocks < on_disk(state) < 2 * blocks
+
+
 def test_too_little_room_is_found_before_training(tmp_path: Path):
     free = shutil.disk_usage(tmp_path).free
     check_writable(tmp_path / "new" / "checkpoints", free // 2)
@@ -95,7 +104,7 @@ def test_a_write_that_fails_is_raised_by_wait(tmp_path: Path, capfd):
             save_and_wait(checkpoints, 2)
         message = str(refusal.value)
         assert "checkpoint 2 could not be written" in message
-        assert "it takes 800 kB" in message
+        assert "it takes 886 kB" in message
         assert message.endswith("and run again: it goes on from step 1.")
         assert len(message) < 700
         assert checkpoints.steps() == [1], "what failed is not listed"

@@ -89,7 +89,7 @@ def test_it_changes_nothing_in_the_run(outcome: Outcome, capfd):
         (["quick", "--step", "last"], "--step last is no step; write newest, best or a number", ["quick", "--step", "newest"]),
         (["quick", "seed=1"], "seed: 0 there, 1 here", ["quick", "seed=0"]),
         (["quick", "model.width=9"], "model.width: 8 there, 9 here\nLeave them as they are; parallel, ", ["quick"]),
-        (["quick", "model.widht=9"], "did you mean width?", ["quick", "model.width=8"]),
+        (["quick", "model.widht=9"], "did you mean model.width?", ["quick", "model.width=8"]),
         (["quick", "checkpoint.best=lowest accuracy", "--step", "best"], "has no best checkpoint; it has steps", ["quick", "--step", "best"]),
         (["quick", "parallel={kind: mirrored, devices: 8}", "evaluate.batch=50"], "Nearest: 48 or 56 (evaluate.batch=48)",
          ["quick", "parallel={kind: mirrored, devices: 8}", "evaluate.batch=48"]),

@@ -110,13 +110,14 @@ def test_a_broken_experiment_shows_where_it_broke(tmp_path: Path, code: str, pla
     assert resolve(path).config.steps == 10
 
 
-def test_a_key_that_no_config_could_say_is_refused(tmp_path: Path):
+def test_an_experiment_has_keys_of_its_own(tmp_path: Path):
     path = write_study(tmp_path)
-    (tmp_path / "experiments" / "toy.py").write_text(f"{CODE}\n    extra: int = 3\n")
-    with pytest.raises(
-        ConfigError, match=r"experiments\.toy\.Config has extra.*move it into data or model"
-    ):
-        resolve(path)
+    own = "\n    reward: Model = Model()\n    extra: int = Field(default=3, gt=0)\n"
+    (tmp_path / "experiments" / "toy.py").write_text(CODE + own)
+    config = resolve(path, ["extra=5", "reward.width=8", "reward.heads=2"]).config
+    assert (config.extra, config.reward.width) == (5, 8)
+    with pytest.raises(ConfigError, match=r"extrra=5: is no key; .*; did you mean extra\?"):
+        resolve(path, ["extrra=5"])
 
 
 @pytest.mark.parametrize("code", ["", "class Config:\n    pass\n", "Config = 3\n"])
@@ -127,3 +128,39 @@ def test_an_experiment_without_a_config_is_told_how_to_have_one(tmp_path: Path, 
         ConfigError, match=r"toy\.py: has no `Config`.*\n@values\nclass Config\(RunConfig\)"
     ):
         resolve(path)
+
+
+def test_the_experiments_that_come_with_jtrain_are_found_from_anywhere(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("experiment: digits\nsteps: 3\nbatch: 8\noptimizer: {kind: adam, lr: 1e-3}\n")
+    assert resolve(path).schema.__module__ == "experiments.digits"
+
+
+def test_an_experiment_imports_one_that_comes_with_jtrain(tmp_path: Path):
+    path = write_study(tmp_path)
+    study = "from experiments.digits import Config as Digits\nfrom jtrain.values import values\n"
+    study += "@values\nclass Config(Digits):\n    steps: int = 9\n"
+    (tmp_path / "experiments" / "mine.py").write_text(study)
+    path.write_text("experiment: mine\nbatch: 8\noptimizer: {kind: adam, lr: 1e-3}\n")
+    assert resolve(path).config.steps == 9
+
+
+def test_an_experiment_beside_the_config_wins_over_one_that_comes_with_jtrain(tmp_path: Path):
+    path = write_study(tmp_path)
+    (tmp_path / "experiments" / "toy.py").rename(tmp_path / "experiments" / "digits.py")
+    path.write_text(path.read_text().replace("toy", "digits"))
+    assert "optimizer" in resolve(path).schema.__pydantic_fields__
+    assert sys.modules["experiments.digits"].__file__ == str(tmp_path / "experiments/digits.py")
+
+
+@pytest.mark.parametrize("typed", ["digits", "digits.yaml", "configs/digits.yaml"])
+def test_the_configs_that_come_with_jtrain_are_found_by_name(typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    resolved = resolve(typed, ["steps=70"])
+    assert (resolved.config.experiment, resolved.config.name) == ("digits", "digits")
+    assert resolved.notes[0].startswith(f"{typed} is the config that comes with jtrain: /")
+    with pytest.raises(ConfigError, match=r"no such file; did you mean digits, which comes with"):
+        resolve("digts")
+    (tmp_path / "digits").write_text("steps: many")
+    with pytest.raises(ConfigError, match="digits:1: steps: must be a whole"):
+        resolve("digits")

@@ -154,15 +154,46 @@ def test_differences_are_told_by_key(path: Path):
 
 
 def test_every_mistake_of_a_stage_is_told_at_once_in_the_order_of_the_file(path: Path):
-    path.write_text("experiment: tog\nsteps: 0\nbatch: 4\nbatch: 5\nwidht: 3\nlog: {evry: 1}\n")
+    path.write_text("experiment: tog\nsteps: 0\nbatch: 4\nbatch: 5\nmodle: 3\nlog: {evry: 1}\n")
     with pytest.raises(ConfigError) as caught:
         resolve(path, ["seed=-1", "optimizer"])
     lines = str(caught.value).splitlines()
-    starts = [":1: experiment:", ":2: steps:", ":4: batch:", ":5: widht:", ":6: log.evry:"]
+    starts = [":1: experiment:", ":2: steps:", ":4: batch:", ":5: modle:", ":6: log.evry:"]
     expected = [f"{path}{start}" for start in starts]
     expected += ["command line: optimizer:", "command line: seed=-1:"]
     assert len(lines) == len(expected)
     assert all(line.startswith(start) for line, start in zip(lines, expected, strict=True)), lines
+
+
+def test_mistakes_in_the_experiments_own_keys_are_told_beside_those_of_every_config(path: Path):
+    with pytest.raises(ConfigError) as caught:
+        resolve(path, ["steps=many", "optimizer.kind=adm", "model.widht=3", "widht=3", "extra=1"])
+    told = str(caught.value)
+    assert "steps=many: must be a whole number above 0" in told
+    assert "optimizer.kind=adm: must be one of sgd, adamw" in told
+    assert "did you mean model.width?" in told
+    assert "command line: widht=3: is no key; it has experiment, " in told
+    assert len(told.splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("setting", "meant"),
+    [
+        ("optimizer.lerning_rate=3", "did you mean optimizer.lr?"),
+        ("optimizer.learning_rate=3", "did you mean optimizer.lr?"),
+        ("batch_size=3", "did you mean batch?"),
+        ("lr=3", "did you mean optimizer.lr?"),
+        ("learning_rate=3", "did you mean optimizer.lr?"),
+        ("width=8", "did you mean model.width?"),
+        ("num_heads=8", "did you mean model.heads?"),
+        ("epochs=5", "write steps='5 epochs'"),
+        ("save_every=5", "write checkpoint.every"),
+    ],
+)
+def test_the_words_of_other_libraries_are_known(path: Path, setting: str, meant: str):
+    with pytest.raises(ConfigError, match="is no key") as caught:
+        resolve(path, [setting])
+    assert meant in str(caught.value)
 
 
 def imported(code: str, **environment: str) -> list:

@@ -1,0 +1,33 @@
+"""Arrays and tables of other libraries as numpy's; none of them is imported."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def as_array(x: Any) -> Any:
+    """Return a tensor of torch or TensorFlow as a numpy array, anything else as it is.
+
+    A torch tensor comes off its device and its graph; bfloat16, which numpy lacks, as float32.
+    """
+    if isinstance(x, np.ndarray | np.generic | jax.Array):
+        return x
+    if library(x) == "torch" and hasattr(x, "detach"):
+        x = x.detach().cpu()
+        return (x.float() if "bfloat16" in str(x.dtype) else x).numpy()
+    if library(x) == "tensorflow" and hasattr(x, "numpy"):
+        return x.numpy()
+    return x
+
+
+def columns_of(table: Any) -> dict[str, Any] | None:
+    """Return the columns of a pandas or polars DataFrame by name; None for anything else."""
+    if library(table) not in {"pandas", "polars"} or not hasattr(table, "columns"):
+        return None
+    return {str(name): table[name].to_numpy() for name in table.columns}
+
+
+def library(x: Any) -> str:
+    """Return the name of the library that the class of `x` comes from."""
+    return type(x).__module__.partition(".")[0]

@@ -1,0 +1,79 @@
+"""Traceback frames: which of them are a user's own code, and tracebacks cut to those."""
+
+import linecache
+import os
+import site
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+PACKAGE = str(Path(__file__).parent)
+# The standard library and installed packages.
+LIBRARIES = tuple(
+    {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    | {*site.getsitepackages(), site.getusersitepackages()}
+)
+MOST = 8  # frames that are shown
+
+
+def is_own(file: str) -> bool:
+    """Return whether a file of code is the user's: no library, not jtrain, not generated."""
+    if file.startswith("<"):  # a cell, standard input, `python -c`; others are generated
+        return file.startswith(("<ipython", "<stdin", "<string"))
+    path = os.path.abspath(file)
+    return not path.startswith(tuple(f"{folder}{os.sep}" for folder in (PACKAGE, *LIBRARIES)))
+
+
+def own_frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+    """Yield the links of a traceback whose code is the user's, the outermost first."""
+    while trace is not None:
+        if is_own(trace.tb_frame.f_code.co_filename):
+            yield trace
+        trace = trace.tb_next
+
+
+def cut(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback with the user's own frames alone."""
+    kept = None
+    for link in reversed(list(own_frames(trace))):
+        kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return kept
+
+
+def frame_lines(trace: TracebackType | None) -> str:
+    """Return the user's own frames as Python prints them; empty where there is none."""
+    found = list(traceback.extract_tb(cut(trace)))
+    if len(found) > MOST:
+        found = [*found[:2], *found[2 - MOST :]]
+    return "".join(traceback.StackSummary.from_list(found).format()).rstrip()
+
+
+def message(error: BaseException) -> str:
+    """Return the kind of an error and the first line of what it says, as Python prints it."""
+    described = traceback.TracebackException.from_exception(error, compact=True)
+    lines = "".join(described.format_exception_only()).splitlines()
+    if isinstance(error, SyntaxError):  # the line and the caret come first
+        return "\n".join(lines)
+    first = next((line for line in lines if not line.startswith(" ")), type(error).__name__)
+    kind, colon, said = first.partition(":")
+    return f"{kind.rpartition('.')[2]}{colon}{said}"
+
+
+def failing_code(link: TracebackType) -> str:
+    """Return the expression of a frame that failed, where it is on one line; else nothing."""
+    summary = traceback.extract_tb(link, limit=1)[0]
+    begin, end = summary.colno, summary.end_colno
+    if begin is None or end is None or summary.lineno is None:
+        return ""
+    if summary.end_lineno != summary.lineno:
+        return ""
+    line = linecache.getline(summary.filename, summary.lineno).encode()
+    return line[begin:end].decode(errors="replace")
+
+
+def interactive() -> bool:
+    """Return whether someone types into this Python, so that an error ends nothing."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive or sys.flags.inspect)

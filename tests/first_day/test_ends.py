@@ -1,0 +1,144 @@
+"""How a script, a notebook and a command end by a mistake: in a few lines, and with exit code 2."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jtrain.errors import ConfigError, UserError
+from jtrain.tracebacks import is_own
+from jtrain.user_errors import check_takes, user_code
+
+SCRIPT = """
+import numpy as np
+import jtrain as jt
+
+x = np.ones((16, 4), np.float32)
+
+
+def loss(params, batch, rng):
+    return jt.Mean.of((batch["image"] @ params["w"]) ** 2, batch["mask"])
+
+
+for wrong in ({"batch_size": 8}, {"loss": "mse"}):
+    try:
+        jt.fit(**{"loss": loss, "params": {"w": x[0]}, "data": x, "steps": 1} | wrong)
+    except jt.errors.UserError as error:
+        print(error)
+jt.fit(loss, {"w": x[0]}, x, steps=3)
+print("not here")
+"""
+
+
+def run(folder: Path, script: str, *options: str, **variables: str):
+    path = folder / "train.py"
+    path.write_text(script)
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | variables
+    command = [sys.executable, "-W", "error", *options, str(path)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_a_script_ends_with_2_and_the_users_lines(tmp_path: Path):
+    done = run(tmp_path, SCRIPT.replace("jt.errors", "__import__('jtrain.errors').errors"))
+    assert done.returncode == 2, done.stderr
+    assert "fit has no argument batch_size=. Did you mean batch=?" in done.stdout
+    assert "the loss is a function of (params, batch, rng), and this is a str" in done.stdout
+    assert "jt.classifier(model)" in done.stdout
+    assert "not here" not in done.stdout
+    lines = done.stderr.splitlines()
+    assert len(lines) <= 10, done.stderr
+    shown = [line.split('"')[1] for line in lines if line.startswith("  File ")]
+    assert shown == [str(tmp_path / "train.py")] * 2
+    assert lines[-1].startswith("Write 'x', or give the array that name")
+
+
+@pytest.mark.thorough
+def test_an_error_of_another_kind_ends_a_script_as_ever(tmp_path: Path):
+    script = SCRIPT.replace("jt.errors.UserError", "Exception").replace(
+        "jt.fit(loss, {", "1 / 0\njt.fit(loss, {"
+    )
+    done = run(tmp_path, script)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_typing_into_python_goes_on_after_a_mistake(tmp_path: Path):
+    script = "import jtrain as jt\njt.fit(None, None, None)\n"
+    done = run(tmp_path, script, "-i", PYTHONINSPECT="1")
+    assert "fit lasts so many steps" in done.stderr
+    assert done.returncode == 0  # the end of what is typed, and not the mistake
+
+
+def test_a_platform_that_is_not_there_is_named_with_the_line_to_type(tmp_path: Path):
+    script = "import numpy as np, jtrain as jt\n"
+    script += "jt.predict(lambda p, b: b['x'], {}, np.ones((8, 2), np.float32))\n"
+    done = run(tmp_path, script, JAX_PLATFORMS="cuda")
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "JAX_PLATFORMS=cuda asks for devices that JAX does not find here" in last
+    assert "export JAX_PLATFORMS=cpu" in last
+    assert "pip install 'jax[cuda12]'" in last
+    assert len(done.stderr.splitlines()) <= 6, done.stderr
+
+
+@pytest.mark.thorough
+def test_a_command_says_the_same_of_a_platform(tmp_path: Path):
+    command = [sys.executable, "-m", "jtrain", "show", "digits", "--model"]
+    env = {**os.environ, "JAX_PLATFORMS": "cuda"}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "JAX_PLATFORMS=cuda asks for devices" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def wrong(batch):
+    with user_code("the loss", batch):
+        return batch["y"]
+
+
+def test_a_notebook_shows_the_users_lines_and_the_message():
+    with pytest.raises(UserError) as caught:
+        wrong({"x": 1})
+    shown = caught.value._render_traceback_()
+    assert "Write 'x'" in shown[-1]
+    assert "test_ends.py" in "".join(shown)
+    assert "user_errors" not in "".join(shown)
+    assert "CodeError: the loss asks for 'y', and `batch` has x" in "\n".join(shown)
+
+
+def test_what_is_not_the_users_code_is_left_as_it_is():
+    with pytest.raises(MemoryError), user_code("`build`"):
+        raise MemoryError
+    with pytest.raises(ConnectionError), user_code("`build`"):
+        raise ConnectionError
+    with pytest.raises(OSError, match="device") as disk, user_code("`build`"):
+        raise OSError(5, "device error")
+    assert not isinstance(disk.value, UserError)
+
+
+def test_own_files_are_those_outside_of_libraries(tmp_path: Path):
+    assert is_own(str(tmp_path / "train.py"))
+    assert is_own("/tmp/ipykernel_3/12.py")
+    assert is_own("<ipython-input-3-abc>")
+    assert is_own("<stdin>")
+    assert not is_own(os.__file__)
+    assert not is_own(pytest.__file__)
+    assert not is_own("<frozen importlib._bootstrap>")
+    assert not is_own("<@beartype(jtrain.fit.fit) at 0x1>")
+
+
+def test_arguments_with_defaults_and_stars_fit():
+    check_takes(lambda params, batch, rng=None: None, ("params", "batch", "rng"), "the loss")
+    check_takes(lambda *args: None, ("params", "batch", "rng"), "the loss")
+    check_takes(print, ("params", "batch", "rng"), "the loss")
+    with pytest.raises(UserError, match=r"it takes \(params, batch, rng, scale\)"):
+        check_takes(lambda params, batch, rng, scale: None, ("params", "batch", "rng"), "the loss")
+    with pytest.raises(UserError, match=r"and this is a dict. Write: def init\(key\)"):
+        check_takes({}, ("key",), "init")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_suite_that_fails_keeps_its_class():
+    with pytest.raises(ConfigError, match="mine"), user_code("`build`"):
+        raise ConfigError("mine")

@@ -1,0 +1,219 @@
+"""An nnx module, a Model or a function handed to fit: the same steps as a loss written by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jtrain as jt
+from jtrain.errors import LossError
+from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.models.linen import from_linen
+from jtrain.models.mlp import MLP
+from jtrain.models.nnx import from_nnx
+from jtrain.models.transformer import Transformer
+
+DRAW = np.random.default_rng(0)
+X = DRAW.normal(size=(48, 6)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int32) + (X[:, 1] > 0)
+HOW = {"steps": 4, "batch": 16, "parallel": "single", "quiet": True, "every": 1}
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs, *, drop: float = 0.0, norm: bool = False):
+        self.inner = nnx.Linear(6, 8, rngs=rngs)
+        self.norm = nnx.BatchNorm(8, rngs=rngs) if norm else None
+        self.dropout = nnx.Dropout(drop, rngs=rngs)
+        self.outer = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.inner(x)
+        x = x if self.norm is None else self.norm(x)
+        return self.outer(self.dropout(nnx.relu(x)))
+
+
+def plain(params, batch, rng):
+    """The same network without dropout, written by hand."""
+    hidden = jax.nn.relu(batch["x"] @ params["inner"]["kernel"] + params["inner"]["bias"][None])
+    logits = hidden @ params["outer"]["kernel"] + params["outer"]["bias"][None]
+    return cross_entropy(logits, batch["y"], batch["mask"])
+
+
+def of_module(net, batch, rng):
+    del rng
+    return jt.Mean.of(
+        optax.softmax_cross_entropy_with_integer_labels(net(batch["x"]), batch["y"]),
+        batch["mask"],
+    )
+
+
+@pytest.fixture(scope="module", name="by_hand")
+def _by_hand():
+    params, _ = from_nnx(Net(nnx.Rngs(0))).init(jax.random.key(0))
+    return jt.fit(plain, params, (X, Y), "sgd", lr=0.1, **HOW)
+
+
+@pytest.mark.parametrize("way", ["classifier", "own loss", "Model", "function"])
+def test_takes_the_steps_of_a_loss_by_hand(way, by_hand):
+    net = Net(nnx.Rngs(0))
+    model = from_nnx(Net(nnx.Rngs(0)))
+    apply = lambda params, x: model.apply(params, {}, None, False, x)[0]
+    loss, params = {
+        "classifier": (jt.classifier(net), net),
+        "own loss": (of_module, net),
+        "Model": (jt.classifier(model), model),
+        "function": (jt.classifier(apply), model.init(jax.random.key(0))[0]),
+    }[way]
+    result = jt.fit(loss, params, (X, Y), "sgd", lr=0.1, **HOW)
+    # The loss by hand sums in float64 what optax and ours sum in float32: a few roundings a step.
+    assert result.history["loss"] == pytest.approx(by_hand.history["loss"], rel=1e-5)
+    for ours, theirs in zip(
+        jax.tree.leaves(result.params), jax.tree.leaves(by_hand.params), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_module_stays_as_it_was_and_a_trained_one_comes_back():
+    net = Net(nnx.Rngs(0), drop=0.5, norm=True)
+    before = np.array(net.inner.kernel[...])
+    result = jt.fit(jt.classifier(net), net, (X, Y), lr=1e-2, valid=(X, Y), **HOW)
+    np.testing.assert_array_equal(net.inner.kernel[...], before)
+    trained = result.model
+    assert (np.asarray(trained.inner.kernel[...]) != before).any()
+    assert np.asarray(trained.norm.mean[...]).any(), "the running statistics moved"
+    logits = trained(jnp.asarray(X))
+    np.testing.assert_allclose(result.predict(X), logits, rtol=1e-5, atol=1e-5)
+    found = result.evaluate((X, Y))
+    assert found["rows"] == 48
+    assert found["accuracy"] == pytest.approx(float((logits.argmax(-1) == Y).mean()))
+    last = {name: steps[4] for name, steps in result.history.items() if name.startswith("valid/")}
+    assert found["loss"] == pytest.approx(last["valid/loss"], rel=1e-6)
+    again = jt.evaluate(jt.classifier(trained), trained, (X, Y))
+    assert again == pytest.approx(found, rel=1e-5)
+    by_module = jt.predict(lambda net, batch: net(batch["x"]), trained, X)
+    np.testing.assert_allclose(by_module, result.predict(X), rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_norm_says_that_rows_meet():
+    net = Net(nnx.Rngs(0), norm=True)
+    assert jt.classifier(net).couples == "batch"
+    assert jt.classifier(Net(nnx.Rngs(0), drop=0.5)).couples == "nothing"
+    for loss in (jt.classifier(net), of_module):
+        with pytest.raises(LossError, match="2 microbatches would cut the batch"):
+            jt.fit(loss, net, (X, Y), microbatches=2, **HOW)
+        jt.fit(loss, net, (X, Y), microbatches=2, couples="slice", **HOW)
+
+
+def test_running_statistics_are_those_of_flax():
+    net = Net(nnx.Rngs(0), norm=True)
+    result = jt.fit(of_module, net, (X, Y), "sgd", lr=0.1, **(HOW | {"steps": 1}))
+    rows = jt.data.Shuffled(jt.data.Arrays(x=X, y=Y), size=16)[0]["x"]
+    net.train()
+    net(jnp.asarray(rows))  # flax moves its own
+    np.testing.assert_allclose(result.extra["norm"]["mean"], net.norm.mean[...], rtol=1e-5)
+
+
+def test_models_of_this_package_drop_by_row_and_models_of_linen_count_too():
+    import flax.linen as nn
+
+    ours = MLP(inputs=6, widths=(8,), classes=3, dropout=0.5).build()
+
+    class Small(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(x))
+
+    for model in (ours, from_linen(Small(), X[:1])):
+        result = jt.fit(jt.classifier(model), model, (X, Y), lr=1e-2, **HOW)
+        assert result.history["loss"].keys() == {1, 2, 3, 4}
+        assert result.predict(X[:5]).shape == (5, 3)
+
+
+def test_regression_is_the_mean_squared_error_in_either_shape():
+    net = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
+    target = X.sum(1)
+    found = [
+        jt.evaluate(jt.regression(net), net, data)
+        for data in ((X, target), (X, target[:, None]), (X, target.astype(np.float64)))
+    ]
+    want = np.square(np.asarray(net(jnp.asarray(X)))[:, 0] - target).mean()
+    assert [one["loss"] for one in found] == pytest.approx([want] * 3, rel=1e-5)
+    assert found[0]["absolute_error"] > 0
+
+
+def test_a_binary_classifier_takes_0_and_1():
+    net = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
+    truth = (X[:, 0] > 0).astype(np.int32)
+    result = jt.fit(jt.binary_classifier(net), net, (X, truth), "sgd", lr=1.0, **HOW)
+    logits = result.predict(X)[:, 0]
+    want = optax.sigmoid_binary_cross_entropy(logits, truth).mean()
+    assert result.evaluate((X, truth))["loss"] == pytest.approx(float(want), rel=1e-5)
+    assert result.evaluate((X, truth))["accuracy"] == pytest.approx(((logits > 0) == truth).mean())
+
+
+def test_a_classifier_takes_soft_labels_columns_and_pixels():
+    net = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+    hard = jt.evaluate(jt.classifier(net), net, (X, Y))
+    soft = jt.evaluate(jt.classifier(net), net, (X, np.eye(3, dtype=np.float32)[Y]))
+    column = jt.evaluate(jt.classifier(net), net, (X, Y[:, None]))
+    assert soft == pytest.approx(hard, rel=1e-5)
+    assert column == pytest.approx(hard, rel=1e-6)
+    pixels = jt.evaluate(jt.classifier(net), net, (np.stack([X, X], 1), np.stack([Y, Y], 1)))
+    assert pixels["loss"] == pytest.approx(hard["loss"], rel=1e-5)
+    smooth = jt.evaluate(jt.classifier(net, smoothing=0.1), net, (X, Y))
+    assert smooth["loss"] != pytest.approx(hard["loss"], rel=1e-3)
+    named = {"image": X, "label": Y}
+    assert jt.evaluate(
+        jt.classifier(net, inputs="image", labels="label"), net, named
+    ) == pytest.approx(hard)
+
+
+def test_a_language_model_is_the_same_whole_and_in_chunks():
+    tokens = DRAW.integers(0, 11, (16, 9)).astype(np.int32)
+    model = Transformer(vocab=11, context=8, layers=1, heads=2, width=8).build()
+    result = jt.fit(jt.language_model(model), model, {"tokens": tokens}, lr=1e-2, **HOW)
+    whole = lambda params, inputs: model.apply(params, {}, None, False, inputs)[0]
+    found = jt.evaluate(jt.language_model(whole), result.params, {"tokens": tokens})
+    assert result.evaluate({"tokens": tokens}) == pytest.approx(found, rel=1e-5)
+    logits = whole(result.params, jnp.asarray(tokens[:, :-1]))
+    want = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+    assert found["loss"] == pytest.approx(float(want), rel=1e-5)
+
+
+def test_half_precision_needs_no_cast_in_the_model():
+    net = Net(nnx.Rngs(0))
+    result = jt.fit(jt.classifier(net), net, (X, Y), lr=1e-2, precision="bf16", **HOW)
+    assert np.isfinite(list(result.history["loss"].values())).all()
+    assert jax.tree.leaves(result.params)[0].dtype == np.float32
+
+
+def test_a_loss_made_of_a_model_is_one_to_build_on():
+    net = Net(nnx.Rngs(0))
+    inner = jt.classifier(net)
+
+    def loss(params, batch, rng):
+        value, metrics = inner(params, batch, rng)
+        return value + 1e-2 * jt.Mean(jnp.sum(jnp.square(params["outer"]["kernel"])), 1.0), metrics
+
+    params, _ = from_nnx(net).init(jax.random.key(0))
+    result = jt.fit(loss, params, (X, Y), lr=1e-2, **HOW)
+    assert "accuracy" in result.history
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps"), [(2, 6), (0.5, 2), (1, 3)], ids=["two", "half of one", "one"]
+)
+def test_epochs_are_counted_in_steps(epochs, steps):
+    net = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+    how = {name: value for name, value in HOW.items() if name != "steps"}
+    assert jt.fit(jt.classifier(net), net, (X, Y), epochs=epochs, **how).step == steps
+
+
+def test_a_share_of_the_rows_is_held_out_the_same_each_time():
+    net = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+    first = jt.fit(jt.classifier(net), net, (X, Y), valid=0.25, **HOW)
+    again = jt.fit(jt.classifier(net), net, {"x": X, "y": Y}, valid=0.25, **HOW)
+    assert first.history["valid/rows"][4] == 12
+    assert first.history["valid/loss"] == again.history["valid/loss"]
