@@ -125,8 +125,15 @@ def whole(rows: int) -> dict[str, np.ndarray]:
 
 def keep_gradient() -> optax.GradientTransformation:
     """Return an optimizer that changes nothing, whose state is the last gradient."""
-    zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)
-    return optax.GradientTransformation(zeros, lambda grads, state, params=None: (grads, grads))
+
+    def init(params: Any) -> Any:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        del state, params
+        return updates, updates
+
+    return optax.GradientTransformation(init, update)
 
 
 def gradient(case: Case, where: Strategy, microbatches: int) -> dict[str, np.ndarray]:
@@ -159,7 +166,7 @@ def apart(got: Arrays, want: Arrays) -> tuple[float, float]:
     size = {n: np.linalg.norm(np.float64(x)) for n, x in want.items()}
     off = {n: np.linalg.norm(np.float64(got[n]) - x) for n, x in want.items()}
     over_all = np.linalg.norm(list(off.values())) / np.linalg.norm(list(size.values()))
-    return float(over_all), max(off[n] / size[n] for n in want if size[n])
+    return float(over_all), max(float(off[n] / size[n]) for n in want if size[n])
 
 
 def main() -> None:

@@ -146,7 +146,7 @@ class Assembly:
         if config.precision.compute is not None:
             refuse_wide_products(terms, params, config.precision.compute)
         # XLA:CPU runs a convolution many times slower in a loop than written out.
-        unroll = self.device.platform == "cpu" and "conv_general_dilated" in operations(
+        unroll = self.devices[0].platform == "cpu" and "conv_general_dilated" in operations(
             terms, params
         )
         step = make_step(
@@ -271,7 +271,6 @@ class Assembly:
         """What an evaluation takes, as shapes: on the devices."""
         return laid_near((self.like.params, self.like.extra))
 
-    @property
     def _evaluation(self, name: str) -> EvaluateFn:
         """Compiled at its first use; sets whose batches are alike share one."""
         rows, strategy = self.sets[name], self.strategy

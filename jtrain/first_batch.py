@@ -62,7 +62,8 @@ class FirstBatch:
                 weights, key = unknown
                 return [mean.total for mean in terms(*weights, batch, key).terms.means]
 
-            return jax.make_jaxpr(totals)((weights, key), self._shapes(rows))
+            known: Any = (weights, key)
+            return jax.make_jaxpr(totals)(known, self._shapes(rows))
 
         self._program = trace(rows, terms)
         # Calls that are inlined have lost the places of their equations.

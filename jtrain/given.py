@@ -335,7 +335,9 @@ def strategy(given: str | Parallel, devices: Any = 0) -> Parallel:
     try:
         return dataclasses.replace(found, devices=_written(devices))
     except ValidationError as error:
-        raise ConfigError(f"devices={devices!r}: {error.errors()[0]['ctx']['error']}.") from None
+        first = error.errors()[0]
+        why = first.get("ctx", {}).get("error", first["msg"])
+        raise ConfigError(f"devices={devices!r}: {why}.") from None
 
 
 def _written(devices: Any) -> Any:

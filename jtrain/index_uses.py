@@ -178,7 +178,8 @@ class _Walk:
         return [read(x) for x in program.outvars]
 
     def _equation(self, equation: Any, inputs: Values) -> Values:
-        name, nothing = equation.primitive.name, [None] * len(equation.outvars)
+        name = equation.primitive.name
+        nothing: Values = [None] * len(equation.outvars)
         if inputs and not any(inputs):
             return nothing
         if (program := called(equation)) is not None:

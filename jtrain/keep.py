@@ -96,7 +96,7 @@ class Keep:
             file.sync()
         about["rows"] = {file.path.name: file.mark() for file in self._files()}
         if self._record:
-            self._refuse_apart(step, state, self._record.last)
+            self._refuse_apart(step, state, self._record.newest)
 
     def _about(self, step: int) -> dict[str, Any]:
         """What a checkpoint says of itself."""

@@ -54,7 +54,7 @@ def _unused(parts: Assembly, root: Path) -> list[str]:
     if choice_of(parts.config.parallel.devices).platform:
         return []
     seen = {device.platform for device in jax.devices()}
-    return unused_accelerators(seen, jax.config.jax_platforms, root=root)
+    return unused_accelerators(seen, getattr(jax.config, "jax_platforms", None), root=root)
 
 
 def layout(parts: Assembly) -> str:

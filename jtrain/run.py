@@ -255,7 +255,8 @@ def _finished(
         directory.check_rows(checkpoints.about(step).get("rows", {}), step)
         return {"not": "and has lost rows since" if directory.lost.found else ""}
 
-    if wrong := _of_first(look, processes)["not"]:
+    wrong = _of_first(look, processes)["not"]
+    if step is None or wrong:
         return None, [f"was done at step {step}, {wrong}"]
     found = {name: results(directory.metrics, name) for name in stands.get("sets", ["valid"])}
     return Outcome(directory, "done", step, step, "it was finished before", found), []

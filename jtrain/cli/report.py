@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         title = found.whole.resolve().name if found.whole else ""
         best = str(stories[0].config.get("checkpoint.best") or "")
-        text = page(stories, title=title, ranking=ranking(found.whole, best) if title else ())
+        text = page(stories, title=title, ranking=ranking(found.whole, best) if found.whole else ())
         rewrite(out, text.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigError(

@@ -145,8 +145,8 @@ def overfit(config: RunConfig, batches: int, *, tell: Callable[[str], None]) -> 
     return Overfitted(
         batches=batches,
         steps=ended.step,
-        first=hook.first,
-        last=hook.last,
+        first=hook.begun,
+        last=hook.ended,
         skipped=int(ended.state.skipped),
         hidden=_hidden(parts, batches),
         still=tuple(n for n, sums in after.items() if np.array_equal(sums, before[n])),
@@ -157,7 +157,7 @@ class _Rounds(Hook):
     """Knows the mean loss of each round over the batches, and stops when it is small."""
 
     def __init__(self, batches: int, log: int, tell: Callable[[str], None]):
-        self.first = self.last = math.nan
+        self.begun = self.ended = math.nan
         self._batches, self._log, self._tell = batches, log, tell
         self._round: list[float] = []
 
@@ -167,10 +167,10 @@ class _Rounds(Hook):
         self._round.append(numbers["loss"])
         if len(self._round) < self._batches:
             return None
-        self.last = sum(self._round) / self._batches
-        self.first = self.last if math.isnan(self.first) else self.first
+        self.ended = sum(self._round) / self._batches
+        self.begun = self.ended if math.isnan(self.begun) else self.begun
         self._round = []
-        if self.first > 0 and self.last <= SMALL * self.first:
+        if self.begun > 0 and self.ended <= SMALL * self.begun:
             return Stop("the loss is small", "finished")
         return None
 

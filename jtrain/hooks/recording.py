@@ -58,7 +58,7 @@ class Record(Hook):
         lost: Callable[[str], object] = lambda line: None,
     ):
         self.every = every
-        self.last = 0
+        self.newest = 0
         """The digest of the batch of the last step that `sync` has seen."""
         self.rows = Rows(path, resumed_at=resumed_at, lost=lost) if path else None
         """The file."""
@@ -109,7 +109,7 @@ class Record(Hook):
         first = last - len(losses) + 1
         with self._lock:
             batches = [self._digests.pop(step, 0) for step in range(first, last + 1)]
-        self.last = batches[-1]
+        self.newest = batches[-1]
         if self.rows:
             self.rows.append({"step": last, "loss": losses, "grad_norm": norms, "batch": batches})
 

@@ -28,13 +28,14 @@ def claimed_port(port: int = 0) -> Iterator[int]:
         ConfigError: if another launch holds it, or another program listens there.
     """
     with contextlib.ExitStack() as stack:
+        number = port or free_port()
         for _ in range(TRIES):
-            number = port or free_port()
             if holder := _claim(number):
                 stack.enter_context(holder)
                 break
             if port:
                 raise _refused(port, "another jtrain launch has it")
+            number = free_port()
         else:
             raise _refused(number, f"as {TRIES} others are held by other launches")
         if port:

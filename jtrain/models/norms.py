@@ -1,6 +1,6 @@
 """Norms with their parameters."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import nnx
@@ -16,7 +16,7 @@ class Norm(nnx.Module):
     def __init__(self, width: int, *, kind: Literal["layer", "rms"], epsilon: float, bias: bool):
         self.kind, self.epsilon = kind, epsilon
         # No axis of a mesh is for this dim; a stack of layers is known by the names that follow it.
-        no_name = {"dims": (None,)}
+        no_name: Any = {"dims": (None,)}
         self.scale = nnx.Param(jnp.ones(width), **no_name)
         biased = bias and kind == "layer"
         self.bias = nnx.Param(jnp.zeros(width), **no_name) if biased else None

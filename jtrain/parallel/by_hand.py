@@ -136,7 +136,7 @@ def _alike(x: Array, axes: tuple[str, ...], mesh: Mesh) -> Bool[Array, ""]:
 
 def _bits(x: Array) -> Array:
     """Return an array as whole numbers that differ where the array does: a NaN is itself, too."""
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return jnp.stack([_bits(x.real), _bits(x.imag)])

@@ -1,7 +1,8 @@
 """How `parallel.devices` is written: a number of devices, their indices, or their names."""
 
+import dataclasses
 import re
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator
 
@@ -10,7 +11,8 @@ NAMED = re.compile(r"/?(?:device:)?([a-z]\w*?)(?::(\d+))?", re.IGNORECASE)
 ALL = 0
 
 
-class Choice(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Choice:
     """What was written, understood."""
 
     platform: str  # empty: the one that JAX computes on by default

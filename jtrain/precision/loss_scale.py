@@ -68,7 +68,7 @@ class LossScale:
             overflow: whether the gradient was not, and all that came before it was; by default
                 whenever the step was not finite.
         """
-        overflow = ~finite if overflow is None else overflow
+        overflow = jnp.logical_not(finite) if overflow is None else overflow
         good = jnp.where(overflow, 0, self.good + finite)
         doubled = 2 * self.factor
         grow = (good >= self.growth) & jnp.isfinite(doubled)

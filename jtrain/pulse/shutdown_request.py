@@ -55,5 +55,5 @@ class ShutdownRequest:
     @property
     def repeats(self) -> bool:
         """Whether a signal that came now would repeat the first one."""
-        unwarned = self._warned is None
-        return self._came and (unwarned or self._clock() < self._warned + REPEATS)
+        warned = self._warned
+        return self._came and (warned is None or self._clock() < warned + REPEATS)

@@ -137,9 +137,10 @@ def _steps(rows: Iterable[Row], troubles: list[str]) -> tuple[Row, ...]:
     """The rows of steps.jsonl, each of which has lists for several steps, as a row a step."""
     found, wrong = [], 0
     for row in rows:
-        lists = {name: row.get(name) for name in OF_STEPS}
-        lengths = {len(each) if isinstance(each, list) else -1 for each in lists.values()}
-        if len(lengths) > 1 or lengths & {-1, 0}:
+        found_in = {name: row.get(name) for name in OF_STEPS}
+        lists = {name: each for name, each in found_in.items() if isinstance(each, list)}
+        lengths = {len(each) for each in lists.values()}
+        if len(lists) < len(OF_STEPS) or len(lengths) > 1 or 0 in lengths:
             wrong += 1
             continue
         (length,) = lengths
