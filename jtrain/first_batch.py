@@ -57,7 +57,7 @@ class FirstBatch:
         self._batch = {name: np.asarray(array) for name, array in with_rows(batch).items()}
         key = jax.eval_shape(lambda: jax.random.key(0)) if draws else None
 
-        def trace(rows: int, terms: Terms) -> Any:
+        def trace(rows: int, terms: Any) -> Any:
             def totals(unknown: Any, batch: Batch) -> list[Any]:
                 weights, key = unknown
                 return [mean.total for mean in terms(*weights, batch, key).terms.means]

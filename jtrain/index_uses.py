@@ -255,7 +255,9 @@ class _Walk:
         def turn(_: None, slices: Mapping[int, Any]) -> tuple[None, Any]:
             parts: Values = [None] * len(scanned)
             for i, (array, before) in slices.items():
-                parts[i] = _Known(array, scanned[i].leaves, before, scanned[i].moved)
+                whole = scanned[i]
+                assert whole is not None, "or it would not be among the stacks"
+                parts[i] = _Known(array, whole.leaves, before, whole.moved)
             walk = _Walk()
             ends[:] = walk.run(*body, [*bound, *[None] * carry, *parts])[carry:]
             looks[:] = walk.looks

@@ -68,12 +68,12 @@ class LossScale:
             overflow: whether the gradient was not, and all that came before it was; by default
                 whenever the step was not finite.
         """
-        overflow = jnp.logical_not(finite) if overflow is None else overflow
-        good = jnp.where(overflow, 0, self.good + finite)
+        spilt: Leaf = jnp.logical_not(finite) if overflow is None else overflow
+        good = jnp.where(spilt, 0, self.good + finite)
         doubled = 2 * self.factor
         grow = (good >= self.growth) & jnp.isfinite(doubled)
         halved = jnp.maximum(self.factor / 2, self.minimum)
-        factor = jnp.where(grow, doubled, jnp.where(overflow, halved, self.factor))
+        factor = jnp.where(grow, doubled, jnp.where(spilt, halved, self.factor))
         return dataclasses.replace(self, factor=factor, good=jnp.where(grow, 0, good))
 
     def told(self) -> dict[str, Leaf]:
