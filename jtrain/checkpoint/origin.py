@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jtrain.all_processes import of_first
-from jtrain.checkpoint import folder, leaves, records, storage
+from jtrain.checkpoint import entries, folder, leaves, records, storage
 from jtrain.checkpoint.checkpoints import Checkpoints
 from jtrain.checkpoint.ownership import Owner
 from jtrain.checkpoint.tensors import ENDING, INDEX, tensors
@@ -103,7 +103,8 @@ def find(
                 # The run may go on meanwhile: every process takes what the first has found.
                 look = functools.partial(_look, directory, step, owner)
                 return Stored(directory, of_first(look)["step"])
-    kept = filter(folder.steps, RUNS.glob("*/checkpoints"))
+    every = (d for d in RUNS.glob("*/checkpoints") if not entries.leads_outside(d))
+    kept = filter(folder.steps, every)
     there = sorted(directory.parent.name for directory in kept)
     near = did_you_mean(Path(path).name, there)
     raise CheckpointError(

@@ -236,11 +236,13 @@ def _fault_of(one: Mapping[str, Any]) -> str:
 
 def _find(run: str) -> tuple[Path, int | None]:
     """The directory of the checkpoints that are meant, and the step if it is one of them."""
-    from jtrain.checkpoint import looking
+    from jtrain.checkpoint import entries, looking
     from jtrain.directory import Directory
 
     try:
         return looking.find(run)
+    except entries.OutsideError:
+        raise
     except CheckpointError:
         for there in map(Directory, (Path(run), looking.RUNS / run)):
             if there.config.is_file():

