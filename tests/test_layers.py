@@ -7,7 +7,8 @@ import pytest
 
 # Each line may import the lines above it. Names on one line may not import one another.
 ORDER = [
-    {"errors", "version", "redact"},
+    {"errors", "version", "misspelt"},
+    {"redact"},
     {"private", "regular_files", "disk_errors"},
     {"cache"},
     {"pulse"},

@@ -8,6 +8,7 @@ from pathlib import Path
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import ConfigError
 from jtrain.hooks.rewrite import rewrite
+from jtrain.private import private_files
 from jtrain.report.page import facts, page
 from jtrain.report.reading import read
 
@@ -18,8 +19,9 @@ def main(argv: Sequence[str]) -> int:
     stories = [read(_directory(run)) for run in typed.runs]
     out = Path(typed.out) if typed.out else _place([story.path for story in stories])
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        rewrite(out, page(stories).encode("utf-8", "replace"))
+        with private_files():  # as the runs are
+            out.parent.mkdir(parents=True, exist_ok=True)
+            rewrite(out, page(stories).encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigError(
             f"jtrain report: {out} cannot be written ({error.strerror}); name another file: "

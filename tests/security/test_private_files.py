@@ -14,6 +14,7 @@ import pytest
 from quick_study import write_study
 
 from jtrain.cache import keep_compiled_programs
+from jtrain.cli import main
 from jtrain.errors import ConfigError
 from jtrain.hooks.rewrite import rewrite
 from jtrain.private import UMASK, created, private_files, refuse_links
@@ -210,3 +211,22 @@ def test_links_within_a_run_are_no_matter_and_those_out_of_it_are_told(tmp_path:
     (run / "checkpoints" / "4").symlink_to(tmp_path)
     with pytest.raises(ConfigError, match=r"4 is a link to .*Remove the link \(rm "):
         refuse_links(run)
+
+
+def test_the_report_and_the_export_are_as_private_as_the_run(tmp_path: Path, monkeypatch):
+    assert trained(tmp_path).returncode == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(UMASK, raising=False)
+    before = os.umask(0o022)
+    try:
+        assert main(["report", "small", "--out", "pages/small.html"]) == 0
+        assert main(["report", "small"]) == 0
+        assert main(["ckpt", "export", "small", "--out", "weights/small.safetensors"]) == 0
+        written = ["pages/small.html", "runs/small/report.html", "weights/small.safetensors"]
+        for name in (*written, "pages", "weights"):
+            assert stat.S_IMODE(Path(name).stat().st_mode) & 0o077 == 0, name
+        monkeypatch.setenv(UMASK, "027")
+        assert main(["report", "small", "--out", "shared.html"]) == 0
+        assert stat.S_IMODE(Path("shared.html").stat().st_mode) == 0o640
+    finally:
+        os.umask(before)
