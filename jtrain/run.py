@@ -13,6 +13,7 @@ from jtrain.all_processes import of_first, together
 from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints, SetAsideError
+from jtrain.checkpoint.mirror import Mirror
 from jtrain.cluster.command_line import program
 from jtrain.data.readers import gone_on
 from jtrain.directory import Directory, environment
@@ -37,6 +38,7 @@ from jtrain.run_notes import copied, gone, ways_out
 from jtrain.run_values import check_about
 from jtrain.state import TrainState
 from jtrain.step import StepFn
+from jtrain.stored_run import copy_finished, fetch_run, make_mirror
 from jtrain.trackers import check_installed
 from jtrain.watch import Watch
 
@@ -99,10 +101,16 @@ def run(
     there = Directory(path, again, cluster.index)
     another = f"name={config.name}-2"
     another = another if again else f"{program()} run {source or 'CONFIG'} ... {another}"
+    fetched: list[str] = []
+    if config.checkpoint.store:
+        fetch = lambda: {"news": fetch_run(config, there)}
+        fetched = _of_first(fetch, cluster.processes)["news"]
     advice_of = functools.partial(ways_out, there, config, another, again)
     changed = there.refuse_another(config, advice_of)
     finished, lost = _finished(there, cluster.processes)
     if finished:
+        if config.checkpoint.store and there.first:
+            copy_finished(config, there, finished.step)
         return finished
     there.check_files()
     changed += copied(there, identity := _of_first(there.identify, cluster.processes))
@@ -141,7 +149,10 @@ def run(
             facts["tokenizer"] = parts.experiment.tokenizer
         if parts.lengths.seconds:
             facts["seconds_per_step"] = parts.lengths.seconds
-        news = [*cluster.news(), *lost, *checkpoints.news, *drawn, *changed]
+        mirror = None
+        if config.checkpoint.store and there.first:
+            mirror = make_mirror(config, there, checkpoints)
+        news = [*cluster.news(), *fetched, *lost, *checkpoints.news, *drawn, *changed]
         with _crashes(there, checkpoints, tell):
             return _trained(
                 begin,
@@ -154,6 +165,7 @@ def run(
                 screen=screen,
                 facts=facts,
                 news=news,
+                mirror=mirror,
             )
 
 
@@ -169,18 +181,24 @@ def _trained(
     screen: TextIO | None,
     facts: Mapping[str, Any],
     news: Sequence[str],
+    mirror: Mirror | None,
 ) -> Outcome:
     """How the steps ended, all of them, those before which it went back among them."""
     while True:
         parts, start = begin.parts, begin.start
-        guarded = {"earlier": begin.earlier, "known": begin.known}
+        guarded: dict[str, Any] = {"earlier": begin.earlier, "known": begin.known}
+        if mirror is not None:
+            guarded["copy"] = mirror.copy
         with Watch(parts, there, checkpoints, start=start, screen=screen, **guarded) as watch:
             if there.first:
                 readers = gone_on(there.stands(), start or 0, jax.process_count())
                 there.say("running", step=start or 0, why="", readers=readers, **facts)
             ended = drive(parts, step, state, watch, signals, hooks=hooks, start=start, news=news)
             if not isinstance(ended.stop, Rollback):
-                return _finish(parts, there, checkpoints, watch, signals, ended)
+                outcome = _finish(parts, there, checkpoints, watch, signals, ended)
+                if mirror is not None:
+                    mirror.finish(outcome.kept)
+                return outcome
             watch.ended("stopped")
             news = [decide(parts, watch.guarded, ended.stop)]
         del state, ended  # room for the one that comes

@@ -8,6 +8,7 @@ import pytest
 # Each line may import the lines above it. Names on one line may not import one another.
 ORDER = [
     {"errors", "version", "misspelt"},
+    {"objects"},
     {"redact"},
     {"private", "regular_files", "disk_errors"},
     {"cache"},
@@ -29,7 +30,7 @@ ORDER = [
     {"run_record"},
     {"run_values"},
     {"lengths", "judged", "directory", "report"},
-    {"built"},
+    {"stored_run", "built"},
     {"by_memory"},
     {"assemble"},
     {"summary", "sharding", "leaf_statistics", "tracked", "bad_step"},

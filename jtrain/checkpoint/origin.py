@@ -15,6 +15,7 @@ from jtrain.checkpoint.ownership import Owner
 from jtrain.checkpoint.tensors import ENDING, INDEX, tensors
 from jtrain.config.nearest import did_you_mean
 from jtrain.errors import CheckpointError
+from jtrain.objects import is_address
 from jtrain.types import Leaf
 
 RUNS = Path("runs")
@@ -93,6 +94,11 @@ def find(
     Raises:
         CheckpointError: if none of them does, or the run has no such checkpoint.
     """
+    if is_address(path):
+        raise CheckpointError(
+            f"init_from.path={path} is in an object store, and parameters are read from this disk. "
+            f"Fetch the run, and name it: jtrain ckpt fetch {path}"
+        )
     if path.endswith((ENDING, INDEX)):
         return Tensors(Path(path))
     for place in (Path(path), RUNS / path):

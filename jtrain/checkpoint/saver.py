@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jtrain.checkpoint import copies, ending, fingerprint, folder, keeping, storage
-from jtrain.checkpoint.failed import failed, unannounced, unsealed
+from jtrain.checkpoint.failed import TakenError, failed, unannounced, unsealed
 from jtrain.errors import CheckpointError, DeviceError
 from jtrain.types import Leaf
 
@@ -92,6 +92,8 @@ class Saver:
                     self._delete_dispensable(step)
             finally:
                 lost = self._lost(step, writer)
+        except TakenError:
+            raise
         except (OSError, ValueError, RuntimeError) as error:  # what the disk and Orbax raise
             self._left |= {begun} if begun is not None else set()
             self._clear()

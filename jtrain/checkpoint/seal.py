@@ -120,6 +120,11 @@ def differences(
     return found
 
 
+def files(directory: Path) -> list[str]:
+    """Return the paths in a directory of the files that a seal names, sorted."""
+    return [name for name, _ in _files(directory)]
+
+
 def digest(path: Path, inside: Path | None = None) -> str:
     """Of a file's bytes, in hexadecimal: 3.5 GB/s where SHA-256 makes 1 (200 MB, one core).
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import ConfigError
 from jtrain.hooks.rewrite import rewrite
+from jtrain.objects import is_address
 from jtrain.private import private_files
 from jtrain.report.page import facts, page
 from jtrain.report.reading import read
@@ -39,6 +40,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _directory(run: str) -> Path:
     """The directory of a run, damaged or not, by its path or its name in runs/."""
+    if is_address(run):
+        raise ConfigError(
+            f"jtrain report: {run} is in an object store, and a run on this disk is needed. Fetch "
+            f"it, and name what was fetched: jtrain ckpt fetch {run}"
+        )
     for directory in (Path(run), Path("runs") / run):
         if directory.is_dir():
             return directory

@@ -9,6 +9,7 @@ from typing import Literal
 
 from jtrain.config.nearest import did_you_mean
 from jtrain.errors import CheckpointError, ConfigError
+from jtrain.objects import is_address
 from jtrain.private import refuse_links
 
 OUTPUT, COMPLAINTS = 1, 2  # what a process has open from the first
@@ -20,6 +21,11 @@ def config_of(run: str, verb: str) -> Path:
     Raises:
         ConfigError: if there is no such run, or a link leads out of its directory.
     """
+    if is_address(run):
+        raise ConfigError(
+            f"jtrain {verb}: {run} is in an object store, and a run on this disk is needed. Fetch "
+            f"it, and name what was fetched: jtrain ckpt fetch {run}"
+        )
     for directory in (Path(run), Path("runs") / run):
         if (directory / "config.yaml").is_file():
             refuse_links(directory)
