@@ -29,9 +29,12 @@ def keep_compiled_programs() -> Path | None:
     import jax
 
     named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    where = Path(named) if named else _own_directory()
-    if named and "://" not in named:  # gs://... is no folder to make
-        _make(where)
+    if named:
+        where = Path(named)
+        if "://" not in named:  # gs://... is no folder to make
+            _make(where)
+    else:
+        where = _own_directory()
     settings = jax.config
     settings.update("jax_compilation_cache_dir", named or (str(where) if where else None))
     # By default only programs that took a second to compile are kept: none of a small model.

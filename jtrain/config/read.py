@@ -218,8 +218,8 @@ def _text(path: Path, inside: Path | None = None) -> str:
             f"{path}:{line}: byte 0x{byte:02x} is not UTF-8; save the file as UTF-8"
         ) from None
     except IsADirectoryError:
-        inside = sorted(p.name for p in path.glob("*.yaml"))
-        said = f"; it has {', '.join(inside[:8])}" if inside else ""
+        configs = sorted(p.name for p in path.glob("*.yaml"))
+        said = f"; it has {', '.join(configs[:8])}" if configs else ""
         raise ConfigError(f"{path}: is a directory, and a config is a file{said}") from None
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise ConfigError(f"{path}: no such file{_near_file(path)}") from None
