@@ -38,7 +38,7 @@ from jtrain.run_notes import copied, gone, ways_out
 from jtrain.run_values import check_about
 from jtrain.state import TrainState
 from jtrain.step import StepFn
-from jtrain.stored_run import copy_finished, fetch_run, make_mirror
+from jtrain.stored_run import copy_finished, fetch_for_all, make_mirror
 from jtrain.trackers import check_installed
 from jtrain.watch import Watch
 
@@ -103,8 +103,7 @@ def run(
     another = another if again else f"{program()} run {source or 'CONFIG'} ... {another}"
     fetched: list[str] = []
     if config.checkpoint.store:
-        fetch = lambda: {"news": fetch_run(config, there)}
-        fetched = _of_first(fetch, cluster.processes)["news"]
+        fetched = fetch_for_all(config, there, cluster.processes)
     advice_of = functools.partial(ways_out, there, config, another, again)
     changed = there.refuse_another(config, advice_of)
     finished, lost = _finished(there, cluster.processes)

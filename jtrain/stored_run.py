@@ -1,15 +1,38 @@
 """A run whose checkpoints are copied to an object store: how it comes back, and who copies."""
 
 from collections.abc import Callable
+from typing import Any
 
+from jtrain.all_processes import of_first
 from jtrain.checkpoint import Checkpoints, stored
 from jtrain.checkpoint.lock import Lock
 from jtrain.checkpoint.mirror import Mirror
 from jtrain.config.top import Top
 from jtrain.directory import Directory
-from jtrain.errors import ConfigError
+from jtrain.errors import ConfigError, UserError
 from jtrain.objects import Objects
 from jtrain.regular_files import parse_json
+
+
+def fetch_for_all(config: Top, there: Directory, processes: int) -> list[str]:
+    """Fetch as `fetch_run`, in the first process of several, while the others wait; return news.
+
+    Raises:
+        UserError: as `fetch_run`; in all of several processes it is a ConfigError.
+    """
+    if processes == 1:
+        return fetch_run(config, there)
+
+    def fetch() -> dict[str, Any]:
+        try:
+            return {"news": fetch_run(config, there)}
+        except UserError as error:  # or the others would wait for one that has ended
+            return {"news": [], "refused": str(error)}
+
+    found = of_first(fetch)
+    if words := found.get("refused"):
+        raise ConfigError(words)
+    return found["news"] if there.first else []
 
 
 def fetch_run(config: Top, there: Directory) -> list[str]:

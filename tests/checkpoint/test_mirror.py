@@ -50,8 +50,8 @@ def mirror_of(objects: Objects, run: Path, **more) -> Mirror:
     return mirror
 
 
-def read(run: Path) -> np.ndarray:
-    """The newest state in a run's directory, every byte of it verified."""
+def read(run: Path) -> int:
+    """The newest step in a run's directory, whose state is read, every byte of it verified."""
     with Checkpoints(run / "checkpoints") as checkpoints:
         step = checkpoints.resume()
         assert step is not None
