@@ -4,6 +4,7 @@ from pathlib import Path
 
 from jtrain.config.nearest import did_you_mean
 from jtrain.errors import ConfigError
+from jtrain.objects import check_on_disk
 
 RUNS = Path("runs")
 
@@ -17,6 +18,7 @@ def find_run(run: Path | str, asked: str) -> Path:
     Raises:
         ConfigError: if there is none, with those that there are.
     """
+    check_on_disk(run, asked)
     for directory in (Path(run), RUNS / run):
         if (directory / "config.yaml").is_file():
             return directory

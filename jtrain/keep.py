@@ -39,6 +39,7 @@ class Keep:
         record: the steps that were taken, likewise.
         twice: has to agree first.
         pause: what is done beside training is done within.
+        copy: copies a step that is on the disk to where else it is to be.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Keep:
         record: Record | None,
         twice: Twice | None,
         pause: Callable[[str], AbstractContextManager[None]],
+        copy: Callable[[int], None] = lambda step: None,
     ):
         stands = directory.stands() if directory.first else {}
         self.seconds: float | None = stands.get("seconds_per_save")
@@ -63,7 +65,7 @@ class Keep:
         self._guarded, self._evaluations, self._best = guarded, evaluations, best
         self._extended = [change._asdict() for change in extended]
         self._files, self._record, self._twice = files, record, twice
-        self._pause, self._began = pause, 0.0
+        self._pause, self._began, self._copy = pause, 0.0, copy
 
     def __call__(self, step: int, state: TrainState) -> None:
         """Returns when the state may be donated.
@@ -132,6 +134,8 @@ class Keep:
         PULSE.kept(step)
         self.seconds = time.monotonic() - self._began
         self._directory.say("running", step=step, seconds_per_save=round(self.seconds, 3))
+        if self._directory.first:
+            self._copy(step)
 
 
 def _numbers(results: Mapping[str, Any]) -> dict[str, float]:

@@ -3,7 +3,9 @@
 A secret is known by the name that it goes by (`api_key`, `--password`, `Authorization:`), by the
 shape that its issuer gave it (`hf_...`, `ghp_...`), by its place (`user:password@host`), or, where
 nothing names it, by looking drawn at random. What a config is full of stays: `num_tokens: 1000`,
-`use_cls_token: true`, `pad_token: <pad>`, commits and digests, which are hexadecimal.
+`use_cls_token: true`, `pad_token: <pad>`, digests, which are 32 or 64 hexadecimal digits. The 40 of
+a git commit look like some issuers' keys: they stay where a commit is meant, by a word before them
+(`git`, `revision`) or their place in an address (`/commit/`), and are hidden elsewhere.
 """
 
 import itertools
@@ -11,6 +13,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from jtrain.misspelt import is_one_slip_from
 
 HIDDEN = "<redacted>"
 
@@ -49,6 +53,9 @@ _ALWAYS = (
     "cookie",
 )
 _PERHAPS = ("token", "key", "auth")  # secret if the value is no plain word or number
+# One slip away from these are other words: mid_token, passed, rookie.
+_WORDS_AWAY = {"id_token", "hf_token", "passwd", "cookie"}
+_SLIPS = tuple(name for name in _ALWAYS if name not in _WORDS_AWAY)
 
 _NAME = r"(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]{0,64}"
 _VALUE = r"(\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|[^\s,;&\"'}\])]+)"
@@ -73,8 +80,24 @@ _SHAPES = re.compile(
     r"|xox[abeoprs]-[A-Za-z0-9-]{10,}"  # Slack
     r"|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{16,}"
     r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?"  # JSON web tokens
+    r"|dapi[0-9a-f]{32}(?:-\d)?|do[opr]_v1_[A-Za-z0-9]{16,}"  # Databricks, DigitalOcean
+    r"|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}|SK[0-9a-f]{32}"  # SendGrid, Twilio
+    r"|gsk_[A-Za-z0-9]{20,}|xai-[A-Za-z0-9]{20,}|pplx-[A-Za-z0-9]{20,}"  # Groq, xAI, Perplexity
+    r"|lin_api_[A-Za-z0-9]{16,}|ntn_[A-Za-z0-9]{20,}|ATATT3[A-Za-z0-9_=-]{20,}"
+    r"|glsa_[A-Za-z0-9_]{20,}|hvs\.[A-Za-z0-9_-]{20,}"  # Grafana, Vault
     r"|wandb_v1_[A-Za-z0-9_]{16,}|r8_[A-Za-z0-9]{20,}|nvapi-[A-Za-z0-9_-]{20,}"
     r")"
+)
+_KEY = re.compile(r"(?<![\w-])key-(?=[a-z]*\d)[A-Za-z0-9]{16,}(?![\w-])", re.ASCII)  # Mailgun
+_SPELT = re.compile(
+    rf"(?P<name>{_NAME})(?P<sign>[\"']?\s?[=:]\s?)(?P<value>{_VALUE})", re.IGNORECASE | re.ASCII
+)
+_FORTY = re.compile(r"(?<![\w-])[0-9a-f]{40}(?![0-9a-z_])", re.ASCII)
+# What is said before a commit, or around it: `git 86e6...`, `revision: 86e6...`, `86e6...-dirty`.
+_COMMIT = re.compile(
+    r"(?:\b(?:git|commit|commits|rev|revision|sha|sha1|tree|head|hash|digest|fingerprint|version)"
+    r"[\"']?\W{0,4}|[./](?:commit|commits|tree|blob|blobs|raw|resolve|snapshots)/|@)\Z",
+    re.IGNORECASE,
 )
 _RUN = re.compile(r"[A-Za-z0-9+]{20,}")  # which may have been drawn at random
 # What a key or token may be and is no secret: `image`, `<pad>`, `params/blocks/0/qkv`, `1e-3`.
@@ -112,7 +135,10 @@ def redacted(text: str) -> str:
     found = _HOST.sub(rf"\1{HIDDEN}@", found) if "://" in found else found
     found = _BEARER.sub(lambda m: f"{m[1]} {HIDDEN}" if _drawn_or_long(m[2]) else m[0], found)
     found = _SHAPES.sub(HIDDEN, found)
+    found = _KEY.sub(HIDDEN, found) if "key-" in found else found
     found = _NAMED.sub(_named, found)
+    found = _SPELT.sub(_misspelt, found)
+    found = _FORTY.sub(_forty, found)
     return _RUN.sub(lambda m: HIDDEN if _drawn(m[0]) else m[0], found)
 
 
@@ -124,7 +150,9 @@ def redacted_values(value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
         return {key: redacted_values(each, str(key)) for key, each in value.items()}
     if isinstance(value, str):
-        return HIDDEN if is_secret(name, value) else redacted(value)
+        if is_secret(name, value):
+            return HIDDEN
+        return value if _is_commit(name, value) else redacted(value)
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         before = ["", *value][: len(value)]
         flags = [each.lstrip("-") if str(each).startswith("-") else name for each in before]
@@ -140,6 +168,8 @@ def is_secret(name: str, value: str) -> bool:
         return False
     if _always(name):
         return not re.fullmatch(r"(?i)true|false|none|null|\$\{?\w+\}?", value)
+    if is_one_slip_from("_".join(_words(name)), _SLIPS):
+        return not re.fullmatch(r"(?i)true|false|none|null|[\d.,e+-]*|\$\{?\w+\}?", value)
     words = _words(name)
     return bool(words) and words[-1] in _PERHAPS and not _PLAIN.fullmatch(value)
 
@@ -163,6 +193,25 @@ def _named(match: re.Match[str]) -> str:
     if sign.endswith(" ") and value in _SAID:
         return match[0]
     return f"{name}{sign}{value.replace(bare, HIDDEN)}" if is_secret(name, bare) else match[0]
+
+
+def _misspelt(match: re.Match[str]) -> str:
+    """A value whose name is that of a secret but for one slip: `api_keyy=...: is no key`."""
+    name, sign, value = match["name"], match["sign"], match["value"]
+    bare = value.strip("\"'").rstrip(":")
+    if value in _SAID or not is_one_slip_from("_".join(_words(name)), _SLIPS):
+        return match[0]
+    return f"{name}{sign}{value.replace(bare, HIDDEN)}" if is_secret(name, bare) else match[0]
+
+
+def _forty(match: re.Match[str]) -> str:
+    """40 hexadecimal digits: hidden, unless a commit is meant."""
+    before, after = match.string[: match.start()], match.string[match.end() :]
+    return match[0] if _COMMIT.search(before) or after.startswith("-dirty") else HIDDEN
+
+
+def _is_commit(name: str, value: str) -> bool:
+    return bool(_FORTY.match(value)) and len(value) < 50 and bool(_COMMIT.search(f"{name} "))
 
 
 def _drawn_or_long(text: str) -> bool:

@@ -4,6 +4,9 @@ A name in a run's directory, a checkpoint or a data set may be a named pipe, a d
 and JSON in a file may be nested without end. Opening a pipe waits for a writer for ever, reading a
 device has no end, and Python's JSON parser gives up with a RecursionError. Here each of these is an
 OSError or a ValueError, at once.
+
+Or the name is a link to a file of the reader's that whoever made the directory may not see. With
+`inside` no link below that directory is followed, whatever becomes of it meanwhile.
 """
 
 import errno
@@ -38,19 +41,35 @@ class TooMuchError(ValueError):
     """A file is longer, or JSON is nested deeper, than its reader takes."""
 
 
-def open_regular(path: Path, mode: Mode = "rb", *, buffering: int = -1) -> BinaryIO:
+class LinkError(OSError):
+    """A link lies where only what lies in the directory itself is read."""
+
+
+def open_regular(
+    path: Path, mode: Mode = "rb", *, buffering: int = -1, inside: Path | None = None
+) -> BinaryIO:
     """Open a regular file; never wait for another process.
 
+    Args:
+        path: of the file.
+        mode: as of the builtin `open`.
+        buffering: likewise.
+        inside: a directory above the file, below which no link is followed; None follows any.
+
     Raises:
+        LinkError: if the file, or a folder between it and `inside`, is a link.
         OSError: if the file cannot be opened, or `path` is no regular file; `strerror` says what
             it is.
     """
     # Without O_NONBLOCK a named pipe is opened when somebody opens its other end.
     flags = _FLAGS[mode] | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     # A device that is opened may act on it (a tape rewinds), and a folder has no file to truncate.
-    if os.path.exists(path):
-        check_regular(path)
-    descriptor = os.open(path, flags, 0o666)
+    if inside is None:
+        if os.path.exists(path):
+            check_regular(path)
+        descriptor = os.open(path, flags, 0o666)
+    else:
+        descriptor = _open_inside(path, inside, flags)
     try:
         _check(os.fstat(descriptor).st_mode, path)
         return os.fdopen(descriptor, mode, buffering)
@@ -67,14 +86,14 @@ def check_regular(path: Path) -> None:
     _check(os.stat(path).st_mode, path)
 
 
-def read_bytes(path: Path, *, most: int) -> bytes:
-    """Return the content of a regular file of at most `most` bytes.
+def read_bytes(path: Path, *, most: int, inside: Path | None = None) -> bytes:
+    """Return the content of a regular file of at most `most` bytes; `inside` as `open_regular`.
 
     Raises:
         OSError: as `open_regular`.
         TooMuchError: if the file is longer.
     """
-    with open_regular(path) as file:
+    with open_regular(path, inside=inside) as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(most + 1) if size <= most else b""
     if size > most or len(content) > most:
@@ -82,14 +101,16 @@ def read_bytes(path: Path, *, most: int) -> bytes:
     return content
 
 
-def read_json(path: Path, *, most: int = JSON_BYTES, depth: int = JSON_DEPTH) -> Any:
-    """Return the JSON in a regular file, UTF-8.
+def read_json(
+    path: Path, *, most: int = JSON_BYTES, depth: int = JSON_DEPTH, inside: Path | None = None
+) -> Any:
+    """Return the JSON in a regular file, UTF-8; `inside` as `open_regular`.
 
     Raises:
         OSError: as `open_regular`.
         ValueError: if the content is not JSON, longer than `most` bytes, or deeper than `depth`.
     """
-    return parse_json(read_bytes(path, most=most), depth=depth)
+    return parse_json(read_bytes(path, most=most, inside=inside), depth=depth)
 
 
 def parse_json(text: str | bytes, *, depth: int = JSON_DEPTH) -> Any:
@@ -117,6 +138,52 @@ def kind_of(mode: int) -> str:
     if stat.S_ISREG(mode):
         return ""
     return next((words for is_kind, words in _KINDS if is_kind(mode)), "no file")
+
+
+def check_no_link(path: Path) -> None:
+    """Raise LinkError if `path` itself is a link; a file that is not there is none."""
+    if os.path.islink(path):
+        raise _link_error(path)
+
+
+def _open_inside(path: Path, inside: Path, flags: int) -> int:
+    """Open a file below a directory, folder by folder, and follow no link.
+
+    Each folder is held open while the next is looked up in it, so that nobody can put a link in
+    its place between a look and the opening.
+    """
+    *folders, name = path.relative_to(inside).parts
+    enter = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+    place, here = os.open(inside, enter), inside
+    try:
+        for folder in folders:
+            here = here / folder
+            _check_entry(folder, place, here, file=False)
+            place, above = os.open(folder, enter | os.O_NOFOLLOW, dir_fd=place), place
+            os.close(above)
+        _check_entry(name, place, path, file=True)
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=place)
+    except OSError as error:
+        error.filename = f"{path}"
+        raise
+    finally:
+        os.close(place)
+
+
+def _check_entry(name: str, place: int, path: Path, *, file: bool) -> None:
+    try:
+        mode = os.stat(name, dir_fd=place, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return  # for opening to say, or to make
+    if stat.S_ISLNK(mode):
+        raise _link_error(path)
+    if file:
+        _check(mode, path)
+
+
+def _link_error(path: Path) -> LinkError:
+    where = os.fsdecode(os.readlink(path))
+    return LinkError(errno.ELOOP, f"is a link to {where}, which is not followed", f"{path}")
 
 
 def _check(mode: int, path: Path) -> None:

@@ -13,6 +13,7 @@ from jtrain.all_processes import of_first, together
 from jtrain.assemble import Assembly
 from jtrain.cache import keep_compiled_programs
 from jtrain.checkpoint import Checkpoints, SetAsideError
+from jtrain.checkpoint.mirror import Mirror
 from jtrain.cluster.command_line import program
 from jtrain.data.readers import gone_on
 from jtrain.directory import Directory, environment
@@ -45,6 +46,7 @@ from jtrain.run_notes import copied, gone, ways_out
 from jtrain.run_values import check_about
 from jtrain.state import TrainState
 from jtrain.step import StepFn
+from jtrain.stored_run import copy_finished, fetch_for_all, make_mirror
 from jtrain.trackers import check_installed
 from jtrain.user_errors import api_boundary
 from jtrain.watch import Watch
@@ -115,12 +117,17 @@ def run(
     there = Directory(path, again, cluster.index)
     another = f"name={config.name}-2"
     another = another if again else f"{program()} run {source or 'CONFIG'} ... {another}"
+    fetched: list[str] = []
+    if config.checkpoint.store:
+        fetched = fetch_for_all(config, there, cluster.processes)
     advice_of = functools.partial(ways_out, there, config, another, again)
     stored = there.stored(type(config))
     config = keep_lengths(config, stored)
     changed = there.refuse_another(config, advice_of, also=lengths(config))
     finished, again_for = _finished(there, config, stored, cluster.processes)
     if finished:
+        if config.checkpoint.store and there.first:
+            copy_finished(config, there, finished.step)
         return finished
     there.check_files()
     changed += copied(there, identity := _of_first(there.identify, cluster.processes))
@@ -162,9 +169,12 @@ def run(
             facts["tokenizer"] = parts.experiment.tokenizer
         if parts.lengths.seconds:
             facts["seconds_per_step"] = parts.lengths.seconds
+        mirror = None
+        if config.checkpoint.store and there.first:
+            mirror = make_mirror(config, there, checkpoints)
         longer = [change for change in begin.extended if change.step == start]
         told = [line for change in longer for line in describe(parts.config, change)]
-        news = [*cluster.news(), *again_for, *checkpoints.news, *drawn, *changed, *told]
+        news = [*cluster.news(), *fetched, *again_for, *checkpoints.news, *drawn, *changed, *told]
         with _crashes(there, checkpoints, tell):
             return _trained(
                 begin,
@@ -177,6 +187,7 @@ def run(
                 screen=screen,
                 facts=facts,
                 news=news,
+                mirror=mirror,
             )
 
 
@@ -192,19 +203,29 @@ def _trained(
     screen: TextIO | None,
     facts: Mapping[str, Any],
     news: Sequence[str],
+    mirror: Mirror | None,
 ) -> Outcome:
     """How the steps ended, all of them, those before which it went back among them."""
     while True:
         parts, start = begin.parts, begin.start
         there.check_rows(begin.rows, start or 0)
-        before = {"earlier": begin.earlier, "known": begin.known, "extended": begin.extended}
+        before: dict[str, Any] = {
+            "earlier": begin.earlier,
+            "known": begin.known,
+            "extended": begin.extended,
+        }
+        if mirror is not None:
+            before["copy"] = mirror.copy
         with Watch(parts, there, checkpoints, start=start, screen=screen, **before) as watch:
             if there.first:
                 readers = gone_on(there.stands(), start or 0, jax.process_count())
                 there.say("running", step=start or 0, why="", readers=readers, **facts)
             ended = drive(parts, step, state, watch, signals, hooks=hooks, start=start, news=news)
             if not isinstance(ended.stop, Rollback):
-                return _finish(parts, there, checkpoints, watch, signals, ended)
+                outcome = _finish(parts, there, checkpoints, watch, signals, ended)
+                if mirror is not None:
+                    mirror.finish(outcome.kept)
+                return outcome
             watch.ended("stopped")
             news = [decide(parts, watch.guarded, ended.stop)]
         del state, ended  # room for the one that comes

@@ -43,7 +43,7 @@ class Sealed(NamedTuple):
 def read_record(path: Path) -> Record:
     """Return what a run.json says; what is not of the type that it should be is left out."""
     try:
-        found = read_json(path, most=MOST)
+        found = read_json(path, most=MOST, inside=path.parent)
     except FileNotFoundError:
         return Record({}, "")
     except NotADirectoryError:

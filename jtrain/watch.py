@@ -58,6 +58,7 @@ class Watch:
         earlier, known: as `Guarded` takes them.
         extended: the changes of the run's length before `start`.
         screen: where it is told.
+        copy: as `Keep` takes it.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Watch:
         known: Mapping[str, Any] = {},
         extended: Sequence[Change] = (),
         screen: TextIO | None = None,
+        copy: Callable[[int], None] = lambda step: None,
     ):
         config, x = parts.config, parts.experiment
         every = min(config.log.every, config.steps)  # a short run says something too
@@ -131,7 +133,7 @@ class Watch:
         log, progress = directory and directory.log, self.progress
         self.lines = Lines(log, screen=progress.print, live=progress.live)
         self.retries = checkpoints and Retries(checkpoints, self.lines.say)
-        self.keep = directory and self.retries and self._keep(parts, directory, self.retries)
+        self.keep = directory and self.retries and self._keep(parts, directory, self.retries, copy)
         self.save = _save(config, self.keep or self._hold)
         self.held: tuple[Params, Extra] | None = None
         """The best weights, where a best is kept and there is no directory for it."""
@@ -305,7 +307,13 @@ class Watch:
         name, _, _ = goal.name.rpartition("/")
         return self.evaluations.get(name) or next(iter(self.evaluations.values()))
 
-    def _keep(self, parts: Assembly, directory: Directory, retries: Retries) -> Keep:
+    def _keep(
+        self,
+        parts: Assembly,
+        directory: Directory,
+        retries: Retries,
+        copy: Callable[[int], None],
+    ) -> Keep:
         return Keep(
             parts,
             directory,
@@ -318,6 +326,7 @@ class Watch:
             record=self.record,
             twice=self.twice,
             pause=self.pause,
+            copy=copy,
         )
 
     def _files(self) -> list[Rows]:

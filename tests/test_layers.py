@@ -7,8 +7,10 @@ import pytest
 
 # Each line may import the lines above it. Names on one line may not import one another.
 ORDER = [
-    {"tracebacks", "version", "redact", "accelerators", "backlog"},
+    {"tracebacks", "version", "accelerators", "backlog", "misspelt"},
     {"errors", "foreign_arrays", "synonyms"},
+    {"objects"},
+    {"redact"},
     {"private", "same_file", "lost_files", "regular_files", "disk_errors"},
     {"cache"},
     {"pulse"},
@@ -31,7 +33,7 @@ ORDER = [
     {"run_record"},
     {"run_values"},
     {"lengths", "extension", "judged", "directory", "find_run", "report"},
-    {"built"},
+    {"stored_run", "built"},
     {"by_memory"},
     {"assemble"},
     {"summary", "sharding", "leaf_statistics", "tracked", "bad_step", "overflow", "batch_checks"},

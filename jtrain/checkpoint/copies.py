@@ -40,7 +40,7 @@ def tell(folder: Path, found: Seen) -> None:
 def of_all(folder: Path) -> Seen:
     """What all processes have told, which is removed."""
     files = [folder / _name(process) for process in range(jax.process_count())]
-    found = _joined(read_json(file) for file in files)
+    found = _joined(read_json(file, inside=folder) for file in files)
     for file in files:
         file.unlink()
     return found

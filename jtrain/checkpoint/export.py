@@ -13,7 +13,7 @@ import numpy as np
 
 from jtrain.checkpoint.tensors import DTYPES, ENDING
 from jtrain.errors import CheckpointError
-from jtrain.private import created
+from jtrain.private import created, private_files
 
 _NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
@@ -60,8 +60,10 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str
     text += b" " * (-len(text) % 8)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with created(unfinished) as file:
+        with private_files():  # as the run is
+            path.parent.mkdir(parents=True, exist_ok=True)
+            opened = created(unfinished)
+        with opened as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for array in whole.values():
                 file.write(array.reshape(-1).view(np.uint8).data if array.size else b"")

@@ -22,6 +22,12 @@ class SaveError(CheckpointError):
         """Whether it is room that is lacking, which deletions would make."""
 
 
+class TakenError(CheckpointError):
+    """Another process copies the same run to the same store since."""
+
+    code = FAULT
+
+
 def failed(directory: Path, step: int, arrays: Mapping[str, Leaf], error: Exception) -> SaveError:
     """The error that says so, of what the disk or Orbax raised."""
     todo = advice(error, directory)

@@ -34,7 +34,7 @@ from jtrain.checkpoint.ownership import Owner
 from jtrain.checkpoint.records import check_record
 from jtrain.disk_errors import advice
 from jtrain.errors import CheckpointError, DamagedError
-from jtrain.regular_files import read_json
+from jtrain.regular_files import LinkError, check_no_link, read_json
 
 STATE, ABOUT = "state", "about.json"
 _RECORD = ("step", "leaves", "best", "about")
@@ -78,6 +78,7 @@ def faults(directory: Path, step: int, *, full: bool, owner: Owner | None = None
     """
     path = directory / str(step)
     try:
+        check_no_link(path)
         if not path.is_dir():
             return ["is no folder" if os.path.lexists(path) else "is gone"]
         if not any(path.iterdir()):
@@ -88,6 +89,8 @@ def faults(directory: Path, step: int, *, full: bool, owner: Owner | None = None
             other = [f"{ABOUT}: is of step {old['step']}"] if old["step"] != step else []
             return other + seal.differences(path, sizes, full=False)
         return seal.faults(path, step, full=full, owner=owner)
+    except LinkError as error:
+        return [error.strerror or ""]
     except OSError as error:  # deleted since it was listed, or not allowed
         return [f"cannot be read ({error.strerror})"]
 
@@ -239,11 +242,14 @@ def record(directory: Path, step: int) -> dict[str, Any]:
     if step not in named(directory):
         raise _missing(directory, step)
     try:
+        check_no_link(path)
         old = _unsealed(path)
         if wrong := "" if old else seal.fault_of(path, step, ABOUT):
             raise damaged(directory, step, wrong)
-        found = old or read_json(path / ABOUT)
+        found = old or read_json(path / ABOUT, inside=directory)
         check_record(found)
+    except LinkError as error:
+        raise damaged(directory, step, f"{error.filename} {error.strerror}") from None
     except (ValueError, OSError) as error:
         what = f"{ABOUT}: is not what was written ({error})"
         raise damaged(directory, step, what) from None
@@ -318,7 +324,7 @@ def _unsealed(path: Path) -> dict[str, Any] | None:
     if os.path.lexists(path / seal.SEAL):
         return None
     try:
-        found = read_json(path / ABOUT)
+        found = read_json(path / ABOUT, inside=path.parent)
         check_record(found)
     except (ValueError, OSError):
         return None

@@ -183,7 +183,7 @@ os.register_at_fork(after_in_child=_forget)  # a child that outlives us would ke
 def holder(directory: Path) -> dict[str, Any]:
     """Who says that they write there: host, pid, since (seconds of 1970); empty if nobody does."""
     try:
-        said = read_json(directory / NAME, most=_MOST)
+        said = read_json(directory / NAME, most=_MOST, inside=directory)
         return {
             "host": str(said["host"]),
             "pid": int(said["pid"]),

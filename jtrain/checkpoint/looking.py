@@ -34,6 +34,8 @@ def find(path: str) -> tuple[Path, int | None]:
         if place.name.isdigit() and int(place.name) in folder.named(place.parent):
             return place.parent, int(place.name)
         for directory in (place / "checkpoints", place):
+            if entries.leads_outside(directory):
+                entries.entries(directory)
             if entries.holds_any(directory):
                 return directory, None
     kept = filter(entries.holds_any, RUNS.glob("*/checkpoints"))
@@ -217,8 +219,14 @@ def arrays(directory: Path, step: int, names: list[str]) -> dict[str, np.ndarray
 
 
 def bytes_of(path: Path) -> int:
-    """Of all files of a directory."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    """Of all files of a directory; nothing of what a link leads to."""
+    if path.is_symlink():
+        return 0
+    return sum(file.stat().st_size for file in path.rglob("*") if _is_own_file(file))
+
+
+def _is_own_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def _remove(path: Path) -> None:

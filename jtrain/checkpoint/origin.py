@@ -9,12 +9,13 @@ import jax
 import numpy as np
 
 from jtrain.all_processes import of_first
-from jtrain.checkpoint import folder, leaves, records, storage
+from jtrain.checkpoint import entries, folder, leaves, records, storage
 from jtrain.checkpoint.checkpoints import Checkpoints
 from jtrain.checkpoint.ownership import Owner
 from jtrain.checkpoint.tensors import ENDING, INDEX, tensors
 from jtrain.config.nearest import did_you_mean
 from jtrain.errors import CheckpointError
+from jtrain.objects import is_address
 from jtrain.types import Leaf
 
 RUNS = Path("runs")
@@ -93,6 +94,11 @@ def find(
     Raises:
         CheckpointError: if none of them does, or the run has no such checkpoint.
     """
+    if is_address(path):
+        raise CheckpointError(
+            f"init_from.path={path} is in an object store, and parameters are read from this disk. "
+            f"Fetch the run, and name it: jtrain ckpt fetch {path}"
+        )
     if path.endswith((ENDING, INDEX)):
         return Tensors(Path(path))
     for place in (Path(path), RUNS / path):
@@ -103,7 +109,8 @@ def find(
                 # The run may go on meanwhile: every process takes what the first has found.
                 look = functools.partial(_look, directory, step, owner)
                 return Stored(directory, of_first(look)["step"])
-    kept = filter(folder.steps, RUNS.glob("*/checkpoints"))
+    every = (d for d in RUNS.glob("*/checkpoints") if not entries.leads_outside(d))
+    kept = filter(folder.steps, every)
     there = sorted(directory.parent.name for directory in kept)
     near = did_you_mean(Path(path).name, there)
     raise CheckpointError(

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jtrain.checkpoint import copies, ending, fingerprint, folder, keeping, storage
-from jtrain.checkpoint.failed import failed, unannounced, unsealed
+from jtrain.checkpoint.failed import TakenError, failed, unannounced, unsealed
 from jtrain.errors import CheckpointError, DeviceError
 from jtrain.same_file import HeldFolder
 from jtrain.types import Leaf
@@ -98,6 +98,8 @@ class Saver:
                     self._delete_dispensable(step)
             finally:
                 lost = self._lost(step, writer)
+        except TakenError:
+            raise
         except (OSError, ValueError, RuntimeError) as error:  # what the disk and Orbax raise
             self._left |= {begun} if begun is not None else set()
             self._clear()

@@ -115,17 +115,25 @@ def differences(
             found.append(f"{name}: {wrong}")
         elif (size := path.stat().st_size) != files[name][0]:
             found.append(f"{name}: is {size} bytes long, and was {files[name][0]}")
-        elif full and (now := _readable(path)) != files[name][1]:
+        elif full and (now := _readable(path, directory.parent)) != files[name][1]:
             found.append(f"{name}: its digest is {now}, and was {files[name][1]}")
     return found
 
 
-def digest(path: Path) -> str:
-    """Of a file's bytes, in hexadecimal: 3.5 GB/s where SHA-256 makes 1 (200 MB, one core)."""
+def files(directory: Path) -> list[str]:
+    """Return the paths in a directory of the files that a seal names, sorted."""
+    return [name for name, _ in _files(directory)]
+
+
+def digest(path: Path, inside: Path | None = None) -> str:
+    """Of a file's bytes, in hexadecimal: 3.5 GB/s where SHA-256 makes 1 (200 MB, one core).
+
+    Below the directory `inside`, if one is named, no link is followed.
+    """
     import xxhash
 
     found, block = xxhash.xxh3_128(), memoryview(bytearray(_BLOCK))
-    with open_regular(path, buffering=0) as file:
+    with open_regular(path, buffering=0, inside=inside) as file:
         while count := cast(io.RawIOBase, file).readinto(block):
             found.update(block[:count])
     return found.hexdigest()
@@ -146,7 +154,7 @@ class _BrokenError(Exception):
 
 def _read(directory: Path) -> dict[str, Any]:
     try:
-        text = read_bytes(directory / SEAL, most=JSON_BYTES).decode()
+        text = read_bytes(directory / SEAL, most=JSON_BYTES, inside=directory.parent).decode()
         said = parse_json(text)
         kept, now = said.pop("seal"), _digest(said)
         known = said["format"] <= FORMAT and said["digest"] == DIGEST
@@ -197,9 +205,9 @@ def _files(directory: Path) -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
-def _readable(path: Path) -> str:
+def _readable(path: Path, inside: Path) -> str:
     try:
-        return digest(path)
+        return digest(path, inside)
     except OSError as error:
         return f"not to be had ({error.strerror})"
 

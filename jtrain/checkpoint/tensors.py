@@ -59,11 +59,19 @@ def _of_file(path: Path) -> dict[str, np.ndarray]:
         raise _broken(path, f"its header is to be {length} bytes, of {max(0, len(data) - 8)}")
     header = _json(path, data[8 : 8 + length])
     data = data[8 + length :]
-    return {
-        name: _tensor(path, name, entry, data)
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    found = {name: _tensor(path, name, entry, data) for name, entry in entries.items()}
+    _refuse_overlaps(path, {name: entries[name]["data_offsets"] for name in found})
+    return found
+
+
+def _refuse_overlaps(path: Path, places: Mapping[str, list[int]]) -> None:
+    """Raise CheckpointError if two tensors share a byte: a small file could stand for any size."""
+    end, before = 0, ""
+    for name, (first, last) in sorted(places.items(), key=lambda item: item[1]):
+        if first < min(end, last):
+            raise _broken(path, f"{name} is to lie at {first} to {last}, where {before} lies")
+        end, before = max((end, before), (last, name))
 
 
 def _tensor(path: Path, name: str, entry: Any, data: np.ndarray) -> np.ndarray:

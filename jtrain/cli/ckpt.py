@@ -1,6 +1,7 @@
-"""`jtrain ckpt ls | verify | show | diff | rm | export`: the checkpoints of a run, looked at."""
+"""`jtrain ckpt ls | verify | show | diff | rm | export | fetch`: checkpoints, looked at."""
 
 import argparse
+import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ DOES = {
     "diff": "name the leaves that differ between two checkpoints, and by how much",
     "rm": "remove a step, or the damaged ones; never the last whole one unless --force",
     "export": "write the parameters as a .safetensors file",
+    "fetch": "bring a run back from an object store, to runs/NAME",
 }
 
 
@@ -46,7 +48,11 @@ def main(argv: Sequence[str]) -> int:
         "rm": _rm,
         "export": _export,
     }
-    found, text, code = acts[does](typed)
+    from jtrain.cli import stored
+
+    done = stored.act(does, typed)
+    with stored.copied(typed) if done is None else contextlib.nullcontext():
+        found, text, code = done or acts[does](typed)
     print(json.dumps(found) if typed.json else text)
     return code
 
@@ -236,11 +242,13 @@ def _fault_of(one: Mapping[str, Any]) -> str:
 
 def _find(run: str) -> tuple[Path, int | None]:
     """The directory of the checkpoints that are meant, and the step if it is one of them."""
-    from jtrain.checkpoint import looking
+    from jtrain.checkpoint import entries, looking
     from jtrain.directory import Directory
 
     try:
         return looking.find(run)
+    except entries.OutsideError:
+        raise
     except CheckpointError:
         for there in map(Directory, (Path(run), looking.RUNS / run)):
             if there.config.is_file():
@@ -290,13 +298,14 @@ def _arguments_of(does: str) -> Arguments:
         "diff": ("shakespeare shakespeare-2", "runs/a/checkpoints/100 runs/a/checkpoints/200"),
         "rm": ("shakespeare --step 200", "shakespeare --damaged"),
         "export": ("shakespeare --step best --out shakespeare.safetensors",),
+        "fetch": ("s3://bucket/runs/shakespeare",),
     }
     codes = {
         "diff": "\nExit code 0 whether they differ or not; with --json, `leaves` is empty if not.",
         "verify": "\nExit code 70 where one is damaged.",
     }
     parser = Arguments(f"ckpt {does}", f"To {DOES[does]}.{codes.get(does, '')}", *examples[does])
-    run = "a run, its name in runs/, or the path of a checkpoint"
+    run = "a run, its name in runs/, the path of a checkpoint, or s3://bucket/runs/NAME"
     parser.add_argument("run", metavar="RUN", help=run)
     if does == "diff":
         parser.add_argument("other", metavar="RUN", help="another")
@@ -314,5 +323,8 @@ def _arguments_of(does: str) -> Arguments:
         parser.add_argument("--out", metavar="FILE", default="", help=out)
         everything = "the optimizer's state and the keys too"
         parser.add_argument("--all", action="store_true", help=everything)
+    if does == "fetch":
+        out = "the run's directory; runs/NAME if not said"
+        parser.add_argument("--out", metavar="DIRECTORY", default="", help=out)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

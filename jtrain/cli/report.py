@@ -9,6 +9,7 @@ from jtrain.checkpoint.keeping import Goal
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import ConfigError, UserError
 from jtrain.hooks.rewrite import rewrite
+from jtrain.private import private_files
 from jtrain.report.facts import facts
 from jtrain.report.finding import Found, find_runs
 from jtrain.report.page import page
@@ -23,12 +24,13 @@ def main(argv: Sequence[str]) -> int:
     found = find_runs(typed.runs)
     stories = [read(run) for run in found.runs]
     out = Path(typed.out) if typed.out else _place(found)
+    title = found.whole.resolve().name if found.whole else ""
+    best = str(stories[0].config.get("checkpoint.best") or "")
+    text = page(stories, title=title, ranking=ranking(found.whole, best) if found.whole else ())
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        title = found.whole.resolve().name if found.whole else ""
-        best = str(stories[0].config.get("checkpoint.best") or "")
-        text = page(stories, title=title, ranking=ranking(found.whole, best) if found.whole else ())
-        rewrite(out, text.encode("utf-8", "replace"))
+        with private_files():  # as the runs are
+            out.parent.mkdir(parents=True, exist_ok=True)
+            rewrite(out, text.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigError(
             f"jtrain report: {out} cannot be written ({error.strerror}); name another file: "

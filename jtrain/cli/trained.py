@@ -9,13 +9,20 @@ from typing import Literal
 
 from jtrain.errors import CheckpointError
 from jtrain.find_run import find_run
+from jtrain.private import refuse_links
 
 OUTPUT, COMPLAINTS = 1, 2  # what a process has open from the first
 
 
 def config_of(run: str, verb: str) -> Path:
-    """The config of a run, by its directory or its name in runs/."""
-    return find_run(run, f"jtrain {verb}") / "config.yaml"
+    """The config of a run, by its directory or its name in runs/.
+
+    Raises:
+        ConfigError: if there is no such run, or a link leads out of its directory.
+    """
+    directory = find_run(run, f"jtrain {verb}")
+    refuse_links(directory)
+    return directory / "config.yaml"
 
 
 def speaks() -> bool:

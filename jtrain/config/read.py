@@ -41,13 +41,15 @@ ADVICE = [
 ]  # fmt: skip
 
 
-def read(path: Path, layer: int) -> tuple[Node, list[Mistake]]:
+def read(path: Path, layer: int, *, inside: Path | None = None) -> tuple[Node, list[Mistake]]:
     """The mapping in a file and the mistakes past which it could be read.
+
+    Below the directory `inside`, if one is named, no link is followed.
 
     Raises:
         ConfigError: if there is no such file, or nothing in it that could be a config.
     """
-    node, mistakes = parse(_text(path), lambda line: Origin(layer, str(path), line))
+    node, mistakes = parse(_text(path, inside), lambda line: Origin(layer, str(path), line))
     if node is None:
         raise ConfigError(f"{path}: is empty; a config says at least experiment, steps and batch")
     if not isinstance(node.value, dict):
@@ -203,9 +205,9 @@ def _explain(error: MarkedYAMLError, text: str) -> tuple[int, str]:
     return line, f"this is not YAML ({problem}); write `key: value`"
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, inside: Path | None = None) -> str:
     try:
-        with _opened(path) as file:
+        with _opened(path, inside) as file:
             data = file.read(SIZE + 1)
         return _refuse_long(path, data).decode("utf-8-sig")
     except ConfigError:
@@ -217,8 +219,8 @@ def _text(path: Path) -> str:
             f"{path}:{line}: byte 0x{byte:02x} is not UTF-8; save the file as UTF-8"
         ) from None
     except IsADirectoryError:
-        inside = sorted(p.name for p in path.glob("*.yaml"))
-        said = f"; it has {', '.join(inside[:8])}" if inside else ""
+        configs = sorted(p.name for p in path.glob("*.yaml"))
+        said = f"; it has {', '.join(configs[:8])}" if configs else ""
         raise ConfigError(f"{path}: is a directory, and a config is a file{said}") from None
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise ConfigError(f"{path}: no such file{_near_file(path)}") from None
@@ -226,10 +228,10 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path, inside: Path | None) -> BinaryIO:
     """The file; a pipe too where a shell gives one, as in `jtrain run <(sed s/a/b/ x.yaml)`."""
     given = str(path).startswith(("/dev/fd/", "/proc/self/fd/")) or str(path) == "/dev/stdin"
-    return path.open("rb") if given else open_regular(path)
+    return path.open("rb") if given else open_regular(path, inside=inside)
 
 
 def _refuse_long(path: Path, data: bytes) -> bytes:

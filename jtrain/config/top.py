@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from jtrain.config.guard import Guard, Skip
 from jtrain.config.init_from import InitFrom
 from jtrain.durations import Duration, Lasts
+from jtrain.objects import is_address
 from jtrain.values import values
 
 
@@ -91,6 +92,9 @@ class Checkpoint:
     best: str = ""
     """The metric whose best evaluation is kept too: loss, highest accuracy, or of one of several
     sets NAME/loss; empty: none is."""
+    store: str = ""
+    """An address to which each checkpoint is copied once it is whole, with the run's files:
+    s3://bucket/runs; a run whose directory is gone comes back from STORE/NAME. Empty: nowhere."""
     on_damage: Literal["fall_back", "stop"] = "fall_back"
     """What a run does that finds its newest checkpoint damaged: goes on from the newest that is
     whole, or ends and says how to."""
@@ -177,6 +181,12 @@ class Top:
             )
         if self.evaluate.patience and not self.checkpoint.best:
             yield "evaluate.patience", "needs to know what is best; set checkpoint.best=loss"
+        if self.checkpoint.store and not is_address(self.checkpoint.store):
+            yield (
+                "checkpoint.store",
+                f"must be an address such as s3://bucket/runs, found {self.checkpoint.store!r}; a "
+                f"run on another disk is a link: ln -s DISK runs",
+            )
         sets = {f"evaluate.sets.{name}.every": x.every for name, x in self.evaluate.sets.items()}
         for key, steps in {
             "steps": self.steps,

@@ -5,12 +5,16 @@ import glob
 from collections.abc import Sequence
 from pathlib import Path
 
+from jtrain.data.fetched import fetch_files, refuse_mangled
 from jtrain.errors import DataError
+from jtrain.objects import is_address
 from jtrain.regular_files import kind_of, open_regular
 
 
 def found(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     """The files behind `paths`, those of a pattern in the order of their names.
+
+    Of an address of an object store, `s3://bucket/train/*.txt` say, copies on this machine.
 
     Raises:
         DataError: a path that is not there, a folder, a pattern that matches no file, or a file
@@ -37,8 +41,11 @@ def _check_readable(file: Path) -> None:
 
 
 def _files(path: str) -> list[Path]:
+    if is_address(path):
+        return fetch_files(path)
     if Path(path).is_file():
         return [Path(path)]
+    refuse_mangled(path)
     if matches := sorted(Path(match) for match in glob.glob(path, recursive=True)):
         if files := [match for match in matches if match.is_file()]:
             return files

@@ -22,7 +22,8 @@ class ParquetRows:
 
     Only whole row groups can be read. They are kept in memory up to `keep` bytes, the last used
     ones longest: rows in random order need all of them there, so a set that is larger is better
-    written as ArrayRecord.
+    written as ArrayRecord. A row group of more than `group_bytes` once it is unpacked is refused:
+    a file of 1 kB can stand for gigabytes.
 
     Args:
         columns: those that are read; empty: all.
@@ -38,8 +39,9 @@ class ParquetRows:
         *,
         columns: Sequence[str] = (),
         keep: int = 1 << 30,
+        group_bytes: int = 1 << 30,
     ):
-        self.paths, self._keep = found(paths), keep
+        self.paths, self._keep, self._largest = found(paths), keep, group_bytes
         self._files = [_opened(path) for path in self.paths]
         self.columns = _columns(self.paths, self._files, columns)
         groups = [
@@ -97,7 +99,7 @@ class ParquetRows:
         if group not in self._kept:
             file, number = self._groups[group]
             try:
-                table = self._files[file].read_row_group(number, columns=self.columns)
+                table = self._read(file, number)
             except (OSError, ValueError) as error:  # what pyarrow raises of a damaged page
                 raise DataError(
                     f"{self.paths[file]}: row group {number} was asked for and cannot be read "
@@ -108,6 +110,48 @@ class ParquetRows:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(group)
         return self._kept[group]
+
+    def _read(self, file: int, number: int) -> Any:
+        """A row group's table, of at most `group_bytes`.
+
+        Numbers take what their count says. A text may stand in the file once and in every row, so
+        rows of texts are read a few at a time, until there are too many.
+        """
+        opened, arrow = self._files[file], needed("pyarrow", "parquet", "A Parquet file")
+        group, named = opened.metadata.row_group(number), set(self.columns)
+        chunks = [group.column(i) for i in range(group.num_columns)]
+        chunks = [each for each in chunks if each.path_in_schema.split(".")[0] in named]
+        fixed = [_WIDTHS.get(each.physical_type) for each in chunks]
+        known = sum(
+            each.num_values * (width or 4) for each, width in zip(chunks, fixed, strict=True)
+        )
+        unpacked = sum(each.total_uncompressed_size for each in chunks)
+        texts = [each for each, width in zip(chunks, fixed, strict=True) if width is None]
+        self._check_size(max(known, unpacked), file, number)
+        longest = sum(each.total_uncompressed_size for each in texts)  # of the texts of one row
+        if known + longest * group.num_rows <= self._largest:
+            return opened.read_row_group(number, columns=self.columns)
+        packed = min(self.paths[file].stat().st_size, sum(x.total_compressed_size for x in texts))
+        dense = longest > _DENSE * packed  # so that few bytes of the file may be the text of a row
+        tables, size = [], 0
+        some = max(1, self._largest // longest) if dense else 1024
+        for batch in opened.iter_batches(
+            min(some, 1024), row_groups=[number], columns=self.columns
+        ):
+            size += batch.nbytes
+            self._check_size(size, file, number)
+            tables.append(batch)
+        return arrow.Table.from_batches(tables, schema=tables[0].schema)
+
+    def _check_size(self, size: int, file: int, number: int) -> None:
+        if size > self._largest:
+            path = self.paths[file]
+            raise DataError(
+                f"{path}: row group {number} takes {size:,} bytes or more in memory, and the file "
+                f"has {path.stat().st_size:,}; group_bytes={self._largest:,} is the most that is "
+                f"read. If that is right, raise it (group_bytes={1 << size.bit_length()}), or "
+                f"write smaller row groups (row_group_size= of pyarrow.parquet.write_table)."
+            )
 
     def _numbers(self, name: str, array: Any, group: int) -> np.ndarray:  # b ...
         """A column of numbers, or of lists of one length of numbers."""
@@ -142,6 +186,11 @@ class ParquetRows:
         file, number = self._groups[group]
         return f"row group {number} of {self.paths[file]}"
 
+
+# Bytes of a number, or of a place of it, in memory; others are texts, of any length.
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+
+_DENSE = 20  # texts are packed to a third, rarely to a tenth
 
 BY_ROW = (
     "Or make arrays of each row: GrainRows(grain.MapDataset.source(rows).map(decode)), where "

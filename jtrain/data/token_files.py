@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from jtrain.data.fetched import fetch_folder
 from jtrain.data.fingerprint import of_files
 from jtrain.data.header import read_header
 from jtrain.data.tokenizer import Tokenizer, fingerprint, spelt
 from jtrain.data.tokenizer_file import read_tokenizer
 from jtrain.errors import DataError
+from jtrain.objects import is_address
 from jtrain.private import inside
 
 
@@ -61,7 +63,7 @@ class TokenFiles(Stretch):
     """The tokens of a folder that `jtrain data prepare` wrote.
 
     Args:
-        path: the folder.
+        path: the folder, or its address in an object store, from which it is copied first.
         tokenizer: the fingerprint that its tokenizer must have; empty: any.
 
     Raises:
@@ -69,7 +71,7 @@ class TokenFiles(Stretch):
     """
 
     def __init__(self, path: str | Path, *, tokenizer: str = ""):
-        self.path = Path(path)
+        self.path = fetch_folder(str(path)) if is_address(path) else Path(path)
         self.header = read_header(self.path)
         self.tokenizer = self._tokenizer(tokenizer)
         self.vocab: int = self.header["vocab"]

@@ -164,7 +164,7 @@ def _beside(config: RunConfig) -> Iterator[Path]:
     runs = Path("runs")
     there = runs.is_dir()
     try:
-        runs.mkdir(exist_ok=True)
+        runs.mkdir(0o700, exist_ok=True)
         place = Path(tempfile.mkdtemp(prefix=f".{config.name}-fast-", dir=runs))
     except OSError as error:
         raise ConfigError(

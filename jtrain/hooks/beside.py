@@ -124,7 +124,7 @@ class _Note:
         self._path, self._run = path, run
         self.id, self._last = "", {}
         try:
-            known: Any = read_json(path) if resumes else {}
+            known: Any = read_json(path, inside=path.parent) if resumes else {}
             if known.get("run", run) != run:
                 return  # the run was copied: this one has none in the service yet
             last = {str(name): int(step) for name, step in dict(known["last"]).items()}

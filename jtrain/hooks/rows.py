@@ -219,7 +219,7 @@ def _parse(path: Path) -> list[tuple[dict[str, Any], bytes]]:
 def _content(path: Path) -> bytes:
     """The bytes of a file of rows; none if there is no file."""
     try:
-        return read_bytes(path, most=MOST)
+        return read_bytes(path, most=MOST, inside=path.parent)
     except FileNotFoundError:
         return b""
     except (OSError, TooMuchError) as error:

@@ -53,7 +53,7 @@ class Samples(Hook):
 
 
 def _mend(path: Path, resumed_at: int | None) -> None:
-    found = read_bytes(path, most=MOST) if path.exists() else b""
+    found = read_bytes(path, most=MOST, inside=path.parent) if path.exists() else b""
     text, end = found.decode("utf-8", "replace"), 0
     text = text[: text.rfind("\n") + 1]  # the last line may be torn
     if resumed_at is not None:

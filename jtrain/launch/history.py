@@ -149,7 +149,7 @@ def _last_loss(run: str) -> str:
 def _rows(run: str, name: str, *, whole: bool = False) -> list[dict[str, Any]]:
     """The objects in a file of a run, a line each, or one in the `whole` of it; none without it."""
     try:
-        found = read_bytes(Path(run) / name, most=MOST) if run else b""
+        found = read_bytes(Path(run) / name, most=MOST, inside=Path(run)) if run else b""
     except (OSError, TooMuchError):
         return []
     text = found.decode("utf-8", "replace")

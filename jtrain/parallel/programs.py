@@ -58,6 +58,8 @@ def _file(lowered: Lowered, devices: Sequence[Device]) -> Path | None:
     on = bool(where) and settings.jax_enable_compilation_cache
     if not (on and devices and devices[0].platform == "cpu" and jax.process_index() > 0):
         return None
+    if "://" in where:  # JAX keeps its programs in an object store, which has no owner and mode
+        return None
     text = lowered.as_text()
     if "callback" in text:  # it has addresses of this process
         return None

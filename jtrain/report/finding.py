@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jtrain.errors import ConfigError
+from jtrain.objects import check_on_disk
 from jtrain.report.reading import EXPECTED
 
 RUNS = Path("runs")
@@ -59,6 +60,7 @@ def holds_run(directory: Path) -> bool:
 
 
 def _place(word: str) -> Path:
+    check_on_disk(word, "jtrain report")
     for place in (Path(word), RUNS / word):
         if place.exists():
             return place

@@ -11,7 +11,13 @@ from jtrain.config.dump import flat
 from jtrain.config.node import plain
 from jtrain.config.read import read as read_config
 from jtrain.errors import UserError
-from jtrain.regular_files import TooMuchError, parse_json, read_bytes
+from jtrain.regular_files import (
+    LinkError,
+    TooMuchError,
+    check_no_link,
+    parse_json,
+    read_bytes,
+)
 
 Row: TypeAlias = Mapping[str, Any]
 TOLD, PICTURES, PICTURE_BYTES = 5, 24, 4_000_000  # troubles a file, newest pictures, bytes of each
@@ -179,7 +185,7 @@ def _config(path: Path, troubles: list[str]) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        node, mistakes = read_config(path, 0)
+        node, mistakes = read_config(path, 0, inside=path.parent)
     except UserError as error:
         troubles.append(str(error))
         return {}
@@ -189,9 +195,11 @@ def _config(path: Path, troubles: list[str]) -> Mapping[str, Any]:
 
 def _text(path: Path, troubles: list[str]) -> str:
     try:
-        return read_bytes(path, most=TEXT_BYTES).decode("utf-8", "replace")
+        return read_bytes(path, most=TEXT_BYTES, inside=path.parent).decode("utf-8", "replace")
     except (FileNotFoundError, NotADirectoryError):
         return ""
+    except LinkError as error:
+        troubles.append(f"{path.name} {error.strerror}: it is left out")
     except OSError as error:
         troubles.append(f"{path.name} cannot be read: {error.strerror}")
     except TooMuchError as error:
@@ -202,6 +210,11 @@ def _text(path: Path, troubles: list[str]) -> str:
 def _pictures(folder: Path, troubles: list[str]) -> tuple[Picture, ...]:
     """The newest pictures, `NAME-STEP.png`, by name and step."""
     found = []
+    try:
+        check_no_link(folder)
+    except LinkError as error:
+        troubles.append(f"{folder.name} {error.strerror}: they are left out")
+        return ()
     for file in sorted(folder.glob("*.png")) if folder.is_dir() else []:
         name, _, step = file.stem.rpartition("-")
         if name and step.isdecimal():
@@ -209,7 +222,11 @@ def _pictures(folder: Path, troubles: list[str]) -> tuple[Picture, ...]:
     newest = sorted(found)[-PICTURES:]
     pictures = []
     for step, name, file in newest:
-        data = _picture(file)
+        try:
+            data = _picture(file)
+        except LinkError as error:
+            troubles.append(f"pictures/{file.name} {error.strerror}: it is left out")
+            continue
         if data.startswith(b"\x89PNG\r\n\x1a\n"):
             pictures.append(Picture(name, step, data))
         else:
@@ -218,9 +235,15 @@ def _pictures(folder: Path, troubles: list[str]) -> tuple[Picture, ...]:
 
 
 def _picture(file: Path) -> bytes:
-    """The bytes of a picture; none if it is no file, or too large."""
+    """The bytes of a picture; none if it is no file, or too large.
+
+    Raises:
+        LinkError: if it is a link, or its folder is.
+    """
     try:
-        return read_bytes(file, most=PICTURE_BYTES)
+        return read_bytes(file, most=PICTURE_BYTES, inside=file.parent.parent)
+    except LinkError:
+        raise
     except (OSError, TooMuchError):
         return b""
 

@@ -176,3 +176,39 @@ def test_what_is_no_split_of_hugging_face_is_told(dataset):
         HuggingFace(splits)
     with pytest.raises(DataError, match="IterableDataset can only be streamed"):
         HuggingFace(dataset.to_iterable_dataset())
+
+
+MILLIONS = 40_000_000  # rows of 8 bytes, 320 MB, in a file of about 1 kB
+
+
+def test_a_small_file_of_parquet_that_stands_for_gigabytes_is_refused_before_it_is_read(
+    tmp_path: Path,
+):
+    arrow = pytest.importorskip("pyarrow")
+    nulls = arrow.nulls(MILLIONS, arrow.int64())
+    path = write_parquet(tmp_path / "bomb.parquet", {"x": nulls}, group=MILLIONS)
+    assert path.stat().st_size < 2000
+    rows = ParquetRows(path, group_bytes=1 << 28)
+    before = arrow.total_allocated_bytes()
+    advice = r"320,000,000 bytes or more .* group_bytes=268,435,456 is the most .*raise it \(group_"
+    with pytest.raises(DataError, match=advice):
+        rows[0]
+    assert arrow.total_allocated_bytes() - before < 1 << 20
+
+
+def test_a_text_that_each_row_of_parquet_repeats_is_read_until_it_is_too_much(tmp_path: Path):
+    arrow = pytest.importorskip("pyarrow")
+    text = arrow.DictionaryArray.from_arrays(np.zeros(20_000, np.int32), ["x" * 100_000])
+    path = write_parquet(tmp_path / "bomb.parquet", {"text": text.cast("string")}, group=20_000)
+    assert path.stat().st_size < 60_000  # for 2 GB
+    before = arrow.total_allocated_bytes()
+    with pytest.raises(DataError, match=r"row group 0 takes .* write smaller row groups"):
+        ParquetRows(path, group_bytes=1 << 24)[0]
+    assert arrow.total_allocated_bytes() - before < 1 << 26
+
+
+def test_many_texts_of_parquet_are_read_a_few_at_a_time(tmp_path: Path):
+    texts = [f"row {row} " * 100 for row in range(3000)]
+    path = write_parquet(tmp_path / "texts.parquet", {"text": texts}, group=3000)
+    rows = ParquetRows(path, group_bytes=1 << 23)  # 3 MB, and 9 GB if each were the longest
+    assert [rows[row]["text"] for row in (0, 1024, 2999)] == [texts[0], texts[1024], texts[2999]]

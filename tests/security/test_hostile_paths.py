@@ -69,7 +69,7 @@ def test_hostile_paths_by_a_link_in_a_run(name: str, tmp_path: Path):
 def index(folder: Path, name: object) -> None:
     path = folder / "model.safetensors.index.json"
     path.write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(CheckpointError, match="which is not one beside it"):
+    with pytest.raises(CheckpointError, match=r"which is not one beside it|names no files"):
         tensors(path)
 
 
@@ -81,7 +81,7 @@ def token_folder(folder: Path, name: object) -> None:
     (folder / "tokens" / "header.json").write_text(json.dumps(header))
     if name == "link":
         (folder / "tokens" / "link").symlink_to(folder.parent / "secret")
-    with pytest.raises(DataError, match="which is not one beside it"):
+    with pytest.raises(DataError, match=r"which is not one beside it|was to be the header of"):
         TokenFiles(folder / "tokens")
 
 
@@ -136,3 +136,40 @@ def test_a_header_that_lies_about_its_tensors_is_told(entry: object, tmp_path: P
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
     with pytest.raises(CheckpointError, match=r"no whole file of tensors|is of the type"):
         tensors(path)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [[(0, 8), (4, 12)], [(0, 16), (4, 8)], [(8, 16), (0, 12)], [(0, 8), (0, 8)]],
+    ids=str,
+)
+def test_tensors_that_share_bytes_are_refused(places: list[tuple[int, int]], tmp_path: Path):
+    """1,000 tensors of all of a file would be a thousand times its size in memory."""
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(safetensors(places))
+    with pytest.raises(CheckpointError, match=r"is to lie at \d+ to \d+, where [ab] lies"):
+        tensors(path)
+
+
+def test_tensors_beside_one_another_and_empty_ones_are_no_overlap(tmp_path: Path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(safetensors([(8, 16), (8, 8), (0, 8), (16, 16), (0, 0)]))
+    assert {name: array.size for name, array in tensors(path).items()} == {
+        "a": 2,
+        "b": 0,
+        "c": 2,
+        "d": 0,
+        "e": 0,
+    }
+
+
+def safetensors(places: list[tuple[int, int]]) -> bytes:
+    """A file of 16 bytes of tensors a, b ... at these places."""
+    entry = lambda first, last: {
+        "dtype": "F32",
+        "shape": [(last - first) // 4],
+        "data_offsets": [first, last],
+    }
+    header = {name: entry(*place) for name, place in zip("abcde", places, strict=False)}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(16)

@@ -4,6 +4,8 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from quick_study import write_study
 
 from jtrain.cache import keep_compiled_programs
+from jtrain.cli import main
 from jtrain.errors import ConfigError
 from jtrain.hooks.rewrite import rewrite
 from jtrain.private import UMASK, created, private_files, refuse_links
@@ -74,17 +77,115 @@ def test_the_mask_is_given_back_and_may_be_another(tmp_path: Path, monkeypatch):
         os.umask(before)
 
 
-def test_the_cache_that_was_open_to_others_is_closed(tmp_path: Path, monkeypatch):
+@pytest.fixture
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
+    """The usual compile cache, which is not there yet, and the one that takes its place."""
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     settings: Any = jax.config
     before = settings.jax_compilation_cache_dir
+    yield (
+        tmp_path / "home" / "jtrain" / "compiled",
+        tmp_path / "tmp" / f"jtrain-{os.getuid()}" / "compiled",
+    )
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def given_to_another(path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    os.chown(path, 12345, 12345)
+
+
+def linked(path: Path) -> None:
+    path.rmdir()
+    path.symlink_to("/etc")
+
+
+UNTRUSTED = {
+    "made by another": lambda cache: given_to_another(cache),
+    "below another's": lambda cache: given_to_another(cache.parent),
+    "a program of another": lambda cache: given_to_another(program_in(cache)),
+    "a link as a program": lambda cache: (cache / "jit_step-1-cache").symlink_to("/etc/passwd"),
+    "another's, one folder down": lambda cache: given_to_another(program_in(cache / "processes")),
+    "open to all": lambda cache: cache.chmod(0o777),
+    "open to a group": lambda cache: cache.chmod(0o770),
+    "its folder open to all": lambda cache: cache.parent.chmod(0o777),
+    "all open above": lambda cache: cache.parent.parent.chmod(0o777),
+    "a program open to all": lambda cache: (
+        program_in(cache).chmod(0o666),
+        cache.chmod(0o755),
+    ),
+    "a link to another's": linked,
+}
+
+
+def program_in(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "jit_step-0-cache").write_bytes(b"machine code")
+    return folder / "jit_step-0-cache"
+
+
+@pytest.mark.parametrize("how", UNTRUSTED)
+def test_a_compile_cache_that_others_could_write_to_is_not_used(
+    how: str, caches: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+):
+    usual, other = caches
+    usual.mkdir(0o700, parents=True)
+    usual.parent.chmod(0o700)
+    UNTRUSTED[how](usual)
+    assert keep_compiled_programs() == other
+    settings: Any = jax.config
+    assert settings.jax_compilation_cache_dir == str(other)
+    assert stat.S_IMODE(other.stat().st_mode) == 0o700
+    said = caplog.text
+    caplog.clear()
+    assert "another user may have put programs into" in said
+    assert f"{other} is used instead" in said
+    assert f"mv {usual.parent} {usual.parent}.old" in said
+    # The advice helps, unless the fault lies above what it moves.
+    usual.parent.rename(usual.parent.with_suffix(".old"))
+    usual.parent.parent.chmod(0o755)
+    assert keep_compiled_programs() == usual
+    assert caplog.text == ""
+
+
+def test_where_no_directory_is_the_users_own_the_compile_cache_is_off(
+    caches: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+):
+    for cache in caches:
+        cache.mkdir(parents=True)
+        cache.chmod(0o777)
+    assert keep_compiled_programs() is None
+    settings: Any = jax.config
+    assert settings.jax_compilation_cache_dir is None
+    assert "each run compiles anew" in caplog.text
+
+
+def test_a_compile_cache_of_the_users_own_is_closed_to_readers_without_a_word(
+    caches: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+):
+    usual, _ = caches
+    usual.mkdir(parents=True, mode=0o755)
+    program_in(usual)
+    assert keep_compiled_programs() == usual
+    assert stat.S_IMODE(usual.stat().st_mode) == 0o700
+    program_in(usual).chmod(0o664)  # a umask of 002; nobody else may enter its folder
+    assert keep_compiled_programs() == usual
+    assert caplog.text == ""
+
+
+def test_a_compile_cache_that_is_no_folder_makes_none(tmp_path: Path, monkeypatch):
+    settings: Any = jax.config
+    before = settings.jax_compilation_cache_dir
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/compiled")
     try:
-        open_to_all = tmp_path / "jtrain" / "compiled"
-        open_to_all.mkdir(parents=True)
-        open_to_all.chmod(0o777)
-        assert keep_compiled_programs() == open_to_all
-        assert stat.S_IMODE(open_to_all.stat().st_mode) == 0o700
+        keep_compiled_programs()
+        assert settings.jax_compilation_cache_dir == "gs://bucket/compiled"
+        assert list(tmp_path.iterdir()) == []
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
 
@@ -110,3 +211,22 @@ def test_links_within_a_run_are_no_matter_and_those_out_of_it_are_told(tmp_path:
     (run / "checkpoints" / "4").symlink_to(tmp_path)
     with pytest.raises(ConfigError, match=r"4 is a link to .*Remove the link \(rm "):
         refuse_links(run)
+
+
+def test_the_report_and_the_export_are_as_private_as_the_run(tmp_path: Path, monkeypatch):
+    assert trained(tmp_path).returncode == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(UMASK, raising=False)
+    before = os.umask(0o022)
+    try:
+        assert main(["report", "small", "--out", "pages/small.html"]) == 0
+        assert main(["report", "small"]) == 0
+        assert main(["ckpt", "export", "small", "--out", "weights/small.safetensors"]) == 0
+        written = ["pages/small.html", "runs/small/report.html", "weights/small.safetensors"]
+        for name in (*written, "pages", "weights"):
+            assert stat.S_IMODE(Path(name).stat().st_mode) & 0o077 == 0, name
+        monkeypatch.setenv(UMASK, "027")
+        assert main(["report", "small", "--out", "shared.html"]) == 0
+        assert stat.S_IMODE(Path("shared.html").stat().st_mode) == 0o640
+    finally:
+        os.umask(before)

@@ -1,0 +1,240 @@
+"""Copies of checkpoints in an object store: whole or not there, wherever the copying is cut off."""
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jtrain.checkpoint import Checkpoints, seal, stored
+from jtrain.checkpoint.failed import SaveError, TakenError
+from jtrain.checkpoint.mirror import Mirror
+from jtrain.errors import FAULT
+from jtrain.objects import Objects, ObjectsError, is_address
+
+
+class Killed(BaseException):
+    """As if the process had been killed here."""
+
+
+def state(step: int) -> dict:
+    return {"w": jnp.full((3, 4), step, jnp.float32)}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's directory with checkpoints 1, 2 and 3."""
+    run = tmp_path_factory.mktemp("runs") / "small"
+    with Checkpoints(run / "checkpoints", keep=9) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, state(step), {"step": step})
+    (run / "run.json").write_text('{"status": "running", "step": 3}')
+    (run / "metrics.jsonl").write_text('{"step": 3}\n')
+    (run / "link.txt").symlink_to("/etc/passwd")
+    return run
+
+
+@pytest.fixture(params=["memory", "file"])
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
+    pytest.importorskip("fsspec")
+    where = f"{tmp_path}/bucket" if request.param == "file" else f"{uuid.uuid4()}/runs"
+    return Objects(f"{request.param}://{where}/small")
+
+
+def mirror_of(objects: Objects, run: Path, **more) -> Mirror:
+    mirror = Mirror(objects, run, **{"keep": 2, **more})
+    mirror.begin()
+    return mirror
+
+
+def read(run: Path) -> int:
+    """The newest step in a run's directory, whose state is read, every byte of it verified."""
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        step = checkpoints.resume()
+        assert step is not None
+        like = {"w": np.zeros((3, 4), np.float32)}
+        found = checkpoints.restore(step, like)["w"]
+    assert (found == step).all()
+    return step
+
+
+def test_copies_are_whole_and_older_ones_go(objects: Objects, saved: Path, tmp_path: Path):
+    mirror = mirror_of(objects, saved)
+    for step in (1, 2, 3):
+        mirror.copy(step)
+    mirror.finish(3)
+    assert stored.steps(objects) == [2, 3]
+    assert {"run.json", "metrics.jsonl"} == set(stored.own_files(objects.sizes()))  # and no link
+    assert stored.fetch_newest(objects, tmp_path / "back") == (3, [])
+    assert read(tmp_path / "back") == 3
+    assert (tmp_path / "back" / "run.json").read_text() == (saved / "run.json").read_text()
+
+
+def test_the_best_stays(objects: Objects, saved: Path):
+    mirror = mirror_of(objects, saved, keep=1, best=lambda: 1)
+    for step in (1, 2, 3):
+        mirror.copy(step)
+    assert stored.steps(objects) == [1, 3]
+
+
+def cut_off(objects: Objects, monkeypatch: pytest.MonkeyPatch, after: int, error: BaseException):
+    """From its `after`-th change on, nothing reaches the store."""
+    count = [0]
+
+    def counted(change: Callable) -> Callable:
+        def change_or_die(*args):
+            count[0] += 1
+            if count[0] > after:
+                raise error
+            return change(*args)
+
+        return change_or_die
+
+    for name in ("pipe_file", "put_file", "rm_file"):
+        monkeypatch.setattr(objects._fs, name, counted(getattr(objects._fs, name)))
+    return count
+
+
+def test_a_kill_before_any_change_leaves_a_whole_copy(
+    objects: Objects, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Copying 3 over a store that has 1 and 2, cut off before each of its changes in turn."""
+    after, ended = 0, False
+    while not ended:
+        with monkeypatch.context() as patch:
+            fresh = Objects(f"{objects.address}-{after}")
+            mirror = mirror_of(fresh, saved)
+            mirror.copy(1)
+            mirror.copy(2)
+            cut_off(fresh, patch, after, Killed())
+            try:
+                mirror.copy(3)
+                ended = True
+            except Killed:
+                pass
+        back = tmp_path / f"back-{after}"
+        step, news = stored.fetch_newest(fresh, back)
+        assert news == []
+        assert step == read(back)
+        assert step in (2, 3)
+        again = mirror_of(fresh, saved)  # the next process, whatever the one before has left
+        again.copy(3)
+        assert stored.steps(fresh) == [2, 3]
+        assert list(stored.listed(fresh)) == [2, 3]
+        after += 1
+    assert after > 15
+
+
+def test_what_a_store_refuses_is_told_and_copied_later(
+    objects: Objects, saved: Path, monkeypatch: pytest.MonkeyPatch
+):
+    told: list[str] = []
+    mirror = mirror_of(objects, saved, tell=told.append)
+    mirror.copy(1)
+    with monkeypatch.context() as patch:
+        cut_off(objects, patch, 4, PermissionError("Access Denied"))
+        mirror.copy(2)
+        assert stored.steps(objects) == [1]
+        (line,) = told
+        assert "checkpoint 2 is on this disk and was not copied" in line
+        assert "AWS_ACCESS_KEY_ID" in line
+        with pytest.raises(SaveError, match=r"checkpoint 2 is whole in .* and is not in") as raised:
+            mirror.finish(2)
+        assert raised.value.code == FAULT
+    mirror.finish(2)
+    assert stored.steps(objects) == [1, 2]
+
+
+def test_who_began_last_copies_and_the_one_before_ends(objects: Objects, saved: Path):
+    first = mirror_of(objects, saved)
+    first.copy(1)
+    second = mirror_of(objects, saved)
+    with pytest.raises(TakenError, match=r"has taken it over since.*name=\.\.\.") as raised:
+        first.copy(2)
+    assert raised.value.code == FAULT
+    second.copy(2)
+    with pytest.raises(TakenError):
+        first.finish(2)
+    assert stored.steps(objects) == [1, 2]
+
+
+def test_steps_that_a_run_went_back_from_go_before_the_next_is_copied(
+    objects: Objects, saved: Path
+):
+    mirror = mirror_of(objects, saved)
+    for step in (1, 3, 2):
+        mirror.copy(step)
+    assert stored.steps(objects) == [1, 2]
+
+
+def test_a_damaged_copy_is_passed_over_and_nothing_of_it_stays(
+    objects: Objects, saved: Path, tmp_path: Path
+):
+    mirror = mirror_of(objects, saved)
+    mirror.copy(1)
+    mirror.copy(2)
+    name = next(n for n in objects.sizes("checkpoints/2") if "/d/" in n)
+    content = bytearray(objects.read(name) or b"")
+    content[-1] ^= 1
+    objects.write(name, bytes(content))
+    step, news = stored.fetch_newest(objects, tmp_path / "back")
+    assert step == read(tmp_path / "back") == 1
+    assert "checkpoint 2" in news[0]
+    assert "its digest is" in news[0]
+    assert sorted(path.name for path in (tmp_path / "back" / "checkpoints").iterdir()) == ["1"]
+
+
+def test_a_name_that_leads_outside_is_not_written(saved: Path, tmp_path: Path):
+    objects = Objects(f"memory://{uuid.uuid4()}/small")
+    mirror_of(objects, saved).copy(1)
+    sizes = {**stored.listed(objects)[1], "../../../out": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored, "listed", lambda objects: {1: sizes})
+        assert stored.fetch(objects, 1, tmp_path / "checkpoints") == [
+            "../../../out: is no name of a file of a checkpoint"
+        ]
+    assert not (tmp_path / "checkpoints" / "1").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("nosuch://bucket/runs", r"Write an address that begins with s3:// or gs://"),
+        ("s3://bucket/runs", r"needs s3fs, .*pip install 'jtrain\[s3\]'"),
+        ("gs://bucket/runs", r"needs gcsfs, .*pip install 'jtrain\[gcs\]'"),
+    ],
+)
+def test_a_store_that_cannot_be_reached_is_told_by_what_to_type(
+    address: str, words: str, monkeypatch: pytest.MonkeyPatch
+):
+    import sys
+
+    for module in ("s3fs", "gcsfs"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ObjectsError, match=words):
+        Objects(address)
+
+
+def test_an_address_is_no_path():
+    assert is_address("s3://bucket")
+    assert is_address("memory://a/b")
+    assert not is_address("runs/small")
+    assert not is_address("C:/runs")
+    assert not is_address(Path("s3://bucket"))
+
+
+def test_the_seal_is_the_last_object_of_a_copy(
+    objects: Objects, saved: Path, monkeypatch: pytest.MonkeyPatch
+):
+    mirror, sent = mirror_of(objects, saved), []
+    send = objects.send
+    monkeypatch.setattr(
+        objects, "send", lambda file, name: (sent.append(name), send(file, name))[1]
+    )
+    mirror.copy(1)
+    assert sent[-1] == f"checkpoints/1/{seal.SEAL}"
+    known = json.loads((saved / "checkpoints" / "1" / seal.SEAL).read_text())["files"]
+    assert {f"checkpoints/1/{name}" for name in known} < set(sent)
