@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 # What an experiment's Config may have beside the keys of Top: a misspelt key is told before the
 # experiment, and with it jax, is imported.
-OF_EXPERIMENTS = ("data", "model", "optimizer", "precision", "parallel", "trackers")
+OF_EXPERIMENTS = ("data", "model", "optimizer", "precision", "parallel", "workers", "trackers")
 KEYS = dict.fromkeys(("base", *fields(Top), *OF_EXPERIMENTS))
 
 
