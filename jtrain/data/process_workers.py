@@ -48,13 +48,13 @@ class ProcessWorkers:
         workers: int,
         ahead: int = 2,
     ):
-        self.sent = _pickled(get, workers)
+        self.payload = serialize(get, workers)
         """What each worker is given."""
         self._start, self._next = start, start
         self._same: dict[tuple[str, bytes], np.ndarray] = {}
         resource_tracker.ensure_running()  # begun later it would lift what `_Worker` blocks
         self._workers = [
-            _Worker(self.sent, start + i, workers, stop, ahead) for i in range(workers)
+            _Worker(self.payload, start + i, workers, stop, ahead) for i in range(workers)
         ]
 
     def __call__(self, step: int, /) -> Any:
@@ -168,8 +168,12 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-def _pickled(get: Callable[[int], Any], workers: int) -> bytes:
-    """The function as bytes; arrays mapped from a file as the file's name and place."""
+def serialize(get: Callable[[int], Any], workers: int) -> bytes:
+    """Return the function as bytes; arrays mapped from a file as the file's name and place.
+
+    Raises:
+        DataError: if it cannot be sent, or is larger than `LARGEST`.
+    """
     file = io.BytesIO()
     try:
         _Pickler(file).dump(get)

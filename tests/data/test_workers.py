@@ -133,7 +133,7 @@ def test_a_file_that_is_mapped_is_sent_as_its_name(tmp_path: Path):
     part = Shuffled(Windows(mapped, context=64), size=8)
     both = {"folder": folder, "part": part}
     reader = ProcessWorkers(Named(both).__getitem__, start=0, stop=4, workers=1)
-    assert len(reader.sent) < 20_000, "the windows of the part alone would be 500 kB"
+    assert len(reader.payload) < 20_000, "the windows of the part alone would be 500 kB"
     for step, batch in enumerate(taken(reader, 0, 4)):
         for name, batches in both.items():
             np.testing.assert_array_equal(batch[name], batches[step]["tokens"])

@@ -78,6 +78,15 @@ TINY = {
         "parallel.fsdp=4",
         "parallel.expert=2",
     ],
+    "image_folder": [
+        "batch=8",
+        "steps=20",
+        "data.height=16",
+        "data.width=16",
+        "model.blocks=[1]",
+        "model.width=4",
+        "workers.count=2",
+    ],
     "heat": ["batch=8", "steps_per_call=1", "model.widths=[4]"],
     "mnist1d_cnn": ["batch=16", "steps_per_call=1", "data.rows=100"],
     "mnist1d_gru": ["batch=16", "steps_per_call=1", "data.rows=100"],
@@ -124,11 +133,13 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
     monkeypatch.chdir(tmp_path)
-    from image_files import write_digits, write_fashion_mnist  # not where it runs as a script
+    # Not where it runs as a script.
+    from image_files import write_digits, write_fashion_mnist, write_image_folder
 
     monkeypatch.setenv("JTRAIN_DATA", str(tmp_path))
     write_digits(tmp_path / "digits", rows=100)
     write_fashion_mnist(tmp_path / "fashion-mnist")
+    write_image_folder(tmp_path / "images", classes=4, each=12, side=16)
     (tmp_path / "text").write_text("to be or not to be, that is the question. " * 20)
     prepare("text", "tokens", tokenizing=ByBytes())
 
