@@ -18,5 +18,5 @@ class Photographs(ImageFolder):
 class Config(fashion_mnist.Config):
     """A classifier of images of one's own."""
 
-    data: Photographs  # pyright: ignore[reportIncompatibleVariableOverride]
+    data: Photographs = Photographs(folder="images")  # pyright: ignore[reportIncompatibleVariableOverride]
     """The images."""

@@ -1,8 +1,14 @@
 """A run comes to the same bits, whoever reads its batches."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from listening import descendants
 from quick_study import CODE, YAML, at_home, kept, trained, write_study
 
 import jtrain as jt
@@ -79,3 +85,51 @@ def test_streams_are_refused_before_training(home):
     study.write_text(code.replace("import Arrays,", "import Arrays, Loaded,"))
     with pytest.raises(DataError, match=r"streamed \(Loaded\).* Set workers.count=0"):
         trained(CONFIG, "name=streams", *THREADS)
+
+
+@pytest.mark.thorough
+def test_a_run_that_is_asked_to_end_or_killed_leaves_no_worker_and_goes_on(home):
+    """Ctrl-C goes to the workers too, as on a terminal; they end with the run and not before it."""
+    study = Path("experiments/quick.py")
+    code = study.read_text()
+    slow = code.replace(
+        "        return self.source[ind", "        sleep(0.03)\n        return self.source[ind"
+    )
+    study.write_text(f"from time import sleep\n\n{slow}")
+    settings = ("steps=120", "checkpoint.every=20", "evaluate.every=0")
+    metrics, most = Path("runs/quick/metrics.jsonl"), 0
+    command = [sys.executable, "-m", "jtrain", "run", CONFIG, *settings, *PROCESSES]
+    for number in (signal.SIGKILL, signal.SIGINT):
+        most += 25
+        run = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            until = time.monotonic() + 100
+            while run.poll() is None and _rows(metrics) < most and time.monotonic() < until:
+                time.sleep(0.01)
+            workers = descendants(run.pid) - {run.pid}
+            assert len(workers) >= 2
+            os.kill(run.pid, number) if number == signal.SIGKILL else os.killpg(run.pid, number)
+            said = run.communicate(timeout=60)[1].decode()
+        finally:
+            run.kill()
+        assert run.returncode == (75 if number == signal.SIGINT else -number), said
+        until = time.monotonic() + 20
+        while (left := [pid for pid in workers if _runs(pid)]) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not left
+    study.write_text(code)
+    on = kept(trained(CONFIG, *settings))
+    assert on == kept(trained(CONFIG, "name=plain", *settings))
+
+
+def _rows(path: Path) -> int:
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
