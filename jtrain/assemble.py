@@ -17,6 +17,7 @@ from jtrain.checkpoint import Start, starting
 from jtrain.data.calls import Calls
 from jtrain.data.fingerprint import fingerprint
 from jtrain.data.without import Window, Without
+from jtrain.data.workers import Reader, Workers, streamed
 from jtrain.evaluate import EvaluateFn, check_rows_apart, evaluate, make_evaluate
 from jtrain.experiment import Experiment, RunConfig, build_experiment
 from jtrain.jaxprs import operations
@@ -86,6 +87,15 @@ class Assembly:
     def calls(self) -> Calls:
         """What each call of the step takes, as numpy arrays: this process's rows."""
         return Calls(self.train, self.config.steps_per_call)
+
+    def calls_from(self, start: int, stop: int) -> Reader:
+        """What the calls `start` .. `stop - 1` take, read by the config's workers; to be closed.
+
+        Raises:
+            DataError: if several workers cannot read these batches.
+        """
+        self.config.workers.check(self.experiment.train)
+        return self.config.workers.build(self.calls.__getitem__, start=start, stop=stop)
 
     @functools.cached_property
     def train(self) -> Without:
@@ -205,9 +215,14 @@ class Assembly:
         self.check_set(name, state)
         rows = self.sets[name]
         mine = self.mine(rows)
-        batches = (self.strategy.place(mine[i]) for i in range(len(rows)))
-        weights = self.evaluation_params(state), state.extra
-        return evaluate(self._evaluation(name), weights, reading(batches))
+        program, weights = self._evaluation(name), (self.evaluation_params(state), state.extra)
+        workers = Workers() if streamed(rows) else self.config.workers
+        read = workers.build_threads(mine.__getitem__, start=0, stop=len(rows))
+        try:
+            batches = (self.strategy.place(read(i)) for i in range(len(rows)))
+            return evaluate(program, weights, reading(batches))
+        finally:
+            read.close()
 
     def check_set(self, name: str, state: TrainState) -> None:
         """Check that a set is one batch where its rows meet, once for each set.

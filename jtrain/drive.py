@@ -121,15 +121,17 @@ def reader(
     parts: Assembly, start: int, saw: Callable[[int, Batch], None] | None = None
 ) -> ReadAhead:
     """What each call of the step takes, from step `start` on; `saw` is shown it beforehand."""
-    calls, each = parts.calls, parts.config.steps_per_call
+    each = parts.config.steps_per_call
+    start, stop = start // each, parts.config.steps // each
+    calls = parts.calls_from(start, stop)
 
     def read(call: int) -> Batch:
-        batch = calls[call]
+        batch = calls(call)
         if saw:
             saw(call, batch)
         return parts.place(batch)
 
-    return ReadAhead(read, start=start // each, stop=parts.config.steps // each)
+    return ReadAhead(read, start=start, stop=stop, close=calls.close)
 
 
 def _blame(parts: Assembly, last: int) -> str:

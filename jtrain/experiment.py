@@ -10,6 +10,7 @@ from jaxtyping import Array, Shaped
 from pydantic import Field
 
 from jtrain.config.top import Top
+from jtrain.data.workers import Workers
 from jtrain.errors import ConfigError
 from jtrain.optim import Optimizer
 from jtrain.parallel import Mirrored, Parallel
@@ -106,6 +107,8 @@ class RunConfig(Top, abc.ABC):
     """The type that the loss computes in; parameters, sums and the optimizer stay in float32."""
     parallel: Parallel = Mirrored()
     """How the work is split over devices. It changes no result."""
+    workers: Workers = Workers()
+    """Who reads the batches. It changes no result."""
     trackers: tuple[Tracker, ...] = ()
     """Services that the run's numbers are written to, beside its own files."""
 

@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,6 +11,7 @@ from jax.experimental import multihost_utils
 
 from jtrain.assemble import Assembly, assemble
 from jtrain.data import ReadAhead
+from jtrain.data.calls import Calls
 from jtrain.drive import compiled
 from jtrain.experiment import RunConfig
 from jtrain.loop import train
@@ -38,8 +41,9 @@ def seconds_per_step(parts: Assembly) -> float:
     step, state = compiled(parts, parts.fresh)
     each = parts.config.steps_per_call
     last = parts.config.steps // each
-    read = lambda call: parts.place(parts.calls[call % last])
-    feed = ReadAhead(read, start=0, stop=None)
+    reader = parts.config.workers.build(_Again(parts.calls, last), start=0, stop=None)
+    read = lambda call: parts.place(reader(call))
+    feed = ReadAhead(read, start=0, stop=None, close=reader.close)
 
     def timed(calls: int) -> float:
         nonlocal state
@@ -55,6 +59,16 @@ def seconds_per_step(parts: Assembly) -> float:
         return timed(max(min(calls, int(LIMIT / roughly)), WARMUP)) / each
     finally:
         feed.close()
+
+
+class _Again:
+    """The calls of a run, from the first again after the last; can be sent to another process."""
+
+    def __init__(self, calls: Calls, last: int):
+        self._calls, self._last = calls, last
+
+    def __call__(self, call: int) -> Mapping[str, Any]:
+        return self._calls[call % self._last]
 
 
 def _agreed(seconds: float) -> float:

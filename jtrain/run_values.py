@@ -26,7 +26,17 @@ CONFIG, CHECKPOINTS, METRICS = "config.yaml", "checkpoints", "metrics.jsonl"
 # What changes no number that a run computes from its state on, so a run may go on with others; and
 # what it does about a bad step, for a run that one has stopped goes on with another answer.
 # A copy of a run goes on under its own name.
-MAY_DIFFER = ("parallel", "checkpoint", "trackers", "evaluate", "log", "guard", "checks", "name")
+MAY_DIFFER = (
+    "parallel",
+    "workers",
+    "checkpoint",
+    "trackers",
+    "evaluate",
+    "log",
+    "guard",
+    "checks",
+    "name",
+)
 
 
 def find_values(path: Path, schema: type[C], owner: Owner | None) -> C | None:

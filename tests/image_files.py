@@ -89,3 +89,17 @@ def write_records(path: Path, records: list[bytes]) -> Path:
     """The path of a TFRecord file, written from the format's description."""
     path.write_bytes(b"".join(map(framed, records)))
     return path
+
+
+def write_image_folder(folder: Path, *, classes: int, each: int, side: int = 9) -> Path:
+    """A folder of PNG files by class, of several shapes: a band of light that tells the class."""
+    from PIL import Image
+
+    for label in range(classes):
+        (folder / f"class{label}").mkdir(parents=True, exist_ok=True)
+        for row in range(each):
+            draw = np.random.default_rng(100 * label + row)
+            image = draw.integers(0, 90, (side + row % 3, side + row % 2, 3), np.uint8)
+            image[2 * label : 2 * label + 2] += 150
+            Image.fromarray(image).save(folder / f"class{label}" / f"{row}.png")
+    return folder

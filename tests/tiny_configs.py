@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from image_files import write_digits, write_fashion_mnist
+from image_files import write_digits, write_fashion_mnist, write_image_folder
 
 from jtrain.data.prepare import prepare
 from jtrain.data.tokenizing import ByBytes
@@ -56,6 +56,15 @@ TINY = {
         "parallel.fsdp=4",
         "parallel.expert=2",
     ],
+    "image_folder": [
+        "batch=8",
+        "steps=20",
+        "data.height=16",
+        "data.width=16",
+        "model.blocks=[1]",
+        "model.width=4",
+        "workers.count=2",
+    ],
     "heat": ["batch=8", "steps_per_call=1", "model.widths=[4]"],
     "mnist1d_cnn": ["batch=16", "steps_per_call=1", "data.rows=100"],
     "mnist1d_gru": ["batch=16", "steps_per_call=1", "data.rows=100"],
@@ -75,5 +84,6 @@ def write_sets(folder: Path) -> None:
     """Write digits, clothes and tokens, tiny, into a folder that JTRAIN_DATA names."""
     write_digits(folder / "digits", rows=100)
     write_fashion_mnist(folder / "fashion-mnist")
+    write_image_folder(folder / "images", classes=4, each=12, side=16)
     (folder / "text").write_text("to be or not to be, that is the question. " * 20)
     prepare(str(folder / "text"), folder / "tokens", tokenizing=ByBytes())

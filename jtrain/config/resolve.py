@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 # What an experiment's Config mostly has beside the keys of Top. Where the experiment is not found,
 # what is near to one of these keys is told.
-OF_EXPERIMENTS = ("data", "model", "optimizer", "precision", "parallel", "trackers")
+OF_EXPERIMENTS = ("data", "model", "optimizer", "precision", "parallel", "workers", "trackers")
 KEYS = dict.fromkeys(("base", *fields(Top), *OF_EXPERIMENTS))
 
 

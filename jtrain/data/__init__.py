@@ -3,7 +3,8 @@
 The values of configs lie in files of their own, which import pydantic: `jtrain.data.text.Text`,
 `jtrain.data.shakespeare.Shakespeare`, `jtrain.data.fashion_mnist.FashionMnist`,
 `jtrain.data.digits.Digits`, `jtrain.data.augment.Augment`, `jtrain.data.token_corpus.Tokens`,
-`jtrain.data.mixture.Mixture`, `jtrain.data.line_corpus.TextLines`.
+`jtrain.data.mixture.Mixture`, `jtrain.data.line_corpus.TextLines`,
+`jtrain.data.image_folder.ImageFolder`, `jtrain.data.workers.Workers`.
 """
 
 from jtrain.data.ahead import ReadAhead
@@ -17,6 +18,7 @@ from jtrain.data.find import find_set
 from jtrain.data.grain import GrainRows
 from jtrain.data.hugging_face import HuggingFace
 from jtrain.data.idx import read_idx
+from jtrain.data.interleaved import Interleaved
 from jtrain.data.labelled import Labelled, read_labelled
 from jtrain.data.lines import Lines, line_rows
 from jtrain.data.loaded import Loaded
@@ -39,6 +41,7 @@ __all__ = [
     "GrainRows",
     "HuggingFace",
     "InOrder",
+    "Interleaved",
     "Labelled",
     "Lines",
     "Loaded",

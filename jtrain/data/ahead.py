@@ -37,7 +37,9 @@ class ReadAhead(Generic[T]):
         stop: int | None,
         depth: int = 2,
         slow: float = 200e-6,
+        close: Callable[[], None] = lambda: None,
     ):
+        """`close` is called once, after the last read: it ends what `get` reads from."""
         assert depth > 0, "a queue of no batches hands none over"
         self.waited = 0.0
         """Seconds in which the caller waited for data, in all."""
@@ -45,6 +47,7 @@ class ReadAhead(Generic[T]):
         self._depth, self._slow = depth, slow
         self._reads = self._slow_reads = 0
         self._thread: _Reader[T] | None = None
+        self._close: Callable[[], None] | None = close
 
     @property
     def threaded(self) -> bool:
@@ -78,6 +81,9 @@ class ReadAhead(Generic[T]):
             self._thread.close()
             self._thread = None
         self._stop = self._step
+        if self._close is not None:
+            close, self._close = self._close, None
+            close()
 
     def __enter__(self) -> "ReadAhead[T]":
         return self

@@ -8,10 +8,11 @@ import numpy as np
 from jtrain.data.draws import ATTEMPTS, beta, uniform, whole
 from jtrain.data.fingerprint import fingerprint
 from jtrain.data.pictures import as_floats, blended, mirrored, pasted, refuse_no_images, shifted
+from jtrain.data.zoom import windows, zoomed
 from jtrain.errors import DataError
 
 # The lanes of the draws. A partner is flipped and cropped by draws of its own.
-FLIP, DOWN, RIGHT, PARTNER, WHICH, BOX_DOWN, BOX_RIGHT = range(7)
+FLIP, DOWN, RIGHT, PARTNER, WHICH, BOX_DOWN, BOX_RIGHT, AREA, SHAPE, TOP, LEFT = range(11)
 OF_PARTNER, SHARE = 16, 32
 assert SHARE + 2 * ATTEMPTS < 256
 
@@ -27,14 +28,17 @@ class Changes(NamedTuple):
     """The alpha of Beta(alpha, alpha), the share that an image keeps; in 0 .. 1."""
     cutmix: float = 0.0
     """The alpha of the share of an image that no box of another covers; in 0 .. 1."""
+    zoom: float = 0.0
+    """The smallest share of an image that a window at random has, which becomes the image."""
 
 
 class Augmented:
     """The batches of `batches`, changed: the row of a step draws the same whatever reads it.
 
-    Each image is cropped, then flipped, then mixed with a partner, which is drawn from the whole
-    set and not from the batch: so nothing depends on how a batch is shared out. The partner is
-    cropped and flipped too. With both mixup and cutmix, a row takes one or the other, evenly.
+    Each image is zoomed into, cropped, flipped, and mixed with a partner, which is drawn from the
+    whole set and not from the batch: so nothing depends on how a batch is shared out. The partner
+    is zoomed into, cropped and flipped too. With both mixup and cutmix, a row takes one or the
+    other, evenly.
 
     Where rows are mixed, a batch has `chances` (float32, b c) beside `label` (its own image's):
     the share of each class, for `jtrain.losses.soft_cross_entropy`. Mixup gives float32, of bytes
@@ -95,8 +99,11 @@ class Augmented:
         return self._batches.epoch_of(step)
 
     def _alone(self, image: np.ndarray, step: int, row: np.ndarray, lane: int) -> np.ndarray:
-        """Images cropped and flipped, each by its draws."""
+        """Images zoomed into, cropped and flipped, each by its draws."""
         seed, changes = self._batches.seed, self.changes
+        if changes.zoom:
+            draws = [uniform(seed, step, row, lane + each) for each in (AREA, SHAPE, TOP, LEFT)]
+            image = zoomed(image, windows(image.shape[1:3], changes.zoom, *draws))
         if changes.crop:
             down, right = (
                 whole(seed, step, row, lane + side, 2 * changes.crop + 1) for side in (DOWN, RIGHT)

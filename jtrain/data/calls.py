@@ -70,8 +70,9 @@ class Calls:
         one = arrays[0]
         if any(array is not one for array in arrays) or one.flags.writeable:
             return np.stack(arrays)
-        if self._same.get(name, (None,))[0] is not one:
+        known = self._same.get(name)
+        if known is None or known[0] is not one:
             stacked = np.stack(arrays)
             stacked.setflags(write=False)
-            self._same[name] = one, stacked
-        return self._same[name][1]
+            self._same[name] = known = one, stacked
+        return known[1]  # not what lies there now: another thread may stack another mask

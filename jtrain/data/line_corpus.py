@@ -1,5 +1,6 @@
 """The values of lines that are read while a model trains on them, and what they build."""
 
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from jtrain.data.batches import InOrder
 from jtrain.data.byte_tokenizer import ByteTokenizer
 from jtrain.data.documents import pieces
 from jtrain.data.files import found
+from jtrain.data.interleaved import InTurn
 from jtrain.data.lines import Lines, line_rows
 from jtrain.data.shared import Shared
 from jtrain.data.tokenizer import Tokenizer
@@ -29,7 +31,7 @@ class LineCorpus(NamedTuple):
         asked = self.asked
         return Shared(
             found(asked.path),
-            lambda files: Lines(list(files), field=asked.field, buffer=asked.buffer, seed=seed),
+            lambda files: _opened(asked, list(files), seed),
             line_rows(self.vocabulary, asked.context),
             size=size,
             policy=asked.sharing,
@@ -63,6 +65,9 @@ class TextLines:
     """Where the text of a JSON line stands."""
     buffer: int = Field(default=1000, ge=1)
     """Lines that are held, of which the next one is drawn; 1: in order."""
+    interleave: int = Field(default=1, ge=1)
+    """Files that are read at once, a line of each in turn; 1: one file after the other. Above 1 the
+    buffer holds as many lines of each, all together no more than it says."""
     tokenizer: str = ""
     """A tokenizer.json, or that of a folder that `jtrain data prepare` wrote; empty: bytes."""
     sharing: Literal["auto", "file", "data", "off"] = "auto"
@@ -78,3 +83,14 @@ class TextLines:
         """
         tokenizer = read_tokenizer(self.tokenizer) if self.tokenizer else ByteTokenizer()
         return LineCorpus(self, tokenizer)
+
+
+def _opened(asked: TextLines, files: list[Path], seed: int) -> Lines | InTurn:
+    """The lines of the files, one file after the other, or those of several in turn."""
+    count = min(asked.interleave, len(files))
+    buffer = max(1, asked.buffer // count)
+    parts = [
+        Lines(files[first::count], field=asked.field, buffer=buffer, seed=seed + first)
+        for first in range(count)
+    ]
+    return parts[0] if count == 1 else InTurn(parts)

@@ -1,5 +1,6 @@
 """Rows of Parquet files by index; needs `pip install 'jtrain[parquet]'`."""
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,6 +53,7 @@ class ParquetRows:
         self._groups = [group[:2] for group in groups]
         self._first = np.cumsum([0, *(rows for _, _, rows in groups)])
         self._kept = OrderedDict[int, Any]()  # tables by row group, the last used one last
+        self._lock = threading.Lock()  # a file of pyarrow has one reader at a time
         if not len(self):
             raise DataError(f"{paths} holds no row. Give at least one file with rows in it.")
 
@@ -94,8 +96,15 @@ class ParquetRows:
         """What the data is, in a line."""
         return of_files(self.paths, *self.columns)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rows, (self.paths, self.columns, self._keep)
+
     def _group(self, group: int) -> Any:
-        """A row group's table, read or kept."""
+        """A row group's table, read or kept; by one thread at a time."""
+        with self._lock:
+            return self._found(group)
+
+    def _found(self, group: int) -> Any:
         if group not in self._kept:
             file, number = self._groups[group]
             try:
@@ -196,6 +205,11 @@ BY_ROW = (
     "Or make arrays of each row: GrainRows(grain.MapDataset.source(rows).map(decode)), where "
     "decode gives a dict of arrays of one shape and takes row[{name!r}]."
 )
+
+
+def _rows(paths: list[Path], columns: list[str], keep: int) -> ParquetRows:
+    """Open the rows again, in another process."""
+    return ParquetRows(paths, columns=columns, keep=keep)
 
 
 def _opened(path: Path) -> Any:

@@ -4,6 +4,7 @@ import mmap
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,14 @@ class TFRecords(Records):
         # Of each file, n 2: where the data begins, and its length.
         self._places = [_walked(*file) for file in zip(self.paths, self._files, strict=True)]
         super().__init__(paths, map(len, self._places), damaged)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the mappings, which another process makes anew."""
+        return {name: value for name, value in vars(self).items() if name != "_files"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._files = [_mapped(path) for path in self.paths]
 
     def _read(self, file: int, within: int) -> bytes:
         begin, length = self._places[file][within].tolist()

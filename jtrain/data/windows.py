@@ -1,5 +1,7 @@
 """Windows over a long row of tokens: what a language model trains on."""
 
+from typing import Any
+
 import numpy as np
 
 from jtrain.data.fingerprint import of_tokens
@@ -53,6 +55,9 @@ class Windows:
     def __len__(self) -> int:
         return self._length
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _windows, (self.tokens, self.context, self.stride)
+
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
         starts = indices * self.stride
         last = len(self.tokens) - 1 - self.context
@@ -67,3 +72,8 @@ class Windows:
     def fingerprint(self) -> str:
         """What the data is, in a line."""
         return of_tokens(self.tokens)
+
+
+def _windows(tokens: np.ndarray | Stretch, context: int, stride: int) -> Windows:
+    """Build the windows again, in another process: a view of them would be sent as a copy."""
+    return Windows(tokens, context=context, stride=stride)

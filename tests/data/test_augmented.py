@@ -24,9 +24,10 @@ MANY = np.arange(20_000)
 EVERY = {
     "flip": Augment(flip=0.5),
     "crop": Augment(crop=2),
+    "zoom": Augment(zoom=0.2),
     "mixup": Augment(mixup=0.2),
     "cutmix": Augment(cutmix=1.0),
-    "all": Augment(flip=0.5, crop=1, mixup=0.4, cutmix=1.0),
+    "all": Augment(flip=0.5, crop=1, zoom=0.3, mixup=0.4, cutmix=1.0),
 }
 
 

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cloudpickle
 import grain
 import numpy as np
 import pytest
-from image_files import write_digits, write_idx, write_records
+from image_files import write_digits, write_idx, write_image_folder, write_records
 
 from jtrain.data import (
     Arrays,
@@ -24,14 +25,19 @@ from jtrain.data import (
     read_text,
     read_tokens,
 )
+from jtrain.data.cached import InMemory, OnDisk
 from jtrain.data.digits import read_digits
+from jtrain.data.image_folder import ImageFolder
+from jtrain.data.interleaved import Interleaved
 from jtrain.data.labelled import read_labelled
 from jtrain.data.packed import Packed
 from jtrain.data.prepare import prepare
+from jtrain.data.process_workers import serialize
 from jtrain.data.random_tokens import Random
 from jtrain.data.shakespeare import Shakespeare
 from jtrain.data.subset import keep_back
 from jtrain.data.tfrecord import TFRecords
+from jtrain.data.thread_workers import ThreadWorkers
 from jtrain.data.token_files import TokenFiles
 from jtrain.data.tokenizing import ByBytes
 
@@ -100,6 +106,23 @@ def idx_files(folder: Path) -> Source:
     return read_labelled(images, write_idx(folder / "labels.gz", image[:, 0, 0] % 9), classes=9)
 
 
+def image_folder(folder: Path) -> Source:
+    write_image_folder(folder / "images", classes=4, each=12)
+    return ImageFolder(folder=str(folder / "images"), height=8, width=9).build().train
+
+
+def cached_in_memory(folder: Path) -> Source:
+    return InMemory(image_folder(folder))
+
+
+def cached_on_disk(folder: Path) -> Source:
+    return OnDisk(image_folder(folder), folder / "cache")
+
+
+def interleaved(folder: Path) -> Source:
+    return Interleaved([idx_files(folder), keep_back(idx_files(folder), 0.2)[1]])
+
+
 def rows_kept_back(folder: Path) -> Source:
     return keep_back(idx_files(folder), 0.4)[1]
 
@@ -134,6 +157,10 @@ SOURCES = [
     grain_dicts,
     grain_tuples,
     idx_files,
+    image_folder,
+    cached_in_memory,
+    cached_on_disk,
+    interleaved,
     rows_kept_back,
     digits,
     tf_records,
@@ -282,6 +309,20 @@ def test_is_the_same_when_read_ahead(source: Source):
         for step, batch in enumerate(ahead, 2):
             assert_same(batch, batches[step])
     assert step == 29
+
+
+def test_is_the_same_when_several_threads_read(source: Source):
+    batches = Shuffled(source, size=4, seed=1)
+    reader = ThreadWorkers(batches.__getitem__, start=2, stop=30, workers=3)
+    for step in range(2, 30):
+        assert_same(reader(step), batches[step])
+    reader.close()
+
+
+def test_is_the_same_when_it_was_sent_to_another_process(source: Source):
+    """As it is sent to a reading worker."""
+    sent = cloudpickle.loads(serialize(source.__getitem__, 1))
+    assert_same(in_sequence(sent.__self__), in_sequence(source))
 
 
 PROCESS = """

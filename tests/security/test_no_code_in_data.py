@@ -45,6 +45,11 @@ EXEMPT = {
         "jtrain/parallel/programs.py",
         "jax.experimental.serialize_executable",
     ): "programs of the compile cache: machine code of this user's, checked before it is read",
+    (
+        "jtrain/data/process_workers.py",
+        "cloudpickle",
+    ): "what a reading worker is given, over a pipe of the process that starts it",
+    ("jtrain/data/worker_process.py", "pickle"): "the same, read by the worker",
 }
 
 

@@ -1,0 +1,220 @@
+"""A cache gives the rows of its source, whatever happened to it before."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_files import write_image_folder
+
+from jtrain.data import Shuffled
+from jtrain.data.cached import InMemory, OnDisk, cached
+from jtrain.data.fingerprint import fingerprint
+from jtrain.data.image_folder import ImageFolder
+from jtrain.data.process_workers import ProcessWorkers
+from jtrain.errors import DataError
+
+
+class Counted:
+    """Rows that follow from their index, and how often each was read."""
+
+    def __init__(self, rows: int = 20, salt: int = 0):
+        self.rows, self.salt, self.read = rows, salt, list[int]()
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        self.read += indices.tolist()
+        x = np.arange(6).reshape(2, 3) * 1.5 + indices[:, None, None]
+        return {"x": x.astype(np.float32) + self.salt, "y": (indices % 7).astype(np.uint8)}
+
+    def fingerprint(self) -> str:
+        return f"counted {self.rows} {self.salt}"
+
+
+EVERY = np.array([3, 0, 19, 7, 3, 12])
+
+
+def assert_rows(got: dict[str, np.ndarray], indices: np.ndarray, salt: int = 0) -> None:
+    for name, expected in Counted(salt=salt)[indices].items():
+        np.testing.assert_array_equal(got[name], expected, strict=True)
+
+
+@pytest.fixture(params=["memory", "disk"])
+def where(request, tmp_path: Path) -> str:
+    return "memory" if request.param == "memory" else str(tmp_path / "cache")
+
+
+def test_a_row_is_read_once(where: str):
+    source = Counted()
+    rows = cached(source, where)
+    source.read.clear()
+    for _ in range(3):
+        assert_rows(rows[EVERY], EVERY)
+    assert sorted(source.read) == [0, 3, 3, 7, 12, 19]  # twice in one batch is read twice
+    assert fingerprint(rows) == fingerprint(source), "a run with and without goes on as one"
+    assert len(rows) == 20
+
+
+def test_what_is_done_to_a_batch_does_not_reach_the_cache(where: str):
+    rows = cached(Counted(), where)
+    for _ in range(2):
+        for array in rows[EVERY].values():
+            array[...] = 0
+    assert_rows(rows[EVERY], EVERY)
+
+
+def test_threads_may_read_it_at_once(where: str):
+    rows = cached(Counted(), where)
+    with ThreadPoolExecutor(8) as threads:
+        batches = Shuffled(rows, size=10)
+        for step, batch in enumerate(threads.map(batches.__getitem__, range(200))):
+            assert_rows({k: batch[k] for k in "xy"}, batches.indices(step))
+
+
+def test_none_is_the_source():
+    source = Counted()
+    assert cached(source, "") is source
+
+
+def test_a_folder_serves_later_runs(tmp_path: Path):
+    OnDisk(Counted(), tmp_path)[np.arange(20)]
+    source = Counted()
+    rows = OnDisk(source, tmp_path)
+    source.read.clear()
+    assert_rows(rows[EVERY], EVERY)
+    assert source.read == []
+
+
+def test_a_source_that_changed_is_read_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    OnDisk(Counted(), tmp_path)[np.arange(20)]
+    assert_rows(OnDisk(Counted(salt=5), tmp_path)[EVERY], EVERY, salt=5)
+    assert "holds the rows of other versions or sizes" in caplog.text
+    assert_rows(OnDisk(Counted(), tmp_path)[EVERY], EVERY)
+
+
+def test_an_image_that_was_written_anew_is_decoded_anew(tmp_path: Path):
+    """Also one of the same size, whose first bytes are the same."""
+    folder = write_image_folder(tmp_path / "set", classes=2, each=3)
+    values = ImageFolder(folder=str(folder), height=8, width=8, cache=str(tmp_path / "cache"))
+    before = values.build().train.source[np.arange(6)]["image"]
+    one = folder / "class0" / "1.png"
+    shutil.copyfile(folder / "class1" / "1.png", one)
+    os.utime(one, ns=(1, 1))
+    after = values.build().train.source[np.arange(6)]["image"]
+    np.testing.assert_array_equal(np.delete(after, 1, 0), np.delete(before, 1, 0))
+    np.testing.assert_array_equal(after[1], after[4])
+    assert not np.array_equal(before[1], after[1])
+
+
+@pytest.mark.parametrize("name", ["x", "y", "digests"])
+def test_a_row_that_is_half_written_is_read_again(tmp_path: Path, name: str):
+    rows = OnDisk(Counted(), tmp_path)
+    rows[np.arange(20)]
+    path = rows.path / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    source = Counted()
+    again = OnDisk(source, tmp_path)
+    source.read.clear()
+    assert_rows(again[np.arange(20)], np.arange(20))
+    assert source.read == [10]
+    assert_rows(again[np.arange(20)], np.arange(20))
+    assert source.read == [10], "it is whole now"
+
+
+def test_one_that_was_cut_gives_the_same_rows(tmp_path: Path):
+    rows = OnDisk(Counted(), tmp_path)
+    rows[np.arange(20)]
+    (rows.path / "x").write_bytes(b"short")
+    assert_rows(OnDisk(Counted(), tmp_path)[EVERY], EVERY)
+
+
+SCRIPT = """
+import sys
+sys.path[:0] = [{tests!r}, {data!r}]
+import numpy as np
+from test_cached import Counted
+from jtrain.data.cached import OnDisk
+
+rows = OnDisk(Counted(200_000), {cache!r})
+print("made", flush=True)
+for first in range(0, 200_000, 50):
+    rows[np.arange(first, first + 50)]
+"""
+
+
+def test_one_that_was_killed_at_any_time_gives_the_same_rows(tmp_path: Path):
+    cache = tmp_path / "cache"
+    script = textwrap.dedent(SCRIPT).format(
+        tests=str(Path(__file__).parents[1]), data=str(Path(__file__).parent), cache=str(cache)
+    )
+    for _ in range(2):  # the second goes on with what the first left
+        run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+        assert run.stdout is not None
+        run.stdout.readline()
+        run.send_signal(signal.SIGKILL)
+        run.communicate()
+    rows, source = OnDisk(Counted(200_000), cache), Counted(200_000)
+    expected = source[np.arange(200_000)]
+    for name, array in rows[np.arange(200_000)].items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_one_that_was_never_finished_is_no_cache(tmp_path: Path):
+    (tmp_path / ".making-old").mkdir()
+    assert_rows(OnDisk(Counted(), tmp_path)[EVERY], EVERY)
+
+
+def test_workers_share_one_on_disk(tmp_path: Path):
+    rows = OnDisk(Counted(), tmp_path)
+    batches = Shuffled(rows, size=5)
+    reader = ProcessWorkers(batches.__getitem__, start=0, stop=8, workers=2)
+    for step in range(8):
+        batch = reader(step)
+        assert_rows({k: batch[k] for k in "xy"}, batches.indices(step))
+    reader.close()
+    assert isinstance(rows.source, Counted)
+    rows.source.read.clear()
+    rows[np.arange(20)]
+    assert rows.source.read == [], "what the workers read is here too"
+
+
+# Errors in words
+
+
+def test_no_memory_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("jtrain.data.cached._free_memory", lambda: 100)
+    with pytest.raises(DataError, match=r"takes 0\.0 MB for 20 rows.*Set data\.cache to a folder"):
+        InMemory(Counted())
+
+
+def test_no_room_on_the_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
+    with pytest.raises(DataError, match=r"cannot be had \(it takes 660 bytes .*Make room"):
+        OnDisk(Counted(), tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(DataError, match=r"cannot be had \(.*file.*Make room, set data\.cache"):
+        OnDisk(Counted(), tmp_path / "file")
+
+
+def test_a_source_that_nothing_tells_from_another_is_told(tmp_path: Path):
+    class Drawn(Counted):
+        def fingerprint(self) -> str:
+            return ""
+
+    with pytest.raises(DataError, match=r"Drawn has no fingerprint.*data\.cache=memory"):
+        OnDisk(Drawn(), tmp_path)
+    InMemory(Drawn())

@@ -1,0 +1,303 @@
+"""Images in folders by class: what Pillow reads, of one size; what cannot be read, in words."""
+
+import logging
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_files import write_image_folder
+from PIL import Image, ImageOps
+
+from jtrain.data.decode_image import Size, decode_image
+from jtrain.data.fingerprint import fingerprint
+from jtrain.data.image_folder import ImageFolder
+from jtrain.errors import DataError
+
+SMALL = {"height": 8, "width": 8}
+SIZE = Size(height=8, width=8)
+
+
+def folder(path: Path, **values):
+    return ImageFolder(folder=str(path), **SMALL | values)
+
+
+def pixels(height: int = 8, width: int = 8, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def saved(path: Path, image: Image.Image, **how) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **how)
+    return path
+
+
+def test_rows_are_the_images_and_the_places_of_their_classes(tmp_path: Path):
+    for number, name in enumerate(["ant", "bee", "cat"]):
+        for row in range(4):
+            image = Image.fromarray(pixels(seed=10 * number + row))
+            saved(tmp_path / name / "more" / f"{row}.PNG", image)
+    (tmp_path / "ant" / "notes.txt").write_text("no image")
+    (tmp_path / ".hidden").mkdir()
+    built = folder(tmp_path, validation=0.25).build()
+    assert (built.image, built.classes) == ((8, 8, 3), 3)
+    assert (len(built.train), len(built.validation), len(built.test)) == (9, 3, 3)
+    files = built.train.source  # of the rows that are not kept back
+    assert len(files) == 12
+    rows = files[np.array([11, 0, 5])]
+    assert rows["label"].tolist() == [2, 0, 1]
+    for got, seed in zip(rows["image"], [23, 0, 11], strict=True):
+        np.testing.assert_array_equal(got, pixels(seed=seed))
+
+
+def test_folders_of_their_own_to_judge_by(tmp_path: Path):
+    write_image_folder(tmp_path / "train", classes=3, each=4)
+    write_image_folder(tmp_path / "val", classes=2, each=2)
+    built = folder(tmp_path).build()
+    assert (len(built.train), len(built.validation), len(built.test)) == (12, 4, 4)
+    write_image_folder(tmp_path / "test", classes=3, each=1)
+    assert [len(rows) for rows in folder(tmp_path).build()[:3]] == [12, 4, 3]
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "squash"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_image_comes_to_one_size_as_pillow_does_it(tmp_path: Path, fit: str, channels: int):
+    image = Image.fromarray(pixels(30, 50))
+    path = saved(tmp_path / "a.png", image)
+    got = decode_image(path, Size(height=12, width=8, channels=channels, fit=fit))
+    image = image.convert("L" if channels == 1 else "RGB")
+    how = {"crop": ImageOps.fit, "pad": ImageOps.pad}.get(fit, Image.Image.resize)
+    expected = how(image, (8, 12), Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(got, np.asarray(expected).reshape(12, 8, channels))
+    assert got.shape == (12, 8, channels)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
+def test_every_mode_of_8_bits_becomes_colours(tmp_path: Path, mode: str):
+    image = Image.fromarray(pixels()).convert(mode)
+    path = saved(tmp_path / ("a.jpg" if mode == "CMYK" else "a.png"), image)
+    with Image.open(path) as found:
+        assert found.mode == mode
+        expected = np.asarray(found.convert("RGB"))
+    np.testing.assert_array_equal(decode_image(path, SIZE), expected)
+
+
+def test_a_palette_with_transparency_warns_of_nothing(tmp_path: Path):
+    image = Image.fromarray(pixels()).convert("P")
+    path = saved(tmp_path / "a.png", image, transparency=bytes(range(200)))
+    assert decode_image(path, SIZE).shape == (8, 8, 3)
+
+
+def test_a_photograph_stands_upright(tmp_path: Path):
+    image = Image.fromarray(pixels(8, 8))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    path = saved(tmp_path / "a.png", image, exif=exif)
+    np.testing.assert_array_equal(decode_image(path, SIZE), np.rot90(np.asarray(image), -1))
+
+
+def test_a_large_jpeg_is_decoded_smaller_and_looks_the_same(tmp_path: Path):
+    smooth = Image.fromarray(pixels(6, 6)).resize((800, 800), Image.Resampling.BICUBIC)
+    path = saved(tmp_path / "a.jpg", smooth, quality=95)
+    got = decode_image(path, Size(height=32, width=32)).astype(int)
+    expected = np.asarray(smooth.resize((32, 32), Image.Resampling.BICUBIC)).astype(int)
+    assert np.abs(got - expected).max() <= 12, "a JPEG's own loss; another image differs by 255"
+
+
+# What cannot be read
+
+
+def jpeg(path: Path) -> Path:
+    return saved(path, Image.fromarray(pixels(64, 64)), quality=90)
+
+
+def cut(path: Path) -> None:
+    jpeg(path).write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def scratched(path: Path) -> None:
+    data = bytearray(saved(path, Image.fromarray(pixels(64, 64)), format="PNG").read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+def text(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("<!DOCTYPE html>")
+
+
+def empty(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def gif(path: Path) -> None:
+    saved(path, Image.fromarray(pixels()), format="GIF")
+
+
+def sixteen_bits(path: Path) -> None:
+    saved(path, Image.fromarray(np.full((8, 8), 40_000, np.uint16)), format="PNG")
+
+
+def bomb(path: Path, side: int = 60_000) -> None:
+    """A PNG of a few kB that says it is 3.6 billion pixels."""
+    chunk = lambda kind, data: (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    )
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    data = zlib.compress(b"\0" * 100_000)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    )
+
+
+def large(path: Path) -> None:
+    bomb(path, 9_000)  # 81 million: Pillow itself says nothing
+
+
+BROKEN = {
+    cut: r"was to be a whole image and is not .* data.damaged=skip",
+    scratched: r"was to be a whole image and is not",
+    text: r"is none: it begins with b'<!DOCTYP'\. Remove it",
+    empty: r"is none: it is empty",
+    gif: r"is none: it begins with b'GIF",
+    sixteen_bits: r"at most 8 bits a channel and is of Pillow's mode I;16",
+    bomb: r"at most 67,108,864 pixels and has more than 89,478,485 pixels; a small file can say so",
+    large: r"at most 67,108,864 pixels and has 9000 x 9000 = 81,000,000 pixels",
+}
+
+
+@pytest.mark.parametrize("make", BROKEN, ids=lambda make: make.__name__)
+def test_a_file_that_cannot_be_decoded_is_told_by_name(tmp_path: Path, make):
+    path = tmp_path / "a.jpg"
+    make(path)
+    with pytest.raises(DataError, match=BROKEN[make]) as caught:
+        decode_image(path, SIZE)
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_told(tmp_path: Path):
+    path = jpeg(tmp_path / "a" / "a.jpg")
+    path.chmod(0)
+    with pytest.raises(DataError, match=r"cannot be \(Permission denied\).*chmod u\+r"):
+        decode_image(path, SIZE)
+
+
+def test_a_file_that_is_gone_or_no_file_is_told(tmp_path: Path):
+    (tmp_path / "folder.jpg").mkdir()
+    for name, why in {"gone.jpg": "No such file", "folder.jpg": "Is a directory"}.items():
+        with pytest.raises(DataError, match=rf"was to be read and cannot be \({why}"):
+            decode_image(tmp_path / name, SIZE)
+
+
+def test_the_advice_about_a_large_image_works(tmp_path: Path):
+    path = saved(tmp_path / "a.png", Image.fromarray(pixels(40, 40)))
+    with pytest.raises(DataError, match=r"has 40 x 40 = 1,600 pixels.*Set data.pixels=89478485"):
+        decode_image(path, Size(height=8, width=8, pixels=1000))
+    assert decode_image(path, Size(height=8, width=8, pixels=89_478_485)).shape == (8, 8, 3)
+
+
+def test_damaged_files_can_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    write_image_folder(tmp_path, classes=2, each=3)
+    broken = sorted((tmp_path / "class0").iterdir())
+    for path in broken[1:]:
+        cut(path)
+    with pytest.raises(DataError, match=r"data\.damaged=skip"):
+        folder(tmp_path, validation=0.2).build().train.source[np.arange(6)]
+    files = folder(tmp_path, validation=0.2, damaged="skip").build().train.source
+    with caplog.at_level(logging.WARNING, "jtrain.data.image_files"):
+        rows = files[np.arange(6)]
+        files[np.arange(6)]
+    assert rows["label"].tolist() == [0, 1, 1, 1, 1, 1], "the next whole image, with its label"
+    assert len(caplog.records) == 2, "each is told once"
+    for path in tmp_path.rglob("*.*"):
+        cut(path)
+    files = folder(tmp_path, validation=0.2, damaged="skip").build().train.source
+    with pytest.raises(DataError, match="None of the 6 images"):
+        files[np.arange(2)]
+
+
+# What a folder lacks
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path):
+    with pytest.raises(DataError, match=r"no folder .*gone.* Set data.folder="):
+        folder(tmp_path / "gone").build()
+
+
+def test_a_folder_without_classes_is_told(tmp_path: Path):
+    jpeg(tmp_path / "a.jpg")
+    with pytest.raises(DataError, match=r"a folder for each class and has none; it holds a\.jpg"):
+        folder(tmp_path).build()
+
+
+def test_a_class_without_images_is_told(tmp_path: Path):
+    jpeg(tmp_path / "ant" / "a.jpg")
+    (tmp_path / "bee").mkdir()
+    with pytest.raises(DataError, match=r"hold images of the class bee and holds none .*\.jpeg"):
+        folder(tmp_path).build()
+
+
+def test_nothing_to_judge_by_is_told_with_advice_that_works(tmp_path: Path):
+    write_image_folder(tmp_path / "train", classes=2, each=4)
+    with pytest.raises(DataError, match=r"none to judge by.*data.folder=.*train"):
+        folder(tmp_path).build()
+    assert len(folder(tmp_path / "train", validation=0.25).build().validation) == 2
+
+
+def test_another_class_to_judge_by_is_told(tmp_path: Path):
+    write_image_folder(tmp_path / "train", classes=2, each=2)
+    write_image_folder(tmp_path / "val", classes=3, each=2)
+    with pytest.raises(DataError, match=r"classes that are trained on \(class0, class1\).* class2"):
+        folder(tmp_path).build()
+
+
+def test_a_link_that_leads_outside_is_told(tmp_path: Path):
+    write_image_folder(tmp_path / "set", classes=2, each=2)
+    outside = jpeg(tmp_path / "secret.jpg")
+    link = tmp_path / "set" / "class0" / "x.jpg"
+    link.symlink_to(outside)
+    with pytest.raises(DataError, match=rf"x\.jpg was to lie within .*leads to {outside}"):
+        folder(tmp_path / "set").build()
+    link.unlink()
+    link.symlink_to(tmp_path / "gone.jpg")
+    with pytest.raises(DataError, match=r"a link to .*gone\.jpg, which is not there"):
+        folder(tmp_path / "set").build()
+    link.unlink()
+    link.symlink_to("..")
+    with pytest.raises(DataError, match=r"is a link that leads to"):
+        folder(tmp_path / "set").build()
+    link.unlink()
+    link.symlink_to("../class1/0.png")  # within
+    assert len(folder(tmp_path / "set", validation=0.2).build().train.source) == 5
+    whole = tmp_path / "whole"
+    whole.symlink_to(tmp_path / "set")  # the folder itself may be one
+    assert len(folder(whole, validation=0.2).build().train.source) == 5
+    (tmp_path / "set" / "class2").symlink_to(tmp_path)
+    with pytest.raises(DataError, match=r"class2 was to lie within"):
+        folder(tmp_path / "set").build()
+
+
+def test_no_pillow_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
+    with pytest.raises(DataError, match=r"needs PIL.*pip install 'jtrain\[images\]'"):
+        decode_image(tmp_path / "a.jpg", SIZE)
+
+
+def test_the_fingerprint_knows_other_images_sizes_and_classes(tmp_path: Path):
+    write_image_folder(tmp_path / "a", classes=2, each=4)
+    write_image_folder(tmp_path / "b", classes=2, each=4)
+    print_ = lambda path, **values: fingerprint(
+        folder(path, validation=0.2, **values).build().train
+    )
+    one = print_(tmp_path / "a")
+    assert one == print_(tmp_path / "b"), "wherever it lies, whenever it was written"
+    assert one != print_(tmp_path / "a", height=9)
+    (tmp_path / "b" / "class1").rename(tmp_path / "b" / "other")
+    assert one != print_(tmp_path / "b")
+    saved(tmp_path / "a" / "class0" / "0.png", Image.fromarray(pixels(9, 9, seed=77)))
+    assert one != print_(tmp_path / "a")

@@ -1,0 +1,329 @@
+"""Workers change no batch, tell what goes wrong in words, and leave nothing behind."""
+
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from listening import descendants
+
+from jtrain.data import Arrays, InOrder, Loaded, ReadAhead, Shuffled, TokenFiles, Windows
+from jtrain.data.augmented import Augmented, Changes
+from jtrain.data.calls import Calls
+from jtrain.data.prepare import prepare
+from jtrain.data.process_workers import LARGEST, ProcessWorkers
+from jtrain.data.tokenizing import ByBytes
+from jtrain.data.workers import Workers
+from jtrain.errors import DataError
+
+SHARED = Path("/dev/shm")
+KINDS = ["threads", "processes"]
+
+
+def images() -> Shuffled:
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (50, 6, 6, 3), np.uint8)
+    return Shuffled(Arrays(image=image, label=np.arange(50) % 7), size=8, seed=3, end="pad")
+
+
+class Failing:
+    """Batches of which one cannot be read; which end their process; or which take long."""
+
+    def __init__(self, at: int = -1, how: str = "raise", seconds: float = 0.0):
+        self.at, self.how, self.seconds = at, how, seconds
+
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        time.sleep(self.seconds)
+        if step == self.at:
+            if self.how == "raise":
+                raise DataError(f"row {step} is damaged. Mend it.")
+            if self.how == "exit":
+                sys.exit(3)
+            if self.how == "leave":
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"x": np.full((4, 4), step), "process": np.array([os.getpid()])}
+
+
+def taken(reader, start: int, stop: int) -> list[dict[str, np.ndarray]]:
+    try:
+        return [reader(step) for step in range(start, stop)]
+    finally:
+        reader.close()
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir(SHARED)) if SHARED.is_dir() else set()
+
+
+def soon(condition, seconds: float = 10) -> bool:
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.05)
+    return bool(condition())
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """No process, no memory and no thread that reads, after any test."""
+    before = shared_memory()
+    yield
+    assert multiprocessing.active_children() == []
+    # Other tests of this machine may make and remove some meanwhile: none stays.
+    assert soon(lambda: not (shared_memory() - before))
+    names = {thread.name for thread in threading.enumerate()}
+    assert "receive-batches" not in names
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_number_of_workers_reads_the_same_batches(kind: str):
+    changed = Augmented(images(), Changes(flip=0.5, crop=1, mixup=0.2), classes=7).shard(1, 2)
+    for count, start in [(3, 5)] if kind == "processes" else [(1, 0), (2, 5), (3, 11)]:
+        workers, stop = Workers(kind=kind, count=count), start + 9
+        got = taken(workers.build(changed.__getitem__, start=start, stop=stop), start, stop)
+        for step, batch in enumerate(got, start):
+            expected = changed[step]
+            assert batch.keys() == expected.keys()
+            for name, array in expected.items():
+                np.testing.assert_array_equal(batch[name], array, strict=True)
+                assert type(batch[name]) is np.ndarray
+
+
+def test_row_and_mask_stay_the_same_objects():
+    """So that they are put on the devices once."""
+    got = taken(ProcessWorkers(images().__getitem__, start=0, stop=7, workers=2), 0, 7)
+    assert len({id(batch["row"]) for batch in got}) == 1
+    assert len({id(batch["mask"]) for batch in got}) == 2  # the last of an epoch is padded
+    assert not got[0]["row"].flags.writeable
+
+
+def test_stacked_calls_keep_their_masks_when_threads_read_them():
+    calls = Calls(Plain(images()), steps=7)
+    expected = [calls[call] for call in range(20)]
+    for _ in range(20):
+        reader = Workers(count=8).build(calls.__getitem__, start=0, stop=20)
+        for one, other in zip(taken(reader, 0, 20), expected, strict=True):
+            np.testing.assert_array_equal(one["mask"], other["mask"])
+
+
+class Plain:
+    """Batches without `several`."""
+
+    def __init__(self, batches: Shuffled):
+        self._batches = batches
+
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        return self._batches[step]
+
+
+def test_a_file_that_is_mapped_is_sent_as_its_name(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("to be or not to be\n" * 40, encoding="utf-8")
+    prepare(tmp_path / "a.txt", tmp_path / "a", tokenizing=ByBytes(), by="line", shard=300)
+    np.save(tmp_path / "b.npy", np.arange(5000, dtype=np.uint16))
+    mapped = np.load(tmp_path / "b.npy", mmap_mode="r")[100:4000]
+    folder = Shuffled(Windows(TokenFiles(tmp_path / "a"), context=7), size=8)
+    part = Shuffled(Windows(mapped, context=64), size=8)
+    both = {"folder": folder, "part": part}
+    reader = ProcessWorkers(Named(both).__getitem__, start=0, stop=4, workers=1)
+    assert len(reader.payload) < 20_000, "the windows of the part alone would be 500 kB"
+    for step, batch in enumerate(taken(reader, 0, 4)):
+        for name, batches in both.items():
+            np.testing.assert_array_equal(batch[name], batches[step]["tokens"])
+
+
+class Named:
+    """The tokens of several batches, by name."""
+
+    def __init__(self, batches: dict[str, Shuffled]):
+        self.batches = batches
+
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        return {name: each[step]["tokens"] for name, each in self.batches.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_read_at_once_and_ahead(kind: str):
+    slow = Failing(seconds=0.1)
+    reader = Workers(kind=kind, count=4).build(slow.__getitem__, start=0, stop=60)
+    reader(0)
+    began = time.monotonic()
+    for step in range(1, 41):
+        reader(step)
+    seconds = time.monotonic() - began
+    reader.close()
+    assert seconds < 0.6 * 40 * 0.1, "one would take 4 s, four take 1 s"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_goes_wrong_is_raised_at_its_step(kind: str):
+    reader = Workers(kind=kind, count=2).build(Failing(at=5).__getitem__, start=0, stop=20)
+    with ReadAhead(reader, start=0, stop=20, close=reader.close) as ahead:
+        assert [int(next(ahead)["x"][0, 0]) for _ in range(5)] == [0, 1, 2, 3, 4]
+        with pytest.raises(DataError, match="row 5 is damaged") as caught:
+            next(ahead)
+    if kind == "processes":
+        assert "in __getitem__" in "".join(caught.value.__notes__)
+
+
+def test_a_source_that_exits_is_told_at_its_step():
+    reader = ProcessWorkers(Failing(at=1, how="exit").__getitem__, start=0, stop=9, workers=1)
+    with pytest.raises(SystemExit):
+        taken(reader, 0, 9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_closing_in_the_middle_leaves_nothing(kind: str):
+    workers = Workers(kind=kind, count=2)
+    reader = workers.build(Failing(seconds=0.05).__getitem__, start=4, stop=None)
+    reader(4)
+    began = time.monotonic()
+    reader.close()
+    assert time.monotonic() - began < 5
+    reader.close()
+
+
+def test_what_cannot_be_sent_is_told():
+    held = threading.Lock()
+    with pytest.raises(DataError, match=r"cannot be sent .*pickle.* Set workers.kind=threads"):
+        ProcessWorkers(lambda step: {"x": held}, start=0, stop=3, workers=2)
+
+
+def test_what_is_too_large_to_send_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("jtrain.data.process_workers.LARGEST", 1 << 12)
+    with pytest.raises(DataError, match=r"MB in memory; at most .* Set workers.kind=threads"):
+        ProcessWorkers(images().__getitem__, start=0, stop=3, workers=2)
+    assert LARGEST == 512 << 20
+
+
+def test_streams_are_refused():
+    loaded = Loaded(lambda: [{"x": np.zeros(4)}], size=4)
+    with pytest.raises(DataError, match=r"streamed \(Loaded\).* Set workers.count=0"):
+        Workers(count=2).check(loaded)
+    Workers().check(loaded)
+    Workers(count=2).check(images())
+    Workers(count=2).check(InOrder(images().source, size=4))
+
+
+SCRIPT = """
+import os, signal, sys, time
+sys.path.insert(0, {tests!r})
+from test_workers import Failing
+from jtrain.data.process_workers import ProcessWorkers
+from jtrain.errors import PeerError
+
+def asked(number, frame):
+    os.write(1, b"asked\\n")
+
+def told(reader, steps):
+    began = time.monotonic()
+    try:
+        for step in steps:
+            reader(step)
+    except PeerError as error:
+        print(error, flush=True)
+    assert time.monotonic() - began < 60, "it hangs"
+    reader.close()
+
+if __name__ == "__main__":
+    if sys.argv[1] == "dies":
+        for how in "kill", "leave":
+            batches = Failing(at=3, how=how)
+            told(ProcessWorkers(batches.__getitem__, start=0, stop=50, workers=2), range(50))
+        reader = ProcessWorkers(Failing(seconds=0.02).__getitem__, start=0, stop=None, workers=2)
+        os.kill(int(reader(0)["process"][0]), signal.SIGKILL)
+        told(reader, range(1, 5000))
+        sys.exit()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, asked)
+    reader = ProcessWorkers(Failing(seconds=0.05).__getitem__, start=0, stop=None, workers=2)
+    print("starts", flush=True)
+    for step in range(31):
+        reader(step)
+        os.write(1, b"%d\\n" % step)
+    reader.close()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path):
+    """A process that reads, in a session of its own; begun by what it is given."""
+    path, begun = tmp_path / "reads.py", list[subprocess.Popen[str]]()
+    path.write_text(textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent)))
+
+    def begin(what: str) -> subprocess.Popen[str]:
+        run = subprocess.Popen(
+            [sys.executable, str(path), what],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(Path(__file__).parent.parent)},
+        )
+        begun.append(run)
+        return run
+
+    yield begin
+    for run in begun:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+        run.communicate()
+
+
+def line(run: subprocess.Popen[str]) -> str:
+    assert run.stdout is not None
+    return run.stdout.readline().strip()
+
+
+def test_a_worker_that_dies_is_told_in_words(script):
+    """One that kills itself, one that leaves, and one that is killed while it does anything."""
+    run = script("dies")
+    said, _ = run.communicate(timeout=200)
+    kills, leaves, killed = said.splitlines()
+    signal_9 = r"was ended by signal 9 \(SIGKILL\)"
+    for words, how in ((kills, signal_9), (leaves, "ended with exit code 0"), (killed, signal_9)):
+        assert re.search(rf"process \d+, one of them, {how} before the batch of step \d+", words)
+        assert "workers.count=2" in words
+        assert "lower workers.count" in words
+    assert run.returncode == 0
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_nothing_outlives_a_process_that_is_killed(script):
+    run = script("reads")
+    while line(run) != "5":
+        pass
+    left = descendants(run.pid)
+    assert len(left) >= 3, "two workers and the process itself"
+    run.kill()
+    run.wait()
+    assert soon(lambda: not any(map(running, left)), 30)
+
+
+def test_a_signal_to_all_ends_no_worker(script):
+    """As a Ctrl-C on a terminal, or Slurm's SIGTERM: the run saves and leaves when it will."""
+    run = script("reads")
+    while line(run) != "starts":
+        pass
+    time.sleep(0.3)  # the workers have begun, and do not read yet
+    os.killpg(run.pid, signal.SIGINT)
+    while line(run) != "5":
+        pass
+    os.killpg(run.pid, signal.SIGTERM)
+    said, warned = run.communicate(timeout=100)
+    assert said.split().count("asked") == 1
+    assert said.split()[-1] == "30"
+    assert (run.returncode, warned) == (0, "")

@@ -1,0 +1,60 @@
+"""A window of an image at its whole size: against Pillow, and how it is drawn."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jtrain.data import Arrays, Shuffled
+from jtrain.data.augment import Augment
+from jtrain.data.zoom import windows, zoomed
+
+SMOOTH = np.asarray(
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 6, 3), np.uint8)).resize(
+        (48, 40), Image.Resampling.BICUBIC
+    )
+)
+
+
+def whole(height: int, width: int) -> np.ndarray:
+    return np.array([[0.0, 0.0, height, width]])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("shape", [(1, 7, 5, 3), (1, 7, 5), (1, 1, 1, 1)])
+def test_the_whole_image_is_itself(dtype, shape: tuple[int, ...]):
+    image = np.random.default_rng(1).integers(0, 256, shape).astype(dtype)
+    np.testing.assert_array_equal(zoomed(image, whole(*shape[1:3])), image, strict=True)
+
+
+def test_a_window_is_as_pillow_enlarges_it():
+    box = (8, 4, 32, 24)  # left, top, right, bottom
+    enlarged = Image.fromarray(SMOOTH).resize((48, 40), Image.Resampling.BILINEAR, box=box)
+    got = zoomed(SMOOTH[None], np.array([[4.0, 8.0, 20.0, 24.0]]))[0].astype(int)
+    inner = (slice(2, -2), slice(2, -2))  # Pillow does not look beyond the box at its edge
+    far = np.abs(got - np.asarray(enlarged).astype(int))[inner]
+    assert far.max() <= 2, "each rounds to whole numbers, Pillow twice"
+
+
+def test_windows_lie_within_and_have_the_share_and_shape_that_was_asked():
+    draws = np.random.default_rng(2).random((4, 20_000))
+    top, left, high, wide = windows((40, 60), 0.2, *draws).T
+    assert (top >= 0).all()
+    assert (left >= 0).all()
+    assert (top + high <= 40 + 1e-9).all()
+    assert (left + wide <= 60 + 1e-9).all()
+    share, shape = high * wide / 2400, wide / high / 1.5
+    assert share.min() >= 0.2 * 0.75
+    assert share.max() <= 1 + 1e-9
+    assert shape.min() >= 0.75 - 1e-9
+    assert shape.max() <= 4 / 3 + 1e-9
+    # Uniform in 0.2 .. 1, but for what is cut to the image, of windows above 0.75.
+    assert np.mean(share < 0.4) == pytest.approx(0.25, abs=0.02)  # 6 sigma of 20,000 draws
+
+
+def test_no_zoom_changes_nothing_and_one_changes_most():
+    rows = Arrays(image=np.repeat(SMOOTH[None], 20, 0), label=np.zeros(20, np.int32))
+    plain = Shuffled(rows, size=20)
+    assert Augment().build(plain, classes=2) is plain
+    changed = Augment(zoom=0.1).build(plain, classes=2)[0]["image"]
+    assert changed.dtype == np.uint8
+    assert all((one != SMOOTH).any() for one in changed)
