@@ -92,7 +92,7 @@ def test_where_rows_that_are_no_numbers_end_a_run_is_no_matter_of_the_log(every)
 
 def test_an_interruption_does_not_move_it():
     settings = {"every": 5, "checkpoint_every": 4, "batch": 16, "name": "cut", "quiet": True}
-    stopping = lambda step, numbers: jt.Stop("enough", "stopped") if step == 13 else None
+    stopping = lambda step, numbers: jt.Stop("enough") if step == 13 else None
     call = {"steps": 49, "parallel": "single", **settings}
     start = {"w": np.zeros(3, np.float32)}
     assert jt.fit(loss, start, (X, WITH_NAN), hooks=[stopping], **call).step >= 13

@@ -221,4 +221,4 @@ def _row(
 ) -> Row:
     if cause is None:
         return Row(name, "ok", single, double)
-    return Row(name, "FAILS", single, double, cause.why, cause.name)
+    return Row(name, "FAILS" if cause.fault else "named", single, double, cause.why, cause.name)
