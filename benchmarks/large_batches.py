@@ -4,7 +4,7 @@ Three models, each on one device with the batch whole, in microbatches, and over
 devices. The reference is the same loss in float64, some rows at a time. The language model of
 131,072 tokens takes most of an hour on two cores, the others a few minutes.
 
-    python benchmarks/large_batches.py [--rows 4096 65536 262144] [--tokens 4x256 32x1024 32x4096]
+    python benchmarks/large_batches.py [--rows 4096 65536 262144] [--tokens 8x256 32x1024 32x4096]
 """
 
 import argparse
@@ -173,7 +173,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="*", default=[4096, 65_536, 262_144])
-    parser.add_argument("--tokens", nargs="*", default=["4x256", "32x1024", "32x4096"])
+    parser.add_argument("--tokens", nargs="*", default=["8x256", "32x1024", "32x4096"])
     asked = parser.parse_args()
     cases = [make(rows) for make in (network, vector) for rows in asked.rows]
     cases += [language(*map(int, size.split("x"))) for size in asked.tokens]

@@ -19,7 +19,7 @@ from jtrain.predict import evaluate, predict
 from jtrain.state import TrainState
 from jtrain.svg_chart import chart
 from jtrain.trees import elements, named_leaves
-from jtrain.types import Extra, Params
+from jtrain.types import Couples, Extra, Params
 
 INNER = {"grad_norm", "update_norm", "skipped", "loss_scale"}  # are no results
 
@@ -66,10 +66,26 @@ class Fitted:
             )
         return module.module(self.params, self.extra, None, False)
 
-    def evaluate(self, data: given.Data, *, batch: int = 0) -> dict[str, float]:
-        """Return the loss and the metrics over all of `data`; see `jt.evaluate`."""
+    def evaluate(
+        self, data: given.Data, *, batch: int = 0, couples: Couples | None = None
+    ) -> dict[str, float]:
+        """Return the loss and the metrics over all of `data`; see `jt.evaluate`.
+
+        Args:
+            data: as for `jt.fit`.
+            batch: rows at a time.
+            couples: as for `jt.evaluate`; by default what `jt.fit` was given. The layers of a model
+                (batch norm) make rows meet in training alone.
+
+        Raises:
+            LossError: if rows meet that would be split.
+        """
         assert self.start is not None, "jt.fit says what it trained"
-        return evaluate(self.start.loss, self.params, data, batch=batch, extra=self.extra)
+        if couples is None:
+            couples = "nothing" if isinstance(self.loss, ModelLoss) else self.start.couples
+        return evaluate(
+            self.start.loss, self.params, data, batch=batch, extra=self.extra, couples=couples
+        )
 
     def predict(self, data: given.Data, *, batch: int = 0) -> Any:
         """Return what the model gives for each row of `data`; see `jt.predict`.

@@ -53,6 +53,7 @@ class Guarded:
         self._overflow = Overflow(parts) if scaled else None
         self._guard: Guard | None = None
         self._finite: Finite | None = None
+        self._inputs: BadInputs | None = None
 
     def hooks(
         self, state: TrainState, *, every: int, tell: Callable[[str], None]
@@ -77,12 +78,6 @@ class Guarded:
             return [self._guard]
         config = self._parts.config
         recent = Recent(every=config.steps_per_call)
-        inputs = BadInputs(
-            every=every,
-            find=self._not_finite,
-            tell=tell,
-            start=int(state.step),
-        )
 
         def skipped(bad: Bad) -> None:
             self.wrote(bad, "skipped")
@@ -98,10 +93,16 @@ class Guarded:
             within=policy.within,
             minimum=minimum,
             event=skipped,
-            cause=inputs.cause,
+            cause=lambda: inputs.cause(),
             start=int(state.step),
             skipped=int(state.skipped),
             known=self._known,
+        )
+        inputs = self._inputs = BadInputs(
+            every=self._finite.every,
+            find=self._not_finite,
+            tell=tell,
+            known=self._known.get("bad_inputs", {}),
         )
         return [recent, self._finite, inputs]
 
@@ -130,6 +131,8 @@ class Guarded:
         if self._finite:
             self._finite.catch_up(step)
             known = self._finite.state()
+        if self._inputs:
+            known = {**known, "bad_inputs": self._inputs.state()}
         return {"without": [list(window) for window in self._parts.windows], "guard": known}
 
     def ended(self, step: int) -> None:

@@ -81,7 +81,9 @@ class Uses(NamedTuple):
         return frozenset().union(*(use.leaves for use in self.found))
 
 
-def find_uses(program: Any, batch: Mapping[str, Any]) -> Uses:
+def find_uses(
+    program: Any, batch: Mapping[str, Any], leaves: Sequence[str | None] | None = None
+) -> Uses:
     """Return where a traced function of a batch looks up integers of it. Nothing is run.
 
     - A gather, `logits[rows, labels]` say, in an array that depends on `unknown`. An explicit
@@ -97,20 +99,24 @@ def find_uses(program: Any, batch: Mapping[str, Any]) -> Uses:
     Args:
         program: `jax.make_jaxpr(fn)(unknown, batch)`, where `unknown` is any pytree.
         batch: shapes by name.
+        leaves: of each input of the program the array of the batch that it is, None for what is
+            unknown; by default the arrays of the batch are the last inputs.
     """
     names, closed = sorted(batch), program
-    rest = [None] * (len(closed.jaxpr.invars) - len(names))
+    if leaves is None:
+        leaves = [None] * (len(closed.jaxpr.invars) - len(names)) + names
     softmaxes = set(_softmaxes(closed.jaxpr))
     found: list[Use] = []
 
     def outside(given: Mapping[str, Any]) -> list[Array]:
         walk = _Walk()
         # What no index is computed from may be anything; the compiler drops it.
-        arrays = [
-            given.get(name, jnp.zeros(batch[name].shape, batch[name].dtype)) for name in names
-        ]
-        known = [_Known(x, frozenset([n]), moved=True) for n, x in zip(names, arrays, strict=True)]
-        walk.run(closed.jaxpr, closed.consts, [*rest, *known])
+        arrays = {
+            name: given.get(name, jnp.zeros(batch[name].shape, batch[name].dtype)) for name in names
+        }
+        known = {n: _Known(x, frozenset([n]), moved=True) for n, x in arrays.items()}
+        inputs = [None if name is None else known[name] for name in leaves]
+        walk.run(closed.jaxpr, closed.consts, inputs)
         looks = [look for look in walk.looks if look.axis is None or look.entries in softmaxes]
         found[:] = [Use(look.entries, look.leaves, look.shape, look.moved) for look in looks]
         return [jnp.sum((look.raw < 0) | (look.raw >= look.entries)) for look in looks]

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from jtrain.errors import LossError
+from jtrain.errors import CodeError, LossError
 from jtrain.jaxprs import called, opened
 
 Shape: TypeAlias = tuple[int, ...]
@@ -47,7 +47,7 @@ def check_broadcasts(program: Any, trace: Callable[[int], Any], rows: int) -> No
     found = [pair for pair in pairs(trace(rows), rows) if pair.by_chance]
     try:
         grown = {pair[:3] for pair in pairs(trace(2 * rows), 2 * rows)}
-    except (TypeError, ValueError):  # a loss for batches of one size
+    except (CodeError, TypeError, ValueError):  # a loss for batches of one size
         grown = None
     for operation, column, row, _ in found:
         # A dim of rows grows with the batch; another one of the same size does not.

@@ -102,6 +102,9 @@ def test_a_run_is_refused_before_it_trains_and_its_advice_works():
     whole = fitted(valid_batch=64)
     together = jt.evaluate(towers, whole.params, DATA, couples="batch")["loss"]
     assert whole.history["valid/loss"][2] == pytest.approx(together, rel=1e-6)
+    assert whole.evaluate(DATA)["loss"] == pytest.approx(together, rel=1e-6)
+    with pytest.raises(LossError, match="batches of 16 would cut the data into 4"):
+        whole.evaluate(DATA, batch=16)
     groups = fitted(valid_couples="slice")
     apart = jt.evaluate(towers, groups.params, DATA, couples="slice", batch=32)["loss"]
     assert groups.history["valid/loss"][2] == pytest.approx(apart, rel=1e-6)

@@ -127,5 +127,5 @@ def test_skip_tells_and_writes_of_a_loss_that_is_not_finite_and_lowers_no_scale(
 def test_a_run_of_nothing_but_nan_ends_for_that_and_not_for_its_scale():
     data = Whole(Arrays(**(CLEAN | HURT["a NaN row"])))
     call = {"steps": 40, "precision": F16(initial=64.0), "quiet": True, "parallel": "single"}
-    with pytest.raises(LossError, match="no step from 1 to 40 was finite: loss nan"):
+    with pytest.raises(LossError, match=r"^10 of 10 steps were skipped because the data is not"):
         jt.fit(loss, {"w": np.zeros(3, np.float32)}, data, "sgd", lr=0.01, **call)

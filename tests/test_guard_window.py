@@ -12,6 +12,7 @@ from cases import by_name
 import jtrain as jt
 from jtrain.config.guard import Skip
 from jtrain.config.top import Checkpoint, Log
+from jtrain.errors import LossError
 from jtrain.hooks import rows
 from jtrain.testing.chaos.numbers import Fault, config, different
 
@@ -69,12 +70,31 @@ def loss(params, batch, rng):
     return jt.Mean.of(error**2, batch["mask"])
 
 
+WITH_NAN = np.where(np.arange(48) == 7, np.nan, Y).astype(np.float32)
+
+
 @pytest.mark.parametrize("every", [0, 1, 1000])
-@pytest.mark.parametrize("steps", [3, 7, 49])
-def test_a_short_fit_does_not_die_of_its_first_nan(steps, every):
-    y = np.where(np.arange(48) == 7, np.nan, Y).astype(np.float32)
-    call = {"batch": 16, "every": every, "quiet": True}
-    result = jt.fit(loss, {"w": np.zeros(3, np.float32)}, (X, y), steps=steps, **call)
-    epochs = -(-steps // 3)  # the row comes once in each
+@pytest.mark.parametrize(("steps", "batch"), [(3, 16), (7, 16), (49, 3)])
+def test_a_short_fit_does_not_die_of_its_first_nan(steps, batch, every):
+    call = {"batch": batch, "every": every, "quiet": True, "parallel": "single"}
+    result = jt.fit(loss, {"w": np.zeros(3, np.float32)}, (X, WITH_NAN), steps=steps, **call)
+    epochs = -(-steps * batch // 48)  # the row comes once in each
     assert (result.step, int(result.state.skipped)) in ((steps, epochs), (steps, epochs - 1))
     assert np.isfinite(np.asarray(result.params["w"])).all()
+
+
+@pytest.mark.parametrize("every", [1, 7, 1000])
+def test_where_rows_that_are_no_numbers_end_a_run_is_no_matter_of_the_log(every):
+    call = {"batch": 16, "every": every, "quiet": True, "parallel": "single"}
+    with pytest.raises(LossError, match=r"^6 of 20 steps were skipped because the data is not fin"):
+        jt.fit(loss, {"w": np.zeros(3, np.float32)}, (X, WITH_NAN), steps=49, **call)
+
+
+def test_an_interruption_does_not_move_it():
+    settings = {"every": 5, "checkpoint_every": 4, "batch": 16, "name": "cut", "quiet": True}
+    stopping = lambda step, numbers: jt.Stop("enough") if step == 13 else None
+    call = {"steps": 49, "parallel": "single", **settings}
+    start = {"w": np.zeros(3, np.float32)}
+    assert jt.fit(loss, start, (X, WITH_NAN), hooks=[stopping], **call).step >= 13
+    with pytest.raises(LossError, match=r"^6 of 20 steps were skipped because the data is not fin"):
+        jt.fit(loss, start, (X, WITH_NAN), **call)

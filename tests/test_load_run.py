@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 from quick_study import CODE, at_home, config_of, trained, write_study
 
 import jtrain as jt
@@ -82,12 +83,12 @@ def test_gives_parameters_model_and_predictions(params):
     logits = by_hand(params, ROWS)
     for data in (ROWS, {"x": ROWS, "label": np.zeros(50)}, {"x": ROWS.astype(np.float64)}):
         found = run.predict(data)
-        np.testing.assert_allclose(found["logits"], logits, atol=1e-5)
+        assert_close(found["logits"], logits, 1e-5)
         np.testing.assert_array_equal(found["label"], logits.argmax(1))
     assert run.model is not None
-    np.testing.assert_allclose(run.model.apply(run.params, (), ROWS)[0], logits, atol=1e-5)
+    assert_close(run.model.apply(run.params, (), ROWS)[0], logits, 1e-5)
     own = run.predict(ROWS, lambda p, batch: batch["x"] @ p["up"])
-    np.testing.assert_allclose(own, ROWS @ params["up"], atol=1e-5)
+    assert_close(own, ROWS @ params["up"], 1e-5)
 
 
 def test_a_program_is_compiled_once_for_batches_of_a_size():
@@ -103,7 +104,7 @@ def test_a_program_is_compiled_once_for_batches_of_a_size():
 def test_any_layout_says_the_same(parallel: str, params):
     run = jt.load("runs/quick", 8, parallel=parallel)
     assert len(run.params["up"].sharding.device_set) == 8
-    np.testing.assert_allclose(run.predict(ROWS)["logits"], by_hand(params, ROWS), atol=1e-5)
+    assert_close(run.predict(ROWS)["logits"], by_hand(params, ROWS), 1e-5)
 
 
 def test_a_step_is_named_as_in_eval():
@@ -121,7 +122,7 @@ def test_predictions_are_computed_in_the_precision_of_the_run():
     found = run.predict(ROWS)["logits"]
     assert found.dtype == np.float32
     expected = run.model.apply(narrow, (), ROWS)[0].astype(jnp.float32)
-    np.testing.assert_allclose(found, expected, atol=1e-2)
+    assert_close(found, expected, 1e-2)
     assert np.abs(found - by_hand(jax.device_get(run.params), ROWS)).max() > 1e-5
 
 
@@ -181,7 +182,7 @@ def test_a_run_of_fit_gives_its_parameters_and_takes_what_the_model_computes():
         for one, other in zip(here[0], there[0], strict=True):
             np.testing.assert_array_equal(one, other)
     expected = guess(jax.device_get(run.params), {"x": ROWS})
-    np.testing.assert_allclose(run.predict(ROWS, guess), expected, atol=1e-5)
+    assert_close(run.predict(ROWS, guess), expected, 1e-5)
     with pytest.raises(ConfigError, match=r"made by jt\.fit, .* Give it: predict\(data, apply\)"):
         run.predict(ROWS)
     fitted("free", ScheduleFree(lr=0.1), start)

@@ -14,7 +14,7 @@ import optax
 from jtrain.accumulate import value_of
 from jtrain.assemble import Assembly
 from jtrain.debug.one_step import Slope, alone, loss_of, on_device, slope_of, whole_batch
-from jtrain.errors import LossError
+from jtrain.errors import CodeError, LossError
 from jtrain.experiment import RunConfig
 from jtrain.guard import stays_finite, take_if
 from jtrain.hooks.readable import number
@@ -58,11 +58,13 @@ def eager(config: RunConfig, *, tell: Callable[[str], None]) -> list[float]:
 def _slope(parts: Assembly, state: TrainState, batch: Batch) -> Slope:
     try:
         return slope_of(parts)(state, batch)
-    except jax.errors.ConcretizationTypeError as error:
+    except CodeError as error:
+        if not isinstance(error.__context__, jax.errors.ConcretizationTypeError):
+            raise
         raise LossError(
             "the gradient of the loss cannot be taken: the loss makes a Python number of what "
             "depends on parameters, by float(x) or int(x). To look at a value write x.item(), or "
-            f"float(jax.lax.stop_gradient(x)). ({str(error).splitlines()[0]})"
+            f"float(jax.lax.stop_gradient(x)). ({str(error.__context__).splitlines()[0]})"
         ) from error
 
 

@@ -1,6 +1,7 @@
 """Steps that were skipped because their batch holds NaN or infinity: the rows, and an end to it."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from jtrain.loop import Hook, Stop
 
@@ -14,11 +15,11 @@ class BadInputs(Hook):
     on and on without the batches that such a row comes into.
 
     Args:
-        every: steps between two looks.
+        every: steps between two looks; they decide where a run ends, so not what is logged.
         find: gives what is not finite in the data of a step, the first being 1, and where, in
             words; empty where all is.
         tell: takes a line of warning.
-        start: the step that the run goes on from.
+        known: what `state` gave when the checkpoint was saved.
     """
 
     last = True
@@ -29,11 +30,12 @@ class BadInputs(Hook):
         every: int,
         find: Callable[[int], str],
         tell: Callable[[str], None],
-        start: int = 0,
+        known: Mapping[str, Any] = {},
     ):
-        self.every, self._find, self._tell, self._start = every, find, tell, start
-        self._steps, self._named = 0, dict[str, None]()
-        self._cause = ""
+        self.every, self._find, self._tell = every, find, tell
+        self._steps: int = known.get("steps", 0)
+        self._named = dict.fromkeys(known.get("named", ()))
+        self._cause: str = known.get("cause", "")
 
     def skipped(self, step: int) -> None:
         """Look for what is not finite in the batch of a step that was skipped."""
@@ -49,14 +51,17 @@ class BadInputs(Hook):
         """Return why the last of the skipped steps was, if its batch says so; else nothing."""
         return self._cause
 
+    def state(self) -> dict[str, Any]:
+        """Return JSON of which another one of these goes on."""
+        return {"steps": self._steps, "named": list(self._named), "cause": self._cause}
+
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
         """Stop where such rows cost too many steps."""
         del numbers
-        taken = step - self._start
-        if self._steps < max(LEAST, SHARE * taken):
+        if self._steps < max(LEAST, SHARE * step):
             return None
         return Stop(
-            f"{self._steps} of {taken} steps were skipped because the data is not finite: "
+            f"{self._steps} of {step} steps were skipped because the data is not finite: "
             f"{', '.join(self._named)}. {self._what_to_do()}",
             "failed",
         )

@@ -7,6 +7,7 @@ import numpy as np
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import NOTHING, apart, flat
 from jtrain.testing.eager import eager
+from jtrain.testing.fixed_rows import fixed_rows
 from jtrain.testing.planting import planted
 from jtrain.testing.purity import cause_of_impurity
 from jtrain.testing.ranges import out_of_range
@@ -17,7 +18,6 @@ from jtrain.testing.row_flow import means
 from jtrain.testing.splits import Split, repeated, splits
 from jtrain.testing.subject import Subject
 from jtrain.testing.sums import OfRows, together
-from jtrain.testing.tracing import fixed_rows
 from jtrain.testing.trials import FROZEN, Trials
 from jtrain.testing.verdict import is_far, judged
 from jtrain.testing.why_numbers import cause_of_few_bits, cause_of_infinity
@@ -221,4 +221,4 @@ def _row(
 ) -> Row:
     if cause is None:
         return Row(name, "ok", single, double)
-    return Row(name, "FAILS", single, double, cause.why, cause.name)
+    return Row(name, "FAILS" if cause.fault else "named", single, double, cause.why, cause.name)

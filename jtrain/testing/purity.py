@@ -1,5 +1,6 @@
 """Whether a loss is a pure function: a program that is the same each time that it is traced."""
 
+import random
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from jtrain.jaxprs import inner
 from jtrain.testing.cause import Cause
 from jtrain.testing.subject import Subject
 
+SEEDS = 4  # of Python's `random`, where something drew from it
 NOT_A_FUNCTION = Cause(
     "not a function",
     "called twice with the same arguments the loss gives two results: it draws from elsewhere than "
@@ -29,10 +31,13 @@ def cause_of_impurity(of: Subject) -> Cause | None:
             f"called it holds the same dict, and the next call gets what this one left. Make a "
             f"new one: `batch = {{**batch, 'x': x}}`.",
         )
-    if of.watch.drew_from:
+    sources = set(of.watch.drew_from)
+    if "random" in sources and not _depends_on_random(of):
+        sources.remove("random")
+    if sources:
         return Cause(
             "draws of the host",
-            f"the loss draws from {' and '.join(sorted(of.watch.drew_from))}: what it draws while "
+            f"the loss draws from {' and '.join(sorted(sources))}: what it draws while "
             f"it is traced is a constant of the compiled step, the same in each step, and another "
             f"one on each process. Draw from `rng` by jax.random, `jt.row_keys(rng, batch)` for "
             f"what each row gets.",
@@ -40,6 +45,22 @@ def cause_of_impurity(of: Subject) -> Cause | None:
     if not same_program(of.trace.program, of.traced().program):
         return NOT_A_FUNCTION
     return None
+
+
+def _depends_on_random(of: Subject) -> bool:
+    """Whether the trace is another where Python's `random` draws other numbers.
+
+    Libraries draw from it for themselves: beartype, to choose the items of a list that it checks.
+    """
+    state = random.getstate()
+    try:
+        for seed in range(SEEDS):
+            random.seed(seed)
+            if not same_program(of.trace.program, of.traced().program):
+                return True
+    finally:
+        random.setstate(state)
+    return False
 
 
 def same_program(one: Any, other: Any) -> bool:

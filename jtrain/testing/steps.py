@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jtrain.debug.source import raised_at
-from jtrain.errors import ConfigError, ShardingError, UserError
+from jtrain.errors import ConfigError, ShardingError
 from jtrain.jaxprs import operations
 from jtrain.step import make_step
 from jtrain.terms import in_terms
 from jtrain.testing.along_time import cause_along_time
 from jtrain.testing.cause import Cause
+from jtrain.testing.fixed_rows import fixed_rows, is_of_the_loss, raised_in
 from jtrain.testing.layouts import Layout, built
 from jtrain.testing.remade import remade
 from jtrain.testing.report import Row
@@ -21,7 +21,6 @@ from jtrain.testing.result import Result, distances
 from jtrain.testing.rounding import no_rounding
 from jtrain.testing.splits import ragged, taken
 from jtrain.testing.subject import Loss, Subject
-from jtrain.testing.tracing import fixed_rows, raised_in
 from jtrain.testing.trials import FROZEN
 from jtrain.testing.verdict import SINGLE, is_finite, judged
 from jtrain.testing.walk import Stepping, Way, without_draws
@@ -65,10 +64,8 @@ def of_steps(
             yield steps.row(compared)
         except (ShardingError, ConfigError) as error:
             left.append(f"{compared.name} was not compared: {str(error).split('. ')[0]}.")
-        except UserError:
-            raise
         except Exception as error:
-            if raised_at(error) is None:  # not by what the user wrote
+            if not is_of_the_loss(error):
                 raise
             cause = fixed_rows(of.rows, len(compared.parts[0]["mask"]), raised_in(error))
             yield Row(compared.name, "FAILS", None, None, cause.why, cause.name)

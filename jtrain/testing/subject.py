@@ -16,8 +16,8 @@ from jtrain.loss_checks import refuse_weights_of_params
 from jtrain.rows import with_rows
 from jtrain.step import StepFn, make_step
 from jtrain.terms import Returned, in_terms
+from jtrain.testing.fixed_rows import fails_on_half
 from jtrain.testing.splits import taken
-from jtrain.testing.tracing import explained, fails_on_half
 from jtrain.testing.watch import Watch
 from jtrain.types import (
     Anywhere,
@@ -142,7 +142,8 @@ def subject(loss: Loss | Placed, params: Params, batch: Batch, **rest: Any) -> S
     """What is checked, its batch cut to an even number of rows.
 
     Raises:
-        LossError: if the loss keeps no contract or cannot be traced, or the batch has one row.
+        LossError: if the loss keeps no contract, or the batch has one row.
+        CodeError: if the loss cannot be traced, with its lines.
     """
     whole = {name: _canonical(array) for name, array in with_rows(batch).items()}
     rows = len(whole["mask"])
@@ -162,8 +163,7 @@ def subject(loss: Loss | Placed, params: Params, batch: Batch, **rest: Any) -> S
     watched = _kept_alone(lambda place: watch.over(build(place)))
     made = Subject(loss=Placed(watched), params=params, batch=even, watch=watch, **rest)
     refuse_nothing_to_learn(made.params)
-    with explained(even):
-        masks = _refused(made)
+    masks = _refused(made)
     terms, given = in_terms(made.alone(), ragged=not masks), (made.extra, even, made.step_key)
     halves = fails_on_half(terms, made.params, *given)
     return dataclasses.replace(made, masks=masks, halves=halves)
@@ -213,5 +213,5 @@ def _refused(made: Subject) -> str:
     try:
         trace(True)
     except LossError as error:
-        return str(error)
+        return str(error).partition("\n")[0]  # the lines of the loss follow
     return ""

@@ -219,7 +219,7 @@ def _parts(x: Any) -> list[np.ndarray]:
     return [np.asarray(part, np.float64) for part in parts]
 
 
-def _relative(difference: np.ndarray, of: Sequence[np.ndarray]) -> float:
+def _relative(difference: np.ndarray | np.generic, of: Sequence[np.ndarray]) -> float:
     """The size of a difference beside that of what it was taken of."""
     with np.errstate(invalid="ignore", over="ignore"):
         size = sum(float(np.linalg.norm(np.ravel(x))) for x in of)

@@ -107,6 +107,15 @@ TABLE = (
         ),
     ),
     Row("KeyError", "", missing_key),
+    Row(
+        "NameError",
+        "axis name",
+        _says(
+            "adds up over devices by itself (psum, pmean, axis_index)",
+            "Leave that to the step, which does so with what the loss returns for its rows: "
+            'jt.Mean.of(values, batch["mask"]).',
+        ),
+    ),
     Row("NameError|AttributeError", "", unknown_name),
     Row("TypeError", "object is not subscriptable", subscripted_module),
     Row(

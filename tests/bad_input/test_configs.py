@@ -257,7 +257,7 @@ CASES = [
     typed("checkpoint.best=", "has no value; write checkpoint.best='\"\"' for empty text",
           mend="checkpoint.best=\"\""),
     typed("model.title=", "has no value; write model.title=VALUE", mend="model.title=none"),
-    typed("guard.back=3", "is no key of guard; it has kind, without, most, within; kind rollback has back; "
+    typed("guard.back=3", "is no key of guard; it has kind, without, window, most, within; kind rollback has back; "
           "write guard.kind=rollback beside it", mend="guard={kind: rollback, back: 3, skip: 4}"),
     typed("=3", "is not a setting; write KEY=VALUE", mend="seed=3"),
     typed("optimizer..lr=3", "is not a setting; write KEY=VALUE", mend="optimizer.lr=3"),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from comparison import assert_close
 
 import jtrain as jt
 from jtrain import given
@@ -43,7 +44,7 @@ def test_tensors_are_arrays(torch):
     same(rows({"x": torch.tensor(X, requires_grad=True), "y": torch.tensor(Y)}, 4), want())
     half = as_array(torch.tensor(X).bfloat16())
     assert half.dtype == np.float32
-    np.testing.assert_allclose(half, X, rtol=1e-2)
+    assert_close(half, X, 1e-2)
 
 
 def test_a_loader_gives_its_rows_and_its_batch_size(torch):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from comparison import assert_close, assert_leaves_close
 from flax import nnx
 
 import jtrain as jt
@@ -69,10 +70,7 @@ def test_takes_the_steps_of_a_loss_by_hand(way, by_hand):
     result = jt.fit(loss, params, (X, Y), "sgd", lr=0.1, **HOW)
     # The loss by hand sums in float64 what optax and ours sum in float32: a few roundings a step.
     assert result.history["loss"] == pytest.approx(by_hand.history["loss"], rel=1e-5)
-    for ours, theirs in zip(
-        jax.tree.leaves(result.params), jax.tree.leaves(by_hand.params), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert_leaves_close(result.params, by_hand.params, 1e-4)
 
 
 def test_a_module_stays_as_it_was_and_a_trained_one_comes_back():
@@ -84,7 +82,7 @@ def test_a_module_stays_as_it_was_and_a_trained_one_comes_back():
     assert (np.asarray(trained.inner.kernel[...]) != before).any()
     assert np.asarray(trained.norm.mean[...]).any(), "the running statistics moved"
     logits = trained(jnp.asarray(X))
-    np.testing.assert_allclose(result.predict(X), logits, rtol=1e-5, atol=1e-5)
+    assert_close(result.predict(X), logits, 1e-5)
     found = result.evaluate((X, Y))
     assert found["rows"] == 48
     assert found["accuracy"] == pytest.approx(float((logits.argmax(-1) == Y).mean()))
@@ -93,7 +91,7 @@ def test_a_module_stays_as_it_was_and_a_trained_one_comes_back():
     again = jt.evaluate(jt.classifier(trained), trained, (X, Y))
     assert again == pytest.approx(found, rel=1e-5)
     by_module = jt.predict(lambda net, batch: net(batch["x"]), trained, X)
-    np.testing.assert_allclose(by_module, result.predict(X), rtol=1e-5, atol=1e-5)
+    assert_close(by_module, result.predict(X), 1e-5)
 
 
 def test_a_batch_norm_says_that_rows_meet():
@@ -112,7 +110,7 @@ def test_running_statistics_are_those_of_flax():
     rows = jt.data.Shuffled(jt.data.Arrays(x=X, y=Y), size=16)[0]["x"]
     net.train()
     net(jnp.asarray(rows))  # flax moves its own
-    np.testing.assert_allclose(result.extra["norm"]["mean"], net.norm.mean[...], rtol=1e-5)
+    assert_close(result.extra["norm"]["mean"], net.norm.mean[...], 1e-5)
 
 
 def test_models_of_this_package_drop_by_row_and_models_of_linen_count_too():

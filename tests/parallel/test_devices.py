@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from comparison import assert_close
 from pydantic import ValidationError
 
 import jtrain as jt
@@ -155,7 +156,7 @@ def test_every_strategy_takes_its_step_on_the_devices_that_were_chosen(values, w
         assert set(ids(array.sharding.device_set)) == where
     # One step of gradient descent from 0: the mean of 2 x y, times the rate.
     want = 0.1 * 2 * (X * X.sum(1, keepdims=True)).mean(0)
-    np.testing.assert_allclose(state.params["w"], want, rtol=1e-5)
+    assert_close(state.params["w"], want, 1e-5)
 
 
 def test_auto_splits_over_the_devices_that_were_chosen():

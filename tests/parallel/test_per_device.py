@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 from layouts import strategy
 
 from jtrain.errors import ShardingError
@@ -36,7 +37,7 @@ def test_a_replicated_argument_is_whole_on_every_device():
         return x @ w
 
     got = per_device(fn, MESH, in_specs=(SAME, ROWS))(W, X)
-    np.testing.assert_allclose(got, X @ W, rtol=1e-5)
+    assert_close(got, X @ W, 1e-5)
 
 
 def test_a_replicated_result_is_the_one_that_all_devices_came_to():
@@ -46,9 +47,9 @@ def test_a_replicated_result_is_the_one_that_all_devices_came_to():
 
     copies = per_device(fn, MESH, in_specs=(SAME, ROWS), out_specs=(ROWS, SAME))
     y, sums = copies({"w": W}, {"x": X})
-    np.testing.assert_allclose(y, X @ W, rtol=1e-5)
-    # 32 numbers of size 1: their sum is off by less than 32 roundings of float32.
-    np.testing.assert_allclose(sums["total"], (X @ W).sum(), atol=32 * 6e-8 * np.abs(X @ W).sum())
+    assert_close(y, X @ W, 1e-5)
+    # Off by less than a rounding of float32 of all numbers for each of the 32.
+    assert_close(sums["total"], (X @ W).sum(), 32 * 6e-8, terms=np.abs(X @ W).sum())
     assert sums["rows"] == 16
     assert sums["total"].shape == ()
 
@@ -63,8 +64,8 @@ def test_a_gradient_is_of_the_devices_own_rows_until_it_is_summed():
 
     own, whole = per_device(fn, MESH, in_specs=(SAME, ROWS), out_specs=(ROWS, SAME))(W, X)
     want = [2 * part.T @ (part @ W) for part in np.split(X, 8)]
-    np.testing.assert_allclose(own, want, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(whole, sum(want), rtol=1e-4, atol=1e-5)
+    assert_close(own, want, 1e-5)
+    assert_close(whole, sum(want), 1e-5, terms=want)
 
 
 def test_an_argument_may_be_split_over_some_of_the_axes():
@@ -81,7 +82,7 @@ def test_an_argument_may_be_split_over_some_of_the_axes():
 def test_one_device_is_a_mesh_too():
     mesh = Single(devices=[3]).build().mesh
     got = per_device(lambda w, x: jax.lax.psum(x @ w, mesh.axis_names), mesh, SAME, SAME)(W, X)
-    np.testing.assert_allclose(got, X @ W, rtol=1e-5)
+    assert_close(got, X @ W, 1e-5)
     assert got.sharding.device_set == {jax.devices()[3]}
 
 

@@ -183,10 +183,10 @@ def other_shapes(params, batch, rng):
 
 # Losses that cannot be traced at all: the words of the error.
 REFUSED = {
-    "float() of an array": (as_a_number, "float"),
-    "if of an array": (asks_a_value, "bool"),
-    "numpy of an array": (as_numpy, "numpy"),
-    "a sum over an axis of the devices": (over_an_axis, "'data'"),
-    "another name of a leaf": (another_name, "'inputs'"),
+    "float() of an array": (as_a_number, "Python number (float"),
+    "if of an array": (asks_a_value, "jnp.where(condition, a, b)"),
+    "numpy of an array": (as_numpy, "jnp.asarray(...) in the place of np.asarray(...)"),
+    "a sum over an axis of the devices": (over_an_axis, "Leave that to the step"),
+    "another name of a leaf": (another_name, "asks for 'inputs', and `batch` has x ("),
     "shapes that do not fit": (other_shapes, "(3,)"),
 }

@@ -1,5 +1,7 @@
 """Losses that are right, and look like some that are not."""
 
+import random
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -223,7 +225,16 @@ def _normed():
 
 SOME = labelled(0, 1, -100, 3, 0, -100, 1, 3)
 HALF_KNOWN = labelled(0, 1, -1, 3, 0, -1, 1, 3)
+
+
 # The loss, and further arguments of `assert_invariant`.
+def checked_by_a_library(params, batch, rng):
+    """As by beartype, which draws the item of a list that it looks at."""
+    parts = [errors(params, batch), batch["y"]]
+    assert isinstance(random.choice(parts), jax.Array)
+    return good(params, batch, rng)
+
+
 RIGHT = {
     "a plain mean": (scalar, {}),
     "a penalty with a weight of its own": (penalized, {}),
@@ -264,6 +275,7 @@ RIGHT = {
     "sorted in each row": (sorted_in_each_row, {}),
     "normalized in each row": (normalized_in_each_row, {}),
     "a derivative of its own in each row": (gradient_of_its_own, {}),
+    "checked by a library that draws": (checked_by_a_library, {}),
     "counts as metrics": (counts, {}),
     "running statistics": (running, {"extra": {"mean": jnp.float32(0.5)}}),
     "tokens": (tokens, {"batch": {**classes(), "length": np.arange(8, dtype=np.int32) % 3 + 1}}),

@@ -12,7 +12,7 @@ from planted import Planted
 from right_losses import RIGHT
 
 import jtrain as jt
-from jtrain.errors import LossError
+from jtrain.errors import CodeError
 from jtrain.testing.of_loss import of_loss
 
 TABLES = {
@@ -68,10 +68,10 @@ REFUSED = faults_of_programs.REFUSED
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_loss_that_cannot_be_traced_is_told_its_line(name):
     loss, says = REFUSED[name]
-    with pytest.raises(LossError) as caught:
+    with pytest.raises(CodeError) as caught:
         subject(Planted(loss, ""))
     assert says in str(caught.value)
-    assert f"faults_of_programs.py:{loss.__code__.co_firstlineno + 1}" in str(caught.value)
+    assert f'faults_of_programs.py", line {loss.__code__.co_firstlineno + 1}' in str(caught.value)
 
 
 def test_the_tables_are_large():
