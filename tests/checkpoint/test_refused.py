@@ -9,7 +9,7 @@ import pytest
 from full_disk import files_of_at_most
 from permissions import permissions_hold
 
-from jtrain.checkpoint import Checkpoints, Retries, looking
+from jtrain.checkpoint import Checkpoints, Retries, export, looking
 from jtrain.checkpoint.failed import SaveError
 from jtrain.cli import main
 from jtrain.disk_errors import advice
@@ -173,3 +173,13 @@ def test_each_error_has_its_own_advice(error, words, room):
     found = advice(error, Path("/x"))
     assert words in found.words
     assert found.room == room
+
+
+def test_an_export_that_is_refused_says_why(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match="A file lies where a folder is needed"):
+        export.write(tmp_path / "file" / "a.safetensors", {}, {})
+    with pytest.raises(CheckpointError, match="Something else lies where a file is needed"):
+        export.write(tmp_path / "folder.safetensors", {}, {})
+    assert [path.name for path in tmp_path.glob(".*")] == []
