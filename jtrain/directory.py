@@ -23,7 +23,7 @@ from jtrain.lost_files import LostFiles
 from jtrain.private import refuse_links
 from jtrain.redact import redacted_values
 from jtrain.regular_files import open_regular
-from jtrain.run_record import draw_identity, find_facts, find_owner, owner_of
+from jtrain.run_record import draw_identity, find_facts, find_owner, owner_of, read_record
 from jtrain.run_values import check_values, find_values
 from jtrain.same_file import HeldFolder
 from jtrain.version import __version__
@@ -81,7 +81,7 @@ class Directory:
                 f"{self.path}: the run's directory, runs/NAME below where you are, cannot be "
                 f"written ({error.strerror}). {disk_advice(error, self.path).words}."
             ) from None
-        self._said = self.stands()
+        self._said = self._in_file()
         if self._said.get("status") not in ENDED:  # or its end has told of them
             for line in self._said.get("lost", []):
                 self.lost(line)
@@ -217,8 +217,8 @@ class Directory:
         if not self.first or not self._look_after():
             return
         lost = {"lost": list(self.lost.found)} if self.lost.found or "lost" in self._said else {}
-        stands = self.stands() or self._said
-        said = {**stands, **self._identity, **lost, "status": status, **facts}
+        known = self._in_file() or self._said or self.stands()
+        said = {**known, **self._identity, **lost, "status": status, **facts}
         self._said = redacted_values(said)
         rewrite(self.status, json.dumps(self._said, indent=2).encode() + b"\n")
 
@@ -240,6 +240,10 @@ class Directory:
         """Whether the directory in which a run began is still under its path."""
         return self._folder is None or self._folder.is_there
 
+    def _in_file(self) -> dict[str, Any]:
+        """What run.json itself says; empty where it was removed or damaged."""
+        return read_record(self.status).facts
+
     def _look_after(self) -> bool:
         """Whether the directory is there; what is missing of it is written again, and told."""
         if self._folder is None:  # no run goes on
@@ -250,7 +254,7 @@ class Directory:
         if not self.config.exists():
             rewrite(self.config, self._begun)
             self.lost(f"{self.config} was removed while the run went on. It was written again")
-        if self._said and not self.stands():
+        if self._said and not self._in_file():
             self.lost(
                 f"{self.status} was removed or damaged while the run went on. It was written again"
             )

@@ -230,9 +230,11 @@ def _trained(
             news = [decide(parts, watch.guarded, ended.stop)]
         del state, ended  # room for the one that comes
         checkpoints.wait()
+        told = len(checkpoints.news)
         with PULSE.during("restore"):
             begin = begins(parts, there, checkpoints)
             state = _state(begin, checkpoints)
+        news += checkpoints.news[told:]  # of those that were passed over on the way back
 
 
 @contextlib.contextmanager

@@ -124,7 +124,8 @@ def _joined(config: RunConfig, directory: Path) -> tuple[RunConfig, Directory]:
     keep_compiled_programs()
     there = Directory(directory, process=join(config, directory, trains=False).index)
     config = keep_lengths(config, there.stored(type(config)))
-    there.refuse_another(config, functools.partial(_advice, there))
+    # A run that is made longer has its new lengths in config.yaml before a checkpoint has them.
+    there.refuse_another(config, functools.partial(_advice, there), also=lengths(config))
     return config, there
 
 

@@ -11,6 +11,7 @@ from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
 from jtrain.checkpoint import Checkpoints
+from jtrain.debug.find_nan import find_nan
 from jtrain.debug.replay import replay
 from jtrain.durations import Facts, settled
 from jtrain.errors import ConfigError
@@ -153,6 +154,8 @@ def test_cut_off_before_anything_was_saved_it_goes_on_to_the_same_bits(unbroken)
     for _ in range(2):
         with pytest.raises(PowerCutError):
             trained(OWN, "steps=18", hooks=[At(14, cuts=True)])
+    assert measure(config_of(OWN), Path("runs/quick"))[0] == 12, "nothing longer was saved yet"
+    assert find_nan(config_of(OWN), tell=lambda line: None) is None
     outcome = trained(OWN)
     assert (outcome.step, kept(outcome)) == (18, unbroken("steps=18", OWN_COSINE))
 

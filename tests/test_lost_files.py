@@ -176,7 +176,8 @@ def test_a_directory_that_goes_is_told_and_no_other_takes_its_place(how: str, ca
         if how == "replaced":
             RUN.mkdir()
 
-    with pytest.raises(SaveError, match="Somebody moved or removed the directory") as error:
+    words = "A folder was moved or removed: put it back, .* goes on from the newest in it"
+    with pytest.raises(SaveError, match=words) as error:
         jt.run(config_of(CONFIG, SHORT), hooks=[At(4, act)])
     assert error.value.code == 70
     assert capfd.readouterr().out.count("LOST: runs/quick was moved or removed while") == 1

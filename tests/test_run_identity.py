@@ -358,6 +358,8 @@ def test_a_copy_is_another_run_from_where_it_was_copied(whole, capfd):
     original = said()["id"]
     assert again().status == "done"
     shutil.copytree(CHECKPOINTS / "12", "runs/copy/checkpoints/12")
+    for rows in ("metrics.jsonl", "steps.jsonl"):  # those that the checkpoint knows of
+        shutil.copy(RUN / rows, "runs/copy")
     assert main(["run", "runs/copy/config.yaml"]) == 2
     on = shlex.split(capfd.readouterr().err.partition("To go on with that one: jtrain ")[2])[:3]
     assert on == ["run", "runs/copy/config.yaml", "name=copy"]

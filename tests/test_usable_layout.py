@@ -94,7 +94,7 @@ def test_as_many_devices_as_divide_the_rows(parallel: str, batch: int, layout):
     stored = config_of("configs/quick.yaml", [f"parallel={parallel}", f"batch={batch}"])
     config, line = usable(stored, stored)
     assert config.parallel == layout
-    assert line.endswith(f"used as {layout.kind} over {getattr(layout, 'devices', 1)}")
+    assert line.endswith(f"used as {layout.kind} over {layout.devices or 1}")
 
 
 @pytest.mark.parametrize("parallel", ["{kind: single}", "{kind: mirrored, devices: 4}"])

@@ -4,6 +4,7 @@ The format is described in tensors.py. It is written here as it is read there: i
 bfloat16 only from torch.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from jtrain.checkpoint.tensors import DTYPES, ENDING
+from jtrain.disk_errors import advice
 from jtrain.errors import CheckpointError
 from jtrain.private import created, private_files
 
@@ -71,8 +73,11 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str
             os.fsync(file.fileno())
         unfinished.replace(path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a file in the place of its folder
+            unfinished.unlink(missing_ok=True)
+        todo = advice(error, path.parent)
+        words = "Make room, or name another place" if todo.room else todo.words
         raise CheckpointError(
-            f"--out {path} cannot be written ({error.strerror}): make room, or name another place."
+            f"--out {path} cannot be written ({error.strerror}). {words}."
         ) from None
     return 8 + len(text) + at

@@ -70,6 +70,7 @@ def _goes_on(directory: Path, step: int) -> str:
     except CheckpointError:
         return f"what lies in {directory} cannot be read now"
     if not whole:
-        return "it goes on from the beginning"
+        gone = not directory.is_dir()  # with what lies in it, which is put back
+        return "it goes on from the newest in it" if gone else "it goes on from the beginning"
     before = ", as it was saved before" if whole[-1] == step else ""
     return f"it goes on from step {whole[-1]}{before}"

@@ -162,7 +162,9 @@ def clear(path: Path, tell: Callable[[str], object] = lambda line: None) -> None
     except FileNotFoundError:
         pass
     except OSError as error:
-        tell(f"{path} cannot be removed ({error.strerror}). Remove it by hand: rm -r {path}")
+        where = Path(error.filename or path)
+        words = advice(error, where.parent).words
+        tell(f"{path} cannot be removed ({error.strerror}: {where}). {words}.")
 
 
 def saving(directory: Path, step: int) -> Path:

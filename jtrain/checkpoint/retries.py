@@ -24,7 +24,6 @@ class Retries:
     def __init__(self, checkpoints: Checkpoints, tell: Callable[[str], None]):
         """`tell` is given a line for each save that fails."""
         self._checkpoints, self._tell = checkpoints, tell
-        self._told = len(checkpoints.news)  # lines of it that the run has told already
         self._failed, self._owed = 0, False
         checkpoints.tell.tell_by(tell)
 
@@ -77,7 +76,6 @@ class Retries:
     def _try(self, does: Callable[[], None]) -> bool:
         try:
             does()
-            self._tell_news()
             return True
         except SaveError as error:
             self._failed += 1
@@ -90,10 +88,3 @@ class Retries:
                 if gone:
                     self._tell(f"checkpoint {gone} went, to make room for a newer one.")
             return False
-
-    def _tell_news(self) -> None:
-        """Tells what saves have said that were no failures."""
-        news = self._checkpoints.news[self._told :]
-        self._told += len(news)
-        for line in news:
-            self._tell(line)

@@ -142,13 +142,15 @@ class Saver:
         What is refused is told of once, and tried again at the next save: the one that was sealed
         is whole.
         """
-        folder.clear_deleted(self._directory, self._tell_once)
         for step in self._dispensable():
-            if step != saved:
-                try:
-                    folder.delete(self._directory, step)
-                except CheckpointError as error:
+            if step == saved:
+                continue
+            try:
+                folder.delete(self._directory, step)
+            except CheckpointError as error:
+                if step in folder.named(self._directory):  # else it is a leftover from now on
                     self._tell_once(f"an older checkpoint stays: {error}")
+        folder.clear_deleted(self._directory, self._tell_once)
 
     def _tell_once(self, line: str) -> None:
         if line not in self._told:
@@ -159,10 +161,8 @@ class Saver:
 def spare(directory: Path, best: int | None) -> list[int]:
     """The steps that went, so that there is room: all but the newest and the best."""
     gone = []
-    with contextlib.suppress(
-        OSError, CheckpointError
-    ):  # a disk that is hurt may not even take a deletion
-        for step in keeping.dispensable(folder.steps(directory), 1, best):
+    for step in keeping.dispensable(folder.steps(directory), 1, best):
+        with contextlib.suppress(CheckpointError):  # a disk that is hurt may refuse a deletion
             folder.delete(directory, step)
             gone.append(step)
     return gone

@@ -17,7 +17,7 @@ from jtrain.debug.one_step import alone, on_one_device, slope_of, weights_of, wh
 from jtrain.debug.source import Line, written
 from jtrain.directory import Directory
 from jtrain.experiment import RunConfig
-from jtrain.extension import keep_lengths
+from jtrain.extension import keep_lengths, lengths
 from jtrain.going_back import decided
 from jtrain.hooks.metrics import read
 from jtrain.pace import paced
@@ -113,7 +113,8 @@ def find_nan(
     directory = Directory(Path("runs") / (config.name or config.experiment))
     config = keep_lengths(config, directory.stored(type(config)))
     advice = f"Look into that one: jtrain run {directory.config} --find-nan"
-    directory.refuse_another(config, f"{advice}\nor into a new one: name={config.name}-2")
+    advice += f"\nor into a new one: name={config.name}-2"
+    directory.refuse_another(config, advice, also=lengths(config))
     config = decided(config, directory)
     parts = paced(config, directory.pace)
     state = _before(parts, directory, tell)

@@ -167,7 +167,7 @@ def _extended(parts: Assembly, there: Directory) -> list[Change]:
     """The steps after which the run was made longer."""
 
     def look() -> dict[str, Any]:
-        checkpoints = Checkpoints(there.checkpoints)
+        checkpoints = Checkpoints(there.checkpoints, owner=there.owner())
         step = checkpoints.newest()
         found = [] if step is None else changes(parts.config, step, checkpoints.about(step))
         return {"changes": [list(change) for change in found]}

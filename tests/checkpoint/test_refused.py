@@ -9,7 +9,7 @@ import pytest
 from full_disk import files_of_at_most
 from permissions import permissions_hold
 
-from jtrain.checkpoint import Checkpoints, Retries, looking
+from jtrain.checkpoint import Checkpoints, Retries, export, looking
 from jtrain.checkpoint.failed import SaveError
 from jtrain.cli import main
 from jtrain.disk_errors import advice
@@ -45,10 +45,8 @@ def test_an_older_one_that_cannot_be_deleted_is_no_failure_of_the_save(tmp_path:
         assert checkpoints.newest() == 4
         assert checkpoints.steps() == [4]
     (line,) = told
-    assert line.startswith(
-        "checkpoint 2 is saved, and an older one stays: checkpoint 1 was to be d"
-    )
-    assert "Permission denied" in line
+    assert line.startswith(f"{tmp_path / '1.deleting'} cannot be removed (Permission denied: ")
+    assert "chmod u+rwx" in line
     assert "room" not in line
     unlocked(tmp_path)
 
@@ -175,3 +173,13 @@ def test_each_error_has_its_own_advice(error, words, room):
     found = advice(error, Path("/x"))
     assert words in found.words
     assert found.room == room
+
+
+def test_an_export_that_is_refused_says_why(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match="A file lies where a folder is needed"):
+        export.write(tmp_path / "file" / "a.safetensors", {}, {})
+    with pytest.raises(CheckpointError, match="Something else lies where a file is needed"):
+        export.write(tmp_path / "folder.safetensors", {}, {})
+    assert [path.name for path in tmp_path.glob(".*")] == []
