@@ -76,6 +76,7 @@ class Watch:
         every = min(config.log.every, config.steps)  # a short run says something too
         first = directory if directory and directory.first else None  # the process that writes
         lost = directory.lost if directory else LostFiles()
+        self._parts, self._directory, self._extended = parts, directory, extended
         self.waited = lambda: 0.0
         """Gives the seconds that the loop has waited for data; set where the data is read."""
         self.reading: Callable[[Iterable[Batch], str], Iterable[Batch]] = lambda batches, _: batches
@@ -135,7 +136,6 @@ class Watch:
         self.save = _save(config, self.keep or self._hold)
         self.held: tuple[Params, Extra] | None = None
         """The best weights, where a best is kept and there is no directory for it."""
-        self._parts, self._directory, self._extended = parts, directory, extended
         self._log = Log(
             every=every,
             stop=config.steps,
