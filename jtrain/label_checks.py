@@ -127,7 +127,7 @@ def _in_range(use: Use, batch: Mapping[str, np.ndarray], real: np.ndarray) -> bo
         return False
     (leaf,) = use.leaves
     found = batch[leaf][real]
-    return found.dtype.kind in "iu" and found.min() >= 0 and found.max() < use.entries
+    return found.dtype.kind in "iu" and bool(found.min() >= 0 and found.max() < use.entries)
 
 
 def _suspects(array: np.ndarray, entries: int) -> list[int]:
