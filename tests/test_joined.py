@@ -74,6 +74,7 @@ def test_another_environment_is_the_one_that_differs(monkeypatch):
 
 def test_a_run_that_only_one_sees_is_the_one_that_differs():
     before = known()
+    (RUN / "checkpoints").mkdir(parents=True)
     folder.commit(folder.begin(RUN / "checkpoints", 200), {})
     (RUN / "run.json").write_text('{"status": "running"}')
     assert differing(before, known()) == {f"run {RUN}"}

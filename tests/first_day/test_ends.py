@@ -22,7 +22,7 @@ def loss(params, batch, rng):
     return jt.Mean.of((batch["image"] @ params["w"]) ** 2, batch["mask"])
 
 
-for wrong in ({"batch_size": 8}, {"loss": "mse"}):
+for wrong in ({"batch_size": 8, "verbos": 0}, {"loss": "mse"}):
     try:
         jt.fit(**{"loss": loss, "params": {"w": x[0]}, "data": x, "steps": 1} | wrong)
     except jt.errors.UserError as error:
@@ -43,7 +43,7 @@ def run(folder: Path, script: str, *options: str, **variables: str):
 def test_a_script_ends_with_2_and_the_users_lines(tmp_path: Path):
     done = run(tmp_path, SCRIPT.replace("jt.errors", "__import__('jtrain.errors').errors"))
     assert done.returncode == 2, done.stderr
-    assert "fit has no argument batch_size=. Did you mean batch=?" in done.stdout
+    assert "fit has no arguments batch_size=, verbos=. Did you mean batch=, quiet=?" in done.stdout
     assert "the loss is a function of (params, batch, rng), and this is a str" in done.stdout
     assert "jt.classifier(model)" in done.stdout
     assert "not here" not in done.stdout
