@@ -108,6 +108,6 @@ def refused_platform(error: Exception) -> ConfigError | None:
     reason = f" ({message(error).partition(': ')[2]})" if str(error) else ""
     return ConfigError(
         f"JAX_PLATFORMS={asked} asks for devices that JAX does not find here{reason}. To use the "
-        f"CPU type: export JAX_PLATFORMS=cpu. For an NVIDIA GPU: python3 -m pip install "
-        f"'jax[cuda12]'; for a TPU: python3 -m pip install 'jax[tpu]'."
+        f"CPU type: export JAX_PLATFORMS=cpu. For an NVIDIA GPU: pip install 'jtrain[cuda13]', "
+        f"'jtrain[cuda12]' with a driver older than 580; for a TPU: pip install 'jtrain[tpu]'."
     )

@@ -79,7 +79,7 @@ def test_a_platform_that_is_not_there_is_named_with_the_line_to_type(tmp_path: P
     last = done.stderr.splitlines()[-1]
     assert "JAX_PLATFORMS=cuda asks for devices that JAX does not find here" in last
     assert "export JAX_PLATFORMS=cpu" in last
-    assert "pip install 'jax[cuda12]'" in last
+    assert "pip install 'jtrain[cuda13]'" in last
     assert len(done.stderr.splitlines()) <= 6, done.stderr
 
 
