@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jtrain.fit import fit as fit
     from jtrain.fitted import Fitted as Fitted
     from jtrain.hooks.early_stop import EarlyStop as EarlyStop
+    from jtrain.joined import join_processes as join_processes
     from jtrain.load_run import LoadedRun as LoadedRun
     from jtrain.load_run import load as load
     from jtrain.loop import Hook as Hook
@@ -74,6 +75,7 @@ _HOME = {
     "run": "run",
     "fit": "fit",
     "Fitted": "fitted",
+    "join_processes": "joined",
     "load": "load_run",
     "LoadedRun": "load_run",
     "evaluate": "predict",

@@ -37,9 +37,10 @@ def as_model(model: AnyModel) -> Model:
         from jtrain.models.function import from_function
 
         return from_function(_no_init, model)._replace(couples="nothing")
+    built = "values of a model: write .build() behind them." if hasattr(model, "build") else ""
     raise LossError(
         f"a model is an nnx module, a jt.Model or a function of (params, *inputs), and this is a "
-        f"{type(model).__name__}. Write it with flax.nnx."
+        f"{type(model).__name__}{', ' + built if built else '. Write it with flax.nnx.'}"
     )
 
 

@@ -26,6 +26,7 @@ from jtrain.hooks.history import History
 from jtrain.hooks.metrics import read
 from jtrain.hooks.plain import Observer
 from jtrain.hooks.signals import Signals
+from jtrain.joined import join
 from jtrain.loop import Stop
 from jtrain.optim.recipe import Recipe
 from jtrain.optim.schedules import Schedule
@@ -78,6 +79,9 @@ def fit(
     quiet: bool = False,
 ) -> Fitted:
     """Trains `params` to make `loss` small, over all devices, and gives what it came to.
+
+    Processes that a launcher started train together, as those of `jt.run`; a script that makes
+    arrays before it calls `jt.join_processes` first.
 
     ```python
     result = jt.fit(loss, params, (x, y), steps=1000, lr=1e-2)
@@ -194,7 +198,8 @@ def fit(
         if kept:
             found = _kept(config, Path(directory or Path("runs") / name), hooks, screen)
         else:
-            found = _in_memory(config, hooks, screen)
+            speaks = join(config, None).index == 0
+            found = _in_memory(config, hooks, screen if speaks else nowhere)
     return dataclasses.replace(found, loss=loss, start=start)
 
 

@@ -135,6 +135,11 @@ def _how(data: Data) -> str:
     """What to write for data of another kind."""
     if library(data) == "tensorflow":
         return "Write jtrain.data.Loaded(data.as_numpy_iterator, size=32), of batches by name."
+    if isinstance(data, str):
+        return (
+            "Read a file first, np.load(FILE). Text becomes tokens, jtrain data prepare FILE --out "
+            "FOLDER, and those rows: jtrain.data.Windows(TokenFiles(FOLDER), context=64)."
+        )
     if isinstance(data, tuple):
         return f"Give {len(data)} arrays names: dict(x=..., y=..., weight=...)."
     if hasattr(data, "__iter__") and not isinstance(data, str | list):

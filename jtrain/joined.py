@@ -4,7 +4,7 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -20,6 +20,7 @@ from jtrain.errors import ConfigError
 from jtrain.experiment import RunConfig
 from jtrain.pulse.failing import fail_alone
 
+PACKAGE = Path(__file__).parent
 # What of the environment changes numbers or devices.
 VARIABLES = (
     "JAX_PLATFORMS",
@@ -32,10 +33,37 @@ VARIABLES = (
 )
 
 
-def join(config: RunConfig, path: Path, *, trains: bool = True) -> Cluster:
+def join_processes(timeout: float = 60.0) -> Cluster:
+    """Make one JAX of the processes that a launcher started; a process that is alone stays so.
+
+    For the first line of a script in which arrays are made before `jt.fit` (an nnx module is one):
+    JAX has to know of the other processes before it is used. `jt.run` and `jt.fit` do the same.
+
+    Args:
+        timeout: seconds to wait for all of them.
+
+    Raises:
+        PeerError: for a process that does not come.
+        ConfigError: for variables that contradict one another, processes that differ, or a JAX that
+            was used before.
+    """
+    if jax.distributed.is_initialized():
+        fail_alone()
+        return Cluster(kind="by hand", processes=jax.process_count(), index=jax.process_index())
+    cluster = detect(os.environ)
+    if cluster.processes > 1:
+        script = Path(getattr(sys.modules["__main__"], "__file__", None) or os.devnull)
+        code = {f"code {script.name}": _digest(script)} if script.is_file() else {}
+        start(cluster, _surroundings() | code, timeout=timeout)
+        refuse_unlike_devices()
+    return cluster
+
+
+def join(config: RunConfig, path: Path | None, *, trains: bool = True) -> Cluster:
     """The processes that this one belongs to, once they are one JAX; before it is used.
 
-    They compare their configs, code, packages and devices, and what they see of the run in `path`.
+    They compare their configs, code, packages and devices, and what they see of the run in `path`,
+    if it is kept.
 
     Raises:
         PeerError: for a process that does not come within `parallel.start_timeout` seconds.
@@ -49,8 +77,8 @@ def join(config: RunConfig, path: Path, *, trains: bool = True) -> Cluster:
     if trains and cluster.role != "trains":
         raise ConfigError(
             f"{cluster.kind} says that this process only evaluates ({cluster.spelt}), and a run is "
-            f"evaluated by those that train. Leave this process out; jtrain eval {path.name} "
-            f"measures the newest checkpoint at any time."
+            f"evaluated by those that train. Leave this process out; jtrain eval "
+            f"{path.name if path else 'NAME'} measures the newest checkpoint at any time."
         )
     if cluster.processes > 1:
         start(cluster, facts(config, path), timeout=config.parallel.start_timeout)
@@ -58,15 +86,26 @@ def join(config: RunConfig, path: Path, *, trains: bool = True) -> Cluster:
     return cluster
 
 
-def facts(config: RunConfig, path: Path) -> dict[str, str]:
+def facts(config: RunConfig, path: Path | None) -> dict[str, str]:
     """What all processes of a run must have the same, by name."""
     return {
         **{f"config {key}": spell(value) for key, value in flat(told(config)).items()},
+        **_surroundings(),
+        **(_stands(path) if path else {}),
+        **_own_code(type(config)),
+    }
+
+
+def _surroundings() -> dict[str, str]:
+    """What processes of one JAX must have the same whatever they run, by name."""
+    return {
         **{f"package {name}": version_of(name) or "none" for name in PACKAGES},
         "python": platform.python_version(),
         **{f"variable {name}": os.environ.get(name) or "none" for name in VARIABLES},
-        **_stands(path),
-        **{f"code {name}": digest for name, digest in _code(type(config))},
+        **{
+            f"code jtrain/{file.relative_to(PACKAGE)}": _digest(file)
+            for file in sorted(PACKAGE.rglob("*.py"))
+        },
     }
 
 
@@ -110,14 +149,12 @@ def _stands(path: Path) -> Mapping[str, str]:
     return {f"run {path}": said if newest is None else f"{said} at step {newest}"}
 
 
-def _code(config: type) -> Iterator[tuple[str, str]]:
-    """The files that are run, and a digest of each: jtrain's, and the experiment's own."""
-    package = Path(__file__).parent
-    for file in sorted(package.rglob("*.py")):
-        yield f"jtrain/{file.relative_to(package)}", _digest(file)
+def _own_code(config: type) -> dict[str, str]:
+    """Return a digest of the experiment's file, by name; nothing where it is jtrain's."""
     own = getattr(sys.modules.get(config.__module__), "__file__", None)
-    if own and not Path(own).is_relative_to(package):
-        yield Path(own).name, _digest(Path(own))
+    if not own or Path(own).is_relative_to(PACKAGE):
+        return {}
+    return {f"code {Path(own).name}": _digest(Path(own))}
 
 
 def _digest(file: Path) -> str:

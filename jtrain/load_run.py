@@ -21,9 +21,10 @@ from jtrain.errors import ConfigError, DataError
 from jtrain.experiment import Experiment, RunConfig
 from jtrain.find_run import find_run
 from jtrain.jaxprs import dependence
+from jtrain.model_loss import ModelLoss
 from jtrain.parallel import Mirrored, Parallel, Strategy, check_divides
 from jtrain.precision import narrowed
-from jtrain.predict import ROWS, compile_rows, over_rows
+from jtrain.predict import ROWS, compile_rows, outputs_of, over_rows
 from jtrain.trained import trained
 from jtrain.trees import at_least_f32, elements
 from jtrain.types import Batch, Extra, Model, Once, Params
@@ -86,7 +87,7 @@ class LoadedRun:
     def predict(
         self,
         data: given.Data,
-        apply: Callable[[Params, Batch], Any] | None = None,
+        apply: Callable[[Params, Batch], Any] | ModelLoss | None = None,
         *,
         batch: int = 0,
     ) -> Any:  # a pytree of numpy arrays, each n ...
@@ -98,7 +99,8 @@ class LoadedRun:
         Args:
             data: arrays by the names in `inputs`, the array itself where there is one input, a
                 source of rows, or batches that go over the data once.
-            apply: in place of the experiment's `predict`: `(params, batch) -> outputs`.
+            apply: in place of the experiment's `predict`: `(params, batch) -> outputs`, or a loss
+                that was made of a model, `jt.classifier(model)`, for what the model gives.
             batch: rows at a time, over all devices; 0: 128.
 
         Raises:
@@ -116,16 +118,16 @@ class LoadedRun:
             self._programs[kind] = compile_rows(strategy, outputs, weights, example)
         return over_rows(self._programs[kind], strategy, weights, rows)
 
-    def _outputs(self, apply: Callable[[Params, Batch], Any] | None) -> Outputs:
+    def _outputs(self, apply: Callable[[Params, Batch], Any] | ModelLoss | None) -> Outputs:
         """The outputs of a batch, of parameters and extra."""
         x = self.experiment
         if apply is not None:
-            given_apply = apply
-            return lambda weights, batch: given_apply(weights[0], batch)
+            return outputs_of(apply)
         if x is None:
             raise ConfigError(
                 f"{self.directory} was made by jt.fit, and what its model computes is in a script. "
-                f"Give it: predict(data, apply), with apply(params, batch)."
+                f"Give it: predict(data, apply), with apply(params, batch), or predict(data, "
+                f"jt.classifier(model)), of the model that was trained."
             )
         predict = x.predict
         if predict is None:

@@ -25,7 +25,7 @@ from jtrain.types import Batch, Couples, Extra, Key, Leaf, Mean, Metrics, Model,
 Head: TypeAlias = Callable[[Any, Batch], tuple[Mean, Metrics]]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ModelLoss(Stateful):
     """A loss of a model's outputs, as `jt.fit` and `make_step` take it.
 

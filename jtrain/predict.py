@@ -159,16 +159,29 @@ def _outputs(
 ) -> tuple[Callable[[Any, Batch], Any], Any]:
     """`apply` as a function of the weights and a batch, and the weights."""
     if isinstance(apply, ModelLoss):
-        weights = _weights(given.start(apply, params, extra))
-        return lambda w, batch: apply.outputs(w[0], w[1], batch), weights
+        return outputs_of(apply), _weights(given.start(apply, params, extra))
     if is_nnx(params):
         module = given.start(lambda module, batch, rng: None, params).module
         within = lambda w, batch: apply(module.module(*w, None, False), batch)
         check_takes(apply, ("module", "batch"), "apply")
         return _guarded(within), module.arrays()
-    check_takes(apply, ("params", "batch"), "apply")
     refuse_foreign(params)
-    return _guarded(apply), params
+    return outputs_of(apply), (params, extra)
+
+
+def outputs_of(apply: Callable[..., Any] | ModelLoss) -> Callable[[Any, Batch], Any]:
+    """Return a function of `(params, extra)` and a batch, whose errors show the user's frames.
+
+    Args:
+        apply: `(params, batch) -> outputs`, or a loss that was made of a model.
+
+    Raises:
+        LossError: if `apply` cannot be called so.
+    """
+    if isinstance(apply, ModelLoss):
+        return lambda weights, batch: apply.outputs(*weights, batch)
+    check_takes(apply, ("params", "batch"), "apply")
+    return _guarded(lambda weights, batch: apply(weights[0], batch))
 
 
 def _guarded(apply: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Any]:

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import itertools
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ class Arguments(argparse.ArgumentParser):
         if "CONFIG" in lacking:
             raise UserError(
                 f"{self.prog}: says what to do with a config file, and none was named; write "
-                f"{self._example}{_configs()}"
+                f"{_example(self._example)}{_configs()}"
             )
         required = [name for name in lacking if name != "KEY=VALUE"]
         if lacking != [message]:
@@ -105,6 +106,11 @@ COMMON = {"steps", "batch", "seed", "name", "microbatches", "steps_per_call", "l
 
 def _is_value(word: str) -> bool:
     return bool(word) and "=" not in word and not word.startswith("-")
+
+
+def _example(typed: str) -> str:
+    """Return an example with its config by name, where `configs/` is not here."""
+    return typed if Path("configs").is_dir() else re.sub(r"configs/(\w+)\.yaml", r"\1", typed)
 
 
 def _configs() -> str:

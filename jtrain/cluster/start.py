@@ -57,7 +57,8 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
             raise
         raise ConfigError(
             f"{cluster.kind} has {cluster.processes} processes, and in this one JAX was used "
-            f"before they met. Call jt.run before anything that asks for devices or computes."
+            f"before they met. Write jt.join_processes() as the first line after the imports: "
+            f"before anything that asks for devices or makes arrays, as an nnx module does."
         ) from None
     fail_alone()
     if not PULSE.watched:

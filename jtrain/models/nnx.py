@@ -151,7 +151,8 @@ def _fill(like: State, tree: Any, missing: str) -> State:
     def at(path):
         inner = tree
         for name in map(str, path):
-            if not (isinstance(inner, Mapping) and name in inner):
+            inner = _items(inner)
+            if name not in inner:
                 there = ", ".join(named_leaves(tree)) or "nothing in it"
                 raise LossError(missing.format(name="/".join(map(str, path)), there=there))
             inner = inner[name]
@@ -159,6 +160,13 @@ def _fill(like: State, tree: Any, missing: str) -> State:
 
     filled = [(path, variable.replace(at(path))) for path, variable in _variables(like)]
     return nnx.from_flat_state(filled)
+
+
+def _items(tree: Any) -> Mapping[str, Any]:
+    """Return the children of a node by name; a list's by their index, as `jt.load` gives them."""
+    if isinstance(tree, list | tuple):
+        return {str(i): child for i, child in enumerate(tree)}
+    return tree if isinstance(tree, Mapping) else {}
 
 
 def _streams(like: State, rng: Keys | None, train: bool) -> State:

@@ -59,7 +59,7 @@ class Axes(Starting):
     microbatches, 3 also the parameters; 0 nothing."""
     sequence: bool = True
     """Whether activations between blocks are split in time over `tensor`, where it divides the
-    time. As much is sent without it, and each device keeps all positions for the backward pass."""
+    time. Without it each device keeps all positions for the backward pass, and sends less."""
     context_by: ContextBy = "ring"
     """ring: keys and values travel around, with whatever number of heads; ulysses: devices exchange
     time for heads, whole ones, and any kernel computes attention."""

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
@@ -34,7 +34,7 @@ def api_boundary(function: Callable[P, R]) -> Callable[P, R]:
         except (UserError, PeerError, DeviceError) as error:
             found: Exception = error
         except (RuntimeError, AssertionError, TypeError) as error:
-            told = refused_platform(error) or _unknown_argument(error, function)
+            told = refused_platform(error) or _unknown_arguments(error, function, kwargs)
             if told is None:
                 raise
             found = told
@@ -58,17 +58,26 @@ def _shorten(error: Exception) -> None:
     notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
 
 
-def _unknown_argument(error: Exception, function: Callable[..., object]) -> ConfigError | None:
-    """Return what to tell of an argument that a function has not, with the nearest that it has."""
-    match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+def _unknown_arguments(
+    error: Exception, function: Callable[..., object], given: Mapping[str, object]
+) -> ConfigError | None:
+    """Return what to tell of arguments that a function has not, with the nearest that it has."""
+    refused = re.search(r"unexpected keyword argument '\w+'", str(error))
     trace = error.__traceback__
-    if match is None or trace is None or trace.tb_next is not None:  # it came from further in
+    if refused is None or trace is None or trace.tb_next is not None:  # it came from further in
         return None
     names = list(inspect.signature(function).parameters)
     others = {other: name for other, name in SYNONYMS.items() if name in names}
-    near, listed = difflib.get_close_matches(match[1], [*names, *others], 1), ", ".join(names)
-    there = f"Did you mean {others.get(near[0], near[0])}=?" if near else f"It has {listed}."
-    return ConfigError(f"{function.__name__} has no argument {match[1]}=. {there}")
+    wrong = [name for name in given if name not in names]
+    near = [difflib.get_close_matches(name, [*names, *others], 1) for name in wrong]
+    meant = dict.fromkeys(others.get(found[0], found[0]) for found in near if found)
+    there = f"Did you mean {_assigned(meant)}?" if all(near) else f"It has {', '.join(names)}."
+    many = "s" if len(wrong) > 1 else ""
+    return ConfigError(f"{function.__name__} has no argument{many} {_assigned(wrong)}. {there}")
+
+
+def _assigned(names: Iterable[str]) -> str:
+    return ", ".join(f"{name}=" for name in names)
 
 
 def exit_by_code() -> None:
@@ -99,6 +108,6 @@ def refused_platform(error: Exception) -> ConfigError | None:
     reason = f" ({message(error).partition(': ')[2]})" if str(error) else ""
     return ConfigError(
         f"JAX_PLATFORMS={asked} asks for devices that JAX does not find here{reason}. To use the "
-        f"CPU type: export JAX_PLATFORMS=cpu. For an NVIDIA GPU: python3 -m pip install "
-        f"'jax[cuda12]'; for a TPU: python3 -m pip install 'jax[tpu]'."
+        f"CPU type: export JAX_PLATFORMS=cpu. For an NVIDIA GPU: pip install 'jtrain[cuda13]', "
+        f"'jtrain[cuda12]' with a driver older than 580; for a TPU: pip install 'jtrain[tpu]'."
     )

@@ -22,7 +22,7 @@ def loss(params, batch, rng):
     return jt.Mean.of((batch["image"] @ params["w"]) ** 2, batch["mask"])
 
 
-for wrong in ({"batch_size": 8}, {"loss": "mse"}):
+for wrong in ({"batch_size": 8, "verbos": 0}, {"loss": "mse"}):
     try:
         jt.fit(**{"loss": loss, "params": {"w": x[0]}, "data": x, "steps": 1} | wrong)
     except jt.errors.UserError as error:
@@ -43,7 +43,7 @@ def run(folder: Path, script: str, *options: str, **variables: str):
 def test_a_script_ends_with_2_and_the_users_lines(tmp_path: Path):
     done = run(tmp_path, SCRIPT.replace("jt.errors", "__import__('jtrain.errors').errors"))
     assert done.returncode == 2, done.stderr
-    assert "fit has no argument batch_size=. Did you mean batch=?" in done.stdout
+    assert "fit has no arguments batch_size=, verbos=. Did you mean batch=, quiet=?" in done.stdout
     assert "the loss is a function of (params, batch, rng), and this is a str" in done.stdout
     assert "jt.classifier(model)" in done.stdout
     assert "not here" not in done.stdout
@@ -79,7 +79,7 @@ def test_a_platform_that_is_not_there_is_named_with_the_line_to_type(tmp_path: P
     last = done.stderr.splitlines()[-1]
     assert "JAX_PLATFORMS=cuda asks for devices that JAX does not find here" in last
     assert "export JAX_PLATFORMS=cpu" in last
-    assert "pip install 'jax[cuda12]'" in last
+    assert "pip install 'jtrain[cuda13]'" in last
     assert len(done.stderr.splitlines()) <= 6, done.stderr
 
 

@@ -83,3 +83,11 @@ def test_a_mistake_ends_with_2_and_what_to_type(case: Case, tmp_path, monkeypatc
     assert len(told.splitlines()) <= 8
     if case.edit[0] and "return" not in case.edit[1]:
         assert 'experiments/quick.py", line' in told
+
+
+def test_outside_of_a_project_the_advice_names_what_comes_with_jtrain(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main(("run",)) == 2
+    told = capfd.readouterr().err
+    assert "write jtrain run shakespeare; these come with jtrain: digits" in told
+    assert main(("show", "shakespeare")) == 0, "the advice works"

@@ -19,6 +19,7 @@ from flax import nnx
 import jtrain as jt
 from jtrain.errors import UserError
 from jtrain.models.nnx import from_nnx
+from jtrain.models.transformer import Transformer
 
 X = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
 Y = (X.sum(1) > 0).astype(np.int32)
@@ -203,6 +204,14 @@ def a_generator_for_data():
     fit(data=(row for row in X))
 
 
+def text_for_data():
+    fit(jt.language_model(lambda p, t: p["w"][t]), data="To be, or not to be")
+
+
+def values_of_a_model():
+    fit(jt.language_model(Transformer(vocab=4, context=4, layers=1, heads=1, width=4)))
+
+
 def three_arrays_for_data():
     fit(data=(X, Y, Y))
 
@@ -317,6 +326,8 @@ CASES = [
          "Return the logits of every position"),
     Case(labels_of_text, "`y` holds <U3 values, which no device can hold", "np.unique(y, return"),
     Case(a_generator_for_data, "and this is a generator", "jtrain.data.Loaded(lambda:"),
+    Case(text_for_data, "and this is a str", "jtrain data prepare FILE --out FOLDER"),
+    Case(values_of_a_model, "this is a Transformer, values of a model", "write .build() behind"),
     Case(three_arrays_for_data, "and this is a tuple", "dict(x=..., y=..., weight=...)"),
     Case(a_share_of_nothing_for_validation, "valid=20 of 16 rows was to be held out",
          "valid=0.2, or give the rows: valid=(x, y)"),
@@ -384,4 +395,4 @@ def test_whole_tracebacks_are_there_for_who_asks(monkeypatch):
         a_wrong_batch_key()
     assert isinstance(caught.value.__cause__, KeyError)
     files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert any(name.endswith("jtrain/assemble.py") for name in files)
+    assert sum("/jtrain/" in name for name in files) > 3, "the inside of jtrain"

@@ -1,0 +1,84 @@
+"""What a second round of first days stumbled over: a model used later, and several processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax import nnx
+from tf_config_process import X, Y, fitted
+from two_processes import in_two_processes
+
+import jtrain as jt
+from jtrain.errors import LossError
+
+SCRIPT = Path(__file__).parent.parent / "tf_config_process.py"
+
+
+def layers(seed: int) -> nnx.Module:
+    rngs = nnx.Rngs(seed)
+    norm = nnx.BatchNorm(4, rngs=rngs)
+    return nnx.Sequential(nnx.Linear(6, 4, rngs=rngs), norm, nnx.Linear(4, 3, rngs=rngs))
+
+
+def test_a_module_of_a_run_is_used_by_another_script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = layers(0)
+    how = {"steps": 3, "batch": 16, "lr": 0.1, "parallel": "single", "quiet": True}
+    result = jt.fit(jt.classifier(net), net, (X, Y), **how, name="kept")
+    run, model = jt.load("kept", parallel="single"), jt.classifier(layers(1))
+    assert isinstance(run.params["layers"], list), "not the module's own dicts"
+    expected = result.predict(X)
+    np.testing.assert_array_equal(run.predict(X, model), expected)
+    found = jt.predict(model, run.params, X, extra=run.extra, parallel="single")
+    np.testing.assert_array_equal(found, expected)
+    judged = jt.evaluate(model, run.params, (X, Y), extra=run.extra, parallel="single")
+    assert judged["loss"] == pytest.approx(result.evaluate((X, Y))["loss"], rel=1e-6)
+    with pytest.raises(LossError, match=r"apply is called as apply\(params, batch\)"):
+        run.predict(X, lambda params: params)
+
+
+def test_alone_a_process_stays_so(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert jt.join_processes().processes == 1
+
+
+@pytest.mark.thorough
+def test_two_workers_of_tf_config_train_one_model(tmp_path: Path, capfd):
+    words = lambda port, index: (port, index, tmp_path / f"{index}.npz")
+    in_two_processes(SCRIPT, words, patience=400)
+    spoken = capfd.readouterr().out
+    assert spoken.count("mirrored over 2 cpu devices") == 1, "the first process alone speaks"
+    alone = fitted()
+    for index in range(2):
+        found = np.load(tmp_path / f"{index}.npz")
+        # Sums over two devices round otherwise: a few parts in 1e7 a step, six steps.
+        np.testing.assert_allclose(found["judged"], alone.evaluate((X, Y))["loss"], rtol=1e-5)
+        np.testing.assert_allclose(found["predicted"], alone.predict(X), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.thorough
+def test_arrays_before_the_processes_met_are_told_of(tmp_path: Path):
+    late = tmp_path / "late.py"
+    text = SCRIPT.read_text().replace("import jtrain as jt", "import jtrain as jt\njax.devices()")
+    late.write_text(text)
+    command = [sys.executable, "-W", "error", str(late)]
+    from jtrain.launch.port import free_port
+
+    port = str(free_port())
+    both = [
+        subprocess.Popen(
+            [*command, port, str(index), str(tmp_path / "none.npz")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        for process in both:
+            assert "jt.join_processes() as the first line" in process.communicate(timeout=400)[1]
+            assert process.returncode == 2
+    finally:
+        for process in both:
+            process.kill()
