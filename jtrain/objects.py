@@ -38,8 +38,8 @@ def check_on_disk(run: object, asked: str) -> None:
     """
     if is_address(run):
         raise ConfigError(
-            f"{asked}: {run} is in an object store, and a run on this disk is needed. Fetch it, and "
-            f"name what was fetched: jtrain ckpt fetch {run}"
+            f"{asked}: {run} is in an object store, and a run on this disk is needed. Fetch it, "
+            f"and name what was fetched: jtrain ckpt fetch {run}"
         )
 
 

@@ -117,17 +117,14 @@ def run(
     there = Directory(path, again, cluster.index)
     another = f"name={config.name}-2"
     another = another if again else f"{program()} run {source or 'CONFIG'} ... {another}"
-    fetched: list[str] = []
-    if config.checkpoint.store:
-        fetched = fetch_for_all(config, there, cluster.processes)
+    fetched = fetch_for_all(config, there, cluster.processes)
     advice_of = functools.partial(ways_out, there, config, another, again)
     stored = there.stored(type(config))
     config = keep_lengths(config, stored)
     changed = there.refuse_another(config, advice_of, also=lengths(config))
     finished, again_for = _finished(there, config, stored, cluster.processes)
     if finished:
-        if config.checkpoint.store and there.first:
-            copy_finished(config, there, finished.step)
+        copy_finished(config, there, finished.step)
         return finished
     there.check_files()
     changed += copied(there, identity := _of_first(there.identify, cluster.processes))
@@ -162,16 +159,7 @@ def run(
         drawn = parts.begins.lines() if start is None and parts.begins else []
         there.begin(config)
         refuse_unshared(there)
-        facts = {"sets": list(parts.sets), "data": parts.data, **environment(parts.devices)}
-        facts |= {"layout": dict(parts.strategy.axes), "shards": parts.strategy.shares}
-        facts["steps"] = parts.config.steps
-        if parts.experiment.tokenizer:
-            facts["tokenizer"] = parts.experiment.tokenizer
-        if parts.lengths.seconds:
-            facts["seconds_per_step"] = parts.lengths.seconds
-        mirror = None
-        if config.checkpoint.store and there.first:
-            mirror = make_mirror(config, there, checkpoints)
+        mirror = make_mirror(config, there, checkpoints)
         longer = [change for change in begin.extended if change.step == start]
         told = [line for change in longer for line in describe(parts.config, change)]
         news = [*cluster.news(), *fetched, *again_for, *checkpoints.news, *drawn, *changed, *told]
@@ -185,10 +173,22 @@ def run(
                 signals,
                 hooks=hooks,
                 screen=screen,
-                facts=facts,
+                facts=_facts(parts),
                 news=news,
                 mirror=mirror,
             )
+
+
+def _facts(parts: Assembly) -> dict[str, Any]:
+    """Return what run.json says of a run beside its status."""
+    facts = {"sets": list(parts.sets), "data": parts.data, **environment(parts.devices)}
+    facts |= {"layout": dict(parts.strategy.axes), "shards": parts.strategy.shares}
+    facts["steps"] = parts.config.steps
+    if parts.experiment.tokenizer:
+        facts["tokenizer"] = parts.experiment.tokenizer
+    if parts.lengths.seconds:
+        facts["seconds_per_step"] = parts.lengths.seconds
+    return facts
 
 
 def _trained(

@@ -17,9 +17,13 @@ from jtrain.regular_files import parse_json
 def fetch_for_all(config: Top, there: Directory, processes: int) -> list[str]:
     """Fetch as `fetch_run`, in the first process of several, while the others wait; return news.
 
+    Nothing is fetched where the config names no store.
+
     Raises:
         UserError: as `fetch_run`; in all of several processes it is a ConfigError.
     """
+    if not config.checkpoint.store:
+        return []
     if processes == 1:
         return fetch_run(config, there)
 
@@ -70,23 +74,27 @@ def fetch_run(config: Top, there: Directory) -> list[str]:
     return [*news, f"checkpoint {step} and the run's files were fetched from {objects.address}"]
 
 
-def make_mirror(config: Top, there: Directory, checkpoints: Checkpoints) -> Mirror:
-    """Return what copies the checkpoints of a run, begun.
+def make_mirror(config: Top, there: Directory, checkpoints: Checkpoints) -> Mirror | None:
+    """Return what copies the checkpoints of a run, begun; None where nothing is copied from here.
 
     Raises:
         ObjectsError: if the store takes nothing.
     """
+    if not config.checkpoint.store or not there.first:
+        return None
     mirror = _mirror(config, there, checkpoints.best, checkpoints.news.append)
     mirror.begin()
     return mirror
 
 
 def copy_finished(config: Top, there: Directory, step: int) -> None:
-    """Copy the last checkpoint of a run that is done, where the store has not got it.
+    """Copy the last checkpoint of a run that is done, where a store has not got it.
 
     Raises:
         SaveError: if the store does not take it.
     """
+    if not config.checkpoint.store or not there.first:
+        return
     objects = _place(config)
     if step not in stored.steps(objects):
         mirror = _mirror(config, there, lambda: None, lambda line: None)

@@ -70,15 +70,14 @@ class Saver:
             SaveError: if it could not be written, by this process or by that which seals.
             DeviceError: if devices hold copies of a leaf that are not the same.
         """
-        first, begun, lost, committed = jax.process_index() == 0, None, False, False
-        held: HeldFolder | None = None
+        begun: HeldFolder | None = None
+        lost = committed = False
         try:
             prints = fingerprint.begin(arrays)
             writer = self.open()
             self._clear()
-            if first:
-                begun = folder.begin(self._directory, step)
-                held = HeldFolder(begun)
+            if jax.process_index() == 0:
+                begun = HeldFolder(folder.begin(self._directory, step))
             writer.start(folder.saving(self._directory, step) / folder.STATE, arrays)
             copied.set()
             seen = copies.seen(prints)
@@ -87,12 +86,8 @@ class Saver:
                 copies.tell(folder.saving(self._directory, step), seen)
                 writer.meet(f"{step} copies")
             try:
-                if begun is not None and held is not None:
-                    seen = copies.of_all(begun) if jax.process_count() > 1 else seen
-                    record["fingerprints"] = copies.agreed(seen, step)
-                    if not held.is_there:  # moved; Orbax makes the folders of each file anew
-                        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{begun}")
-                    folder.commit(begun, record, self._run)
+                if begun is not None:
+                    self._commit(begun, step, record, seen)
                     committed = True
                     sealed(step)
                     self._delete_dispensable(step)
@@ -101,20 +96,18 @@ class Saver:
         except TakenError:
             raise
         except (OSError, ValueError, RuntimeError) as error:  # what the disk and Orbax raise
-            self._left |= {begun} if begun is not None else set()
-            self._clear()
+            self._clear(begun)
             if committed:
                 raise unannounced(self._directory, step, error) from None
             ending.save_failed()
             raise failed(self._directory, step, arrays, error) from None
         except DeviceError:
-            self._left |= {begun} if begun is not None else set()
-            self._clear()
+            self._clear(begun)
             raise
         finally:
             copied.set()
-            if held is not None:
-                held.close()
+            if begun is not None:
+                begun.close()
         if lost:
             raise unsealed(self._directory, step)
 
@@ -131,7 +124,19 @@ class Saver:
             with contextlib.suppress(RuntimeError):  # one is gone since: of no matter to this step
                 writer.meet(f"{step} seen")
 
-    def _clear(self) -> None:
+    def _commit(
+        self, begun: HeldFolder, step: int, record: dict[str, Any], seen: copies.Seen
+    ) -> None:
+        """Seal what was written, under its name, unless devices disagree or the folder is gone."""
+        seen = copies.of_all(begun.path) if jax.process_count() > 1 else seen
+        record["fingerprints"] = copies.agreed(seen, step)
+        if not begun.is_there:  # moved; Orbax makes the folders of each file anew
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{begun.path}")
+        folder.commit(begun.path, record, self._run)
+
+    def _clear(self, failed: HeldFolder | None = None) -> None:
+        """Remove what failed saves left, this one among them."""
+        self._left |= {failed.path} if failed is not None else set()
         for path in self._left:
             folder.clear(path)
         self._left = {path for path in self._left if path.exists()}

@@ -64,7 +64,7 @@ def fetch(objects: Objects, step: int, directory: Path) -> list[str]:
         seal.sync(directory)
         return []
     finally:
-        folder.abandon(place)
+        folder.clear(place)
 
 
 def fetch_files(objects: Objects, path: Path) -> None:
