@@ -219,7 +219,7 @@ FAULTS = {
         divided_by_padded_size,
         good,
         "padded size",
-        "its weight is 8 where the mask hides all but 4",
+        "it is divided by the size of an array",
     ),
     "batch norm on a shard": _fault(
         batch_norm, layer_norm, "batch statistic", "faults_of_losses.py:"
