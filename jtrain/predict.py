@@ -179,7 +179,7 @@ def outputs_of(apply: Callable[..., Any] | ModelLoss) -> Callable[[Any, Batch], 
         LossError: if `apply` cannot be called so.
     """
     if isinstance(apply, ModelLoss):
-        return lambda weights, batch: apply.outputs(*weights, batch)
+        return lambda weights, batch: apply.outputs(weights[0], weights[1], batch)
     check_takes(apply, ("params", "batch"), "apply")
     return _guarded(lambda weights, batch: apply(weights[0], batch))
 
