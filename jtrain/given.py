@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast, get_args
 
 import jax
@@ -231,8 +231,13 @@ def weights(params: Params, extra: Extra) -> tuple[Params, Extra]:
     """Both, as arrays; a loss can be differentiated by each of the parameters.
 
     Raises:
-        DataError: if a parameter holds whole numbers, or what is no number.
+        DataError: if a parameter holds whole numbers, or what is no number, or it is a generator.
     """
+    if isinstance(params, Iterator):
+        raise DataError(
+            f"The parameters are a {type(params).__name__}, which gives its arrays once and has no "
+            f"names. Make a dict of arrays, dict(model.named_parameters()) of a torch module."
+        )
     made = arrays((params, extra))
     check_trainable(made[0])
     return made

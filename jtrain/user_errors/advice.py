@@ -120,6 +120,14 @@ TABLE = (
     Row("TypeError", "object is not subscriptable", subscripted_module),
     Row(
         "TypeError",
+        "(list|tuple) indices must be integers",
+        _says(
+            "asks a list for a name",
+            'Count, params[0]; or give a dict, {"w": ...}, for what has names.',
+        ),
+    ),
+    Row(
+        "TypeError",
         "subdtype of <class 'numpy.integer'>|must be of integer type|must have integer",
         _says(
             "is given numbers with a fraction where whole numbers count classes or places",

@@ -125,6 +125,14 @@ def integer_parameters():
     fit(params={"w": np.zeros((4, 2), int)})
 
 
+def a_generator_of_parameters():
+    fit(params=(x for x in [W["w"]]))
+
+
+def names_of_a_list():
+    fit(params=[W["w"]])
+
+
 def init_without_a_key():
     fit(params=lambda: (W, ()))
 
@@ -301,6 +309,10 @@ CASES = [
     Case(a_loss_that_gives_a_number_a_row, "returned an array of shape (8,), not one number",
          'jt.Mean.of(values, batch["mask"])'),
     Case(integer_parameters, "The parameter w holds int64 values", "give it as float32"),
+    Case(a_generator_of_parameters, "The parameters are a generator, which gives its arrays once",
+         "Make a dict of arrays"),
+    Case(names_of_a_list, "asks a list for a name", "Count, params[0]; or give a dict",
+         'params["w"]'),
     Case(init_without_a_key, "init is called as init(key), and it takes ()", "def init(key):"),
     Case(init_that_returns_only_parameters, "init returns (params, extra), and this one returned a "
          "dict", "return params, ()"),
