@@ -8,7 +8,7 @@ from pathlib import Path
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import ConfigError
 from jtrain.hooks.rewrite import rewrite
-from jtrain.objects import is_address
+from jtrain.objects import is_address, refuse_address
 from jtrain.private import private_files
 from jtrain.report.page import facts, page
 from jtrain.report.reading import read
@@ -17,6 +17,7 @@ from jtrain.report.reading import read
 def main(argv: Sequence[str]) -> int:
     """Writes the page and says where; gives the exit code."""
     typed = _arguments().parse(argv)
+    refuse_address(typed.out, "jtrain report: --out")
     stories = [read(_directory(run)) for run in typed.runs]
     out = Path(typed.out) if typed.out else _place([story.path for story in stories])
     try:
