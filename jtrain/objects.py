@@ -24,6 +24,10 @@ class ObjectsError(UserError):
     code = FAULT
 
 
+class WrongPlaceError(UserError):
+    """An address was typed where a path is needed."""
+
+
 def is_address(text: object) -> bool:
     """Return whether a text is the address of an object store and no path of the disk."""
     return isinstance(text, str) and bool(_ADDRESS.match(text))
@@ -40,6 +44,20 @@ def check_on_disk(run: object, asked: str) -> None:
         raise ConfigError(
             f"{asked}: {run} is in an object store, and a run on this disk is needed. Fetch it, "
             f"and name what was fetched: jtrain ckpt fetch {run}"
+        )
+
+
+def refuse_address(text: object, what: str) -> None:
+    """Raise WrongPlaceError where only a path of this disk will do.
+
+    Args:
+        text: what was given.
+        what: what it was given for, `--out`.
+    """
+    if is_address(text):
+        raise WrongPlaceError(
+            f"{what} {text} is in an object store, and a path of this disk is needed. Name one, "
+            f"and copy what lies there by the store's own tools (aws s3 cp, gcloud storage cp)."
         )
 
 

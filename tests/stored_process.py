@@ -16,5 +16,5 @@ if __name__ == "__main__":
             os.kill(os.getpid(), signal.SIGKILL)
         return send(*args)
 
-    Objects.send = send_or_die
+    setattr(Objects, "send", send_or_die)  # noqa: B010  its signature is another
     sys.exit(main(sys.argv[1:]))

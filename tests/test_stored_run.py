@@ -154,6 +154,26 @@ def test_what_cannot_read_a_store_says_what_to_type(
     assert "jtrain ckpt fetch s3://b/runs/x" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ckpt", "export", "quick", "--out", "s3://b/x.safetensors"],
+        ["ckpt", "fetch", "s3://b/runs/x", "--out", "s3://b/runs/y"],
+        ["report", "quick", "--out", "s3://b/x.html"],
+        ["data", "prepare", "text.txt", "--out", "s3://b/tokens"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_what_is_written_to_this_disk_alone_makes_no_folder_of_an_address(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+):
+    Path("text.txt").write_text("a text\n" * 9)
+    RUN.mkdir(parents=True)
+    assert main(words) == 2
+    assert "a path of this disk is needed" in capsys.readouterr().err
+    assert not Path("s3:").exists()
+
+
 def test_data_of_a_store_is_copied_once_and_again_when_it_changes(store: str):
     data = Objects(f"{store}/data")
     data.write("a/1.txt", b"one")

@@ -12,6 +12,7 @@ from jtrain.cli.arguments import Arguments
 from jtrain.cli.trained import asked_step
 from jtrain.config.nearest import did_you_mean
 from jtrain.errors import FAULT, CheckpointError, ConfigError, UserError
+from jtrain.objects import refuse_address
 
 DOES = {
     "ls": "list the steps, their sizes, which is newest and best, and which are damaged",
@@ -36,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
             f"write jtrain ckpt ls RUN"
         )
     typed = _arguments_of(does).parse(rest)
+
+    refuse_address(getattr(typed, "out", ""), f"jtrain ckpt {does}: --out")
 
     import jax
 

@@ -9,6 +9,7 @@ from jtrain.checkpoint.keeping import Goal
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import ConfigError, UserError
 from jtrain.hooks.rewrite import rewrite
+from jtrain.objects import refuse_address
 from jtrain.private import private_files
 from jtrain.report.facts import facts
 from jtrain.report.finding import Found, find_runs
@@ -21,6 +22,7 @@ from jtrain.sweep.results import score, table
 def main(argv: Sequence[str]) -> int:
     """Writes the page and says where; gives the exit code."""
     typed = _arguments().parse(argv)
+    refuse_address(typed.out, "jtrain report: --out")
     found = find_runs(typed.runs)
     stories = [read(run) for run in found.runs]
     out = Path(typed.out) if typed.out else _place(found)

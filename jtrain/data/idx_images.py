@@ -5,8 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from jtrain.data.fetched import fetch_folder
 from jtrain.data.labelled import FILES, Labelled, labelled
 from jtrain.errors import DataError
+from jtrain.objects import is_address
 from jtrain.values import values
 
 
@@ -28,7 +30,7 @@ class IdxImages:
         Raises:
             DataError: if a file is not there or not whole, or a label is out of range.
         """
-        folder = Path(self.folder)
+        folder = fetch_folder(self.folder) if is_address(self.folder) else Path(self.folder)
         paths = [_plain_or_packed(folder, name) for name in FILES]
         return labelled(paths, classes=self.classes, validation=self.validation)
 

@@ -28,6 +28,7 @@ from jtrain.data.tokenizer_file import read_tokenizer
 from jtrain.data.tokenizing import Tokenizing
 from jtrain.disk_errors import advice
 from jtrain.errors import DataError
+from jtrain.objects import refuse_address
 from jtrain.regular_files import read_json
 
 SHARD = 1 << 28  # tokens a file
@@ -69,6 +70,7 @@ def prepare(
     Raises:
         DataError: what is no text, a folder of something else, or no token at all.
     """
+    refuse_address(str(out), "out")
     files, out = found(paths), Path(out)
     asked = _asked(files, tokenizing, by, field, shard)
     if (header := _done(out, asked)) is not None:
