@@ -24,10 +24,6 @@ class ObjectsError(UserError):
     code = FAULT
 
 
-class WrongPlaceError(UserError):
-    """An address was typed where a path is needed."""
-
-
 def is_address(text: object) -> bool:
     """Return whether a text is the address of an object store and no path of the disk."""
     return isinstance(text, str) and bool(_ADDRESS.match(text))
@@ -48,14 +44,14 @@ def check_on_disk(run: object, asked: str) -> None:
 
 
 def refuse_address(text: object, what: str) -> None:
-    """Raise WrongPlaceError where only a path of this disk will do.
+    """Raise ConfigError where only a path of this disk will do.
 
     Args:
         text: what was given.
         what: what it was given for, `--out`.
     """
     if is_address(text):
-        raise WrongPlaceError(
+        raise ConfigError(
             f"{what} {text} is in an object store, and a path of this disk is needed. Name one, "
             f"and copy what lies there by the store's own tools (aws s3 cp, gcloud storage cp)."
         )
