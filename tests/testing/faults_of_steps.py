@@ -49,10 +49,12 @@ def _make(  # noqa: C901, PLR0915  a step as they are written, with all that can
         for number, (part, own) in enumerate(zip(parts, weights, strict=True)):
             key = jax.random.fold_in(rng, number) if wrong == "key of the microbatch" else rng
             divide = [jnp.maximum(w, 1) for w in own] if wrong == "mean of means" else whole
-            divide = own if wrong == "own count" else divide
 
             def share(params, part=part, key=key, own=own, divide=divide):
                 got = terms(params, state.extra, part, key)
+                if wrong == "own count" and psum:  # 0/0 where no row counts
+                    terms_of = zip(got.terms.coefficients, got.terms.means, own, strict=True)
+                    return sum(c * mean.total / weight for c, mean, weight in terms_of), got
                 if wrong == "auxiliary":  # its mean, once for each microbatch
                     divide = [divide[0], jnp.maximum(own[1], 1)]
                 return combine(got.terms, divide), got
