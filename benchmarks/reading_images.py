@@ -3,14 +3,16 @@
 512 JPEG files of 500 x 375, in 4 classes, are decoded to 224 x 224 by the same function
 (`jtrain.data.decode_image`) in batches of 32, shuffled; what differs is who calls it. Contestants
 take turns. In its turn each begins anew, reads as many batches as it reads ahead, and is timed over
-the next ones. Ratios are of turns side by side.
+the next ones. Ratios are of turns side by side. `--cpu` says what each costs in processor time, its
+workers' too, which a machine that others use does not change much.
 
-    pip install torch pillow && python benchmarks/reading_images.py [--rounds 10] [--batches 16]
+    pip install torch pillow
+    python benchmarks/reading_images.py [--rounds 10] [--batches 12] [--cpu]
 """
 
 import argparse
-import importlib
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -62,26 +64,24 @@ class Decoded:
         return {"image": decode_image(path, SIZE), "label": self.files.label[int(index)]}
 
 
-def by_jtrain(source: Any, workers: Workers) -> Iterator[Any]:
-    """Batches by jtrain."""
-    reader = workers.build(Shuffled(source, size=ROWS).__getitem__, start=0, stop=None)
+def by_jtrain(source: Any, workers: Workers, count: int) -> Iterator[Any]:
+    """So many batches by jtrain."""
+    reader = workers.build(Shuffled(source, size=ROWS).__getitem__, start=0, stop=count)
     try:
-        step = 0
-        while True:
+        for step in range(count):
             yield reader(step)
-            step += 1
     finally:
         reader.close()
 
 
-def by_grain(rows: Decoded, processes: bool) -> Iterator[Any]:
-    """Batches by Grain, as its documentation has them."""
+def by_grain(rows: Decoded, processes: bool, count: int) -> Iterator[Any]:
+    """So many batches by Grain, as its documentation has them."""
     import grain
     from absl import flags
 
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()
-    data = grain.MapDataset.source(rows).shuffle(seed=0).repeat()
+    data = grain.MapDataset.source(rows).shuffle(seed=0).repeat()[: count * ROWS]
     if processes:
         how = grain.MultiprocessingOptions(num_workers=WORKERS, per_worker_buffer_size=AHEAD)
         reads = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
@@ -96,12 +96,12 @@ def by_grain(rows: Decoded, processes: bool) -> Iterator[Any]:
         batches.close()
 
 
-def by_torch(rows: Decoded, workers: int) -> Iterator[Any]:
-    """Batches by torch."""
-    torch = importlib.import_module("torch")  # not among our own
+def by_torch(rows: Decoded, workers: int, count: int) -> Iterator[Any]:
+    """So many batches by torch."""
+    import torch
 
     # With replacement: an epoch of many, for at the end of one all that was read ahead is used up.
-    endless = torch.utils.data.RandomSampler(rows, replacement=True, num_samples=1 << 20)
+    endless = torch.utils.data.RandomSampler(rows, replacement=True, num_samples=count * ROWS)
     loader = torch.utils.data.DataLoader(
         rows,  # pyright: ignore[reportArgumentType]
         batch_size=ROWS,
@@ -118,9 +118,9 @@ def collate(found: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     return {name: np.stack([row[name] for row in found]) for name in found[0]}
 
 
-def timed(begin: Callable[[], Iterator[Any]], batches: int, warmup: int) -> float:
+def timed(begin: Callable[[int], Iterator[Any]], batches: int, warmup: int) -> float:
     """Milliseconds an image, over so many batches after the first."""
-    reading = begin()
+    reading = begin(2 * warmup + batches)  # more than is read ahead at the end of the time
     for _ in range(warmup):
         next(reading)
     started = time.perf_counter()
@@ -131,11 +131,32 @@ def timed(begin: Callable[[], Iterator[Any]], batches: int, warmup: int) -> floa
     return seconds / (batches * ROWS) * 1e3
 
 
+def processor(begin: Callable[[int], Iterator[Any]], batches: int) -> float:
+    """Milliseconds of processors for an image: what so many batches more cost, workers and all."""
+
+    def spent(count: int) -> float:
+        before = _processor_seconds()
+        for _ in begin(count):
+            pass
+        return _processor_seconds() - before
+
+    spent(1)  # what is imported at the first use is no part of it
+    few = spent(WORKERS)
+    return (spent(WORKERS + batches) - few) / (batches * ROWS) * 1e3
+
+
+def _processor_seconds() -> float:
+    """Of this process and of all that it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Images a second from JPEG files.")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--batches", type=int, default=12)
+    parser.add_argument("--cpu", action="store_true", help="processor time in place of time")
     given = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -155,16 +176,21 @@ def main() -> int:
         threads = Workers(count=WORKERS, ahead=AHEAD)
         processes = Workers(count=WORKERS, ahead=AHEAD, kind="processes")
         contestants = {
-            "jtrain, no workers": lambda: by_jtrain(files, Workers()),
-            OURS: lambda: by_jtrain(files, threads),
-            f"jtrain, {WORKERS} processes": lambda: by_jtrain(files, processes),
-            f"Grain by hand, {WORKERS} threads": lambda: by_grain(rows, False),
-            f"Grain by hand, {WORKERS} processes": lambda: by_grain(rows, True),
-            "torch DataLoader, no workers": lambda: by_torch(rows, 0),
-            f"torch DataLoader, {WORKERS} workers": lambda: by_torch(rows, WORKERS),
-            "jtrain, cached in memory": lambda: by_jtrain(memory, Workers()),
-            "jtrain, cached in a folder": lambda: by_jtrain(disk, Workers()),
+            "jtrain, no workers": lambda n: by_jtrain(files, Workers(), n),
+            OURS: lambda n: by_jtrain(files, threads, n),
+            f"jtrain, {WORKERS} processes": lambda n: by_jtrain(files, processes, n),
+            f"Grain by hand, {WORKERS} threads": lambda n: by_grain(rows, False, n),
+            f"Grain by hand, {WORKERS} processes": lambda n: by_grain(rows, True, n),
+            "torch DataLoader, no workers": lambda n: by_torch(rows, 0, n),
+            f"torch DataLoader, {WORKERS} workers": lambda n: by_torch(rows, WORKERS, n),
+            "jtrain, cached in memory": lambda n: by_jtrain(memory, Workers(), n),
+            "jtrain, cached in a folder": lambda n: by_jtrain(disk, Workers(), n),
         }
+        if given.cpu:
+            print(machine())
+            for name, begin in contestants.items():
+                print(f"{name:32} {processor(begin, given.batches):6.2f} ms an image", flush=True)
+            return 0
         warmup = WORKERS * AHEAD + 1
         turns = {
             name: (lambda begin=begin: timed(begin, given.batches, warmup))

@@ -24,7 +24,6 @@ from jtrain.data.tokenizing import ByBytes
 from jtrain.data.workers import Workers
 from jtrain.errors import DataError
 
-SHARED = Path("/dev/shm")
 KINDS = ["threads", "processes"]
 
 
@@ -60,10 +59,6 @@ def taken(reader, start: int, stop: int) -> list[dict[str, np.ndarray]]:
         reader.close()
 
 
-def shared_memory() -> set[str]:
-    return set(os.listdir(SHARED)) if SHARED.is_dir() else set()
-
-
 def soon(condition, seconds: float = 10) -> bool:
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
@@ -73,12 +68,9 @@ def soon(condition, seconds: float = 10) -> bool:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """No process, no memory and no thread that reads, after any test."""
-    before = shared_memory()
+    """No process and no thread that reads, after any test."""
     yield
     assert multiprocessing.active_children() == []
-    # Other tests of this machine may make and remove some meanwhile: none stays.
-    assert soon(lambda: not (shared_memory() - before))
     names = {thread.name for thread in threading.enumerate()}
     assert "receive-batches" not in names
 
@@ -308,6 +300,8 @@ def test_nothing_outlives_a_process_that_is_killed(script):
         pass
     left = descendants(run.pid)
     assert len(left) >= 3, "two workers and the process itself"
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in left if running(pid)]
+    assert not any("/dev/shm" in text for text in maps), "no shared memory that could be left"
     run.kill()
     run.wait()
     assert soon(lambda: not any(map(running, left)), 30)
