@@ -119,20 +119,20 @@ def replay(
         key=tuple(np.ravel(jax.random.key_data(redone.before.step_key())).tolist()),
         compared=sum(number in known for number in redone.taken),
         readers=next(((others[n], count) for n in redone.taken if n in others), None),
-        unlike=_unlike(config, there, others, other.step if other else step),
+        unlike=_unlike(parts, there, others, other.step if other else step),
         other=other,
         checkpoint=_apart(there, step, redone.after),
         dissected=dissect(config, redone.before, step, tell) if deep else None,
     )
 
 
-def _unlike(config: RunConfig, there: Directory, others: Mapping[int, int], step: int) -> list[str]:
+def _unlike(parts: Assembly, there: Directory, others: Mapping[int, int], step: int) -> list[str]:
     """What a step was taken by that is another now, and may round its sums otherwise.
 
     Args:
         others: of each step that another number of processes took, that number.
     """
-    stands, now = there.stands(), environment(jax.devices())
+    config, stands, now = parts.config, there.stands(), environment(parts.devices)
     count = jax.process_count()
     changed = [f"processes: {others[step]} then, {count} now"] if step in others else []
     facts = [{name: each.get(name) for name in FACTS} for each in (stands, now)]
