@@ -50,6 +50,7 @@ def fetch(objects: Objects, step: int, directory: Path) -> list[str]:
     sizes = listed(objects).get(step, {})
     if seal.SEAL not in sizes:
         return [f"{seal.SEAL}: is missing, so that it was not copied to its end"]
+    folder.make(directory)
     place = folder.begin(directory, step)
     try:
         for name in sizes:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.errors import LossError
+from jtrain.errors import CodeError, LossError
 from jtrain.loss_checks import refuse_wide_products
 from jtrain.precision import computed_in
 from jtrain.terms import in_terms
@@ -64,7 +64,10 @@ def in_bfloat16(of: Subject, left: list[str]) -> Row | None:
     except LossError as error:
         left.append(f"bfloat16 was not compared: {error}")
         return None
-    except TypeError as error:  # a convolution of float32 with bfloat16, say; it casts nothing
+    except CodeError as told:
+        error = told.__context__
+        if not isinstance(error, TypeError):  # of a convolution of float32 with bfloat16, say
+            raise
         first = str(error).partition("\n")[0]
         left.append(f"bfloat16 was not compared: the loss does not take its parameters so: {first}")
         return None

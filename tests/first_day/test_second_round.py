@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from comparison import assert_close
 from flax import nnx
 from tf_config_process import X, Y, fitted
 from two_processes import in_two_processes
@@ -54,8 +55,8 @@ def test_two_workers_of_tf_config_train_one_model(tmp_path: Path, capfd):
     for index in range(2):
         found = np.load(tmp_path / f"{index}.npz")
         # Sums over two devices round otherwise: a few parts in 1e7 a step, six steps.
-        np.testing.assert_allclose(found["judged"], alone.evaluate((X, Y))["loss"], rtol=1e-5)
-        np.testing.assert_allclose(found["predicted"], alone.predict(X), rtol=1e-4, atol=1e-5)
+        assert_close(found["judged"], alone.evaluate((X, Y))["loss"], 1e-5)
+        assert_close(found["predicted"], alone.predict(X), 1e-4)
 
 
 @pytest.mark.thorough
