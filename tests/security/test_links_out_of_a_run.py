@@ -1,6 +1,7 @@
 """Who reads a run that somebody else made reads nothing that its links lead to."""
 # ruff: noqa: E501  (a list reads best on a line)
 
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -76,11 +77,13 @@ def link(name: str, outside: Path) -> None:
 
 
 def cases() -> Iterator[Any]:
-    """Every reader with every link; those are thorough that no reader of its kind would open."""
+    """Every reader with every link; a quarter of those that nobody would open are thorough."""
+    others = itertools.count()
     for name in FILES + FOLDERS:
         for words in READERS:
             quick = name in EVERYBODYS or words[0] == "report" or words[:2] == ["ckpt", "verify"]
-            marks = () if quick else (pytest.mark.thorough,)
+            rest = pytest.mark.slow if next(others) % 4 else pytest.mark.thorough
+            marks = () if quick else (rest,)
             yield pytest.param(name, words, marks=marks, id=f"{name}-{' '.join(words[:2])}")
 
 

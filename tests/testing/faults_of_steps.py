@@ -63,7 +63,7 @@ def _make(  # noqa: C901, PLR0915  a step as they are written, with all that can
             if wrong == "sign":
                 grad = jax.tree.map(jnp.sign, grad)
             if wrong == "unit norm":
-                grad = jax.tree.map(lambda g, n=optax.global_norm(grad): g / n, grad)
+                grad = jax.tree.map(lambda g, n=optax.tree.norm(grad): g / n, grad)
             if wrong == "clip":
                 grad = optax.clip_by_global_norm(0.5).update(grad, optax.EmptyState())[0]
             if wrong == "bfloat16":

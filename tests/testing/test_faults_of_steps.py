@@ -2,7 +2,7 @@
 
 import optax
 import pytest
-from cases import by_name
+from cases import by_name, sampled
 from faults_of_steps import FAULTS
 
 import jtrain as jt
@@ -19,7 +19,7 @@ def rows(given):
     return list(of_steps(of, given["strategies"], lambda line: None, []))
 
 
-@pytest.mark.parametrize("fault", by_name(FAULTS, QUICK, pytest.mark.thorough))
+@pytest.mark.parametrize("fault", sampled(FAULTS, QUICK, each=3))
 def test_is_caught_and_named(fault):
     wrong = [row for row in rows(fault.wrong) if row.verdict == "FAILS"]
     assert {row.cause for row in wrong} == {fault.cause}

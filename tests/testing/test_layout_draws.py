@@ -16,11 +16,18 @@ STRATEGIES = {
 
 
 def check(loss, **more):
-    return jt.testing.assert_invariant(loss, line(), points(4), strategies=STRATEGIES, **more)
+    return jt.testing.assert_invariant(loss, line(), points(8), strategies=STRATEGIES, **more)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("loss", [foreign_dropout, scaled(by_first_row), scaled(one_by_first_row)])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        foreign_dropout,
+        pytest.param(scaled(by_first_row), marks=pytest.mark.slow),
+        pytest.param(scaled(one_by_first_row), marks=pytest.mark.slow),
+    ],
+)
 def test_it_is_not_one_result_and_the_last_line_says_by_how_much(loss):
     with pytest.raises(AssertionError) as caught:
         check(loss)

@@ -7,7 +7,7 @@ import faults_of_numbers
 import faults_of_programs
 import optax
 import pytest
-from cases import by_name
+from cases import sampled
 from planted import Planted
 from right_losses import RIGHT
 
@@ -41,21 +41,21 @@ def rows(planted):
     return list(of_loss(subject(planted)))
 
 
-@pytest.mark.parametrize("planted", by_name(FAULTS, QUICK, pytest.mark.thorough))
+@pytest.mark.parametrize("planted", sampled(FAULTS, QUICK, each=4))
 def test_is_caught_and_its_cause_is_named(planted):
     wrong = [row for row in rows(planted) if row.verdict == "FAILS"]
     assert {row.cause for row in wrong} == {planted.cause}
     assert planted.says in wrong[0].why
 
 
-@pytest.mark.parametrize("given", by_name(RIGHT, ACCEPTED, pytest.mark.thorough))
+@pytest.mark.parametrize("given", sampled(RIGHT, ACCEPTED, each=4))
 def test_what_is_right_is_not_accused(given):
     found = rows(Planted(given[0], "", "", given[1]))
     assert {row.verdict for row in found} <= {"ok", "rounding"}
     assert len(found) >= 2
 
 
-@pytest.mark.parametrize("planted", by_name(faults_of_draws.NAMED, [], pytest.mark.thorough))
+@pytest.mark.parametrize("planted", sampled(faults_of_draws.NAMED, [], each=4))
 def test_a_draw_by_the_layout_is_named(planted):
     found = rows(planted)
     assert {row.cause for row in found if row.verdict == "named"} == {planted.cause}
