@@ -33,7 +33,7 @@ def test_a_module_of_a_run_is_used_by_another_script(tmp_path, monkeypatch):
     expected = result.predict(X)
     assert_close(run.predict(X, model), expected, 1e-5)  # another program, which rounds otherwise
     found = jt.predict(model, run.params, X, extra=run.extra, parallel="single")
-    np.testing.assert_array_equal(found, expected)
+    assert_close(found, expected, 1e-5)
     judged = jt.evaluate(model, run.params, (X, Y), extra=run.extra, parallel="single")
     assert judged["loss"] == pytest.approx(result.evaluate((X, Y))["loss"], rel=1e-6)
     with pytest.raises(LossError, match=r"apply is called as apply\(params, batch\)"):
