@@ -19,6 +19,7 @@ from jtrain.directory import PACKAGES, Directory, version_of
 from jtrain.errors import ConfigError
 from jtrain.experiment import RunConfig
 from jtrain.pulse.failing import fail_alone
+from jtrain.user_errors import api_boundary
 
 PACKAGE = Path(__file__).parent
 # What of the environment changes numbers or devices.
@@ -33,6 +34,7 @@ VARIABLES = (
 )
 
 
+@api_boundary
 def join_processes(timeout: float = 60.0) -> Cluster:
     """Make one JAX of the processes that a launcher started; a process that is alone stays so.
 

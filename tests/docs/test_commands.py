@@ -2,8 +2,8 @@
 
 What a page names is kept, and what makes it small goes before: `TINY` of the config, a rehearsal
 (`--fast`) in the place of a whole run, two steps where that is not enough. Runs that are used,
-compared or gone on with were trained on a tiny text. What takes minutes is slow; what needs the TPU
-compiler is marked so.
+compared or gone on with were trained on a tiny text. What takes minutes is slow, and so are four of
+five of the runs; what needs the TPU compiler is marked so.
 """
 
 import glob
@@ -42,6 +42,11 @@ def of(*verbs: str) -> pytest.MarkDecorator:
         pytest.param(c, marks=pytest.mark.compiler if "v5e" in c.line else [], id=str(c))
         for c in reversed(once.values())
     ]
+    if "run" in verbs:  # each of them compiles a program of its own
+        chosen = [
+            pytest.param(*c.values, marks=[*c.marks, *[pytest.mark.slow] * (at % 5 > 0)], id=c.id)
+            for at, c in enumerate(chosen)
+        ]
     assert chosen, f"no page shows {verbs}"
     TESTED.update(verbs)
     return pytest.mark.parametrize("command", chosen)
@@ -156,7 +161,8 @@ def used(trained: Path, here: Path) -> Path:
 def small(command: Command, *more: str) -> list[str]:
     """The words of a command, with what makes its config small before those that it changes."""
     words = list(command.words)
-    place = next(i for i, word in enumerate(words) if word.startswith("configs/"))
+    named = (i for i, word in enumerate(words) if word.startswith("configs/"))
+    place = next(named, 1)  # or it comes with the package, and is a name alone
     name = Path(words[place]).stem
     tiny = [*TINY[name], *of_page(command, name)]
     said = {word.partition("=")[0] for word in words[place + 1 :]}

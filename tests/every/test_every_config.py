@@ -33,7 +33,7 @@ CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))
 
 CURVES = ["shakespeare"]
 # Experiments whose model says something of a row; of the others one samples.
-PREDICTS = {"digits", "fashion_mnist", "heat", "mnist1d", "two_towers", "vae"}
+PREDICTS = {"digits", "fashion_mnist", "heat", "image_folder", "mnist1d", "two_towers", "vae"}
 
 
 def tiny(name: str, *settings: str):

@@ -77,9 +77,11 @@ def test_arrays_before_the_processes_met_are_told_of(tmp_path: Path):
         for index in range(2)
     ]
     try:
-        for process in both:
-            assert "jt.join_processes() as the first line" in process.communicate(timeout=400)[1]
-            assert process.returncode == 2
+        said = [process.communicate(timeout=400)[1] for process in both]
+        # The first to see it ends, and the other may find nobody there any more.
+        assert any("jt.join_processes() as the first line" in text for text in said), said
+        assert 2 in [process.returncode for process in both]
+        assert 0 not in [process.returncode for process in both]
     finally:
         for process in both:
             process.kill()
