@@ -71,10 +71,10 @@ def test_no_norm_is_summed_in_the_branch_unless_the_gradients_were_changed(optim
 def test_no_collective_is_in_the_branch_on_eight_devices():
     parts = assemble(config("clips", parallel=FSDP(devices=8, min_size=0)))
     program = Program(parts.lower_step().compile().as_text())
-    sends = lambda name: [i for i, _, _ in program.walk(name) if "all-" in i.operation]
+    sends = lambda name: [i for i, *_ in program.walk(name) if "all-" in i.operation]
     branches = [
         name
-        for instruction, _, _ in program.walk()
+        for instruction, *_ in program.walk()
         if instruction.operation == "conditional"
         for names in instruction.called.values()
         for name in names
