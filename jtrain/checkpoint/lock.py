@@ -112,9 +112,11 @@ class Lock:
     def forget(self) -> None:
         """Closes what is open; in a child the lock stays with its parent."""
         self._let_go()
-        if self._above is not None:
-            self._above.close()
-            self._above = None
+        # Forgotten before it is closed: a Ctrl-C between the two would leave a closed one, which
+        # looks like a folder that was moved, and the next save would refuse to write there.
+        above, self._above = self._above, None
+        if above is not None:
+            above.close()
 
     def _let_go(self) -> None:
         try:
