@@ -9,9 +9,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from jtrain.version import __version__
-
 if TYPE_CHECKING:
+    __version__: str
     from jtrain.evaluate import make_evaluate as make_evaluate
     from jtrain.experiment import Experiment as Experiment
     from jtrain.experiment import Prompt as Prompt
@@ -82,17 +81,17 @@ _HOME = {
     "predict": "predict",
 }
 # Packages and the errors, imported when they are first used: `jt.optim.AdamW(lr=1e-3)`.
-_PACKAGES = (
-    "data",
-    "errors",
-    "losses",
-    "models",
-    "optim",
-    "parallel",
-    "precision",
-    "testing",
-    "trackers",
-)
+_PACKAGES = {
+    "data": "data",
+    "errors": "errors",
+    "losses": "losses",
+    "models": "models",
+    "optim": "optim",
+    "parallel": "parallel",
+    "precision": "precision.kinds",
+    "testing": "testing",
+    "trackers": "trackers",
+}
 # Pyright reads lists that are written out, and would have a second copy of the names above.
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -106,7 +105,9 @@ class _Jtrain(ModuleType):
 
     def __getattr__(self, name: str) -> object:
         if name in _PACKAGES:
-            return importlib.import_module(f"jtrain.{name}")
+            return importlib.import_module(f"jtrain.{_PACKAGES[name]}")
+        if name == "__version__":
+            return importlib.import_module("importlib.metadata").version("jtrain")
         if name not in _HOME:
             raise AttributeError(f"module 'jtrain' has no attribute {name!r}")
         value = getattr(importlib.import_module(f"jtrain.{_HOME[name]}"), name)

@@ -29,7 +29,7 @@ from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.by_hand import gather
 from jtrain.parallel.offload import at_rest, brought, laid_near
 from jtrain.parallel.programs import compiled
-from jtrain.precision import computed_in
+from jtrain.precision.cast import computed_in
 from jtrain.run_record import find_owner
 from jtrain.state import TrainState
 from jtrain.step import StepFn, make_step, many

@@ -11,7 +11,7 @@ from jtrain.experiment import Experiment, RunConfig, build_experiment
 from jtrain.kept import Recomputed, kept, recomputed, size
 from jtrain.lengths import in_steps
 from jtrain.parallel import Auto, Axes, Device, Layout, Needs
-from jtrain.precision import narrowed
+from jtrain.precision.cast import narrowed
 from jtrain.state import TrainState
 from jtrain.terms import combine, in_terms
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -26,7 +27,6 @@ from jtrain.regular_files import open_regular
 from jtrain.run_record import draw_identity, find_facts, find_owner, owner_of, read_record
 from jtrain.run_values import check_values, find_values
 from jtrain.same_file import HeldFolder
-from jtrain.version import __version__
 
 C = TypeVar("C", bound=Top)
 ENDED = ("done", "failed")  # of a run that has said all that it had to say
@@ -278,7 +278,7 @@ def _check_file(path: Path, mode: Literal["rb", "r+b"]) -> None:
 def environment(devices: list[Any]) -> Mapping[str, Any]:
     """What a result depends on beside the config: versions, devices, and the code's git state."""
     return {
-        "jtrain": __version__,
+        "jtrain": version("jtrain"),
         "python": platform.python_version(),
         "packages": {name: version_of(name) for name in PACKAGES},
         "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in devices],

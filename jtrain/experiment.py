@@ -14,7 +14,7 @@ from jtrain.data.workers import Workers
 from jtrain.errors import ConfigError
 from jtrain.optim import Optimizer
 from jtrain.parallel import Mirrored, Parallel
-from jtrain.precision import F32, Precision
+from jtrain.precision.kinds import F32, Precision
 from jtrain.trackers import Tracker
 from jtrain.types import (
     Batch,

@@ -32,7 +32,7 @@ from jtrain.optim.recipe import Recipe
 from jtrain.optim.schedules import Schedule
 from jtrain.pace import paced
 from jtrain.parallel import Parallel
-from jtrain.precision import Precision
+from jtrain.precision.kinds import Precision
 from jtrain.pulse import PULSE
 from jtrain.pulse.slow import Slow
 from jtrain.run import run

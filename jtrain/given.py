@@ -24,7 +24,7 @@ from jtrain.optim import Optimizer
 from jtrain.optim.recipe import Recipe
 from jtrain.optim.schedules import LearningRate, Schedule
 from jtrain.parallel import Auto, Layout, Parallel
-from jtrain.precision import Precision
+from jtrain.precision.kinds import Precision
 from jtrain.trees import named_leaves
 from jtrain.types import (
     Batches,

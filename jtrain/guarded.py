@@ -15,7 +15,7 @@ from jtrain.hooks.guard import Guard
 from jtrain.hooks.recent import Recent
 from jtrain.loop import Hook
 from jtrain.overflow import Overflow
-from jtrain.precision import LossScale
+from jtrain.precision.loss_scale import LossScale
 from jtrain.state import TrainState
 from jtrain.types import Batch
 

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Int, Shaped
+from jaxtyping import Array
 
+from jtrain.index_marks import MARK
 from jtrain.jaxprs import called, inner, opened, scan_sizes
 
-_MARK = re.compile(r"integers below (\d+), for an array of shape \(([\d, ]*)\)")
 # They give back what they are given.
 _SAME = {"copy", "optimization_barrier", "sharding_constraint", "stop_gradient"}
 # They move numbers, or give them another type, and change none.
@@ -44,15 +43,6 @@ _COMPUTES = {
 }
 _BY_ELEMENT = {"add", "div", "mul", "select_n", "sub"}
 Values: TypeAlias = "list[_Known | None]"  # None: not known
-
-
-def in_range(labels: Int[Array, "*b"], array: Shaped[Array, "..."], dim: int) -> Int[Array, "*b"]:
-    """Return `labels`, marked as integers that choose among the entries of a dim of `array`.
-
-    `find_uses` sees the mark. It is no operation of the compiled program.
-    """
-    shape = jnp.shape(array)
-    return checkpoint_name(labels, f"integers below {shape[dim]}, for an array of shape {shape}")
 
 
 class Use(NamedTuple):
@@ -207,7 +197,7 @@ class _Walk:
         """What an equation gives whose inputs are all known."""
         name, leaves = equation.primitive.name, frozenset().union(*(x.leaves for x in inputs))
         arrays = _run(equation, [x.array for x in inputs])
-        if name == "name" and leaves and (mark := _MARK.fullmatch(equation.params["name"])):
+        if name == "name" and leaves and (mark := MARK.fullmatch(equation.params["name"])):
             shape = tuple(map(int, re.findall(r"\d+", mark[2])))
             self.looks.append(_Look(int(mark[1]), leaves, shape, inputs[0].raw, inputs[0].moved))
             return [_Known(arrays[0])]  # whoever marks them looks them up

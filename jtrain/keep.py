@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -24,7 +25,6 @@ from jtrain.parallel.by_hand import gather
 from jtrain.pulse import PULSE
 from jtrain.run_record import IDENTITY
 from jtrain.state import TrainState
-from jtrain.version import __version__
 
 
 class Keep:
@@ -105,7 +105,7 @@ class Keep:
         found = {name: each.results.get(step, {}) for name, each in self._evaluations.items()}
         return {
             "config": told(self._parts.config),
-            "jtrain": __version__,
+            "jtrain": version("jtrain"),
             "jax": jax.__version__,
             "data": self._parts.data,
             "valid": {},

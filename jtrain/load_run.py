@@ -23,7 +23,7 @@ from jtrain.find_run import find_run
 from jtrain.jaxprs import dependence
 from jtrain.model_loss import ModelLoss
 from jtrain.parallel import Mirrored, Parallel, Strategy, check_divides
-from jtrain.precision import narrowed
+from jtrain.precision.cast import narrowed
 from jtrain.predict import ROWS, compile_rows, outputs_of, over_rows
 from jtrain.trained import trained
 from jtrain.trees import at_least_f32, elements

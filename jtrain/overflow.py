@@ -11,7 +11,7 @@ import optax
 
 from jtrain.assemble import Assembly
 from jtrain.parallel.offload import brought
-from jtrain.precision import LossScale
+from jtrain.precision.loss_scale import LossScale
 from jtrain.pulse import PULSE
 from jtrain.state import TrainState
 from jtrain.step import make_step

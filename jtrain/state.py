@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jtrain.precision import LossScale, Unscaled
+from jtrain.precision.loss_scale import LossScale, Unscaled
 from jtrain.types import Extra, Key, Leaf, Params
 
 

@@ -10,8 +10,7 @@ import optax
 from jtrain.accumulate import accumulate, value_of
 from jtrain.guard import stays_finite, take_if
 from jtrain.loss_checks import refuse_split_rows, refuse_weights_of_params
-from jtrain.optim.clip import KnowsNorm
-from jtrain.precision import narrowed
+from jtrain.precision.cast import narrowed
 from jtrain.rows import with_rows
 from jtrain.state import TrainState
 from jtrain.terms import absorb, combine, in_terms
@@ -100,8 +99,7 @@ def make_step(
         forward = jnp.isfinite(value) & stays_finite(extra, changes)  # which no scale changes
         finite = forward & jnp.isfinite(grad_norm)
         known = {"value": value, "grad": grads, "value_fn": value_of(gradient)}
-        if isinstance(update, KnowsNorm):  # summed here, where a collective meets its fellows
-            known |= {"grad_norm": grad_norm}
+        known |= {"grad_norm": grad_norm}  # summed here, where all copies of the step take part
         params, opt_state, extra, update_norm = take_if(
             finite, update, grads, state.opt_state, state.params, state.extra, extra, **known
         )

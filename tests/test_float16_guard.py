@@ -13,7 +13,7 @@ from jtrain.data import Arrays, Shuffled
 from jtrain.data.whole import Whole
 from jtrain.errors import LossError
 from jtrain.hooks import rows
-from jtrain.precision import F16
+from jtrain.precision.kinds import F16
 
 ROWS, BATCH, BAD = 64, 16, 37
 DRAW = np.random.default_rng(0)

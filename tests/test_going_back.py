@@ -19,7 +19,7 @@ from jtrain.going_back import begins
 from jtrain.hooks import rows
 from jtrain.loop import Rollback as Again
 from jtrain.optim import SGD
-from jtrain.precision import F16
+from jtrain.precision.kinds import F16
 from jtrain.testing.chaos.numbers import Clean, Config, Fault, config, different
 from jtrain.watch import Watch
 

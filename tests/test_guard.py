@@ -12,7 +12,7 @@ from cases import by_name
 from jtrain.assemble import assemble
 from jtrain.config.guard import Rollback
 from jtrain.parallel import FSDP, Mirrored, Single
-from jtrain.precision import F16
+from jtrain.precision.kinds import F16
 from jtrain.testing.chaos.numbers import PLACES, Fault, config
 from jtrain.trees import named_leaves
 

@@ -14,7 +14,7 @@ from line import height, line, points, start
 import jtrain as jt
 from jtrain.data import Arrays, InOrder
 from jtrain.evaluate import evaluate, make_evaluate
-from jtrain.precision import LossScale
+from jtrain.precision.loss_scale import LossScale
 from jtrain.state import new_state
 from jtrain.step import make_step
 from jtrain.terms import combine

@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import NoReturn
 
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
@@ -14,7 +15,6 @@ from jtrain.pulse.failing import end_alone
 from jtrain.pulse.shutdown_request import ASKS
 from jtrain.redact import redacted
 from jtrain.user_errors import refused_platform
-from jtrain.version import __version__
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.
 VERBS = {
@@ -81,7 +81,7 @@ def _do(verb: str, rest: list[str]) -> int:
         return code
     if verb not in {"-h", "--help", "--version"}:
         raise UserError(_unknown(verb))
-    print(f"jtrain {__version__}" if verb == "--version" else _help())
+    print(f"jtrain {version('jtrain')}" if verb == "--version" else _help())
     return DONE
 
 

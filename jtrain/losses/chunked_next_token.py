@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.errors import LossError
-from jtrain.index_uses import in_range
+from jtrain.index_marks import in_range
 from jtrain.losses.shapes import check_labels_shape
 from jtrain.types import Anywhere, Mean, Metrics, Placement
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.errors import LossError
-from jtrain.index_uses import in_range
+from jtrain.index_marks import in_range
 from jtrain.losses.shapes import check_labels_shape
 from jtrain.trees import at_least_f32
 from jtrain.types import Mean, Metrics

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jtrain.optim.evaluation import Evaluated
 from jtrain.trees import norm
 from jtrain.types import Leaf, Params
 
@@ -35,25 +34,6 @@ def clipped(most: float) -> optax.GradientTransformationExtraArgs:
         return jax.tree.map(scale, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-
-
-class KnowsNorm:
-    """An update that takes `grad_norm`; others are not given what they do not know of."""
-
-    def __init__(self, update: Any):
-        self._update = update
-
-    def __call__(self, updates: Params, state: Any, params: Params | None = None, **known: Any):
-        """What the update gives."""
-        return self._update(updates, state, params, **known)
-
-
-def knows_norm(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """The same, to be given the norm that a step has summed."""
-    update = KnowsNorm(optax.with_extra_args_support(optimizer).update)
-    if isinstance(optimizer, Evaluated):
-        return Evaluated(optimizer.init, update, optimizer.eval_params)
-    return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
 def _same(updates: Params, grad: Params) -> bool:

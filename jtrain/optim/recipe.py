@@ -14,7 +14,7 @@ from pydantic import Field
 from jtrain import trees
 from jtrain.errors import ConfigError
 from jtrain.optim.average import averaged
-from jtrain.optim.clip import clipped, knows_norm
+from jtrain.optim.clip import clipped
 from jtrain.optim.evaluation import after
 from jtrain.optim.groups import Group, check_patterns, group_of, matches
 from jtrain.optim.schedules import Constant, LearningRate, Schedule
@@ -97,8 +97,7 @@ class Recipe(abc.ABC):
             optimizer = averaged(optimizer, self.ema)
         if any(group.freeze for group in self.groups):
             optimizer = trained_only(optimizer, self._trained)
-        whole = after(optax.chain(*self._before(dims)), optimizer)
-        return knows_norm(whole) if self.clip else whole
+        return after(optax.chain(*self._before(dims)), optimizer)
 
     def descent(
         self,

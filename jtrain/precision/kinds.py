@@ -1,6 +1,6 @@
 """The values of `precision:`."""
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 import jax.numpy as jnp
 from pydantic import Field
@@ -58,3 +58,6 @@ class F16:
     def scale(self) -> LossScale:
         """The scale before the first step."""
         return LossScale.start(self.initial, growth=self.growth, minimum=self.minimum)
+
+
+Precision: TypeAlias = Annotated[F32 | BF16 | F16, Field(discriminator="kind")]

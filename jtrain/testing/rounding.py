@@ -11,7 +11,7 @@ import numpy as np
 
 from jtrain.errors import CodeError, LossError
 from jtrain.loss_checks import refuse_wide_products
-from jtrain.precision import computed_in
+from jtrain.precision.cast import computed_in
 from jtrain.terms import in_terms
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import NOTHING, apart

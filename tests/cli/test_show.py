@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from toy_study import write_study
 
-from jtrain import cli
+from jtrain import __version__, cli
 from jtrain.cli import main
-from jtrain.version import __version__
 
 
 @pytest.fixture

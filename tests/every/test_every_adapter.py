@@ -25,7 +25,7 @@ from jtrain.models.haiku import from_haiku
 from jtrain.models.linen import from_linen
 from jtrain.models.nnx import from_nnx
 from jtrain.models.statistics import replaced
-from jtrain.precision import computed_in
+from jtrain.precision.cast import computed_in
 from jtrain.state import TrainState
 from jtrain.terms import in_terms
 from jtrain.trees import describe, named_leaves

@@ -10,7 +10,8 @@ import jtrain as jt
 from jtrain.errors import LossError
 from jtrain.jaxprs import product_types
 from jtrain.loss_checks import refuse_wide_products
-from jtrain.precision import BF16, F16, F32, computed_in
+from jtrain.precision.cast import computed_in
+from jtrain.precision.kinds import BF16, F16, F32
 from jtrain.state import new_state
 from jtrain.step import make_step
 from jtrain.terms import in_terms

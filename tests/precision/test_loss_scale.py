@@ -6,7 +6,9 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
-from jtrain.precision import F16, LossScale, computed_in
+from jtrain.precision.cast import computed_in
+from jtrain.precision.kinds import F16
+from jtrain.precision.loss_scale import LossScale
 from jtrain.state import new_state
 from jtrain.step import make_step
 

@@ -7,11 +7,11 @@ import platform
 import time
 from collections.abc import Iterable, Sequence
 from importlib import metadata
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from jtrain.testing.chaos.trial import Trial
-from jtrain.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "orbax-checkpoint", "tensorstore", "numpy")
 
@@ -54,7 +54,7 @@ class Results:
 def versions() -> str:
     """What a result depends on: `jtrain 0.1, Python 3.11.7, jax 0.10.2, ...`."""
     told = [f"{name} {metadata.version(name)}" for name in PACKAGES]
-    return ", ".join([f"jtrain {__version__}", f"Python {platform.python_version()}", *told])
+    return ", ".join([f"jtrain {version('jtrain')}", f"Python {platform.python_version()}", *told])
 
 
 def spans(numbers: Iterable[int]) -> str:
