@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.config.resolve import resolve
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
 from jtrain.losses.next_token import next_token
-from jtrain.state import new_state
-from jtrain.step import make_step
 
 torch = importlib.import_module("torch")  # not among our own
 LAYERS, HEADS, WIDTH, CONTEXT, ROWS, RUN = 4, 4, 128, 64, 12, 2000

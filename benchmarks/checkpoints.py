@@ -21,7 +21,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 from pairs import machine
 
-from jtrain.checkpoint import Checkpoints, fingerprint, folder, seal
+from jtrain.checkpoint import Checkpoints, fingerprint, layout, seal
 
 LEAVES = 8
 WAITS, SEALED = "save: training waits", "save: until it is sealed"
@@ -64,8 +64,8 @@ def measured(
     directory, last = checkpoints.directory, rounds
     return {
         "seal": timed(lambda: seal.seal(directory / str(last), last), rounds),
-        "verify": timed(lambda: folder.check(directory, last), rounds),
-        "list": timed(lambda: folder.steps(directory), rounds),
+        "verify": timed(lambda: layout.check(directory, last), rounds),
+        "list": timed(lambda: layout.steps(directory), rounds),
         "fingerprint": timed(lambda: fingerprint.read(fingerprint.begin(state)), rounds),
         WAITS: waits[1:],
         SEALED: saves[1:],

@@ -20,10 +20,10 @@ import optax
 from pairs import machine, ratio, table, take_turns
 from peers import nnx_cnn
 
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.cnn import CNN
-from jtrain.state import new_state
-from jtrain.step import make_step
 
 BATCH = 128
 TARGET = 0.75  # of the same network plainly written in flax

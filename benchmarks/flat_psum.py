@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 
-from jtrain.launch.launch import environment
-from jtrain.launch.port import free_port
+from jtrain.distributed.launcher.launch import environment
+from jtrain.distributed.launcher.port import free_port
 
 SCRIPT = os.path.abspath(__file__)
 
@@ -24,8 +24,8 @@ def measure(leaves: int, size: int, rounds: int) -> None:
     from jax.sharding import Mesh
     from jax.sharding import PartitionSpec as P
 
-    from jtrain.cluster import detect, start
-    from jtrain.parallel.flat import flat_psum
+    from jtrain.distributed.cluster import detect, start
+    from jtrain.parallel.flat_psum import flat_psum
 
     start(detect(os.environ), {}, timeout=120.0)
     mesh = Mesh(np.array(jax.devices()), ("data",))

@@ -25,14 +25,14 @@ import optax
 from pairs import machine, ratio, table, take_turns
 
 import jtrain as jt
-from jtrain.assemble import Assembly, assemble
 from jtrain.config.resolve import resolve
-from jtrain.directory import Directory
-from jtrain.guard import Taken
-from jtrain.guarded import Guarded
-from jtrain.hooks.heartbeat import Heartbeat
-from jtrain.hooks.recording import Record
-from jtrain.trees import norm
+from jtrain.core.finite import Taken
+from jtrain.core.pytree import norm
+from jtrain.train.bad_step_policy import Guarded
+from jtrain.train.hooks.heartbeat import Heartbeat
+from jtrain.train.hooks.step_record import Record
+from jtrain.train.run_dir import Directory
+from jtrain.train.setup import Assembly, assemble
 
 ROLLBACK = "guard={kind: rollback, spike: {loss: 3, grad_norm: 10}}"
 GOAL = 1.01
@@ -46,7 +46,7 @@ def parts_of(*settings: str) -> Assembly:
 
 
 def always(finite, update, grads, opt_state, params, before, extra, **known) -> Taken:
-    """`jtrain.guard.take_if` without the if."""
+    """`jtrain.core.finite.take_if` without the if."""
     del finite, before
     updates, opt_state = update(grads, opt_state, params, **known)
     taken = optax.apply_updates(params, updates)
@@ -108,7 +108,7 @@ def main() -> None:
     given = parser.parse_args()
     clock = time.process_time if given.cpu else time.perf_counter
     parts, judged = parts_of(), parts_of(ROLLBACK)
-    with mock.patch("jtrain.step.take_if", always):
+    with mock.patch("jtrain.core.step.take_if", always):
         bare = parts.compile_step()
     program = parts.compile_step()
     done = program(parts.fresh(), parts.place(parts.calls[0]))[1]

@@ -23,14 +23,14 @@ import optax
 from pairs import machine
 
 import jtrain as jt
+from jtrain.core.pytree import named_leaves
+from jtrain.core.step import make_step
+from jtrain.core.types import Anywhere
 from jtrain.losses.next_token import next_token
 from jtrain.models.mlp import MLP
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Mirrored, Single, Strategy
-from jtrain.step import make_step
-from jtrain.testing.widened import wide, widened
-from jtrain.trees import named_leaves
-from jtrain.types import Anywhere
+from jtrain.testing.float64 import wide, widened
 
 Arrays: TypeAlias = Mapping[str, np.ndarray]
 LAYOUTS: Mapping[str, tuple[Callable[[], Strategy], int]] = {

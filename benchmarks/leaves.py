@@ -13,10 +13,10 @@ from pathlib import Path
 import jax
 from pairs import machine, ratio, table, take_turns
 
-from jtrain.assemble import assemble
 from jtrain.config.resolve import resolve
-from jtrain.leaf_statistics import LeafStatistics
-from jtrain.trees import named_leaves
+from jtrain.core.pytree import named_leaves
+from jtrain.train.leaf_statistics import LeafStatistics
+from jtrain.train.setup import assemble
 
 CONFIG = Path(__file__).parent.parent / "configs" / "shakespeare.yaml"
 

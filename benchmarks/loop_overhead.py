@@ -25,19 +25,19 @@ import optax
 from pairs import machine, ratio, table, take_turns
 
 import jtrain as jt
-from jtrain.assemble import assemble
 from jtrain.checkpoint import Checkpoints
 from jtrain.config.top import Checkpoint, Log
+from jtrain.core.types import Placement
 from jtrain.data import Arrays, ReadAhead, Shuffled
-from jtrain.data.windows import Windows
-from jtrain.directory import Directory
-from jtrain.hooks.signals import Signals
+from jtrain.data.text.windows import Windows
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.transformer import Transformer
 from jtrain.optim.adamw import AdamW
 from jtrain.parallel import Single
-from jtrain.types import Placement
-from jtrain.watch import Watch
+from jtrain.train.hooks.signals import Signals
+from jtrain.train.run_dir import Directory
+from jtrain.train.run_hooks import Watch
+from jtrain.train.setup import assemble
 
 STEPS = 10**8  # the run never ends; a turn is a part of it
 

@@ -27,8 +27,8 @@ def train_ours(steps: int) -> None:
     import io
 
     from jtrain.config.resolve import resolve
-    from jtrain.models import decoder
-    from jtrain.run import run
+    from jtrain.models.networks import decoder
+    from jtrain.train.run import run
 
     assert decoder  # what the model needs is an import, not memory of it
     settings = [
@@ -49,7 +49,7 @@ def train_ours(steps: int) -> None:
 
 def Enough(steps: int, before: int):  # noqa: N802  reads as a hook
     """A hook that says how much memory grew when the last step is done, and ends the process."""
-    from jtrain.hooks import on_numbers
+    from jtrain.train.hooks import on_numbers
 
     def tell(step, numbers):
         del numbers

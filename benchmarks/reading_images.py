@@ -1,7 +1,7 @@
 """Images a second from JPEG files: jtrain's workers, Grain by hand, and torch's DataLoader.
 
 512 JPEG files of 500 x 375, in 4 classes, are decoded to 224 x 224 by the same function
-(`jtrain.data.decode_image`) in batches of 32, shuffled; what differs is who calls it. Contestants
+(`jtrain.data.images.decode`) in batches of 32, shuffled; what differs is who calls it. Contestants
 take turns. In its turn each begins anew, reads as many batches as it reads ahead, and is timed over
 the next ones. Ratios are of turns side by side. `--cpu` says what each costs in processor time, its
 workers' too, which a machine that others use does not change much.
@@ -27,11 +27,11 @@ import numpy as np
 from pairs import machine, ratio, table, take_turns
 
 from jtrain.data import Shuffled
-from jtrain.data.decode_image import Size, decode_image
-from jtrain.data.image_classes import find_images
-from jtrain.data.image_files import ImageFiles
-from jtrain.data.image_folder import ImageFolder
-from jtrain.data.workers import Workers
+from jtrain.data.batches.workers import Workers
+from jtrain.data.images.decode import Size, decode_image
+from jtrain.data.images.image_classes import find_images
+from jtrain.data.images.image_files import ImageFiles
+from jtrain.data.images.image_folder import ImageFolder
 
 SIZE, ROWS, WORKERS, AHEAD = Size(height=224, width=224), 32, 2, 2
 OURS = f"jtrain, {WORKERS} threads"

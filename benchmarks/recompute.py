@@ -12,7 +12,7 @@ import time
 from guard import Turn, parts_of
 from pairs import machine, ratio, table, take_turns
 
-from jtrain.hooks.twice import Twice
+from jtrain.train.hooks.recompute_check import Twice
 
 SPARSE, GOAL = 200, 0.006
 

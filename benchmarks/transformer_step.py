@@ -25,10 +25,10 @@ import optax
 from pairs import machine, ratio, take_turns
 from peers import nnx_transformer
 
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.transformer import Transformer
-from jtrain.state import new_state
-from jtrain.step import make_step
 
 SIZES: dict[str, Any] = {"vocab": 65, "context": 64, "layers": 4, "heads": 4, "width": 128}
 BATCH = 12

@@ -49,7 +49,7 @@ def init(key):
     }
 
 
-# 2. What a loss returns: sums (jtrain/types.py)
+# 2. What a loss returns: sums (jtrain/core/types.py)
 #
 # A mean over some rows cannot be combined with a mean over others; sums can. So a loss gives, for
 # each of its terms, a coefficient, a sum over rows and the weight to divide it by, and divides
@@ -69,7 +69,7 @@ def loss(params, batch):
     ]
 
 
-# 3. Sums over microbatches (jtrain/accumulate.py)
+# 3. Sums over microbatches (jtrain/core/accumulate.py)
 #
 # If a function returns sums over rows, its sum over slices is its value for the whole. Slice i
 # takes rows i, i + n, i + 2n, ... : were it to take neighbours, the rows of a batch that is split
@@ -91,7 +91,7 @@ def accumulate(fn, microbatches):
     return summed
 
 
-# 4. The step: weights first (jtrain/step.py)
+# 4. The step: weights first (jtrain/core/step.py)
 #
 # With one term it would do to sum its gradient and to divide at the end. With two, each has its own
 # divisor, and dividing at the end means a gradient for each term. But weights depend on the batch
@@ -162,7 +162,7 @@ def apart(one, other):
 alone = walk(jax.jit(make_step(optimizer), donate_argnums=0), start())
 walks = {"microbatches": walk(jax.jit(make_step(optimizer, 4), donate_argnums=0), start())}
 
-# 6. Data parallel: copies of the step (jtrain/parallel/shmap.py)
+# 6. Data parallel: copies of the step (jtrain/parallel/strategies/shmap.py)
 #
 # `shard_map` runs the step on every device with its part of the rows; `psum` adds what they found.
 # All come to the same state, because all add the same sums. The rows of a microbatch are then rows
@@ -178,7 +178,7 @@ copies = jax.shard_map(
 )
 walks["shard_map"] = walk(jax.jit(copies, donate_argnums=0), start())
 
-# 7. FSDP: the same step, and where its arrays live (jtrain/parallel/sharded.py)
+# 7. FSDP: the same step, and where its arrays live (jtrain/parallel/strategies/sharded.py)
 #
 # Nothing in the step changes. Each leaf of the state, those of the optimizer too, is split over the
 # devices by its largest dim that they divide. The compiler sees what goes in and what comes out,
@@ -208,7 +208,7 @@ walks["fsdp"] = walk(fsdp, state)
 for name, there in walks.items():
     assert apart(there, alone) < 1e-6, f"{name}: another result than on one device"
 
-# 8. Exact evaluation (jtrain/evaluate.py)
+# 8. Exact evaluation (jtrain/core/evaluate.py)
 #
 # 300 rows are four batches of 64 and 44 rows more. The last batch is filled up under its mask, so
 # that one compiled program serves for all; sums are added on the host, in float64, and divided at
@@ -240,7 +240,7 @@ assert np.isclose(evaluate(params), sum(c * t / w for c, t, w in everything), rt
 # The same loss in jtrain's words, the same optimizer, and the same three layouts.
 
 import jtrain as jt
-from jtrain.evaluate import evaluate as evaluate_all
+from jtrain.core.evaluate import evaluate as evaluate_all
 from jtrain.parallel import FSDP, Mirrored, Single
 
 

@@ -5,12 +5,12 @@ import dataclasses
 from jaxtyping import Array
 
 import jtrain as jt
+from jtrain.core.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
 from jtrain.data import InOrder, Shuffled
-from jtrain.data.digits import Digits
+from jtrain.data.images.digits import Digits
 from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.models.classes import classes
+from jtrain.models.layers.classes import classes
 from jtrain.models.mlp import MLP
-from jtrain.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
 
 
 @jt.values

@@ -7,16 +7,16 @@ from jaxtyping import Array
 from pydantic import Field
 
 import jtrain as jt
+from jtrain.core.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
 from jtrain.data import InOrder, Shuffled
-from jtrain.data.augment import Augment
-from jtrain.data.fashion_mnist import FashionMnist
+from jtrain.data.images.augment import Augment
+from jtrain.data.images.fashion_mnist import FashionMnist
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.losses.soft_cross_entropy import soft_cross_entropy
-from jtrain.models.classes import classes
 from jtrain.models.cnn import CNN
+from jtrain.models.layers.classes import classes
 from jtrain.models.resnet import ResNet
 from jtrain.models.vit import ViT
-from jtrain.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
 
 
 @jt.values

@@ -10,10 +10,10 @@ from jaxtyping import Array, Float
 from pydantic import Field
 
 import jtrain as jt
+from jtrain.core.types import Batch, Extra, Key, Mean, Metrics, Model, Params, Placement, Terms
 from jtrain.data import Arrays, InOrder, Shuffled
 from jtrain.models.mlp import MLP
 from jtrain.optim import Adam, Optimizer
-from jtrain.types import Batch, Extra, Key, Mean, Metrics, Model, Params, Placement, Terms
 
 PLACES = np.array([[np.cos(angle), np.sin(angle)] for angle in np.arange(8) * np.pi / 4])  # 8 2
 DEVIATION = 0.05  # of the points about their place

@@ -9,8 +9,8 @@ from jaxtyping import Array, Float
 from pydantic import Field
 
 import jtrain as jt
+from jtrain.core.types import Batch, Extra, Key, Mean, Metrics, Params, Placement, Terms
 from jtrain.data import Arrays, InOrder
-from jtrain.types import Batch, Extra, Key, Mean, Metrics, Params, Placement, Terms
 
 
 class Drawn:

@@ -2,8 +2,8 @@
 
 import jtrain as jt
 from experiments import fashion_mnist
-from jtrain.data.augment import Augment
-from jtrain.data.image_folder import ImageFolder
+from jtrain.data.images.augment import Augment
+from jtrain.data.images.image_folder import ImageFolder
 
 
 @jt.values

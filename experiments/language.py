@@ -6,18 +6,18 @@ from typing import Annotated
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.data.line_corpus import TextLines
-from jtrain.data.mixture import Mixture
-from jtrain.data.random_tokens import Random
-from jtrain.data.token_corpus import Tokens
-from jtrain.data.tokenizer import fingerprint
+from jtrain.core.types import Batch, Key, Mean, Metrics, Params, Placement, Terms
+from jtrain.data.text.line_corpus import TextLines
+from jtrain.data.text.mixture import Mixture
+from jtrain.data.text.random_tokens import Random
+from jtrain.data.text.token_corpus import Tokens
+from jtrain.data.text.tokenizer import fingerprint
 from jtrain.losses.balance import with_router
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, segments_of
-from jtrain.models.experts import NoExperts
+from jtrain.models.experts.experts import NoExperts
 from jtrain.models.transformer import Transformer
-from jtrain.types import Batch, Key, Mean, Metrics, Params, Placement, Terms
-from jtrain.writing import writes
+from jtrain.train.complete_text import writes
 
 
 @jt.values

@@ -9,13 +9,13 @@ from jaxtyping import Array, Float
 from pydantic import Field
 
 import jtrain as jt
+from jtrain.core.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
 from jtrain.data import InOrder, Shuffled
-from jtrain.data.mnist1d import LENGTH, MNIST1D
-from jtrain.data.whole import Whole
+from jtrain.data.batches.full import Whole
+from jtrain.data.images.mnist1d import LENGTH, MNIST1D
 from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.models.classes import classes
-from jtrain.models.function import from_function
-from jtrain.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
+from jtrain.models.adapters.function import from_function
+from jtrain.models.layers.classes import classes
 
 DIMS = ("NWC", "WIO", "NWC")
 

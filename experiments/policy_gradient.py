@@ -7,9 +7,9 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from pydantic import Field
 
 import jtrain as jt
+from jtrain.core.types import Batch, Key, LossFn, Mean, Metrics, Model, Params, Placement, Terms
 from jtrain.data import Arrays, InOrder, Shuffled
 from jtrain.models.mlp import MLP
-from jtrain.types import Batch, Key, LossFn, Mean, Metrics, Model, Params, Placement, Terms
 
 
 def moved(state: Float[Array, "b 4"], push: Float[Array, "b"]) -> Float[Array, "b 4"]:

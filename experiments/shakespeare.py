@@ -6,16 +6,16 @@ from typing import Annotated
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.data.mixture import Mixture
-from jtrain.data.shakespeare import Shakespeare
-from jtrain.data.text import Text
-from jtrain.data.tiny_shakespeare import TinyShakespeare
-from jtrain.data.token_corpus import Tokens
-from jtrain.data.tokenizer import fingerprint
+from jtrain.core.types import Batch, Key, LossFn, Mean, Metrics, Model, Params, Placement
+from jtrain.data.text.mixture import Mixture
+from jtrain.data.text.shakespeare import Shakespeare
+from jtrain.data.text.text import Text
+from jtrain.data.text.tiny_shakespeare import TinyShakespeare
+from jtrain.data.text.token_corpus import Tokens
+from jtrain.data.text.tokenizer import fingerprint
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.models.transformer import Transformer
-from jtrain.types import Batch, Key, LossFn, Mean, Metrics, Model, Params, Placement
-from jtrain.writing import writes
+from jtrain.train.complete_text import writes
 
 
 def next_char(model: Model) -> LossFn:

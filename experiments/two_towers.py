@@ -6,11 +6,11 @@ from jaxtyping import Array
 from pydantic import Field
 
 import jtrain as jt
+from jtrain.core.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
 from jtrain.data import InOrder, Shuffled
-from jtrain.data.digits import Digits
+from jtrain.data.images.digits import Digits
 from jtrain.losses.contrastive import contrastive
 from jtrain.models.mlp import MLP
-from jtrain.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
 
 
 @jt.values

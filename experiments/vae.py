@@ -8,11 +8,11 @@ from jaxtyping import Array, Float
 from pydantic import Field
 
 import jtrain as jt
+from jtrain.core.types import Batch, Extra, Key, Metrics, Params, Placement, Terms
 from jtrain.data import InOrder, Shuffled
-from jtrain.data.digits import INKS, Digits
+from jtrain.data.images.digits import INKS, Digits
 from jtrain.losses.elbo import elbo, latents
 from jtrain.models.mlp import MLP
-from jtrain.types import Batch, Extra, Key, Metrics, Params, Placement, Terms
 
 SHADES = " .:-=+*#%@"  # from white to ink
 

@@ -11,74 +11,74 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     __version__: str
-    from jtrain.evaluate import make_evaluate as make_evaluate
-    from jtrain.experiment import Experiment as Experiment
-    from jtrain.experiment import Prompt as Prompt
-    from jtrain.experiment import RunConfig as RunConfig
-    from jtrain.first_batch import check_batch as check_batch
-    from jtrain.fit import fit as fit
-    from jtrain.fitted import Fitted as Fitted
-    from jtrain.hooks.early_stop import EarlyStop as EarlyStop
-    from jtrain.joined import join_processes as join_processes
-    from jtrain.load_run import LoadedRun as LoadedRun
-    from jtrain.load_run import load as load
-    from jtrain.loop import Hook as Hook
-    from jtrain.loop import Rollback as Rollback
-    from jtrain.loop import Stop as Stop
-    from jtrain.loop import train as train
-    from jtrain.model_loss import binary_classifier as binary_classifier
-    from jtrain.model_loss import classifier as classifier
-    from jtrain.model_loss import language_model as language_model
-    from jtrain.model_loss import regression as regression
+    from jtrain.config.configclass import values as values
+    from jtrain.core.evaluate import make_evaluate as make_evaluate
+    from jtrain.core.loop import Hook as Hook
+    from jtrain.core.loop import Rollback as Rollback
+    from jtrain.core.loop import Stop as Stop
+    from jtrain.core.loop import train as train
+    from jtrain.core.rows import row_keys as row_keys
+    from jtrain.core.state import TrainState as TrainState
+    from jtrain.core.state import new_state as new_state
+    from jtrain.core.step import make_step as make_step
+    from jtrain.core.step import many as many
+    from jtrain.core.types import Mean as Mean
+    from jtrain.core.types import Model as Model
+    from jtrain.core.types import Terms as Terms
+    from jtrain.core.types import stateful as stateful
     from jtrain.models.generate import generate as generate
-    from jtrain.predict import evaluate as evaluate
-    from jtrain.predict import predict as predict
-    from jtrain.rows import row_keys as row_keys
-    from jtrain.run import run as run
-    from jtrain.state import TrainState as TrainState
-    from jtrain.state import new_state as new_state
-    from jtrain.step import make_step as make_step
-    from jtrain.step import many as many
-    from jtrain.types import Mean as Mean
-    from jtrain.types import Model as Model
-    from jtrain.types import Terms as Terms
-    from jtrain.types import stateful as stateful
-    from jtrain.values import values as values
+    from jtrain.models.model_loss import binary_classifier as binary_classifier
+    from jtrain.models.model_loss import classifier as classifier
+    from jtrain.models.model_loss import language_model as language_model
+    from jtrain.models.model_loss import regression as regression
+    from jtrain.train.experiment import Experiment as Experiment
+    from jtrain.train.experiment import Prompt as Prompt
+    from jtrain.train.experiment import RunConfig as RunConfig
+    from jtrain.train.first_batch.first_batch import check_batch as check_batch
+    from jtrain.train.fit import fit as fit
+    from jtrain.train.fit_result import Fitted as Fitted
+    from jtrain.train.hooks.early_stop import EarlyStop as EarlyStop
+    from jtrain.train.loaded_run import LoadedRun as LoadedRun
+    from jtrain.train.loaded_run import load as load
+    from jtrain.train.multihost_checks import join_processes as join_processes
+    from jtrain.train.predict import evaluate as evaluate
+    from jtrain.train.predict import predict as predict
+    from jtrain.train.run import run as run
 
 _HOME = {
-    "values": "values",
-    "Mean": "types",
-    "Terms": "types",
-    "Model": "types",
-    "stateful": "types",
-    "row_keys": "rows",
-    "classifier": "model_loss",
-    "binary_classifier": "model_loss",
-    "regression": "model_loss",
-    "language_model": "model_loss",
-    "Experiment": "experiment",
-    "RunConfig": "experiment",
-    "Prompt": "experiment",
+    "values": "config.configclass",
+    "Mean": "core.types",
+    "Terms": "core.types",
+    "Model": "core.types",
+    "stateful": "core.types",
+    "row_keys": "core.rows",
+    "classifier": "models.model_loss",
+    "binary_classifier": "models.model_loss",
+    "regression": "models.model_loss",
+    "language_model": "models.model_loss",
+    "Experiment": "train.experiment",
+    "RunConfig": "train.experiment",
+    "Prompt": "train.experiment",
     "generate": "models.generate",
-    "TrainState": "state",
-    "new_state": "state",
-    "make_step": "step",
-    "many": "step",
-    "make_evaluate": "evaluate",
-    "check_batch": "first_batch",
-    "Hook": "loop",
-    "Rollback": "loop",
-    "Stop": "loop",
-    "train": "loop",
-    "EarlyStop": "hooks.early_stop",
-    "run": "run",
-    "fit": "fit",
-    "Fitted": "fitted",
-    "join_processes": "joined",
-    "load": "load_run",
-    "LoadedRun": "load_run",
-    "evaluate": "predict",
-    "predict": "predict",
+    "TrainState": "core.state",
+    "new_state": "core.state",
+    "make_step": "core.step",
+    "many": "core.step",
+    "make_evaluate": "core.evaluate",
+    "check_batch": "train.first_batch.first_batch",
+    "Hook": "core.loop",
+    "Rollback": "core.loop",
+    "Stop": "core.loop",
+    "train": "core.loop",
+    "EarlyStop": "train.hooks.early_stop",
+    "run": "train.run",
+    "fit": "train.fit",
+    "Fitted": "train.fit_result",
+    "join_processes": "train.multihost_checks",
+    "load": "train.loaded_run",
+    "LoadedRun": "train.loaded_run",
+    "evaluate": "train.predict",
+    "predict": "train.predict",
 }
 # Packages and the errors, imported when they are first used: `jt.optim.AdamW(lr=1e-3)`.
 _PACKAGES = {
@@ -88,16 +88,16 @@ _PACKAGES = {
     "models": "models",
     "optim": "optim",
     "parallel": "parallel",
-    "precision": "precision.kinds",
+    "precision": "config.precision",
     "testing": "testing",
-    "trackers": "trackers",
+    "trackers": "train.trackers",
 }
 # Pyright reads lists that are written out, and would have a second copy of the names above.
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 class _Jtrain(ModuleType):
-    """The package. `jt.run` is the function also after `jtrain/run.py` was imported."""
+    """The package. `jt.run` is the function also after `jtrain/train/run.py` was imported."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOME and isinstance(value, ModuleType)):

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from jtrain.cli import leave, main
 from jtrain.cli.output import outlive_readers
-from jtrain.pulse.leaving import leave_when_asked
+from jtrain.distributed.heartbeat.early_signals import leave_when_asked
 
 
 def begin() -> NoReturn:

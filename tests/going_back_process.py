@@ -8,10 +8,10 @@ import json
 import os
 from pathlib import Path
 
+from chaos.numbers import Fault, config
 from jtrain.config.guard import Rollback, Spike, Stop
 from jtrain.parallel import FSDP, Mirrored
-from jtrain.run import run
-from jtrain.testing.chaos.numbers import Fault, config
+from jtrain.train.run import run
 
 NAN = (Fault(batch=6, place="gradient up", row=13),)
 BIG = (Fault(batch=8, place="total of the loss", value="1e4", row=13),)

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data import digits, fashion_mnist
-from jtrain.data.digits import FILE
-from jtrain.data.labelled import FILES
+from jtrain.data.images import digits, fashion_mnist
+from jtrain.data.images.digits import FILE
+from jtrain.data.images.image_dataset import FILES
 
 CODES = {"|u1": 8, "|i1": 9, ">i2": 11, ">i4": 12, ">f4": 13, ">f8": 14}
 

@@ -10,9 +10,9 @@ import numpy as np
 import optax
 from tiny_language import batches, init_params, loss_of
 
+from jtrain.core.state import TrainState, new_state
+from jtrain.core.step import make_step
 from jtrain.parallel import FSDP, Mirrored, Single, Strategy
-from jtrain.state import TrainState, new_state
-from jtrain.step import make_step
 
 STRATEGIES = ["single", "mirrored jit", "mirrored shard_map", "mirrored pmap", "fsdp"]
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jtrain.core.state import TrainState, new_state
+from jtrain.core.types import Mean
 from jtrain.parallel import Strategy
-from jtrain.state import TrainState, new_state
-from jtrain.types import Mean
 
 
 def line():

@@ -16,12 +16,12 @@ import optax
 from layouts import start, strategy
 from tiny_language import batches, loss_of
 
-from jtrain.data.arrays import Arrays
-from jtrain.data.batches import InOrder, Shuffled
+from jtrain.core.evaluate import evaluate, make_evaluate
+from jtrain.core.step import make_step, many
+from jtrain.data.batches.by_step import InOrder, Shuffled
+from jtrain.data.sources.arrays import Arrays
 from jtrain.errors import ShardingError
-from jtrain.evaluate import evaluate, make_evaluate
 from jtrain.parallel import Mirrored, Single, Strategy
-from jtrain.step import make_step, many
 
 NAMES = ["mirrored jit", "mirrored shard_map", "fsdp"]
 ROWS, SIZE, STEPS = 84, 32, 4  # the third batch of an epoch holds 20 rows

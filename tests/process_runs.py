@@ -12,7 +12,7 @@ import numpy as np
 
 import jtrain as jt
 from jtrain.config.resolve import resolve
-from jtrain.data.random_tokens import RandomTokens
+from jtrain.data.text.random_tokens import RandomTokens
 
 TINY = (
     "batch=16",

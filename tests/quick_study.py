@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import jtrain as jt
-from jtrain.assemble import assemble
 from jtrain.checkpoint import Checkpoints
 from jtrain.config.resolve import resolve
-from jtrain.hooks.plain import Observer
-from jtrain.run import Outcome
-from jtrain.trees import named_leaves
+from jtrain.core.pytree import named_leaves
+from jtrain.train.hooks.function_hooks import Observer
+from jtrain.train.run import Outcome
+from jtrain.train.setup import assemble
 
 CODE = '''\
 import jax
@@ -24,7 +24,7 @@ import numpy as np
 
 import jtrain as jt
 from jtrain.data import Arrays, InOrder, Shuffled
-from jtrain.data.check import check_labels
+from jtrain.data.batches.scan import check_labels
 from jtrain.losses.cross_entropy import cross_entropy
 
 

@@ -5,7 +5,7 @@ import signal
 import sys
 
 from jtrain.cli import main
-from jtrain.objects import Objects
+from jtrain.io.object_store import Objects
 
 if __name__ == "__main__":
     send, left = Objects.send, [int(os.environ.get("KILL_AT", "0")) or 1 << 30]

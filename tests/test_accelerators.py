@@ -9,9 +9,9 @@ import jax
 import pytest
 from quick_study import config_of, write_study
 
-from jtrain.accelerators import unused_accelerators
-from jtrain.assemble import assemble
-from jtrain.opening import opening
+from jtrain.distributed.accelerators import unused_accelerators
+from jtrain.train.banner import opening
+from jtrain.train.setup import assemble
 
 VERSION = (
     "NVRM version: NVIDIA UNIX {}Kernel Module{}  {}  Sun May 12 22:09:53 UTC 2024\n"

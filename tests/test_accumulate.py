@@ -7,7 +7,7 @@ import pytest
 from comparison import assert_close, distance
 from line import line, points, squared
 
-from jtrain.accumulate import accumulate, value_of
+from jtrain.core.accumulate import accumulate, value_of
 
 
 @pytest.mark.parametrize("unroll", [False, True])

@@ -11,12 +11,12 @@ from image_files import write_digits
 from quick_study import config_of, trained
 
 import jtrain as jt
+from jtrain.core.evaluate import make_evaluate, rows_meet
 from jtrain.data import Arrays, InOrder
 from jtrain.errors import LossError
-from jtrain.evaluate import make_evaluate, rows_meet
 from jtrain.losses.contrastive import contrastive
 from jtrain.parallel import FSDP, Mirrored
-from jtrain.trained import measure
+from jtrain.train.restore_run import measure
 
 
 @pytest.fixture(autouse=True)

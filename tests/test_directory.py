@@ -7,9 +7,9 @@ import pytest
 from quick_study import CODE, at_home, config_of, trained, write_study
 
 import jtrain as jt
-from jtrain.directory import Directory
 from jtrain.errors import DataError
-from jtrain.trained import measure
+from jtrain.train.restore_run import measure
+from jtrain.train.run_dir import Directory
 
 CONFIG = "configs/quick.yaml"
 TOLD = "valid=InOrder(", "tokenizer=Path('tokenizer').read_text(), valid=InOrder("

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from quick_study import YAML, at_home, config_of, trained, write_study
 
-from jtrain.assemble import assemble
+from jtrain.config.durations import Duration, Facts, durations, own_lengths, settled
 from jtrain.config.resolve import resolve
-from jtrain.durations import Duration, Facts, durations, own_lengths, settled
 from jtrain.errors import ConfigError
-from jtrain.hooks import Save
-from jtrain.hooks.metrics import results
+from jtrain.train.hooks import Save
+from jtrain.train.hooks.metrics import results
+from jtrain.train.setup import assemble
 
 CONFIG = "configs/quick.yaml"
 

@@ -9,13 +9,13 @@ from comparison import assert_close, distance
 from layouts import strategy
 from line import height, line, points, squared, start
 
-from jtrain.data.arrays import Arrays
-from jtrain.data.batches import InOrder
+from jtrain.core.evaluate import evaluate, make_evaluate
+from jtrain.core.step import make_step
+from jtrain.core.types import Mean, stateful
+from jtrain.data.batches.by_step import InOrder
+from jtrain.data.sources.arrays import Arrays
 from jtrain.errors import LossError
-from jtrain.evaluate import evaluate, make_evaluate
 from jtrain.parallel import Strategy
-from jtrain.step import make_step
-from jtrain.types import Mean, stateful
 
 ROWS = 37  # no number of devices divides it
 PLACES = [("single", 1), ("mirrored jit", 2), ("mirrored shard_map", 8), ("fsdp", 8)]

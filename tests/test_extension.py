@@ -11,16 +11,16 @@ from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
 from jtrain.checkpoint import Checkpoints
-from jtrain.debug.find_nan import find_nan
-from jtrain.debug.replay import replay
-from jtrain.durations import Facts, settled
+from jtrain.config.durations import Facts, settled
 from jtrain.errors import ConfigError
-from jtrain.extension import check_rate
-from jtrain.hooks.metrics import results
+from jtrain.inspect.debug.find_nan import find_nan
+from jtrain.inspect.debug.replay import replay
 from jtrain.optim import Cosine
-from jtrain.run import Outcome
 from jtrain.sweep.sweep import sweep
-from jtrain.trained import measure
+from jtrain.train.hooks.metrics import results
+from jtrain.train.longer_run import check_rate
+from jtrain.train.restore_run import measure
+from jtrain.train.run import Outcome
 
 CONFIG = "configs/quick.yaml"
 OWN = "runs/quick/config.yaml"

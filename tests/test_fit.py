@@ -10,10 +10,11 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
-from jtrain import given, optim
+from jtrain import optim
 from jtrain.data import Arrays, InOrder, Shuffled
-from jtrain.data.whole import Whole
+from jtrain.data.batches.full import Whole
 from jtrain.errors import ConfigError, DataError, LossError
+from jtrain.train import fit_arguments
 
 
 @pytest.fixture(autouse=True)
@@ -138,21 +139,21 @@ def test_lasts_as_long_as_is_said():
 def test_data_comes_in_many_forms_and_is_the_same():
     rows = Shuffled(Arrays(x=X, y=Y), size=32, seed=1)
     for data in ({"x": X, "y": Y}, (X, Y), Arrays(x=X, y=Y), rows):
-        got = given.shuffled(data, None, seed=1)[3]
+        got = fit_arguments.shuffled(data, None, seed=1)[3]
         assert got.keys() == rows[3].keys()
         assert all(np.array_equal(got[name], rows[3][name]) for name in got)
-    assert given.shuffled(X, 10, seed=0)[0].keys() == {"x", "row", "mask"}
-    assert len(given.once(InOrder(Arrays(x=X), size=7), 3)) == 8, "its own size stays"
-    assert list(given.sets({"a": (X, Y), "b": {"x": X}}, 5)) == ["a", "b"]
-    assert given.sets({"x": X, "y": Y}, 5).size == 5
+    assert fit_arguments.shuffled(X, 10, seed=0)[0].keys() == {"x", "row", "mask"}
+    assert len(fit_arguments.once(InOrder(Arrays(x=X), size=7), 3)) == 8, "its own size stays"
+    assert list(fit_arguments.sets({"a": (X, Y), "b": {"x": X}}, 5)) == ["a", "b"]
+    assert fit_arguments.sets({"x": X, "y": Y}, 5).size == 5
 
 
 def test_optimizers_come_by_name_by_value_and_from_optax():
-    assert given.optimizer("adamw", None, None) == optim.AdamW(lr=1e-3)
-    named = given.optimizer("muon", 0.1, "cosine")
+    assert fit_arguments.optimizer("adamw", None, None) == optim.AdamW(lr=1e-3)
+    named = fit_arguments.optimizer("muon", 0.1, "cosine")
     assert named == optim.Muon(lr=0.1, schedule=optim.Cosine())
-    assert given.optimizer(named, None, None) is named
-    assert given.optimizer(optax.sgd(1.0), None, None).learning_rate(3) is None
+    assert fit_arguments.optimizer(named, None, None) is named
+    assert fit_arguments.optimizer(optax.sgd(1.0), None, None).learning_rate(3) is None
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jtrain.flops import flops
+from jtrain.core.flops import flops
 
 A, B = jnp.zeros((3, 4)), jnp.zeros((4, 5))
 IMAGE, KERNEL = jnp.zeros((2, 8, 8, 6)), jnp.zeros((3, 3, 3, 10))

@@ -10,18 +10,18 @@ import pytest
 from cases import by_name
 
 import jtrain as jt
+from chaos.numbers import Clean, Config, Fault, config, different
 from jtrain.checkpoint import Checkpoints
 from jtrain.config.guard import Rollback, Skip, Spike
 from jtrain.config.guard import Stop as Stops
+from jtrain.config.precision import F16
 from jtrain.config.top import Checkpoint, Log
+from jtrain.core.loop import Rollback as Again
 from jtrain.errors import ConfigError
-from jtrain.going_back import begins
-from jtrain.hooks import rows
-from jtrain.loop import Rollback as Again
+from jtrain.io import jsonl
 from jtrain.optim import SGD
-from jtrain.precision.kinds import F16
-from jtrain.testing.chaos.numbers import Clean, Config, Fault, config, different
-from jtrain.watch import Watch
+from jtrain.train.rollback import begins
+from jtrain.train.run_hooks import Watch
 
 
 @pytest.fixture(autouse=True)
@@ -36,14 +36,14 @@ def ran(given: Config, name: str, *hooks: jt.Hook):
 
 
 def events(name: str) -> list[dict]:
-    return rows.whole(Path("runs") / name / "events.jsonl")
+    return jsonl.whole(Path("runs") / name / "events.jsonl")
 
 
 class KillError(Exception):
     """Ends a run where it stands."""
 
 
-RUN = importlib.import_module("jtrain.run")  # not the function of that name
+RUN = importlib.import_module("jtrain.train.run")  # not the function of that name
 RUNS = ("went", "never")
 NAN = Fault(batch=6, place="gradient up")
 

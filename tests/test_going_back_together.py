@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.hooks import rows
-from jtrain.launch import launch
-from jtrain.testing.chaos.numbers import different
+from chaos.numbers import different
+from jtrain.distributed.launcher import launch
+from jtrain.io import jsonl
 
 SCRIPT = Path(__file__).with_name("going_back_process.py")
 
@@ -26,7 +26,7 @@ def test_two_processes_decide_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     assert [end[:2] for end in ends[0].values()][:4] == [["done", 12]] * 4
     for went, never in (("nan", "no-nan"), ("spike", "no-spike")):
         assert different(Path("runs", went), Path("runs", never)) == []
-        (event,) = rows.whole(Path("runs", went, "events.jsonl"))
+        (event,) = jsonl.whole(Path("runs", went, "events.jsonl"))
         assert event["done"] == "rolled back"
         assert len(event["rows"]) == 16, "of the whole batch"
     status, _, why = ends[0]["stops"]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from cases import by_name
 
-from jtrain.assemble import assemble
+from chaos.numbers import PLACES, Fault, config
 from jtrain.config.guard import Rollback
+from jtrain.config.precision import F16
+from jtrain.core.pytree import named_leaves
 from jtrain.parallel import FSDP, Mirrored, Single
-from jtrain.precision.kinds import F16
-from jtrain.testing.chaos.numbers import PLACES, Fault, config
-from jtrain.trees import named_leaves
+from jtrain.train.setup import assemble
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one device": {"parallel": Single()},

@@ -10,11 +10,11 @@ import pytest
 from cases import by_name
 
 import jtrain as jt
+from chaos.numbers import Fault, config, different
 from jtrain.config.guard import Skip
 from jtrain.config.top import Checkpoint, Log
 from jtrain.errors import LossError
-from jtrain.hooks import rows
-from jtrain.testing.chaos.numbers import Fault, config, different
+from jtrain.io import jsonl
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def ended(name: str, bad, guard: Skip, **settings: Any) -> tuple[Any, ...]:
     given = dataclasses.replace(config(name, faults, guard, **settings), steps=STEPS)
     with open(os.devnull, "w") as nowhere:
         outcome = jt.run(given, screen=nowhere, directory=Path("runs") / name)
-    found = rows.whole(Path("runs") / name / "events.jsonl")
+    found = jsonl.whole(Path("runs") / name / "events.jsonl")
     events = [(row["step"], row["batch"], row["done"]) for row in found]
     return outcome.status, outcome.step, outcome.why.replace(name, "NAME"), events
 

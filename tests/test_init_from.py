@@ -10,12 +10,12 @@ from quick_study import at_home, config_of, trained, write_study
 from safetensors.numpy import save_file
 
 import jtrain as jt
-from jtrain.assemble import assemble
 from jtrain.checkpoint import Checkpoints
 from jtrain.cli import main
+from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError
-from jtrain.run import Outcome
-from jtrain.trees import named_leaves
+from jtrain.train.run import Outcome
+from jtrain.train.setup import assemble
 
 pytestmark = pytest.mark.thorough
 

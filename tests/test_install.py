@@ -21,7 +21,7 @@ def python(code: str, cwd: Path) -> str:
 
 def test_is_found_from_the_folder_that_the_clone_lies_in(tmp_path: Path):
     (tmp_path / "jtrain" / "jtrain").mkdir(parents=True)  # as the clone and the package in it
-    found = python("import jtrain; print(jtrain.__file__); jtrain.fit", tmp_path)
+    found = python("import jtrain; print(jtrain.__file__); jtrain.train.fit", tmp_path)
     assert Path(found).name == "__init__.py"
 
 
@@ -60,6 +60,10 @@ def test_the_wheel_has_the_experiments_and_the_configs(tmp_path: Path):
     for folder in ("experiments", "configs"):
         here = {f"jtrain/shipped/{folder}/{path.name}" for path in (ROOT / folder).glob("*.*")}
         assert here <= names
-    data = {"jtrain/py.typed", "jtrain/report/page.css", "jtrain/data/shakespeare/plays.txt.xz"}
+    data = {
+        "jtrain/py.typed",
+        "jtrain/inspect/report/page.css",
+        "jtrain/data/text/shakespeare/plays.txt.xz",
+    }
     assert data <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jtrain.jaxprs import dependence, operations
+from jtrain.core.jaxpr import dependence, operations
 
 
 def carried(x, y):

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from quick_study import at_home, config_of, write_study
 
-import jtrain.joined
-from jtrain.checkpoint import folder
+import jtrain.train.multihost_checks
+from jtrain.checkpoint import layout
 from jtrain.cli import main
-from jtrain.directory import Directory
+from jtrain.distributed.launcher.launch import environment
+from jtrain.distributed.launcher.port import free_port
 from jtrain.errors import ConfigError
-from jtrain.joined import facts, join, refuse_unlike_devices, refuse_unshared
-from jtrain.launch.launch import environment
-from jtrain.launch.port import free_port
+from jtrain.train.multihost_checks import facts, join, refuse_unlike_devices, refuse_unshared
+from jtrain.train.run_dir import Directory
 
 CONFIG = "configs/quick.yaml"
 RUN = Path("runs/quick")
@@ -59,9 +59,9 @@ def test_another_experiment_is_the_one_that_differs():
 
 
 def test_another_package_is_the_one_that_differs(monkeypatch):
-    before, version = known(), jtrain.joined.version_of
+    before, version = known(), jtrain.train.multihost_checks.version_of
     other = lambda name: "0.0.1" if name == "optax" else version(name)
-    monkeypatch.setattr(jtrain.joined, "version_of", other)
+    monkeypatch.setattr(jtrain.train.multihost_checks, "version_of", other)
     assert differing(before, known()) == {"package optax"}
 
 
@@ -75,7 +75,7 @@ def test_another_environment_is_the_one_that_differs(monkeypatch):
 def test_a_run_that_only_one_sees_is_the_one_that_differs():
     before = known()
     (RUN / "checkpoints").mkdir(parents=True)
-    folder.commit(folder.begin(RUN / "checkpoints", 200), {})
+    layout.commit(layout.begin(RUN / "checkpoints", 200), {})
     (RUN / "run.json").write_text('{"status": "running"}')
     assert differing(before, known()) == {f"run {RUN}"}
     assert (before[f"run {RUN}"], known()[f"run {RUN}"]) == ("nothing", "running at step 200")
@@ -99,7 +99,7 @@ def test_a_directory_that_is_not_shared_is_named(monkeypatch):
         process_allgather=lambda here: np.array([True, bool(here), True]),
     )
     monkeypatch.setattr(jax, "process_count", lambda: 3)
-    monkeypatch.setattr(jtrain.joined, "multihost_utils", seen)
+    monkeypatch.setattr(jtrain.train.multihost_checks, "multihost_utils", seen)
     with pytest.raises(ConfigError, match=r"process 1 does not see it\. Run where all processes"):
         refuse_unshared(there)
 

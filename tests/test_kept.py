@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jtrain.kept import kept, recomputed
+from jtrain.core.residuals import kept, recomputed
 
 W, X = jax.ShapeDtypeStruct((3, 8, 8), jnp.float32), jax.ShapeDtypeStruct((5, 8), jnp.float32)
 LAYER = 5 * 8 * 4  # bytes of its output

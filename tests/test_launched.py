@@ -18,9 +18,9 @@ from listening import descendants, listening
 from quick_study import CODE, at_home, trained, write_study
 
 from jtrain.cli import main
-from jtrain.hooks.metrics import read
-from jtrain.launch.launch import environment
-from jtrain.launch.port import free_port
+from jtrain.distributed.launcher.launch import environment
+from jtrain.distributed.launcher.port import free_port
+from jtrain.train.hooks.metrics import read
 
 PATIENCE = 240  # seconds; alone on two cores it takes about 10
 SLOW = """

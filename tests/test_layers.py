@@ -93,7 +93,7 @@ def test_imports_only_go_up(path: Path):
             there = rest.split(".")[0]
             assert there == here or RANK[there] < RANK[here], (
                 f"{where}:{line} imports jtrain.{there}, which comes later in the flow or stands "
-                f"beside it. Pass the value in, or move what both need up to jtrain/types.py."
+                f"beside it. Pass the value in, or move what both need up to jtrain/core/types.py."
             )
         assert top != "jax" or "_src" not in there, f"{where}:{line} imports a private JAX module."
         assert here != "data" or top not in {"jax", "jaxtyping", "optax"}, (

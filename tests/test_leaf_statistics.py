@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from quick_study import at_home, config_of, trained, write_study
 
-from jtrain.assemble import assemble
-from jtrain.hooks.rows import read
-from jtrain.leaf_statistics import KINDS, LeafStatistics
-from jtrain.step import make_step
-from jtrain.trees import named_leaves
+from jtrain.core.pytree import named_leaves
+from jtrain.core.step import make_step
+from jtrain.io.jsonl import read
+from jtrain.train.leaf_statistics import KINDS, LeafStatistics
+from jtrain.train.setup import assemble
 
 pytestmark = pytest.mark.thorough
 
@@ -82,7 +82,7 @@ def test_a_run_writes_them_at_their_cadence_and_takes_the_same_steps(path: Path)
 
 
 def test_what_is_not_finite_is_written_as_json_has_it(path: Path, tmp_path: Path):
-    from jtrain.hooks.leaves import Leaves
+    from jtrain.train.hooks.leaf_log import Leaves
 
     file = tmp_path / "leaves.jsonl"
     leaves = Leaves(file, every=1, stop=3, look=lambda step, state: {"ratio": {"w": float("nan")}})

@@ -12,13 +12,13 @@ from comparison import assert_close
 from quick_study import CODE, at_home, config_of, trained, write_study
 
 import jtrain as jt
-from jtrain.assemble import assemble
 from jtrain.checkpoint import Checkpoints
 from jtrain.cli import main
-from jtrain.data.write_rows import encode_rows
+from jtrain.data.sources.write_rows import encode_rows
 from jtrain.errors import CheckpointError, ConfigError, DataError
 from jtrain.optim import AdamW, ScheduleFree
-from jtrain.weights_of_fit import nested
+from jtrain.train.fit_weights import nested
+from jtrain.train.setup import assemble
 
 PREDICTS = """\
             predict=predict,

@@ -10,7 +10,7 @@ from quick_study import CODE, at_home, config_of, trained, write_study
 
 from jtrain.cli import main
 from jtrain.errors import ConfigError
-from jtrain.trackers import TensorBoard
+from jtrain.train.trackers import TensorBoard
 
 pytestmark = pytest.mark.thorough
 

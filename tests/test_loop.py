@@ -11,9 +11,9 @@ import pytest
 from layouts import strategy
 from line import points, squared, start
 
-from jtrain.loop import Hook, Stop, train
-from jtrain.step import make_step
-from jtrain.types import Mean
+from jtrain.core.loop import Hook, Stop, train
+from jtrain.core.step import make_step
+from jtrain.core.types import Mean
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ from quick_study import at_home, config_of, trained, write_study
 
 import jtrain as jt
 from jtrain.checkpoint import Checkpoints
-from jtrain.checkpoint.failed import SaveError
+from jtrain.checkpoint.save_errors import SaveError
 from jtrain.cli import main
-from jtrain.hooks.metrics import read
-from jtrain.run import Outcome
+from jtrain.train.hooks.metrics import read
+from jtrain.train.run import Outcome
 
 THOROUGH = pytest.mark.thorough
 CONFIG = "configs/quick.yaml"

@@ -10,13 +10,13 @@ import pytest
 from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
-from jtrain.assemble import assemble
 from jtrain.config.dump import flat
+from jtrain.core.loop import Hook
 from jtrain.errors import ConfigError
-from jtrain.hooks.metrics import results
-from jtrain.loop import Hook
-from jtrain.pace import paced
-from jtrain.trained import measure
+from jtrain.train.hooks.metrics import results
+from jtrain.train.restore_run import measure
+from jtrain.train.setup import assemble
+from jtrain.train.step_time import paced
 
 CONFIG = "configs/quick.yaml"
 IN_TIME = [
@@ -39,7 +39,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
 @pytest.fixture
 def a_tenth(monkeypatch: pytest.MonkeyPatch):
     """A step takes a tenth of a second, as far as anybody measures."""
-    monkeypatch.setattr("jtrain.pace.seconds_per_step", lambda parts: 0.1)
+    monkeypatch.setattr("jtrain.train.step_time.seconds_per_step", lambda parts: 0.1)
 
 
 @pytest.mark.usefixtures("a_tenth")
@@ -92,10 +92,12 @@ class Kill(Hook):
 
 
 def test_a_run_that_was_killed_goes_on_by_the_same_numbers(monkeypatch):
-    monkeypatch.setattr("jtrain.pace.seconds_per_step", lambda parts: 0.1)
+    monkeypatch.setattr("jtrain.train.step_time.seconds_per_step", lambda parts: 0.1)
     with pytest.raises(KilledError):
         trained(CONFIG, *IN_TIME, "checkpoint.every=2", hooks=[Kill(9)])
-    monkeypatch.setattr("jtrain.pace.seconds_per_step", lambda parts: pytest.fail("measured again"))
+    monkeypatch.setattr(
+        "jtrain.train.step_time.seconds_per_step", lambda parts: pytest.fail("measured again")
+    )
     ended = trained(CONFIG, *IN_TIME, "checkpoint.every=2")
     assert (ended.status, ended.step) == ("done", 12)
     assert "goes on from step" in ended.directory.log.read_text()

@@ -9,12 +9,12 @@ import pytest
 from comparison import distance
 from process_runs import TINY
 
-from jtrain.assemble import assemble
 from jtrain.checkpoint import Checkpoints
 from jtrain.config.resolve import resolve
-from jtrain.hooks.metrics import read
-from jtrain.launch import launch
-from jtrain.trees import named_leaves
+from jtrain.core.pytree import named_leaves
+from jtrain.distributed.launcher import launch
+from jtrain.train.hooks.metrics import read
+from jtrain.train.setup import assemble
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "configs" / "llama2_7b.yaml"

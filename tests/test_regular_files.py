@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.regular_files import TooMuchError, open_regular, parse_json, read_bytes, read_json
+from jtrain.io.regular_files import TooMuchError, open_regular, parse_json, read_bytes, read_json
 
 
 def test_a_regular_file_is_read_and_written_as_by_open(tmp_path: Path):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.rows import row_keys, with_rows
+from jtrain.core.rows import row_keys, with_rows
 
 
 def test_a_row_draws_by_its_place_in_the_whole_batch():

@@ -19,9 +19,9 @@ from quick_study import at_home, config_of, kept, trained, write_study
 import jtrain as jt
 from jtrain.checkpoint import Checkpoints
 from jtrain.errors import CheckpointError, ConfigError, DamagedError, LossError
-from jtrain.hooks.metrics import read
-from jtrain.hooks.metrics import results as measured
-from jtrain.run import Outcome
+from jtrain.train.hooks.metrics import read
+from jtrain.train.hooks.metrics import results as measured
+from jtrain.train.run import Outcome
 
 CONFIG = "configs/quick.yaml"
 CALLS = ("steps=15", "steps_per_call=5", "evaluate.every=10")
@@ -182,7 +182,7 @@ def test_a_finished_run_is_not_run_again(monkeypatch):
     outcome = trained(CONFIG)
     files = {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()}
     computes = lambda _: pytest.fail("it computes")
-    monkeypatch.setattr(sys.modules["jtrain.run"], "paced", computes)
+    monkeypatch.setattr(sys.modules["jtrain.train.run"], "paced", computes)
     again = trained(CONFIG)
     assert (again.status, again.step, again.why) == ("done", 12, "it was finished before")
     assert again.results == outcome.results
@@ -222,7 +222,7 @@ def test_cut_off_twice_with_several_steps_a_call(unbroken):
 
 
 def test_cut_off_after_its_last_checkpoint_it_only_says_that_it_is_done(monkeypatch, unbroken):
-    from jtrain.directory import Directory
+    from jtrain.train.run_dir import Directory
 
     say = Directory.say
     with monkeypatch.context() as patch:
@@ -304,7 +304,7 @@ def test_a_finished_run_whose_last_checkpoint_is_lost_comes_to_it_again(lose, fr
 
 
 def test_run_json_names_only_steps_that_are_sealed(monkeypatch):
-    from jtrain.directory import Directory
+    from jtrain.train.run_dir import Directory
 
     said, say = [], Directory.say
 
@@ -382,7 +382,7 @@ def test_a_save_that_fails_behind_an_error_is_told_too(monkeypatch, capfd):
 
 
 def test_how_it_ended_is_on_the_disk_before_trackers_are_waited_for(monkeypatch):
-    from jtrain.watch import Watch
+    from jtrain.train.run_hooks import Watch
 
     seen = []
     look = lambda watch, status: seen.append((status, stands_of("runs/quick")["status"]))
@@ -395,9 +395,9 @@ def test_how_it_ended_is_on_the_disk_before_trackers_are_waited_for(monkeypatch)
 def test_a_run_that_takes_long_to_begin_says_what_it_does(
     monkeypatch, capfd, slow: str, phase: str
 ):
-    from jtrain.assemble import Assembly
-    from jtrain.pulse import PULSE
-    from jtrain.pulse.slow import DOING, Slow
+    from jtrain.distributed.heartbeat import PULSE
+    from jtrain.distributed.heartbeat.startup_progress import DOING, Slow
+    from jtrain.train.setup import Assembly
 
     does = getattr(Assembly, slow)
 
@@ -409,7 +409,7 @@ def test_a_run_that_takes_long_to_begin_says_what_it_does(
 
     monkeypatch.setattr(Assembly, slow, slowly)
     soon = functools.partial(Slow, first=0.3, tick=0.05)
-    monkeypatch.setattr(sys.modules["jtrain.run"], "Slow", soon)
+    monkeypatch.setattr(sys.modules["jtrain.train.run"], "Slow", soon)
     jt.run(config_of(CONFIG))
     assert f"{DOING[phase]}: " in capfd.readouterr().out
 
@@ -577,7 +577,7 @@ def test_a_copy_of_a_run_goes_on_under_its_own_name(unbroken):
 
 def test_nothing_asks_for_devices_before_the_layout_has_said_how_many(monkeypatch):
     """Or a CPU is one device, whatever `parallel.devices` says: seen in one run of two."""
-    spine, order = sys.modules["jtrain.run"], []
+    spine, order = sys.modules["jtrain.train.run"], []
     settled, prepare = spine.paced, Checkpoints.prepare
 
     def settle(*given):
@@ -595,7 +595,7 @@ def test_nothing_asks_for_devices_before_the_layout_has_said_how_many(monkeypatc
 
 def test_a_run_that_failed_before_its_first_step_keeps_no_name(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("jtrain.assemble.make_step", _refuse)
+        patch.setattr("jtrain.train.setup.make_step", _refuse)
         with pytest.raises(LossError):
             trained(CONFIG, "seed=1")
     assert not Path("runs/quick/config.yaml").exists()

@@ -12,14 +12,14 @@ from permissions import permissions_hold
 from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
-from jtrain.checkpoint import folder, seal
-from jtrain.checkpoint.origin import find
+from jtrain.checkpoint import layout, seal
+from jtrain.checkpoint.weights_source import find
 from jtrain.cli import main
-from jtrain.directory import Directory
 from jtrain.errors import ConfigError, DamagedError, DataError
-from jtrain.run import Outcome
-from jtrain.run_record import find_owner, read_record
-from jtrain.trained import measure
+from jtrain.train.restore_run import measure
+from jtrain.train.run import Outcome
+from jtrain.train.run_dir import Directory
+from jtrain.train.run_record import find_owner, read_record
 
 thorough = pytest.mark.thorough
 CONFIG = "configs/quick.yaml"
@@ -129,7 +129,7 @@ def test_a_run_has_one_id_which_every_checkpoint_seals():
     assert said(Path("runs/foreign"))["id"] != run
     there = again().directory
     assert said()["id"] == run
-    assert {seal.run_of(there.checkpoints / f"{n}") for n in folder.steps(CHECKPOINTS)} == {run}
+    assert {seal.run_of(there.checkpoints / f"{n}") for n in layout.steps(CHECKPOINTS)} == {run}
     about = json.loads((CHECKPOINTS / "12/about.json").read_text())["about"]
     assert about["identity"]["id"] == run
     assert about["identity"]["config"]["optimizer"]["lr"] == 0.03

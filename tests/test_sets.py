@@ -10,7 +10,7 @@ import jtrain as jt
 from jtrain.checkpoint import Checkpoints
 from jtrain.cli import main
 from jtrain.errors import ConfigError
-from jtrain.hooks.metrics import read, results
+from jtrain.train.hooks.metrics import read, results
 
 CONFIG = "configs/quick.yaml"
 ONE = "valid=InOrder(valid, size=self.evaluate.batch or self.batch),"

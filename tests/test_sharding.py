@@ -8,10 +8,10 @@ import jax
 import pytest
 from quick_study import config_of
 
-from jtrain.assemble import Assembly, assemble
 from jtrain.cli import main
-from jtrain.sharding import alike, laid, table
-from jtrain.trees import named_leaves
+from jtrain.core.pytree import named_leaves
+from jtrain.inspect.sharding_table import alike, laid, table
+from jtrain.train.setup import Assembly, assemble
 
 CONFIG = Path(__file__).parent.parent / "configs/shakespeare.yaml"
 SMALL = ["batch=16", "data.context=32", "model.context=32", "model.layers=2", "model.width=64"]

@@ -12,15 +12,15 @@ from layouts import strategy
 from line import height, line, points, start
 
 import jtrain as jt
+from jtrain.core.evaluate import evaluate, make_evaluate
+from jtrain.core.loss import combine
+from jtrain.core.precision.loss_scale import LossScale
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
+from jtrain.core.types import Mean, stateful
 from jtrain.data import Arrays, InOrder
-from jtrain.evaluate import evaluate, make_evaluate
-from jtrain.precision.loss_scale import LossScale
-from jtrain.state import new_state
-from jtrain.step import make_step
-from jtrain.terms import combine
 from jtrain.testing import subject
-from jtrain.testing.sums import OfRows, together
-from jtrain.types import Mean, stateful
+from jtrain.testing.row_sums import OfRows, together
 
 # They sum to -3; those of the even rows to -5.25, those of the odd ones to 2.25.
 SIGNED = np.array([-2, 1, -1.5, 0.5, -1, 0.25, -0.75, 0.5], np.float32)

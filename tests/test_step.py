@@ -12,10 +12,10 @@ import tiny_language
 from comparison import assert_close, bitwise, distance
 from line import height, line, points, squared, start
 
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step, many
+from jtrain.core.types import Mean
 from jtrain.parallel import Mirrored
-from jtrain.state import new_state
-from jtrain.step import make_step, many
-from jtrain.types import Mean
 
 SGD = optax.sgd(0.1)
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from quick_study import at_home, config_of, trained, write_study
 
-from jtrain.checkpoint import folder, seal, stored
+from jtrain.checkpoint import layout, object_store_layout, seal
 from jtrain.cli import main
 from jtrain.data import TokenFiles
-from jtrain.data.files import found
-from jtrain.data.prepare import prepare
-from jtrain.data.tokenizing import ByBytes
+from jtrain.data.sources.files import found
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.tokenizing import ByBytes
 from jtrain.errors import ConfigError, DataError
-from jtrain.objects import Objects
+from jtrain.io.object_store import Objects
 
 CONFIG = "configs/quick.yaml"
 RUN = Path("runs/quick")
@@ -38,8 +38,8 @@ def store() -> str:
 
 def parameters(run: Path, step: int) -> dict[str, str]:
     """The fingerprint of each leaf of a step, whose bytes are verified."""
-    folder.check(run / "checkpoints", step)
-    return folder.record(run / "checkpoints", step)["fingerprints"]
+    layout.check(run / "checkpoints", step)
+    return layout.record(run / "checkpoints", step)["fingerprints"]
 
 
 def test_a_run_whose_directory_is_gone_comes_back_and_ends_as_it_would_have(
@@ -59,12 +59,12 @@ def test_a_run_whose_directory_is_gone_comes_back_and_ends_as_it_would_have(
     rows = lambda name: (Path("runs") / name / "metrics.jsonl").read_bytes()
     assert rows("quick") == rows("plain")
     objects = Objects(f"{store}/quick")
-    assert stored.steps(objects) == [10, 12]
+    assert object_store_layout.steps(objects) == [10, 12]
     assert b'"done"' in (objects.read("run.json") or b"")
     # What was done is done, and a copy that is missing is made good.
-    stored.remove(objects, 12, stored.listed(objects)[12])
+    object_store_layout.remove(objects, 12, object_store_layout.listed(objects)[12])
     assert trained(CONFIG, setting).why == "it was finished before"
-    assert stored.steps(objects) == [10, 12]
+    assert object_store_layout.steps(objects) == [10, 12]
     # An older directory gets what is newer in the store.
     shutil.rmtree(RUN / "checkpoints" / "12")
     assert trained(CONFIG, setting).why == "it was finished before"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from quick_study import YAML, write_study
 
-from jtrain.checkpoint import folder, stored
+from jtrain.checkpoint import layout, object_store_layout
 from jtrain.cli import main
-from jtrain.data.files import found
-from jtrain.objects import Objects, ObjectsError
+from jtrain.data.sources.files import found
+from jtrain.io.object_store import Objects, ObjectsError
 
 pytestmark = pytest.mark.thorough
 RUN = Path(__file__).with_name("stored_process.py")
@@ -71,19 +71,19 @@ def test_a_run_that_is_killed_while_it_copies_goes_on_elsewhere_bit_for_bit(
     killed = ran(home, store, kill_at=kill_at)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     objects = Objects(f"{bucket}/at-{kill_at}/quick")
-    before = stored.steps(objects)
+    before = object_store_layout.steps(objects)
     shutil.move(home / "runs" / "quick", tmp_path / "another-machine")
     done = ran(home, store)
     assert done.returncode == 0, done.stderr
     if before:
         assert f"checkpoint {before[-1]} and the run's files were fetched" in done.stdout
     prints = [
-        folder.record(home / "runs" / name / "checkpoints", 12)["fingerprints"]
+        layout.record(home / "runs" / name / "checkpoints", 12)["fingerprints"]
         for name in ("plain", "quick")
     ]
     assert prints[0] == prints[1]
-    assert stored.steps(objects) == [10, 12]
-    assert list(stored.listed(objects)) == [10, 12]
+    assert object_store_layout.steps(objects) == [10, 12]
+    assert list(object_store_layout.listed(objects)) == [10, 12]
 
 
 def test_copies_in_s3_are_listed_verified_fetched_and_removed(
@@ -100,7 +100,7 @@ def test_copies_in_s3_are_listed_verified_fetched_and_removed(
     ):
         assert main(["ckpt", *words]) == 0
         assert said in capsys.readouterr().out
-    assert stored.steps(Objects(address)) == [12]
+    assert object_store_layout.steps(Objects(address)) == [12]
 
 
 def test_data_of_s3_is_read_by_its_path(bucket: str, home: Path):

@@ -8,9 +8,9 @@ import jax
 import pytest
 from quick_study import config_of, write_study
 
-from jtrain.assemble import assemble
 from jtrain.cli import main
-from jtrain.summary import short, step_flops, summary, table
+from jtrain.train.setup import assemble
+from jtrain.train.summary import short, step_flops, summary, table
 
 
 @pytest.fixture

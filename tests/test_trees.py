@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain import trees
+from jtrain.core import pytree
 
 TREE = {
     "blocks": [{"kernel": jnp.full((2, 3), 2.0)}],
@@ -14,27 +14,27 @@ TREE = {
 
 
 def test_a_leaf_is_named_by_its_path():
-    assert list(trees.named_leaves(TREE)) == ["blocks/0/kernel", "low", "n"]
-    assert trees.describe(TREE)["blocks/0/kernel"] == "float32[2, 3]"
+    assert list(pytree.named_leaves(TREE)) == ["blocks/0/kernel", "low", "n"]
+    assert pytree.describe(TREE)["blocks/0/kernel"] == "float32[2, 3]"
 
 
 def test_counts_numbers():
-    assert trees.elements(TREE) == 12
-    assert trees.elements({}) == 0
+    assert pytree.elements(TREE) == 12
+    assert pytree.elements({}) == 0
 
 
 def test_the_norm_is_over_all_leaves():
     some = {"a": jnp.array([3.0, 0.0]), "b": jnp.array(4.0, jnp.bfloat16)}
-    assert float(trees.norm(some)) == 5.0
-    assert trees.norm({}) == 0
+    assert float(pytree.norm(some)) == 5.0
+    assert pytree.norm({}) == 0
 
 
 def test_the_norm_of_sixteen_bits_is_summed_in_thirty_two():
-    assert float(trees.norm(jnp.ones(10_000, jnp.bfloat16))) == pytest.approx(100, rel=1e-6)
-    assert np.isfinite(float(trees.norm(jnp.full(4, 300.0, jnp.float16))))
+    assert float(pytree.norm(jnp.ones(10_000, jnp.bfloat16))) == pytest.approx(100, rel=1e-6)
+    assert np.isfinite(float(pytree.norm(jnp.full(4, 300.0, jnp.float16))))
 
 
 def test_only_short_floats_are_widened():
-    wide = trees.at_least_f32(TREE)
+    wide = pytree.at_least_f32(TREE)
     assert (wide["low"].dtype, wide["n"].dtype) == (jnp.float32, TREE["n"].dtype)
     assert wide["blocks"][0]["kernel"] is TREE["blocks"][0]["kernel"]

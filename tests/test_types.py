@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.types import Mean, Model, Terms
+from jtrain.core.types import Mean, Model, Terms
 
 
 def drawn(shape, seed=0):

@@ -11,8 +11,8 @@ import pytest
 from quick_study import at_home, config_of, trained, write_study
 
 from jtrain.parallel import FSDP, Axes, Mirrored, Single
-from jtrain.run import Outcome
-from jtrain.usable_layout import usable
+from jtrain.train.available_layout import usable
+from jtrain.train.run import Outcome
 
 SPLIT = "parallel={kind: sharded, data: 2, fsdp: 4, min_size: 0}"
 

@@ -2,11 +2,12 @@ import jax
 import numpy as np
 import pytest
 
-from jtrain import Prompt, writing
-from jtrain.data.byte_tokenizer import ByteTokenizer
-from jtrain.data.characters import Vocabulary
-from jtrain.data.tokenizer import Tokenizer
-from jtrain.writing import writes
+from jtrain import Prompt
+from jtrain.data.text.byte_tokenizer import ByteTokenizer
+from jtrain.data.text.characters import Vocabulary
+from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.train import complete_text
+from jtrain.train.complete_text import writes
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from image_files import write_digits, write_fashion_mnist, write_image_folder
 
-from jtrain.data.prepare import prepare
-from jtrain.data.tokenizing import ByBytes
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.tokenizing import ByBytes
 
 CHARACTERS = [
     "batch=8",

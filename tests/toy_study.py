@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from jtrain.config.top import Top
-from jtrain.values import values
+from jtrain.config.configclass import values
 
 
 @values

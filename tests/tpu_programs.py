@@ -12,9 +12,9 @@ os.environ |= {"TPU_STDERR_LOG_LEVEL": "1", "TPU_MIN_LOG_LEVEL": "1"}
 from made_whole import made_whole
 
 from jtrain.config.resolve import resolve
-from jtrain.plan.collectives import Collective, by_axes
-from jtrain.plan.plan import Plan, plan
-from jtrain.plan.topology import topology
+from jtrain.inspect.plan.collectives import Collective, by_axes
+from jtrain.inspect.plan.plan import Plan, plan
+from jtrain.inspect.plan.topology import topology
 
 CONFIG = "configs/llama2_7b.yaml"
 LAYERS, WIDTH, HIDDEN, VOCAB, ROWS, TIME = 4, 1024, 4096, 2048, 16, 256

@@ -12,9 +12,11 @@ import jax
 import numpy as np
 import optax
 
-from jtrain.data.shakespeare import Shakespeare
+from jtrain.data.text.shakespeare import Shakespeare
 from jtrain.losses.cross_entropy import nats
-from jtrain.models.decoder import Decoder  # what the model needs is an import, not memory of it
+from jtrain.models.networks.decoder import (
+    Decoder,  # what the model needs is an import, not memory of it
+)
 from jtrain.models.transformer import Transformer
 
 assert Decoder

@@ -16,12 +16,12 @@ import jax
 import numpy as np
 import optax
 
-from jtrain.cluster import detect, start
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
+from jtrain.distributed.cluster import detect, start
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Mirrored, Single
-from jtrain.state import new_state
-from jtrain.step import make_step
 
 BATCHES = 16
 

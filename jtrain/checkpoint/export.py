@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from jtrain.checkpoint.tensors import DTYPES, ENDING
-from jtrain.disk_errors import advice
 from jtrain.errors import CheckpointError
-from jtrain.private import created, private_files
+from jtrain.io.disk_errors import advice
+from jtrain.io.private_files import created, private_files
 
 _NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.types import Leaf
+from jtrain.core.types import Leaf
 
 Begun: TypeAlias = list[tuple[tuple[str, ...], Any]]  # names, and of each two sums: (names, 2)
 

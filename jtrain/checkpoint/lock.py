@@ -18,10 +18,10 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from jtrain.checkpoint import folder
+from jtrain.checkpoint import layout
 from jtrain.errors import CheckpointError
-from jtrain.regular_files import read_json
-from jtrain.same_file import HeldFolder, identity
+from jtrain.io.regular_files import read_json
+from jtrain.io.same_file import HeldFolder, identity
 
 NAME = ".writer"
 _PATIENCE = 0.5  # seconds for one who is just leaving
@@ -133,7 +133,7 @@ class Lock:
 
     def _try(self) -> bool:
         """Whether directory and file are open, locked and ours; False if another has one."""
-        folder.make(self._path.parent)
+        layout.make(self._path.parent)
         try:
             self._folder = HeldFolder(self._path.parent)
             self._above = self._above or HeldFolder(self._path.parent.parent)
@@ -230,7 +230,7 @@ def _unwritable(path: Path, error: OSError) -> CheckpointError:
             f"{path} is to say who writes there, and is no file ({error.strerror}). Remove it: "
             f"rm -r {path}"
         )
-    return folder.unwritable(path.parent, error)
+    return layout.unwritable(path.parent, error)
 
 
 def _way_out(who: dict[str, Any]) -> str:

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
-from jtrain.checkpoint.checkpoints import Checkpoints
-from jtrain.checkpoint.failed import SaveError, failed
-from jtrain.checkpoint.leaves import flatten
+from jtrain.checkpoint.leaf_table import flatten
+from jtrain.checkpoint.manager import Checkpoints
+from jtrain.checkpoint.save_errors import SaveError, failed
 
 TRIES = 3
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from jtrain.checkpoint.ownership import Owner
 from jtrain.errors import CheckpointError
-from jtrain.regular_files import JSON_BYTES, check_regular, open_regular, parse_json, read_bytes
+from jtrain.io.regular_files import JSON_BYTES, check_regular, open_regular, parse_json, read_bytes
 
 SEAL, FORMAT, DIGEST = "seal.json", 2, "xxh3-128"
 _LOCK = ".__lock"  # TensorStore takes its locks away a moment after it has reported the end

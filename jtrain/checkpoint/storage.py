@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrain.checkpoint.quiet import quiet, silence
-from jtrain.types import Leaf
+from jtrain.checkpoint.orbax_logging import quiet, silence
+from jtrain.core.types import Leaf
 
 MEET = 12 * 3600 * 1000  # milliseconds: meanwhile the first reads and seals every byte
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.errors import CheckpointError
-from jtrain.private import inside
-from jtrain.regular_files import open_regular, parse_json
+from jtrain.io.private_files import inside
+from jtrain.io.regular_files import open_regular, parse_json
 
 ENDING, INDEX = ".safetensors", ".safetensors.index.json"
 HEADER = 100_000_000  # bytes: the format's own bound

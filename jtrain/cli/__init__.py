@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
+from jtrain.distributed.heartbeat.exit_alone import end_alone
+from jtrain.distributed.heartbeat.shutdown_request import ASKS
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
-from jtrain.pulse.failing import end_alone
-from jtrain.pulse.shutdown_request import ASKS
-from jtrain.redact import redacted
-from jtrain.user_errors import refused_platform
+from jtrain.errors.user_code import refused_platform
+from jtrain.io.redact import redacted
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.
 VERBS = {

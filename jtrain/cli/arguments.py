@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from jtrain.config.nearest import did_you_mean
-from jtrain.config.shipped import shipped_configs
+from jtrain.config.shipped_configs import shipped_configs
+from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import UserError
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import FAULT, UserError
-from jtrain.plan.topology import prepare
+from jtrain.inspect.plan.topology import prepare
 
 if TYPE_CHECKING:
-    from jtrain.experiment import RunConfig
-    from jtrain.testing.subject import Subject
+    from jtrain.testing.case import Subject
+    from jtrain.train.experiment import RunConfig
 
 MOVED = 0.02  # the deviation of what is added to the first parameters
 READ = 4096  # rows whose labels and tokens are looked at
@@ -57,9 +57,9 @@ def subject_of(config: "RunConfig", rows: int, *, draws: bool = True) -> "Subjec
     """
     import jax
 
-    from jtrain.debug.one_step import alone
-    from jtrain.experiment import build_experiment
+    from jtrain.inspect.debug.single_device_step import alone
     from jtrain.testing import placed, subject
+    from jtrain.train.experiment import build_experiment
 
     parts = alone(config)
     x, settled, state = parts.experiment, parts.config, parts.fresh()

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.trained import asked_step
-from jtrain.config.nearest import did_you_mean
+from jtrain.cli.find_run import asked_step
+from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import FAULT, CheckpointError, ConfigError, UserError
-from jtrain.objects import refuse_address
+from jtrain.io.object_store import refuse_address
 
 DOES = {
     "ls": "list the steps, their sizes, which is newest and best, and which are damaged",
@@ -61,11 +61,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _ls(typed: argparse.Namespace) -> tuple[Any, str, int]:
-    from jtrain.checkpoint import entries, looking
+    from jtrain.checkpoint import directory_entries, inspect
 
     directory, _ = _find(typed.run)
     owner, notes = _owner(directory)
-    rows, aside = looking.listed(directory, owner), entries.asides(directory)
+    rows, aside = inspect.listed(directory, owner), directory_entries.asides(directory)
     lines = [("step", "size", "saved", "", "")]
     for row in rows:
         best = row["best"]
@@ -74,30 +74,30 @@ def _ls(typed: argparse.Namespace) -> tuple[Any, str, int]:
         state = f"{_fault_of(row)}: {row['faults'][0]}" if row["faults"] else marks
         lines.append((str(row["step"]), _size(row["bytes"]), _when(row["seconds"]), said, state))
     for path in aside:
-        size, when = _size(looking.bytes_of(path)), _when(path.stat().st_mtime)
-        damaged = entries.DAMAGED in path.name
+        size, when = _size(inspect.bytes_of(path)), _when(path.stat().st_mtime)
+        damaged = directory_entries.DAMAGED in path.name
         how = "set aside; to remove: ckpt rm --damaged" if damaged else "set aside: of another run"
         lines.append((path.name, size, when, "", how))
     notes += _strays(directory)
     found = {
         "directory": str(directory),
         "steps": rows,
-        "damaged": [path.name for path in aside if entries.DAMAGED in path.name],
-        "foreign": [path.name for path in aside if entries.FOREIGN in path.name],
+        "damaged": [path.name for path in aside if directory_entries.DAMAGED in path.name],
+        "foreign": [path.name for path in aside if directory_entries.FOREIGN in path.name],
         "notes": notes,
     }
     return found, "\n".join([_columns(lines), *notes]), 0
 
 
 def _verify(typed: argparse.Namespace) -> tuple[Any, str, int]:
-    from jtrain.checkpoint import folder, looking
+    from jtrain.checkpoint import inspect, layout
 
     directory, named = _find(typed.run)
     asked = named if named is not None else asked_step(typed.step, "ckpt") if typed.step else None
     owner, notes = _owner(directory)
-    every = folder.named(directory)
-    steps = every if asked is None else [looking.step_of(directory, asked, owner)]
-    found = [looking.verified(directory, step, owner) for step in steps]
+    every = layout.named(directory)
+    steps = every if asked is None else [inspect.step_of(directory, asked, owner)]
+    found = [inspect.verified(directory, step, owner) for step in steps]
     lines = []
     for one in found:
         told = "whole" if one["sealed"] else "whole by its sizes: it was saved before seals were"
@@ -117,9 +117,9 @@ def _verify(typed: argparse.Namespace) -> tuple[Any, str, int]:
 
 
 def _show(typed: argparse.Namespace) -> tuple[Any, str, int]:
-    from jtrain.checkpoint import looking
+    from jtrain.checkpoint import inspect
 
-    found = looking.shown(*_one(typed))
+    found = inspect.shown(*_one(typed))
     leaves = [("leaf", "is", "size", "fingerprint")]
     leaves += [
         (name, leaf["is"], _size(leaf["bytes"]), leaf["fingerprint"])
@@ -137,10 +137,10 @@ def _brief(value: Any) -> Any:
 
 
 def _diff(typed: argparse.Namespace) -> tuple[Any, str, int]:
-    from jtrain.checkpoint import looking
+    from jtrain.checkpoint import inspect
 
     one, other = (_one(typed, run) for run in (typed.run, typed.other))
-    rows = looking.differing(one, other)
+    rows = inspect.differing(one, other)
     lines = [("leaf", "here", "there", "largest difference")]
     for row in rows:
         apart = "" if row["apart"] is None else f"{row['apart']:.6g}"
@@ -151,11 +151,11 @@ def _diff(typed: argparse.Namespace) -> tuple[Any, str, int]:
 
 
 def _rm(typed: argparse.Namespace) -> tuple[Any, str, int]:
-    from jtrain.checkpoint import looking
+    from jtrain.checkpoint import inspect
 
     directory, named = _find(typed.run)
     if typed.damaged:
-        gone, size = looking.remove_damaged(directory)
+        gone, size = inspect.remove_damaged(directory)
         told = f"removed: {', '.join(gone) or 'none is damaged'}; {_size(size)} are free again"
         return {"removed": gone, "bytes": size}, told, 0
     if named is None and not typed.step:
@@ -166,24 +166,24 @@ def _rm(typed: argparse.Namespace) -> tuple[Any, str, int]:
     step = named
     if step is None:
         asked = asked_step(typed.step, "ckpt")
-        step = asked if isinstance(asked, int) else looking.step_of(directory, asked)
-    size = looking.removed(directory, step, force=typed.force, owner=_owner(directory)[0])
+        step = asked if isinstance(asked, int) else inspect.step_of(directory, asked)
+    size = inspect.removed(directory, step, force=typed.force, owner=_owner(directory)[0])
     return {"step": step, "bytes": size}, f"{step} is removed: {_size(size)} are free again", 0
 
 
 def _export(typed: argparse.Namespace) -> tuple[Any, str, int]:
-    from jtrain.checkpoint import export, folder, looking
+    from jtrain.checkpoint import export, inspect, layout
 
     directory, step = _one(typed)
-    folder.check(directory, step)
-    leaves = folder.record(directory, step)["leaves"]
+    layout.check(directory, step)
+    leaves = layout.record(directory, step)["leaves"]
     names = export.names(leaves, typed.all)
     if not names:
         raise UserError(
             f"jtrain ckpt export: {directory / str(step)} has no leaf params/..., only "
             f"{', '.join(list(leaves)[:5])}; write --all for every leaf"
         )
-    read = looking.arrays(directory, step, list(names.values()))
+    read = inspect.arrays(directory, step, list(names.values()))
     tensors = {called: read[name] for called, name in names.items()}
     out = Path(typed.out or f"{directory.parent.name}-{step}.safetensors")
     size = export.write(out, tensors, {"step": str(step), "from": str(directory), "format": "np"})
@@ -193,18 +193,18 @@ def _export(typed: argparse.Namespace) -> tuple[Any, str, int]:
 
 def _one(typed: argparse.Namespace, run: str = "") -> tuple[Path, int]:
     """The one checkpoint that is meant."""
-    from jtrain.checkpoint import looking
+    from jtrain.checkpoint import inspect
 
     directory, named = _find(run or typed.run)
     if named is not None:
         return directory, named
     asked, owner = asked_step(typed.step or "newest", "ckpt"), _owner(directory)[0]
-    return directory, looking.step_of(directory, asked, owner)
+    return directory, inspect.step_of(directory, asked, owner)
 
 
 def _owner(directory: Path) -> tuple[Any, list[str]]:
     """The run that the checkpoints in a directory should be of, and what is wrong where none is."""
-    from jtrain.run_record import find_owner
+    from jtrain.train.run_record import find_owner
 
     try:
         return find_owner(directory.parent), []
@@ -214,26 +214,26 @@ def _owner(directory: Path) -> tuple[Any, list[str]]:
 
 def _strays(directory: Path) -> list[str]:
     """A line for each checkpoint under a name that is none."""
-    from jtrain.checkpoint import entries
+    from jtrain.checkpoint import directory_entries
 
     return [
         f"{name} holds checkpoint {step} and has no name of one: a run does not see it. To give it "
         f"back: mv {directory / name} {directory / str(step)}"
-        for name, step in entries.strays(directory)
+        for name, step in directory_entries.strays(directory)
     ]
 
 
 def _gone(directory: Path, steps: Sequence[int]) -> list[str]:
     """A line where run.json names a checkpoint that is not there."""
-    from jtrain.checkpoint import entries
-    from jtrain.directory import Directory
+    from jtrain.checkpoint import directory_entries
+    from jtrain.train.run_dir import Directory
 
     there = Directory(directory.parent)
     stands = there.stands() if directory == there.checkpoints else {}
     step = stands.get("step", 0)
     if not step or step in steps or stands.get("status") not in {"running", "stopped", "done"}:
         return []
-    known = {path.name.partition(".")[0] for path in entries.asides(directory)}
+    known = {path.name.partition(".")[0] for path in directory_entries.asides(directory)}
     if str(step) in known:
         return []
     return [f"{step} is gone: {there.status} says that the run has saved it"]
@@ -245,15 +245,15 @@ def _fault_of(one: Mapping[str, Any]) -> str:
 
 def _find(run: str) -> tuple[Path, int | None]:
     """The directory of the checkpoints that are meant, and the step if it is one of them."""
-    from jtrain.checkpoint import entries, looking
-    from jtrain.directory import Directory
+    from jtrain.checkpoint import directory_entries, inspect
+    from jtrain.train.run_dir import Directory
 
     try:
-        return looking.find(run)
-    except entries.OutsideError:
+        return inspect.find(run)
+    except directory_entries.OutsideError:
         raise
     except CheckpointError:
-        for there in map(Directory, (Path(run), looking.RUNS / run)):
+        for there in map(Directory, (Path(run), inspect.RUNS / run)):
             if there.config.is_file():
                 said = there.stands()
                 known = {"status", "step"} <= said.keys()
@@ -273,7 +273,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _size(count: int) -> str:
-    from jtrain.checkpoint.space import size
+    from jtrain.checkpoint.disk_space import size
 
     return size(count)
 

@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Sequence
 
 from jtrain.cli.arguments import Arguments
-from jtrain.config.nearest import did_you_mean
+from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import UserError
 
 DOES = {

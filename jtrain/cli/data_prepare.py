@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.cli.arguments import Arguments
-from jtrain.config.nearest import did_you_mean
-from jtrain.data.documents import By
-from jtrain.data.prepare import Progress, prepare
-from jtrain.data.tokenizing import ByBytes, ByCharacters, ByPairs, FromFile, Tokenizing
+from jtrain.config.suggestions import did_you_mean
+from jtrain.data.text.documents import By
+from jtrain.data.text.prepare import Progress, prepare
+from jtrain.data.text.tokenizing import ByBytes, ByCharacters, ByPairs, FromFile, Tokenizing
 from jtrain.errors import ConfigError
 
 KINDS = ("bytes", "characters", "bpe")

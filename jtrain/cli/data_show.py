@@ -11,11 +11,11 @@ import numpy as np
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.pictures import as_bytes, in_blocks, in_shades
 from jtrain.config.resolve import resolve
-from jtrain.data.tokenizer import fingerprint
+from jtrain.core.types import Anywhere
+from jtrain.data.text.tokenizer import fingerprint
 from jtrain.errors import ConfigError
-from jtrain.experiment import build_experiment
-from jtrain.hooks.png import grid, png
-from jtrain.types import Anywhere
+from jtrain.io.png import grid, png
+from jtrain.train.experiment import build_experiment
 
 BOUNDARY, PADDING = "⏐", "·"  # between two documents of a row; what is no target at its end
 

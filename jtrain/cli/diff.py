@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.trained import config_of
-from jtrain.config.words import spell
+from jtrain.cli.find_run import config_of
+from jtrain.config.command_line import spell
 
 if TYPE_CHECKING:
-    from jtrain.debug.parting import Parting
+    from jtrain.inspect.debug.first_difference import Parting
 
 SHOWN = 12  # lines of one kind
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
 
     jax.config.update("jax_platforms", "cpu")  # the accelerator is for the run that may train
 
-    from jtrain.debug.parting import parting
+    from jtrain.inspect.debug.first_difference import parting
 
     found = parting(one, other)
     if typed.json:

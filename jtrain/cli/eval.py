@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.trained import asked_step, complain, config_of, said_apart, speaks
+from jtrain.cli.find_run import asked_step, complain, config_of, said_apart, speaks
 from jtrain.config.resolve import resolve
 
 
@@ -14,7 +14,7 @@ def main(argv: Sequence[str]) -> int:
     path = config_of(typed.run, "eval")
     resolved = resolve(path, typed.settings)
 
-    from jtrain.trained import measure
+    from jtrain.train.restore_run import measure
 
     asked = asked_step(typed.step, "eval")
     with said_apart():

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from jtrain.cli import VERBS
 from jtrain.cli.arguments import Arguments
-from jtrain.config.nearest import did_you_mean
+from jtrain.config.suggestions import did_you_mean
+from jtrain.distributed.heartbeat import Patience
+from jtrain.distributed.heartbeat.fault import KINDS, Fault, faults
+from jtrain.distributed.launcher import launch
 from jtrain.errors import UserError
-from jtrain.launch import launch
-from jtrain.pulse import Patience
-from jtrain.pulse.fault import KINDS, Fault, faults
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import UserError
-from jtrain.plan.topology import prepare, topology
+from jtrain.inspect.plan.topology import prepare, topology
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,8 +22,8 @@ def main(argv: Sequence[str]) -> int:
     dump = _empty(Path(typed.dump)) if typed.dump else None
     prepare(typed.topology)
     from jtrain.config.resolve import resolve
-    from jtrain.plan.plan import plan
-    from jtrain.plan.table import table
+    from jtrain.inspect.plan.plan import plan
+    from jtrain.inspect.plan.table import table
 
     resolved = resolve(Path(path), words)
     for note in resolved.notes:

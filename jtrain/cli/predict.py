@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.trained import asked_step, complain, config_of, said_apart, speaks
+from jtrain.cli.find_run import asked_step, complain, config_of, said_apart, speaks
 from jtrain.config.resolve import resolve
-from jtrain.data.read_rows import read_rows
-from jtrain.data.write_rows import check_kind, encode_rows
+from jtrain.data.sources.read_rows import read_rows
+from jtrain.data.sources.write_rows import check_kind, encode_rows
 from jtrain.errors import UserError
 
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     step = asked_step(typed.step, "predict")
     resolved = resolve(path, typed.settings)
 
-    from jtrain.load_run import load_run
+    from jtrain.train.loaded_run import load_run
 
     with said_apart():
         run = load_run(resolved.config, path.parent, step, complain)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 def named(outputs: Any) -> Mapping[str, np.ndarray]:
     """Return the arrays of some outputs by name; a single one is called `output`."""
-    from jtrain.trees import named_leaves
+    from jtrain.core.pytree import named_leaves
 
     return {name.replace("/", ".") or "output": x for name, x in named_leaves(outputs).items()}
 
@@ -62,7 +62,7 @@ def write(path: Path, content: bytes) -> None:
     Raises:
         UserError: if it cannot be written.
     """
-    from jtrain.hooks.rewrite import rewrite
+    from jtrain.io.atomic_write import rewrite
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

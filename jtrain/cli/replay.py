@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.trained import config_of, said_apart, speaks
+from jtrain.cli.find_run import config_of, said_apart, speaks
 from jtrain.config.resolve import resolve
 from jtrain.errors import FAULT
 
 if TYPE_CHECKING:
-    from jtrain.debug.replay import Replayed
+    from jtrain.inspect.debug.replay import Replayed
 
 SHOWN = 8  # leaves that are shown
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     path = config_of(typed.run, "replay")
     resolved = resolve(path, typed.settings)
 
-    from jtrain.debug.replay import replay
+    from jtrain.inspect.debug.replay import replay
 
     tell = lambda line: print(line, file=sys.stderr)
     with said_apart():

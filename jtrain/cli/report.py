@@ -5,16 +5,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jtrain.checkpoint.keeping import Goal
+from jtrain.checkpoint.retention import Goal
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import ConfigError, UserError
-from jtrain.hooks.rewrite import rewrite
-from jtrain.objects import refuse_address
-from jtrain.private import private_files
-from jtrain.report.facts import facts
-from jtrain.report.finding import Found, find_runs
-from jtrain.report.page import page
-from jtrain.report.reading import read
+from jtrain.inspect.report.facts import facts
+from jtrain.inspect.report.find_runs import Found, find_runs
+from jtrain.inspect.report.page import page
+from jtrain.inspect.report.read_run import read
+from jtrain.io.atomic_write import rewrite
+from jtrain.io.object_store import refuse_address
+from jtrain.io.private_files import private_files
 from jtrain.sweep.members import read_record
 from jtrain.sweep.results import score, table
 

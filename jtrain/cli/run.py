@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cluster.command_line import program
 from jtrain.config.node import TYPED
 from jtrain.config.resolve import Resolved, resolve
 from jtrain.config.top import names_a_directory
+from jtrain.distributed.cluster.command_line import program
+from jtrain.distributed.heartbeat import PULSE
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError, UserError
-from jtrain.pulse import PULSE
 
 CODES = {"done": DONE, "failed": FAULT, "stopped": STOPPED}
 
@@ -30,8 +30,8 @@ def main(argv: Sequence[str]) -> int:
         return looking(resolved)
     _refuse_a_copy(resolved)
 
-    from jtrain.cli.ending import ending
-    from jtrain.run import run
+    from jtrain.cli.run_summary import ending
+    from jtrain.train.run import run
 
     outcome = run(resolved.config, source=resolved.path)
     if outcome.directory.first:
@@ -90,7 +90,7 @@ def _looking(typed: argparse.Namespace) -> Callable[[Resolved], int] | None:
 
 
 def _fast(resolved: Resolved) -> int:
-    from jtrain.debug.fast import fast
+    from jtrain.inspect.debug.dry_run import fast
 
     done = fast(resolved.config, tell=_tell)
     print(f"all of it works, {sum(stage.seconds for stage in done):.1f} s; nothing is left of it")
@@ -98,7 +98,7 @@ def _fast(resolved: Resolved) -> int:
 
 
 def _overfit(batches: int, resolved: Resolved) -> int:
-    from jtrain.debug.overfit import overfit
+    from jtrain.inspect.debug.overfit import overfit
 
     found = overfit(resolved.config, batches, tell=_tell)
     print(found.told())
@@ -106,14 +106,14 @@ def _overfit(batches: int, resolved: Resolved) -> int:
 
 
 def _eager(resolved: Resolved) -> int:
-    from jtrain.debug.eager import eager
+    from jtrain.inspect.debug.eager import eager
 
     eager(resolved.config, tell=_tell)
     return DONE
 
 
 def _find_nan(resolved: Resolved) -> int:
-    from jtrain.debug.find_nan import find_nan
+    from jtrain.inspect.debug.find_nan import find_nan
 
     found = find_nan(resolved.config, tell=_tell)
     if found is None:

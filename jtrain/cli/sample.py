@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.trained import asked_step, complain, config_of, said_apart, speaks
+from jtrain.cli.find_run import asked_step, complain, config_of, said_apart, speaks
+from jtrain.config.configclass import values
 from jtrain.config.node import DEFAULT, TYPED, Node, Origin, stop
 from jtrain.config.resolve import check, resolve
-from jtrain.experiment import Prompt
-from jtrain.values import values
+from jtrain.train.experiment import Prompt
 
 OPTIONS = ("tokens", "temperature", "top_k", "top_p", "seed")
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     resolved = resolve(path, typed.settings)
     prompt, seed = _asked({name: getattr(typed, name) for name in OPTIONS}, typed.prompt)
 
-    from jtrain.trained import complete
+    from jtrain.train.restore_run import complete
 
     step = asked_step(typed.step, "sample")
     with said_apart():

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cluster import detect
+from jtrain.config.command_line import spell
 from jtrain.config.dump import dump, flat, told
 from jtrain.config.explain import explain, json_schema
 from jtrain.config.resolve import Resolved, resolve
 from jtrain.config.top import Top
-from jtrain.config.words import spell
+from jtrain.distributed.cluster import detect
 from jtrain.errors import UserError
-from jtrain.plan.topology import prepare, topology
+from jtrain.inspect.plan.topology import prepare, topology
 
 
 def main(argv: Sequence[str]) -> int:
@@ -87,8 +87,8 @@ def _cluster(as_json: bool) -> str:
 
 def _model(resolved: Resolved, as_json: bool) -> str:
     """The leaves, bytes and work of what the config trains; this starts the devices."""
-    from jtrain.assemble import assemble
-    from jtrain.summary import plain, step_flops, summary, table
+    from jtrain.train.setup import assemble
+    from jtrain.train.summary import plain, step_flops, summary, table
 
     parts = assemble(resolved.config)
     sizes, work = summary(parts.like), step_flops(parts)
@@ -108,8 +108,8 @@ def _prepare(path: str, where: str, sharding: bool) -> None:
 
 def _sharding(resolved: Resolved, where: str, as_json: bool) -> str:
     """Where each leaf of the state would lie on these devices, or on those of a topology."""
-    from jtrain.assemble import assemble
-    from jtrain.sharding import laid, table
+    from jtrain.inspect.sharding_table import laid, table
+    from jtrain.train.setup import assemble
 
     among = topology(where).devices if where else None
     found = laid(assemble(resolved.config, among=among))

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jtrain.cli.trained import asked_step
+from jtrain.cli.find_run import asked_step
 from jtrain.errors import FAULT, CheckpointError, UserError
-from jtrain.objects import Objects, is_address
+from jtrain.io.object_store import Objects, is_address
 
 Found = tuple[Any, str, int]
 
@@ -33,7 +33,7 @@ def act(does: str, typed: argparse.Namespace) -> Found | None:
 @contextlib.contextmanager
 def copied(typed: argparse.Namespace) -> Iterator[None]:
     """Within, addresses among what was typed are paths of checkpoints that were fetched."""
-    from jtrain.checkpoint import stored
+    from jtrain.checkpoint import object_store_layout
 
     with contextlib.ExitStack() as stack:
         for name in ("run", "other"):
@@ -41,7 +41,7 @@ def copied(typed: argparse.Namespace) -> Iterator[None]:
                 continue
             objects, asked = _place(getattr(typed, name))
             step = _step(objects, asked, getattr(typed, "step", "") or "newest")
-            directory, faults = stack.enter_context(stored.here(objects, step))
+            directory, faults = stack.enter_context(object_store_layout.here(objects, step))
             if faults:
                 raise _damaged(objects, step, faults)
             setattr(typed, name, str(directory / str(step)))
@@ -49,16 +49,16 @@ def copied(typed: argparse.Namespace) -> Iterator[None]:
 
 
 def _ls(typed: argparse.Namespace) -> Found:
-    from jtrain.checkpoint import seal, stored
-    from jtrain.checkpoint.space import size
+    from jtrain.checkpoint import object_store_layout, seal
+    from jtrain.checkpoint.disk_space import size
 
     objects, _ = _place(typed.run)
     rows = [
         {"step": step, "bytes": sum(sizes.values()), "sealed": seal.SEAL in sizes}
-        for step, sizes in stored.listed(objects).items()
+        for step, sizes in object_store_layout.listed(objects).items()
     ]
     if not rows:
-        raise stored.no_copy(objects)
+        raise object_store_layout.no_copy(objects)
     words = {True: "", False: "not copied to its end"}
     lines = [
         f"{row['step']}  {size(row['bytes'])}  {words[row['sealed']]}".rstrip() for row in rows
@@ -67,19 +67,19 @@ def _ls(typed: argparse.Namespace) -> Found:
 
 
 def _verify(typed: argparse.Namespace) -> Found:
-    from jtrain.checkpoint import stored
-    from jtrain.checkpoint.space import size
+    from jtrain.checkpoint import object_store_layout
+    from jtrain.checkpoint.disk_space import size
 
     objects, asked = _place(typed.run)
-    every = stored.listed(objects)
+    every = object_store_layout.listed(objects)
     if not every:
-        raise stored.no_copy(objects)
+        raise object_store_layout.no_copy(objects)
     chosen = asked is not None or bool(typed.step)
     steps = [_step(objects, asked, typed.step)] if chosen else list(every)
     found, lines = [], []
     for step in steps:
         start = time.perf_counter()
-        with stored.here(objects, step) as (_, faults):
+        with object_store_layout.here(objects, step) as (_, faults):
             count = sum(every.get(step, {}).values())
         seconds = time.perf_counter() - start
         found.append({"step": step, "bytes": count, "seconds": seconds, "faults": faults})
@@ -98,11 +98,11 @@ def _verify(typed: argparse.Namespace) -> Found:
 
 
 def _rm(typed: argparse.Namespace) -> Found:
-    from jtrain.checkpoint import stored
-    from jtrain.checkpoint.space import size
+    from jtrain.checkpoint import object_store_layout
+    from jtrain.checkpoint.disk_space import size
 
     objects, asked = _place(typed.run)
-    every, whole = stored.listed(objects), stored.steps(objects)
+    every, whole = object_store_layout.listed(objects), object_store_layout.steps(objects)
     if typed.damaged:
         newest = whole[-1] if whole else -1  # past it, a run may be copying one
         wrong = [step for step in every if step < newest and step not in whole]
@@ -123,34 +123,36 @@ def _rm(typed: argparse.Namespace) -> Found:
         wrong = [step]
     count = sum(sum(every[step].values()) for step in wrong)
     for step in wrong:
-        stored.remove(objects, step, every[step])
+        object_store_layout.remove(objects, step, every[step])
     names = ", ".join(map(str, wrong)) or "none"
     return {"removed": wrong, "bytes": count}, f"removed: {names}; {size(count)} are free again", 0
 
 
 def _fetch(typed: argparse.Namespace) -> Found:
-    from jtrain.checkpoint import folder, stored
+    from jtrain.checkpoint import layout, object_store_layout
     from jtrain.checkpoint.lock import Lock
 
     objects, asked = _place(typed.run)
     path = Path(typed.out or Path("runs") / objects.address.rpartition("/")[2])
-    if (path / "run.json").exists() or folder.named(path / stored.CHECKPOINTS):
+    if (path / "run.json").exists() or layout.named(path / object_store_layout.CHECKPOINTS):
         raise CheckpointError(
             f"{objects.address} was to be fetched to {path}, where a run lies. Name another "
             f"place: --out {path}-2"
         )
     chosen = asked is not None or bool(typed.step)
     step = _step(objects, asked, typed.step or "newest")
-    folder.make(path / stored.CHECKPOINTS)
-    lock = Lock(path / stored.CHECKPOINTS)
+    layout.make(path / object_store_layout.CHECKPOINTS)
+    lock = Lock(path / object_store_layout.CHECKPOINTS)
     try:
         if chosen:
-            if faults := stored.fetch(objects, step, path / stored.CHECKPOINTS):
+            if faults := object_store_layout.fetch(
+                objects, step, path / object_store_layout.CHECKPOINTS
+            ):
                 raise _damaged(objects, step, faults)
-            stored.fetch_files(objects, path)
+            object_store_layout.fetch_files(objects, path)
             news: list[str] = []
         else:
-            found, news = stored.fetch_newest(objects, path)
+            found, news = object_store_layout.fetch_newest(objects, path)
             if found is None:
                 raise CheckpointError("\n".join(news))
             step = found
@@ -168,13 +170,13 @@ def _place(address: str) -> tuple[Objects, int | None]:
 
 
 def _step(objects: Objects, named: int | None, typed: str) -> int:
-    from jtrain.checkpoint import stored
+    from jtrain.checkpoint import object_store_layout
 
     asked = named if named is not None else asked_step(typed, "ckpt")
-    there = stored.listed(objects)
-    whole = stored.steps(objects)
+    there = object_store_layout.listed(objects)
+    whole = object_store_layout.steps(objects)
     if not whole and asked not in there:
-        raise stored.no_copy(objects)
+        raise object_store_layout.no_copy(objects)
     if asked == "best":
         raise CheckpointError(
             f"--step best was asked for of {objects.address}, and copies are not compared. Write "
@@ -190,16 +192,16 @@ def _step(objects: Objects, named: int | None, typed: str) -> int:
 
 
 def _faults(objects: Objects, step: int) -> list[str]:
-    from jtrain.checkpoint import stored
+    from jtrain.checkpoint import object_store_layout
 
-    with stored.here(objects, step) as (_, faults):
+    with object_store_layout.here(objects, step) as (_, faults):
         return faults
 
 
 def _damaged(objects: Objects, step: int, faults: list[str]) -> CheckpointError:
-    from jtrain.checkpoint import folder
+    from jtrain.checkpoint import layout
 
     return CheckpointError(
-        f"the copy of checkpoint {step} in {objects.address} is damaged: {folder.first(faults)}. "
+        f"the copy of checkpoint {step} in {objects.address} is damaged: {layout.first(faults)}. "
         f"See which is whole: jtrain ckpt verify {objects.address}"
     )

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _picture(curves: dict) -> None:
-    from jtrain.hooks.curve import curve, only_ascii
+    from jtrain.train.hooks.curve import curve, only_ascii
 
     if curves:
         width = min(100, shutil.get_terminal_size((80, 24)).columns)

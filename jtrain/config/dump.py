@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from jtrain.config.command_line import spell
 from jtrain.config.node import Plain
-from jtrain.config.words import spell
-from jtrain.redact import redacted_values
+from jtrain.io.redact import redacted_values
 
 
 class _Absent:

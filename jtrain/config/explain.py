@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from jtrain.config.command_line import describe, spell
 from jtrain.config.dump import plain_values
-from jtrain.config.nearest import did_you_mean
 from jtrain.config.schema import REQUIRED, Want, fields, is_values
-from jtrain.config.words import describe, spell
+from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from jtrain.values import values
+from jtrain.config.configclass import values
 
 
 def _some(window: tuple[int, int]) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from jtrain.values import values
+from jtrain.config.configclass import values
 
 
 def _as_many_stars(pair: tuple[str, str]) -> tuple[str, str]:

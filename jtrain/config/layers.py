@@ -5,11 +5,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from jtrain.config.command_line import describe
 from jtrain.config.explain import may_be
 from jtrain.config.node import FILE, TYPED, Keys, Mistake, Node, Origin, dotted, merge, said
 from jtrain.config.read import parse, read
 from jtrain.config.top import Top
-from jtrain.config.words import describe
 from jtrain.errors import ConfigError
 
 

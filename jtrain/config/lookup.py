@@ -9,9 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from jtrain.config.nearest import did_you_mean
 from jtrain.config.schema import is_values
-from jtrain.config.shipped import shipped
+from jtrain.config.shipped_configs import shipped
+from jtrain.config.suggestions import did_you_mean
 from jtrain.config.top import Top
 from jtrain.errors import ConfigError
 

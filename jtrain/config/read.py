@@ -11,11 +11,11 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.nodes import Node as Yaml
 
-from jtrain.config.nearest import nearest
 from jtrain.config.node import Keys, Mistake, Node, Origin, Plain, dotted
-from jtrain.config.shipped import shipped_configs
+from jtrain.config.shipped_configs import shipped_configs
+from jtrain.config.suggestions import nearest
 from jtrain.errors import ConfigError
-from jtrain.regular_files import open_regular
+from jtrain.io.regular_files import open_regular
 
 # Far beyond any config. An anchor can make a file grow without end, and the parser takes a second
 # for so many values, or for half a megabyte.

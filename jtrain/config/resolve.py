@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from jtrain.config.dump import leaves
+from jtrain.config.durations import countable
+from jtrain.config.error_messages import mistakes, unknown
 from jtrain.config.layers import layers
 from jtrain.config.lookup import Found, available, find, load
-from jtrain.config.mistakes import mistakes, unknown
-from jtrain.config.nearest import near_key
 from jtrain.config.node import (
     DEFAULT,
     FILE,
@@ -28,9 +28,9 @@ from jtrain.config.node import (
 )
 from jtrain.config.schema import Want, fields
 from jtrain.config.settle import settle
-from jtrain.config.shipped import find_config
+from jtrain.config.shipped_configs import find_config
+from jtrain.config.suggestions import near_key
 from jtrain.config.top import Top
-from jtrain.durations import countable
 from jtrain.errors import ConfigError
 
 T = TypeVar("T")

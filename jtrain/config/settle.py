@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from jtrain.config.command_line import spell
 from jtrain.config.dump import plain_values
 from jtrain.config.node import DEFAULT, PRESET, Keys, Node, Origin, dotted, merge, nodes, plain
 from jtrain.config.schema import Want, fields
-from jtrain.config.words import spell
 
 
 def settle(want: Want, node: Node, keys: Keys = ()) -> tuple[Node, list[str]]:

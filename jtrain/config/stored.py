@@ -8,14 +8,14 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from jtrain.config.command_line import spell
 from jtrain.config.dump import ABSENT, Difference, differences, told
-from jtrain.config.mistakes import mistakes
+from jtrain.config.error_messages import mistakes
 from jtrain.config.node import FILE, Node, Origin, Plain, nodes, plain, stop
 from jtrain.config.resolve import check, resolve
 from jtrain.config.schema import Want
 from jtrain.config.settle import settle
 from jtrain.config.top import Top
-from jtrain.config.words import spell
 from jtrain.errors import ConfigError
 
 C = TypeVar("C", bound=Top)

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from jtrain.config.configclass import values
+from jtrain.config.durations import Duration, Lasts
 from jtrain.config.guard import Guard, Skip
 from jtrain.config.init_from import InitFrom
-from jtrain.durations import Duration, Lasts
-from jtrain.objects import is_address
-from jtrain.values import values
+from jtrain.io.object_store import is_address
 
 
 def _plain_name(name: str) -> str:

@@ -1,39 +1,39 @@
 """Data sets as rows by index, and batches as functions of the step; numpy only.
 
-The values of configs lie in files of their own, which import pydantic: `jtrain.data.text.Text`,
-`jtrain.data.shakespeare.Shakespeare`, `jtrain.data.fashion_mnist.FashionMnist`,
-`jtrain.data.digits.Digits`, `jtrain.data.augment.Augment`, `jtrain.data.token_corpus.Tokens`,
-`jtrain.data.mixture.Mixture`, `jtrain.data.line_corpus.TextLines`,
-`jtrain.data.image_folder.ImageFolder`, `jtrain.data.workers.Workers`.
+The values of configs lie in files of their own, which import pydantic: `jtrain.data.text.text.Text`,
+`jtrain.data.text.shakespeare.Shakespeare`, `jtrain.data.images.fashion_mnist.FashionMnist`,
+`jtrain.data.images.digits.Digits`, `jtrain.data.images.augment.Augment`, `jtrain.data.text.token_corpus.Tokens`,
+`jtrain.data.text.mixture.Mixture`, `jtrain.data.text.line_corpus.TextLines`,
+`jtrain.data.images.image_folder.ImageFolder`, `jtrain.data.batches.workers.Workers`.
 """
 
-from jtrain.data.ahead import ReadAhead
-from jtrain.data.array_record import ArrayRecords
-from jtrain.data.arrays import Arrays
-from jtrain.data.batches import InOrder, Shuffled
-from jtrain.data.characters import Vocabulary, read_text
-from jtrain.data.check import check_finite, check_labels
-from jtrain.data.example import read_example
-from jtrain.data.find import find_set
-from jtrain.data.grain import GrainRows
-from jtrain.data.hugging_face import HuggingFace
-from jtrain.data.idx import read_idx
-from jtrain.data.interleaved import Interleaved
-from jtrain.data.labelled import Labelled, read_labelled
-from jtrain.data.lines import Lines, line_rows
-from jtrain.data.loaded import Loaded
-from jtrain.data.mixed import Mixed
-from jtrain.data.packed import Packed
-from jtrain.data.parquet import ParquetRows
-from jtrain.data.shared import Shared
-from jtrain.data.source import Source
-from jtrain.data.stream import Stream, Streamed
-from jtrain.data.subset import Subset, keep_back
-from jtrain.data.tfrecord import TFRecords
-from jtrain.data.token_files import TokenFiles
-from jtrain.data.tokenizer import Tokenizer
-from jtrain.data.tokens import read_tokens
-from jtrain.data.windows import Windows
+from jtrain.data.batches.by_step import InOrder, Shuffled
+from jtrain.data.batches.loader_batches import Loaded
+from jtrain.data.batches.mixed import Mixed
+from jtrain.data.batches.prefetch import ReadAhead
+from jtrain.data.batches.scan import check_finite, check_labels
+from jtrain.data.batches.sharded_stream import Shared
+from jtrain.data.batches.stream import Stream, Streamed
+from jtrain.data.images.image_dataset import Labelled, read_labelled
+from jtrain.data.sources.array_record import ArrayRecords
+from jtrain.data.sources.arrays import Arrays
+from jtrain.data.sources.example import read_example
+from jtrain.data.sources.grain import GrainRows
+from jtrain.data.sources.hugging_face import HuggingFace
+from jtrain.data.sources.idx import read_idx
+from jtrain.data.sources.interleaved import Interleaved
+from jtrain.data.sources.known_sets import find_set
+from jtrain.data.sources.lines import Lines, line_rows
+from jtrain.data.sources.parquet import ParquetRows
+from jtrain.data.sources.source import Source
+from jtrain.data.sources.subset import Subset, keep_back
+from jtrain.data.sources.tfrecord import TFRecords
+from jtrain.data.text.characters import Vocabulary, read_text
+from jtrain.data.text.packed import Packed
+from jtrain.data.text.token_files import TokenFiles
+from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.data.text.tokens import read_tokens
+from jtrain.data.text.windows import Windows
 
 __all__ = [
     "ArrayRecords",

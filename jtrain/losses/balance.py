@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jtrain.core.pytree import at_least_f32
+from jtrain.core.types import Mean, Metrics, Terms
 from jtrain.errors import LossError
 from jtrain.losses.z_loss import z_loss
-from jtrain.trees import at_least_f32
-from jtrain.types import Mean, Metrics, Terms
 
 Group: TypeAlias = Literal["row", "batch"]
 

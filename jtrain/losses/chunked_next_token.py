@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jtrain.core.index_marks import in_range
+from jtrain.core.types import Anywhere, Mean, Metrics, Placement
 from jtrain.errors import LossError
-from jtrain.index_marks import in_range
 from jtrain.losses.shapes import check_labels_shape
-from jtrain.types import Anywhere, Mean, Metrics, Placement
 
 
 def chunked_next_token(

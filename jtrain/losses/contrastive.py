@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jtrain.core.pytree import at_least_f32
+from jtrain.core.types import Mean, Metrics
 from jtrain.losses.cross_entropy import nats
 from jtrain.losses.shapes import check_same_shape
-from jtrain.trees import at_least_f32
-from jtrain.types import Mean, Metrics
 
 STEEPEST = 100.0  # of the scale, as CLIP bounds it
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jtrain.core.index_marks import in_range
+from jtrain.core.pytree import at_least_f32
+from jtrain.core.types import Mean, Metrics
 from jtrain.errors import LossError
-from jtrain.index_marks import in_range
 from jtrain.losses.shapes import check_labels_shape
-from jtrain.trees import at_least_f32
-from jtrain.types import Mean, Metrics
 
 
 def cross_entropy(

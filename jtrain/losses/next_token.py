@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jtrain.core.types import Batch, Mean, Metrics
 from jtrain.losses.cross_entropy import nats
 from jtrain.losses.shapes import check_labels_shape
-from jtrain.types import Batch, Mean, Metrics
 
 
 def next_token(

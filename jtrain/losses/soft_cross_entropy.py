@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jtrain.core.pytree import at_least_f32
+from jtrain.core.types import Mean, Metrics
 from jtrain.errors import LossError
 from jtrain.losses.shapes import check_mask
-from jtrain.trees import at_least_f32
-from jtrain.types import Mean, Metrics
 
 
 def soft_cross_entropy(

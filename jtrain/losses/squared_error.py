@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jtrain.core.pytree import at_least_f32
+from jtrain.core.types import Mean, Metrics
 from jtrain.losses.shapes import check_same_shape
-from jtrain.trees import at_least_f32
-from jtrain.types import Mean, Metrics
 
 
 def squared_error(

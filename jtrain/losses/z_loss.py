@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jtrain.core.pytree import at_least_f32
+from jtrain.core.types import Mean
 from jtrain.losses.shapes import check_mask
-from jtrain.trees import at_least_f32
-from jtrain.types import Mean
 
 
 def z_loss(logits: Float[Array, "*b c"], mask: Bool[Array, "*b"]) -> Mean:

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from jtrain.config.configclass import values
+from jtrain.core.types import Anywhere, Model, Placement
 from jtrain.errors import ConfigError
-from jtrain.models.images import check_sizes
-from jtrain.types import Anywhere, Model, Placement
-from jtrain.values import values
+from jtrain.models.layers.images import check_sizes
 
 Size = Annotated[int, Field(gt=0)]
 
@@ -55,7 +55,7 @@ class CNN:
             ConfigError: if `image` or `classes` is still 0.
         """
         check_sizes(self.kind, self.image, self.classes)
-        from jtrain.models.convolutional import Convolutional  # flax: 0.6 s, only where built
-        from jtrain.models.nnx import from_nnx
+        from jtrain.models.adapters.nnx import from_nnx
+        from jtrain.models.networks.cnn import Convolutional  # flax: 0.6 s, only where built
 
         return from_nnx(lambda rngs: Convolutional(self, place, rngs))

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jtrain.core.types import Key, Params
 from jtrain.errors import ConfigError
 from jtrain.models.sampling import draw
-from jtrain.types import Key, Params
 
 
 @runtime_checkable

@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from jtrain.models.decoder import Decoder
-from jtrain.models.nnx import from_nnx
-from jtrain.models.remembering import Kept
+from jtrain.core.types import Extra, Key, Model, Params, Placement
+from jtrain.models.adapters.nnx import from_nnx
+from jtrain.models.attention.kv_cache import Kept
+from jtrain.models.networks.decoder import Decoder
 from jtrain.models.transformer import Transformer
-from jtrain.types import Extra, Key, Model, Params, Placement
 
 
 class LanguageModel(Model):

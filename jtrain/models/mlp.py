@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from jtrain.config.configclass import values
+from jtrain.core.types import Anywhere, Model, Placement
 from jtrain.errors import ConfigError
-from jtrain.types import Anywhere, Model, Placement
-from jtrain.values import values
 
 
 @values
@@ -37,7 +37,7 @@ class MLP:
                 f"an mlp of inputs={self.inputs} and classes={self.classes} has no size: the "
                 f"experiment did not say what its data has. Set model.inputs and model.classes."
             )
-        from jtrain.models.nnx import from_nnx  # flax: 0.6 s, only where a model is built
-        from jtrain.models.perceptron import Perceptron
+        from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
+        from jtrain.models.networks.mlp import Perceptron
 
         return from_nnx(lambda rngs: Perceptron(self, place, rngs))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from jtrain.trees import at_least_f32
+from jtrain.core.pytree import at_least_f32
 
 
 def draw(

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from jtrain.config.configclass import values
+from jtrain.core.types import Anywhere, Placement
 from jtrain.errors import ConfigError
-from jtrain.models.experts import Experts, NoExperts
-from jtrain.models.positions import Learned, Positions
+from jtrain.models.attention.positions import Learned, Positions
+from jtrain.models.experts.experts import Experts, NoExperts
 from jtrain.models.presets.choose import with_preset
 from jtrain.models.presets.language import LANGUAGE_PRESETS, LanguagePreset
-from jtrain.types import Anywhere, Placement
-from jtrain.values import values
 
 if TYPE_CHECKING:
     from jtrain.models.language_model import LanguageModel

@@ -5,12 +5,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from jtrain.config.configclass import values
+from jtrain.core.types import Anywhere, Model, Placement
 from jtrain.errors import ConfigError
-from jtrain.models.images import check_sizes
+from jtrain.models.layers.images import check_sizes
 from jtrain.models.presets.choose import with_preset
 from jtrain.models.presets.vision import VIT_PRESETS, ViTPreset
-from jtrain.types import Anywhere, Model, Placement
-from jtrain.values import values
 
 
 @values
@@ -83,8 +83,8 @@ class ViT:
             ConfigError: if `image` or `classes` is still 0.
         """
         check_sizes(self.kind, self.image, self.classes)
-        from jtrain.models.nnx import from_nnx  # flax: 0.6 s, only where a model is built
-        from jtrain.models.vision_transformer import VisionTransformer
+        from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
+        from jtrain.models.networks.vit import VisionTransformer
 
         return from_nnx(lambda rngs: VisionTransformer(self, place, rngs))
 

@@ -7,11 +7,11 @@ import numpy as np
 import optax
 from pydantic import Field
 
+from jtrain.config.configclass import values
+from jtrain.core.types import Leaf
 from jtrain.errors import ConfigError
 from jtrain.optim.recipe import NO_NAMES, NamedDims, Recipe
 from jtrain.optim.stacked_layers import layerwise, stacked_dims
-from jtrain.types import Leaf
-from jtrain.values import values
 
 
 @values

@@ -4,8 +4,8 @@ from typing import Literal
 
 import optax
 
+from jtrain.config.configclass import values
 from jtrain.optim.moments import Moments
-from jtrain.values import values
 
 
 @values

@@ -5,8 +5,8 @@ from typing import Literal
 import optax
 from pydantic import Field
 
+from jtrain.config.configclass import values
 from jtrain.optim.moments import Moments
-from jtrain.values import values
 
 
 @values

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jtrain.core.pytree import at_least_f32
+from jtrain.core.types import Leaf, Params
 from jtrain.optim.evaluation import Evaluated
-from jtrain.trees import at_least_f32
-from jtrain.types import Leaf, Params
 
 
 class AverageState(NamedTuple):

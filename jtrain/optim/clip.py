@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jtrain.trees import norm
-from jtrain.types import Leaf, Params
+from jtrain.core.pytree import norm
+from jtrain.core.types import Leaf, Params
 
 
 def clipped(most: float) -> optax.GradientTransformationExtraArgs:

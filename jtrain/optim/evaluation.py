@@ -5,7 +5,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import optax
 
-from jtrain.types import Params
+from jtrain.core.types import Params
 
 EvalParams: TypeAlias = Callable[[Any, Params], Params]  # (the optimizer's state, params) -> params
 

@@ -1,6 +1,6 @@
 """Which leaves an optimizer treats how: patterns on leaf names, such as `*/embed/*`.
 
-A name is what `jtrain.trees.name` gives, `blocks/0/mlp/kernel` say. In a pattern `*` stands for any
+A name is what `jtrain.core.pytree.name` gives, `blocks/0/mlp/kernel` say. In a pattern `*` stands for any
 characters, slashes too, `?` for one and `[ab]` for one of these; a leading `*/` also matches
 at the top, so `*/embed/*` finds `embed/table`.
 """
@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 
 from pydantic import Field
 
+from jtrain.config.configclass import values
 from jtrain.errors import ConfigError
-from jtrain.values import values
 
 
 @values

@@ -5,10 +5,10 @@ from typing import Literal
 import optax
 from pydantic import Field
 
+from jtrain.config.configclass import values
 from jtrain.optim.moments import Moments
 from jtrain.optim.recipe import NO_NAMES, NamedDims
 from jtrain.optim.stacked_layers import layerwise
-from jtrain.values import values
 
 
 @values

@@ -6,11 +6,11 @@ from typing import Any, Literal
 import optax
 from pydantic import Field, model_validator
 
+from jtrain.config.configclass import values
+from jtrain.core.types import Params
 from jtrain.errors import ConfigError
 from jtrain.optim.recipe import Recipe
 from jtrain.optim.schedules import LearningRate
-from jtrain.types import Params
-from jtrain.values import values
 
 
 @values

@@ -5,8 +5,8 @@ from typing import Literal
 import optax
 from pydantic import Field
 
+from jtrain.config.configclass import values
 from jtrain.optim.recipe import Recipe
-from jtrain.values import values
 
 
 @values

@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
+from jtrain.config.configclass import values
 from jtrain.optim.recipe import Recipe
-from jtrain.values import values
 
 
 @values

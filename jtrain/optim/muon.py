@@ -11,14 +11,14 @@ from jaxtyping import Array, Float
 from optax.contrib import MuonDimensionNumbers
 from pydantic import Field
 
-from jtrain import trees
+from jtrain.config.configclass import values
+from jtrain.core import pytree
+from jtrain.core.types import Leaf, Params
 from jtrain.errors import ConfigError
 from jtrain.optim.groups import check_pattern, matches
 from jtrain.optim.moments import Moments
 from jtrain.optim.recipe import NO_NAMES, NamedDims
 from jtrain.optim.stacked_layers import layer_ndim
-from jtrain.types import Leaf, Params
-from jtrain.values import values
 
 USUAL = ("*embed*", "*/tokens", "*/positions", "*/head", "*/head/*")
 _LAST_TWO = MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
@@ -109,7 +109,7 @@ class Muon(Moments):
         return u * self.rms * max(u.shape[-2:]) ** 0.5
 
     def _labels(self, dims: NamedDims, params: Params) -> Any:
-        matrix = lambda path, leaf: self._is_matrix(dims, trees.name(path), leaf)
+        matrix = lambda path, leaf: self._is_matrix(dims, pytree.name(path), leaf)
         label = lambda path, leaf: "muon" if matrix(path, leaf) else "adam"
         return jax.tree_util.tree_map_with_path(label, params)
 

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import optax
 from pydantic import Field
 
-from jtrain import trees
+from jtrain.config.configclass import values
+from jtrain.core import pytree
+from jtrain.core.types import Dims, Leaf, Params, Tree
 from jtrain.errors import ConfigError
 from jtrain.optim.average import averaged
 from jtrain.optim.clip import clipped
@@ -20,8 +22,6 @@ from jtrain.optim.groups import Group, check_patterns, group_of, matches
 from jtrain.optim.schedules import Constant, LearningRate, Schedule
 from jtrain.optim.stacked_layers import layer_ndim
 from jtrain.optim.trained_only import trained_only
-from jtrain.types import Dims, Leaf, Params, Tree
-from jtrain.values import values
 
 NamedDims: TypeAlias = Mapping[str, Dims]  # by parameter, as `Model.dims` has them
 NO_NAMES: NamedDims = MappingProxyType({})
@@ -138,7 +138,7 @@ class Recipe(abc.ABC):
         """Gradients of frozen leaves set to zero; `init` checks every pattern."""
 
         def init(params: Params) -> optax.EmptyState:
-            self.check(trees.named_leaves(params), dims)
+            self.check(pytree.named_leaves(params), dims)
             return optax.EmptyState()
 
         def update(updates: Params, state: optax.OptState, params: Params | None = None):
@@ -183,5 +183,5 @@ def _by_name(
 
 def _map_named(function: Callable[..., Any], *all_trees: Any) -> Any:
     return jax.tree_util.tree_map_with_path(
-        lambda path, *leaves: function(trees.name(path), *leaves), *all_trees
+        lambda path, *leaves: function(pytree.name(path), *leaves), *all_trees
     )

@@ -6,10 +6,10 @@ import optax
 import optax.contrib
 from pydantic import Field, model_validator
 
+from jtrain.config.configclass import values
 from jtrain.optim.evaluation import Evaluated
 from jtrain.optim.moments import Moments
 from jtrain.optim.schedules import LearningRate
-from jtrain.values import values
 
 
 @values

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import optax
 
-from jtrain import trees
-from jtrain.types import Dims, Leaf, Params
+from jtrain.core import pytree
+from jtrain.core.types import Dims, Leaf, Params
 
 LAYERS = "layers"  # the name of such a dim in `Model.dims`
 
@@ -39,7 +39,7 @@ def layerwise(
     def update(updates: Params, state: Any, params: Params | None = None):
         def of_leaf(path: tuple[Any, ...], u: Leaf, *p: Leaf) -> Leaf:
             of_layer = lambda u, *p: transformation.update(u, state, *p)[0]
-            for _ in range(stacked_dims(trees.name(path), dims)):
+            for _ in range(stacked_dims(pytree.name(path), dims)):
                 of_layer = jax.vmap(of_layer)
             return of_layer(u, *p)
 

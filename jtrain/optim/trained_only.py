@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import optax
 
+from jtrain.core.types import Params
 from jtrain.optim.evaluation import Evaluated
-from jtrain.types import Params
 
 
 def trained_only(

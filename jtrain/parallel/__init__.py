@@ -4,17 +4,17 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from jtrain.parallel.auto import Auto as Auto
-from jtrain.parallel.axes import Axes as Axes
 from jtrain.parallel.devices import Device as Device
-from jtrain.parallel.estimate import Needs as Needs
-from jtrain.parallel.fsdp import FSDP as FSDP
-from jtrain.parallel.leaves import Decision as Decision
-from jtrain.parallel.mirrored import Mirrored as Mirrored
-from jtrain.parallel.schedule import Schedule as Schedule
-from jtrain.parallel.single import Single as Single
-from jtrain.parallel.strategy import Strategy as Strategy
-from jtrain.parallel.strategy import check_divides as check_divides
+from jtrain.parallel.leaf_sharding import Decision as Decision
+from jtrain.parallel.memory_estimate import Needs as Needs
+from jtrain.parallel.pipeline.schedule import Schedule as Schedule
+from jtrain.parallel.strategies.auto import Auto as Auto
+from jtrain.parallel.strategies.fsdp import FSDP as FSDP
+from jtrain.parallel.strategies.mesh_axes import Axes as Axes
+from jtrain.parallel.strategies.mirrored import Mirrored as Mirrored
+from jtrain.parallel.strategies.single import Single as Single
+from jtrain.parallel.strategies.strategy import Strategy as Strategy
+from jtrain.parallel.strategies.strategy import check_divides as check_divides
 
 Layout: TypeAlias = Single | Mirrored | FSDP | Axes
 """How the devices of a run split it, by values that build a strategy."""

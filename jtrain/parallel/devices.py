@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jtrain.cluster import cpu_devices
+from jtrain.distributed.cluster import cpu_devices
 from jtrain.errors import ConfigError
 from jtrain.parallel.device_names import Choice, Devices, choice_of, typed
 

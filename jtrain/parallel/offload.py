@@ -6,9 +6,9 @@ from typing import Any, Literal, TypeAlias
 import jax
 from jax.sharding import NamedSharding
 
+from jtrain.core.pytree import name
 from jtrain.errors import ShardingError
 from jtrain.parallel.devices import Device
-from jtrain.trees import name
 
 Offload: TypeAlias = tuple[Literal["params", "opt_state", "activations"], ...]
 HOST = "pinned_host"  # the kind of memory that devices read and write by themselves

@@ -6,8 +6,8 @@ from typing import NamedTuple, TypeAlias
 
 from jax.sharding import PartitionSpec as P
 
+from jtrain.core.types import Dims
 from jtrain.errors import ShardingError
-from jtrain.types import Dims
 
 Sizes: TypeAlias = Mapping[str, int]  # of the axes of a mesh; an axis it lacks has size 1
 

@@ -7,9 +7,9 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jtrain.core.pytree import name
 from jtrain.errors import ShardingError
 from jtrain.parallel.rules import axes_of
-from jtrain.trees import name
 
 
 def leaves_with_specs(what: str, specs: Any, tree: Any, mesh: Mesh) -> list[tuple[str, Any, P]]:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.config.resolve import Resolved, resolve
-from jtrain.directory import Directory
 from jtrain.errors import ConfigError
-from jtrain.extension import keep_lengths, lengths, stored_lengths
-from jtrain.hooks.rewrite import rewrite
-from jtrain.redact import redacted_values
+from jtrain.io.atomic_write import rewrite
+from jtrain.io.redact import redacted_values
 from jtrain.sweep.grid import Grid, label
+from jtrain.train.longer_run import keep_lengths, lengths, stored_lengths
+from jtrain.train.run_dir import Directory
 
 
 @dataclasses.dataclass(frozen=True)

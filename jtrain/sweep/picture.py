@@ -4,9 +4,9 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 
-from jtrain.hooks.curve import Number, Point
-from jtrain.hooks.readable import number
+from jtrain.io.formatting import number
 from jtrain.sweep.results import Group
+from jtrain.train.hooks.curve import Number, Point
 
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
 MOST = 40  # settings that are drawn

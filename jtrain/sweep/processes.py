@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from jtrain.disk_errors import advice
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError
-from jtrain.regular_files import TooMuchError, open_regular, read_bytes
-from jtrain.same_file import HeldFolder
+from jtrain.io.disk_errors import advice
+from jtrain.io.regular_files import TooMuchError, open_regular, read_bytes
+from jtrain.io.same_file import HeldFolder
 from jtrain.sweep.machine import Share
 from jtrain.sweep.members import Member
 

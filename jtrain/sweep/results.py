@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jtrain.checkpoint.keeping import Goal
-from jtrain.config.nearest import did_you_mean
+from jtrain.checkpoint.retention import Goal
+from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import ConfigError
-from jtrain.hooks.curve import Point
-from jtrain.hooks.metrics import results
-from jtrain.hooks.readable import number
+from jtrain.io.formatting import number
 from jtrain.sweep.members import Member
+from jtrain.train.hooks.curve import Point
+from jtrain.train.hooks.metrics import results
 
 SEED = "seed"
 

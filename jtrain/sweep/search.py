@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jtrain.checkpoint.keeping import Goal
+from jtrain.checkpoint.retention import Goal
 from jtrain.errors import ConfigError
 from jtrain.sweep.grid import parts
 from jtrain.sweep.members import Member, member

@@ -4,12 +4,11 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from jtrain.checkpoint.keeping import Goal
+from jtrain.checkpoint.retention import Goal
 from jtrain.errors import DONE, STOPPED, ConfigError
-from jtrain.hooks.readable import duration
-from jtrain.hooks.rewrite import rewrite
-from jtrain.hooks.signals import Signals
-from jtrain.private import private_files
+from jtrain.io.atomic_write import rewrite
+from jtrain.io.formatting import duration
+from jtrain.io.private_files import private_files
 from jtrain.sweep.grid import grid
 from jtrain.sweep.machine import shares
 from jtrain.sweep.members import Member, check, keep_record, member, members, name_of
@@ -17,6 +16,7 @@ from jtrain.sweep.picture import svg
 from jtrain.sweep.processes import End, Side, only_one
 from jtrain.sweep.results import Score, groups, mean_curve, score
 from jtrain.sweep.search import Search, corners, space
+from jtrain.train.hooks.signals import Signals
 
 CURVES = 4  # that are drawn
 

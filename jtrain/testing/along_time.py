@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jtrain.core.types import Batch
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import near
 from jtrain.testing.result import Result
-from jtrain.types import Batch
 
 SEES = 1e-4  # relative: what a token changes in the loss of a position that sees it
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.trees import named_leaves
+from jtrain.core.pytree import named_leaves
 
 
 class Apart(NamedTuple):

@@ -2,15 +2,15 @@
 
 import jax
 
+from jtrain.core.types import Batch
 from jtrain.testing.cause import Cause
+from jtrain.testing.float64 import if_seen
 from jtrain.testing.purity import NOT_A_FUNCTION, cause_of_impurity
 from jtrain.testing.report import Row
 from jtrain.testing.result import Result, distances
-from jtrain.testing.sums import OfRows, added
+from jtrain.testing.row_sums import OfRows, added
 from jtrain.testing.trials import Trials
 from jtrain.testing.verdict import SINGLE, is_finite
-from jtrain.testing.widened import if_seen
-from jtrain.types import Batch
 
 # How many times further from float64 than the compiled loss an eager one may round: it stores what
 # fusions keep, and sums in another order.

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrain.debug.source import raised_at
 from jtrain.errors import CodeError, UserError
+from jtrain.inspect.debug.source import raised_at
 from jtrain.testing.cause import Cause
 from jtrain.testing.splits import taken
 

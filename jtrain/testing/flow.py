@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jtrain.jaxprs import inner
+from jtrain.core.jaxpr import inner
+from jtrain.testing.float64 import CALLS, COUNTING
 from jtrain.testing.where import Where
-from jtrain.testing.widened import CALLS, COUNTING
 
 # They give each element a place among the others of a dim.
 RANKS = {"sort", "top_k", "approx_top_k", "argmax", "argmin", "cumsum", "cummax", "cummin"}

@@ -6,14 +6,14 @@ from typing import Any
 import jax
 import optax
 
-from jtrain.step import make_step
+from jtrain.core.step import make_step
+from jtrain.core.types import Batch, Couples, Dims, Extra, Params
+from jtrain.testing.case import Loss, MakeStep, Placed, Subject, subject
 from jtrain.testing.layouts import Layout, fitting
-from jtrain.testing.of_loss import of_loss
+from jtrain.testing.loss_checks import of_loss
 from jtrain.testing.report import Report
 from jtrain.testing.rounding import in_bfloat16
 from jtrain.testing.steps import of_steps
-from jtrain.testing.subject import Loss, MakeStep, Placed, Subject, subject
-from jtrain.types import Batch, Couples, Dims, Extra, Params
 
 
 def assert_invariant(

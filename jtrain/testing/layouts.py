@@ -5,9 +5,9 @@ from typing import Any, TypeAlias
 
 import jax
 
+from jtrain.core.types import Dims
 from jtrain.errors import ConfigError
 from jtrain.parallel import FSDP, Axes, Mirrored, Parallel, Strategy
-from jtrain.types import Dims
 
 Layout: TypeAlias = Any  # values of `jtrain.parallel`, or the strategy itself
 

@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.jaxprs import equations_in
+from jtrain.core.jaxpr import equations_in
+from jtrain.core.types import Batch, Key, Params
+from jtrain.testing.case import Subject
 from jtrain.testing.cause import Cause
+from jtrain.testing.float64 import Rules, widened
 from jtrain.testing.result import Distances, distances
 from jtrain.testing.row_flow import NUMBERS_OF_A_ROW
+from jtrain.testing.row_sums import OfRows, together
 from jtrain.testing.splits import Split, ragged, two_halves
-from jtrain.testing.subject import Subject
-from jtrain.testing.sums import OfRows, together
 from jtrain.testing.trials import Trials, elsewhere
 from jtrain.testing.verdict import is_finite
 from jtrain.testing.why_neighbours import branch_on_batch
 from jtrain.testing.why_rows import cause_of_split
-from jtrain.testing.widened import Rules, widened
-from jtrain.types import Batch, Key, Params
 
 SCALES = 10.0 ** np.linspace(-4, 4, 17)  # of what rows hold, and of parameters
 NARROWER = 12  # times that the place where a branch is taken is halved

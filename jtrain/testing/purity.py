@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrain.jaxprs import inner
+from jtrain.core.jaxpr import inner
+from jtrain.testing.case import Subject
 from jtrain.testing.cause import Cause
-from jtrain.testing.subject import Subject
 
 SEEDS = 4  # of Python's `random`, where something drew from it
 NOT_A_FUNCTION = Cause(

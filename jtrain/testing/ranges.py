@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrain.index_uses import find_uses
-from jtrain.label_checks import Outside, counted, outside_values, with_and_without
+from jtrain.testing.case import Subject
 from jtrain.testing.cause import Cause
 from jtrain.testing.result import Distances, distances
 from jtrain.testing.row_flow import means
-from jtrain.testing.subject import Subject
-from jtrain.testing.sums import Sums, added
+from jtrain.testing.row_sums import Sums, added
 from jtrain.testing.trials import Trials
+from jtrain.train.first_batch.index_uses import find_uses
+from jtrain.train.first_batch.labels import Outside, counted, outside_values, with_and_without
 
 
 class OutOfRange(NamedTuple):
@@ -26,7 +26,7 @@ class OutOfRange(NamedTuple):
 def out_of_range(of: Subject, trials: Trials) -> OutOfRange | None:
     """Return the first integer that chooses nothing and is counted; None if there is none.
 
-    It is found and judged as in the first batch of a run (`jtrain.first_batch`), in the batch of
+    It is found and judged as in the first batch of a run (`jtrain.train.first_batch.first_batch`), in the batch of
     the check and in those of `of.further()`.
     """
     uses = find_uses(of.trace.program, of.batch, of.trace.leaves_of_batch())

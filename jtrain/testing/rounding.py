@@ -9,19 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtrain.core.loss import in_terms
+from jtrain.core.loss_checks import refuse_wide_products
+from jtrain.core.precision.cast import computed_in
+from jtrain.core.types import Key, Leaf
 from jtrain.errors import CodeError, LossError
-from jtrain.loss_checks import refuse_wide_products
-from jtrain.precision.cast import computed_in
-from jtrain.terms import in_terms
+from jtrain.testing.case import Subject
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import NOTHING, apart
+from jtrain.testing.float64 import Rules, if_seen, wide, widened
 from jtrain.testing.report import Row
 from jtrain.testing.result import Distances
+from jtrain.testing.row_sums import sums_of
 from jtrain.testing.splits import taken
-from jtrain.testing.subject import Subject
-from jtrain.testing.sums import sums_of
-from jtrain.testing.widened import Rules, if_seen, wide, widened
-from jtrain.types import Key, Leaf
 
 UNIT = 2.0**-8  # bfloat16 has 8 significant bits: to the nearest number, at most this far, relative
 # Half of the last of the significant bits: 8 of bfloat16, 11 of float16, 24 of float32.

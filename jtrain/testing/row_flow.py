@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jtrain.terms import Returned
+from jtrain.core.loss import Returned
+from jtrain.core.types import Mean
+from jtrain.testing.case import Subject
 from jtrain.testing.flow import DifferentError, Flow, flows
-from jtrain.testing.subject import Subject
-from jtrain.types import Mean
 
 NUMBERS_OF_A_ROW = {"row", "mask"}
 

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jtrain.types import Batch
+from jtrain.core.types import Batch
 
 Kind = Literal["order", "split", "mask", "empty"]
 

@@ -7,26 +7,26 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from jtrain.core.jaxpr import operations
+from jtrain.core.loss import in_terms
+from jtrain.core.step import make_step
+from jtrain.core.types import Batch, Stateful
 from jtrain.errors import ConfigError, ShardingError
-from jtrain.jaxprs import operations
-from jtrain.step import make_step
-from jtrain.terms import in_terms
 from jtrain.testing.along_time import cause_along_time
+from jtrain.testing.case import Loss, Subject
 from jtrain.testing.cause import Cause
 from jtrain.testing.fixed_rows import fixed_rows, is_of_the_loss, raised_in
+from jtrain.testing.float64 import if_seen
 from jtrain.testing.layouts import Layout, built
-from jtrain.testing.remade import remade
+from jtrain.testing.redo_update import remade
 from jtrain.testing.report import Row
 from jtrain.testing.result import Result, distances
 from jtrain.testing.rounding import no_rounding
+from jtrain.testing.run_step import Stepping, Way, without_draws
 from jtrain.testing.splits import ragged, taken
-from jtrain.testing.subject import Loss, Subject
 from jtrain.testing.trials import FROZEN
 from jtrain.testing.verdict import SINGLE, is_finite, judged
-from jtrain.testing.walk import Stepping, Way, without_draws
 from jtrain.testing.why_steps import Parted, cause_of_step
-from jtrain.testing.widened import if_seen
-from jtrain.types import Batch, Stateful
 
 Change: TypeAlias = Callable[[Loss], Loss]
 _UNKNOWN = Cause("unexplained", "it differs from one device.")

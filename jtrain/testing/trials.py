@@ -8,15 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from jtrain.core.types import Batch, Key, Mean, Params
+from jtrain.testing.case import Subject
 from jtrain.testing.compare import flat
+from jtrain.testing.float64 import if_seen
 from jtrain.testing.flow import Meeting
 from jtrain.testing.result import distances
 from jtrain.testing.row_flow import MeanFlow, flows_of, means
+from jtrain.testing.row_sums import OfRows, Sums, together
 from jtrain.testing.splits import Split, taken
-from jtrain.testing.subject import Subject
-from jtrain.testing.sums import OfRows, Sums, together
-from jtrain.testing.widened import if_seen
-from jtrain.types import Batch, Key, Mean, Params
 
 # Two sums of the same numbers in another order are off by the last bits of their type; a fault is
 # off by as much in either type.

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrain.trees import named_leaves
-from jtrain.types import LossFn, Stateful
+from jtrain.core.pytree import named_leaves
+from jtrain.core.types import LossFn, Stateful
 
 
 @dataclasses.dataclass(eq=False)

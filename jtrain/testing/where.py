@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jtrain.debug.source import Line, written
+from jtrain.inspect.debug.source import Line, written
 
 
 class Where:

@@ -7,8 +7,8 @@ import numpy as np
 from jtrain.testing.cause import Cause
 from jtrain.testing.result import distances
 from jtrain.testing.row_flow import means
+from jtrain.testing.row_sums import together
 from jtrain.testing.splits import ragged, taken
-from jtrain.testing.sums import together
 from jtrain.testing.trials import GRADIENT, Trials
 from jtrain.testing.why_neighbours import mixed_by_draw
 

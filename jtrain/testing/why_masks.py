@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from jtrain.core.types import Batch
 from jtrain.testing.cause import Cause
 from jtrain.testing.splits import Split, hidden, taken
 from jtrain.testing.trials import Trials
-from jtrain.types import Batch
 
 
 def cause_of_hidden(name: str, split: Split, trials: Trials) -> Cause:

@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.debug.blame import Birth, Blame
-from jtrain.debug.execute import Done, execute
-from jtrain.debug.source import written
+from jtrain.core.types import Batch, Key, Params
+from jtrain.inspect.debug.eval_jaxpr import Done, execute
+from jtrain.inspect.debug.nonfinite_origin import Birth, Blame
+from jtrain.inspect.debug.source import written
+from jtrain.testing.case import Subject
 from jtrain.testing.cause import Cause
+from jtrain.testing.float64 import COUNTING, Rules, done_again
 from jtrain.testing.flow import Meeting
 from jtrain.testing.row_flow import means
+from jtrain.testing.row_sums import sums_of_terms
 from jtrain.testing.splits import Split
-from jtrain.testing.subject import Subject
-from jtrain.testing.sums import sums_of_terms
 from jtrain.testing.trials import Trials
-from jtrain.testing.widened import COUNTING, Rules, done_again
-from jtrain.types import Batch, Key, Params
 
 HALF = {"float16": "65,504, to 3 digits", "bfloat16": "3e38, to 2 digits"}
 

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jtrain.core.types import Mean
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import apart, flat
 from jtrain.testing.row_flow import means
+from jtrain.testing.row_sums import Sums, together
 from jtrain.testing.splits import Split, taken
-from jtrain.testing.sums import Sums, together
 from jtrain.testing.trials import GRADIENT, Trials
 from jtrain.testing.why_counts import cause_of_counts, mean_of_means
 from jtrain.testing.why_draws import cause_of_draws
 from jtrain.testing.why_masks import cause_of_empty, cause_of_hidden, empty_slice
 from jtrain.testing.why_neighbours import cause_of_neighbours
 from jtrain.testing.why_numbers import cause_of_overflow
-from jtrain.types import Mean
 
 FIT = 1e-6  # of a coefficient: far above rounding
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import apart, multiple, numbers
-from jtrain.testing.parted import MATCH, Parted
+from jtrain.testing.failed_step import MATCH, Parted
 from jtrain.testing.result import distances, part_of
-from jtrain.testing.sums import OfRows, added
+from jtrain.testing.row_sums import OfRows, added
 
 # (the name of a part of the state, the tree of before, got or wanted) -> its numbers, in a row
 Part: TypeAlias = Callable[[str, dict[str, np.ndarray]], np.ndarray]

@@ -7,8 +7,8 @@ import numpy as np
 
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import apart, flat, multiple
-from jtrain.testing.parted import MATCH, Parted, is_near
-from jtrain.testing.sums import OfRows, Sums, added
+from jtrain.testing.failed_step import MATCH, Parted, is_near
+from jtrain.testing.row_sums import OfRows, Sums, added
 from jtrain.testing.verdict import is_finite
 from jtrain.testing.why_state import cause_of_state
 

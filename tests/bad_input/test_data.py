@@ -24,7 +24,7 @@ from jtrain.data import (
     read_text,
     read_tokens,
 )
-from jtrain.data.text import Text
+from jtrain.data.text.text import Text
 from jtrain.errors import ConfigError, DataError
 
 TEN = Arrays(x=np.arange(10))

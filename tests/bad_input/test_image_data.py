@@ -32,11 +32,11 @@ from jtrain.data import (
     read_idx,
     read_labelled,
 )
-from jtrain.data.augment import Augment
-from jtrain.data.digits import Digits
-from jtrain.data.fashion_mnist import FashionMnist
-from jtrain.data.idx_images import IdxImages
-from jtrain.data.sharing import sharing
+from jtrain.data.batches.file_sharding import sharing
+from jtrain.data.images.augment import Augment
+from jtrain.data.images.digits import Digits
+from jtrain.data.images.fashion_mnist import FashionMnist
+from jtrain.data.images.idx_images import IdxImages
 from jtrain.errors import DataError
 
 FLAT = np.zeros((8, 16), np.float32)

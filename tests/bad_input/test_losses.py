@@ -11,14 +11,14 @@ import pytest
 from comparison import assert_close
 from line import height, line, points, squared, start
 
-from jtrain.accumulate import accumulate
+from jtrain.core.accumulate import accumulate
+from jtrain.core.loss import in_terms
+from jtrain.core.loss_checks import refuse_unused_params
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
+from jtrain.core.types import Mean, stateful
 from jtrain.errors import ConfigError, LossError
-from jtrain.loss_checks import refuse_unused_params
 from jtrain.parallel import FSDP, Mirrored, Single, check_divides
-from jtrain.state import new_state
-from jtrain.step import make_step
-from jtrain.terms import in_terms
-from jtrain.types import Mean, stateful
 
 SGD = optax.sgd(0.1)
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pydantic
 import pytest
 
+from jtrain.core.types import Dims
 from jtrain.errors import ConfigError
 from jtrain.optim import Optimizer
-from jtrain.types import Dims
 
 PARAMS = {
     "embed": {"table": jnp.zeros((4, 2))},

@@ -15,7 +15,7 @@ import pytest
 from quick_study import CODE, YAML, at_home, write_study
 
 from jtrain.cli import main
-from jtrain.hooks.metrics import results
+from jtrain.train.hooks.metrics import results
 
 CONFIG = "configs/quick.yaml"
 ROOT = Path(__file__).parents[2]

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from permissions import permissions_hold
 
-from jtrain.checkpoint.origin import find
 from jtrain.checkpoint.tensors import tensors
-from jtrain.data.characters import read_text
-from jtrain.data.idx import read_idx
-from jtrain.data.prepare import prepare
-from jtrain.data.tfrecord import TFRecords
-from jtrain.data.token_files import TokenFiles
-from jtrain.data.tokenizer_file import read_tokenizer
-from jtrain.data.tokenizing import ByBytes
-from jtrain.data.tokens import read_tokens
+from jtrain.checkpoint.weights_source import find
+from jtrain.data.sources.idx import read_idx
+from jtrain.data.sources.tfrecord import TFRecords
+from jtrain.data.text.characters import read_text
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.token_files import TokenFiles
+from jtrain.data.text.tokenizer_file import read_tokenizer
+from jtrain.data.text.tokenizing import ByBytes
+from jtrain.data.text.tokens import read_tokens
 from jtrain.errors import CheckpointError, DataError, UserError
 
 DEEP = "[" * 100_000 + "]" * 100_000

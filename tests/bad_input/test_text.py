@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from jtrain.data.prepare import prepare
-from jtrain.data.token_files import TokenFiles
-from jtrain.data.tokenizing import ByBytes, ByCharacters, ByPairs, FromFile
-from jtrain.data.windows import Windows
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.token_files import TokenFiles
+from jtrain.data.text.tokenizing import ByBytes, ByCharacters, ByPairs, FromFile
+from jtrain.data.text.windows import Windows
 from jtrain.errors import DataError, UserError
 
 VERSE = "Shall I compare thee to a summer's day?\nThou art more lovely and more temperate:\n"

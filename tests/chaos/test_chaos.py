@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.testing.chaos.rows import ROWS
+from chaos.rows import ROWS
 
 SEEDS = {  # the first of each in the default run
     "sigkill": [1, 2],

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.testing.chaos import __main__ as driver
-from jtrain.testing.chaos import board
-from jtrain.testing.chaos.results import Results, spans
-from jtrain.testing.chaos.rows import Row
-from jtrain.testing.chaos.trial import Trial
+from chaos import __main__ as driver
+from chaos import board
+from chaos.results import Results, spans
+from chaos.rows import Row
+from chaos.trial import Trial
 
 MADE: list[tuple[str, int]] = []
 

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.checkpoint.folder import record
-from jtrain.checkpoint.looking import arrays
-from jtrain.testing.chaos.laid import AGAIN, RUN, SEEN, STEPS
-from jtrain.testing.chaos.layouts import (
+from chaos.laid import AGAIN, RUN, SEEN, STEPS
+from chaos.layouts import (
     ALONE,
     LAYOUTS,
     PAIRS,
@@ -18,6 +16,8 @@ from jtrain.testing.chaos.layouts import (
     trained,
     uninterrupted,
 )
+from jtrain.checkpoint.inspect import arrays
+from jtrain.checkpoint.layout import record
 
 
 def test_forty_pairs_have_every_layout_on_both_sides():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.testing.chaos.launched import STEPS, begun, differences, home_of
+from chaos.launched import STEPS, begun, differences, home_of
 
 
 @pytest.mark.thorough

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.all_processes import refuse_apart
-from jtrain.checkpoint import Checkpoints, folder, origin, storage
+from jtrain.checkpoint import Checkpoints, layout, storage, weights_source
+from jtrain.distributed.multihost import refuse_apart
 from jtrain.errors import CheckpointError, DeviceError, PeerError
 
 
@@ -75,8 +75,8 @@ def main(directory: Path, port: str, index: int) -> None:
     removed(directory.with_name("removed"), state(7), index)
     with pytest.MonkeyPatch.context() as patch:
         if index:  # as if the other had saved a step between two looks
-            patch.setattr(origin, "_step", lambda *_: 2)
-        assert origin.find(str(directory)).where == str(directory / "4")
+            patch.setattr(weights_source, "_step", lambda *_: 2)
+        assert weights_source.find(str(directory)).where == str(directory / "4")
     apart(index)
 
 
@@ -97,14 +97,14 @@ def read_otherwise(checkpoints: Checkpoints, like: dict, index: int) -> None:
 
 def removed(directory: Path, state: dict, index: int) -> None:
     """Saves a step that the first deletes as soon as it may; the second is slow to look at it."""
-    quick = folder.faults
+    quick = layout.faults
 
     def slow(*args: Any, **words: Any) -> list:
         time.sleep(1.0)
         return quick(*args, **words)
 
     with pytest.MonkeyPatch.context() as patch, Checkpoints(directory) as checkpoints:
-        patch.setattr(folder, "faults", slow if index else quick)
+        patch.setattr(layout, "faults", slow if index else quick)
         checkpoints.save(7, state, {})
         checkpoints.wait()
         if index == 0:

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jtrain.checkpoint import Checkpoints, copies, fingerprint
+from jtrain.checkpoint import Checkpoints, fingerprint, replica_check
 from jtrain.errors import DeviceError
 
 # How a leaf is split over 4 x 2 devices, and who is named when a bit of device 5 is another.
@@ -33,24 +33,24 @@ def held(spec: P, flipped: int | None) -> jax.Array:
 
 @pytest.mark.parametrize(("spec", "named"), SPLITS.values(), ids=SPLITS)
 def test_a_flipped_bit_in_one_copy(spec, named):
-    found = copies.seen(fingerprint.begin({"w": held(spec, 5)}))
+    found = replica_check.seen(fingerprint.begin({"w": held(spec, 5)}))
     assert len(found["w"]) == 2
     odd = min(found["w"].values(), key=len)
     groups = [[name.split()[0] for name in group] for group in found["w"].values()]
     assert named in groups, odd
     with pytest.raises(DeviceError, match=r"step 7: .* w: .*cpu:"):
-        copies.agreed(found, 7)
+        replica_check.agreed(found, 7)
 
 
 @pytest.mark.parametrize(("spec", "named"), SPLITS.values(), ids=SPLITS)
 def test_leaves_of_one_program_are_told_apart(spec, named):
     odd = held(spec, 5)
-    alone = copies.seen(fingerprint.begin({"w": odd}))["w"]
+    alone = replica_check.seen(fingerprint.begin({"w": odd}))["w"]
     for beside in (P(), P("data"), P("data", "fsdp")):
         other = held(beside, None)
         single = jax.device_put(np.arange(4.0, dtype=np.float32), jax.devices()[3])
         every = {"a": other, "w": odd, "host": np.arange(3), "b": other, "single": single}
-        found = copies.seen(fingerprint.begin(every))
+        found = replica_check.seen(fingerprint.begin(every))
         assert found.pop("w") == alone
         assert found.keys() == {"a", "b", "host", "single"}
         assert all(len(prints) == 1 for prints in found.values())
@@ -60,7 +60,7 @@ def test_leaves_of_one_program_are_told_apart(spec, named):
 @pytest.mark.parametrize("spec", [*(spec for spec, _ in SPLITS.values()), P("data", "fsdp")])
 def test_without_one_there_is_no_alarm(spec):
     begun = fingerprint.begin({"w": held(spec, None), "host": np.arange(3)})
-    assert copies.agreed(copies.seen(begun), 7) == fingerprint.read(begun)
+    assert replica_check.agreed(replica_check.seen(begun), 7) == fingerprint.read(begun)
 
 
 def test_it_is_not_saved_and_the_one_before_stays(tmp_path):

@@ -8,26 +8,26 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from jtrain.checkpoint import Checkpoints, folder, seal
+from jtrain.checkpoint import Checkpoints, layout, seal
 from jtrain.errors import CheckpointError
 
 
 def write(directory: Path, step: int, text: str) -> None:
-    folder.make(directory)
-    begun = folder.begin(directory, step)
+    layout.make(directory)
+    begun = layout.begin(directory, step)
     (begun / "state").mkdir()
     (begun / "state" / "data").write_text(text)
-    folder.commit(begun, {"step": step, "leaves": {}, "best": {}, "about": {"text": text}})
+    layout.commit(begun, {"step": step, "leaves": {}, "best": {}, "about": {"text": text}})
 
 
 def whole(directory: Path) -> dict[int, str]:
     """What each listed checkpoint holds, having been checked."""
-    for step in folder.steps(directory):
-        record = folder.record(directory, step)
-        folder.check(directory, step)
+    for step in layout.steps(directory):
+        record = layout.record(directory, step)
+        layout.check(directory, step)
         assert (directory / str(step) / "state" / "data").read_text() == record["about"]["text"]
     return {
-        step: folder.record(directory, step)["about"]["text"] for step in folder.steps(directory)
+        step: layout.record(directory, step)["about"]["text"] for step in layout.steps(directory)
     }
 
 
@@ -69,13 +69,13 @@ def test_a_kill_before_any_change_loses_nothing_that_was_whole(tmp_path: Path):
             done = kill_at(patch, count)
             try:
                 write(directory, 3, "three")
-                folder.delete(directory, 1)
+                layout.delete(directory, 1)
                 write(directory, 3, "three again")
             except Killed:
                 pass
             finished = len(done) < count
-        folder.clear_leftovers(directory)
-        assert folder.leftovers(directory) == []
+        layout.clear_leftovers(directory)
+        assert layout.leftovers(directory) == []
         found = whole(directory)
         assert found[2] == "two"
         assert 1 in found or 3 in found
@@ -99,7 +99,7 @@ def test_other_files_are_left_alone(tmp_path: Path):
     for name in ("notes.txt", "best.saving", "12.bak"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "22").mkdir()
-    folder.clear_leftovers(tmp_path)
+    layout.clear_leftovers(tmp_path)
     assert whole(tmp_path) == {1: "one"}
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "1",
@@ -112,17 +112,17 @@ def test_other_files_are_left_alone(tmp_path: Path):
 
 def test_a_missing_checkpoint_says_what_is_there(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"does not exist. Train first"):
-        folder.record(tmp_path / "none", 3)
+        layout.record(tmp_path / "none", 3)
     with pytest.raises(CheckpointError, match=r"is empty. Train first"):
-        folder.record(tmp_path, 3)
-    folder.begin(tmp_path, 3)
+        layout.record(tmp_path, 3)
+    layout.begin(tmp_path, 3)
     with pytest.raises(CheckpointError, match=r"only 3.saving, which is not complete. Start"):
-        folder.record(tmp_path, 3)
+        layout.record(tmp_path, 3)
     write(tmp_path, 1, "one")
     write(tmp_path, 20, "twenty")
     with pytest.raises(CheckpointError, match=r"there are 1, 20. Ask .* the newest \(20\)"):
-        folder.record(tmp_path, 3)
-    assert folder.record(tmp_path, 20)["about"] == {"text": "twenty"}
+        layout.record(tmp_path, 3)
+    assert layout.record(tmp_path, 20)["about"] == {"text": "twenty"}
 
 
 @pytest.mark.parametrize("name", ["state/data", "about.json"])
@@ -137,13 +137,13 @@ def test_a_damaged_checkpoint_says_so_and_what_to_do(tmp_path: Path, name: str, 
     else:
         path.write_text(text[: len(text) // 2] if damage == "cut" else "")
     with pytest.raises(CheckpointError) as refusal:
-        folder.check(tmp_path, 2)
+        layout.check(tmp_path, 2)
     message = str(refusal.value)
     assert message.startswith(f"checkpoint 2 is damaged: {name}: is ")
     assert message.endswith("newest that is whole, and jtrain eval takes --step 1.")
-    assert folder.steps(tmp_path) == [1]
-    assert folder.set_aside(tmp_path, 2) == tmp_path / "2.damaged"
-    folder.clear_leftovers(tmp_path)
+    assert layout.steps(tmp_path) == [1]
+    assert layout.set_aside(tmp_path, 2) == tmp_path / "2.damaged"
+    layout.clear_leftovers(tmp_path)
     assert whole(tmp_path) == {1: "one"}
     assert (tmp_path / "2.damaged").is_dir(), "it may be all that is left of somebody's work"
 
@@ -164,11 +164,11 @@ def test_whatever_has_the_name_of_a_leftover_goes(tmp_path: Path, suffix: str, k
         else:
             (path / "state").mkdir(parents=True)
     if suffix == ".replaced" and kind == "folder":  # a step that was being replaced: put back
-        folder.clear(tmp_path / "7.replaced")
+        layout.clear(tmp_path / "7.replaced")
     write(tmp_path, 2, "two again")
-    folder.delete(tmp_path, 2)
+    layout.delete(tmp_path, 2)
     write(tmp_path, 3, "three")
-    folder.clear_leftovers(tmp_path, pytest.fail)
+    layout.clear_leftovers(tmp_path, pytest.fail)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "outside"]
     assert (outside / "kept").read_text() == "theirs"
 
@@ -190,7 +190,7 @@ def test_what_cannot_be_removed_is_told_and_goes_when_it_can(tmp_path: Path, mon
             for step in (2, 3, 4):
                 checkpoints.save(step, state, {})
                 checkpoints.wait()
-        assert [path.name for path in folder.leftovers(tmp_path)] == [
+        assert [path.name for path in layout.leftovers(tmp_path)] == [
             "1.deleting",
             "2.deleting",
             "3.deleting",
@@ -202,7 +202,7 @@ def test_what_cannot_be_removed_is_told_and_goes_when_it_can(tmp_path: Path, mon
         )
         checkpoints.save(5, state, {})
         checkpoints.wait()
-        assert folder.leftovers(tmp_path) == []
+        assert layout.leftovers(tmp_path) == []
         assert checkpoints.steps() == [5]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from checkpoint_states import like, same_bits
 from killed_process import state_of
 
-from jtrain.checkpoint import Checkpoints, folder
+from jtrain.checkpoint import Checkpoints, layout
 
 SCRIPT = Path(__file__).with_name("killed_process.py")
 
@@ -42,14 +42,14 @@ def check_whole(directory: Path, at_least: int) -> int:
 
 def test_kill_9_in_a_save_leaves_the_older_ones_whole(tmp_path: Path):
     start_and_kill(tmp_path, "3.saving")
-    assert folder.leftovers(tmp_path), "the kill came between two saves: it proves nothing"
+    assert layout.leftovers(tmp_path), "the kill came between two saves: it proves nothing"
     newest = check_whole(tmp_path, at_least=2)
 
     start_and_kill(tmp_path, f"{newest + 2}.saving/state.*/**/d/*")
-    assert folder.leftovers(tmp_path), "the kill came between two saves: it proves nothing"
+    assert layout.leftovers(tmp_path), "the kill came between two saves: it proves nothing"
     newest = check_whole(tmp_path, at_least=newest + 1)
 
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(newest + 1, state_of(newest + 1), {"step": newest + 1})
-    assert folder.leftovers(tmp_path) == []
+    assert layout.leftovers(tmp_path) == []
     assert check_whole(tmp_path, at_least=newest + 1) == newest + 1

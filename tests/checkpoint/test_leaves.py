@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain import trees
-from jtrain.checkpoint import leaves
+from jtrain.checkpoint import leaf_table
+from jtrain.core import pytree
 from jtrain.errors import CheckpointError
 
 
@@ -28,7 +28,7 @@ def test_a_table_of_what_differs():
         "step": jnp.float32(0),
     }
     with pytest.raises(CheckpointError) as refusal:
-        leaves.check_same(trees.describe(stored), here, "checkpoint 5")
+        leaf_table.check_same(pytree.describe(stored), here, "checkpoint 5")
     assert str(refusal.value).splitlines() == [
         "checkpoint 5 holds another state: 5 leaves differ, of 5 here and 5 there.",
         "  leaf               expected         found            nearest",
@@ -45,7 +45,7 @@ def test_a_table_of_what_differs():
 def test_a_long_table_is_cut():
     stored = {f"w{i}": np.zeros(i + 1, np.float32) for i in range(100)}
     with pytest.raises(CheckpointError) as refusal:
-        leaves.check_same(trees.describe(stored), {"w0": jnp.zeros(1)}, "checkpoint 5")
+        leaf_table.check_same(pytree.describe(stored), {"w0": jnp.zeros(1)}, "checkpoint 5")
     assert "99 leaves differ" in str(refusal.value)
     assert "  and 79 more\n" in str(refusal.value)
     assert len(str(refusal.value)) < 2000
@@ -53,7 +53,7 @@ def test_a_long_table_is_cut():
 
 def test_the_same_states_pass():
     state = {"a": jnp.zeros(3), "key": jax.random.key(0)}
-    leaves.check_same(trees.describe(state), jax.eval_shape(lambda: state), "checkpoint 5")
+    leaf_table.check_same(pytree.describe(state), jax.eval_shape(lambda: state), "checkpoint 5")
 
 
 def test_flat_and_back_is_the_same_tree():
@@ -61,12 +61,12 @@ def test_flat_and_back_is_the_same_tree():
         "a": [jnp.zeros(3), {"b": jnp.ones(())}],
         "key": jax.random.split(jax.random.key(0), 2),
     }
-    flat = leaves.flatten(state)
+    flat = leaf_table.flatten(state)
     assert {n: (x.dtype.name, x.shape) for n, x in flat.items()} == {
         "a/0": ("float32", (3,)),
         "a/1/b": ("float32", ()),
         "key": ("uint32", (2, 2)),
     }
-    back = leaves.unflatten(jax.eval_shape(lambda: state), flat)
+    back = leaf_table.unflatten(jax.eval_shape(lambda: state), flat)
     assert jax.tree.structure(back) == jax.tree.structure(state)
     assert (jax.random.key_data(back["key"]) == jax.random.key_data(state["key"])).all()

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.checkpoint import Checkpoints, seal, stored
-from jtrain.checkpoint.failed import SaveError, TakenError
-from jtrain.checkpoint.mirror import Mirror
+from jtrain.checkpoint import Checkpoints, object_store_layout, seal
+from jtrain.checkpoint.object_store_copy import Mirror
+from jtrain.checkpoint.save_errors import SaveError, TakenError
 from jtrain.errors import FAULT
-from jtrain.objects import Objects, ObjectsError, is_address
+from jtrain.io.object_store import Objects, ObjectsError, is_address
 
 
 class Killed(BaseException):
@@ -66,9 +66,11 @@ def test_copies_are_whole_and_older_ones_go(objects: Objects, saved: Path, tmp_p
     for step in (1, 2, 3):
         mirror.copy(step)
     mirror.finish(3)
-    assert stored.steps(objects) == [2, 3]
-    assert {"run.json", "metrics.jsonl"} == set(stored.own_files(objects.sizes()))  # and no link
-    assert stored.fetch_newest(objects, tmp_path / "back") == (3, [])
+    assert object_store_layout.steps(objects) == [2, 3]
+    assert {"run.json", "metrics.jsonl"} == set(
+        object_store_layout.own_files(objects.sizes())
+    )  # and no link
+    assert object_store_layout.fetch_newest(objects, tmp_path / "back") == (3, [])
     assert read(tmp_path / "back") == 3
     assert (tmp_path / "back" / "run.json").read_text() == (saved / "run.json").read_text()
 
@@ -77,7 +79,7 @@ def test_the_best_stays(objects: Objects, saved: Path):
     mirror = mirror_of(objects, saved, keep=1, best=lambda: 1)
     for step in (1, 2, 3):
         mirror.copy(step)
-    assert stored.steps(objects) == [1, 3]
+    assert object_store_layout.steps(objects) == [1, 3]
 
 
 def cut_off(objects: Objects, monkeypatch: pytest.MonkeyPatch, after: int, error: BaseException):
@@ -116,14 +118,14 @@ def test_a_kill_before_any_change_leaves_a_whole_copy(
             except Killed:
                 pass
         back = tmp_path / f"back-{after}"
-        step, news = stored.fetch_newest(fresh, back)
+        step, news = object_store_layout.fetch_newest(fresh, back)
         assert news == []
         assert step == read(back)
         assert step in (2, 3)
         again = mirror_of(fresh, saved)  # the next process, whatever the one before has left
         again.copy(3)
-        assert stored.steps(fresh) == [2, 3]
-        assert list(stored.listed(fresh)) == [2, 3]
+        assert object_store_layout.steps(fresh) == [2, 3]
+        assert list(object_store_layout.listed(fresh)) == [2, 3]
         after += 1
     assert after > 15
 
@@ -137,7 +139,7 @@ def test_what_a_store_refuses_is_told_and_copied_later(
     with monkeypatch.context() as patch:
         cut_off(objects, patch, 4, PermissionError("Access Denied"))
         mirror.copy(2)
-        assert stored.steps(objects) == [1]
+        assert object_store_layout.steps(objects) == [1]
         (line,) = told
         assert "checkpoint 2 is on this disk and was not copied" in line
         assert "AWS_ACCESS_KEY_ID" in line
@@ -145,7 +147,7 @@ def test_what_a_store_refuses_is_told_and_copied_later(
             mirror.finish(2)
         assert raised.value.code == FAULT
     mirror.finish(2)
-    assert stored.steps(objects) == [1, 2]
+    assert object_store_layout.steps(objects) == [1, 2]
 
 
 def test_who_began_last_copies_and_the_one_before_ends(objects: Objects, saved: Path):
@@ -158,7 +160,7 @@ def test_who_began_last_copies_and_the_one_before_ends(objects: Objects, saved: 
     second.copy(2)
     with pytest.raises(TakenError):
         first.finish(2)
-    assert stored.steps(objects) == [1, 2]
+    assert object_store_layout.steps(objects) == [1, 2]
 
 
 def test_steps_that_a_run_went_back_from_go_before_the_next_is_copied(
@@ -167,7 +169,7 @@ def test_steps_that_a_run_went_back_from_go_before_the_next_is_copied(
     mirror = mirror_of(objects, saved)
     for step in (1, 3, 2):
         mirror.copy(step)
-    assert stored.steps(objects) == [1, 2]
+    assert object_store_layout.steps(objects) == [1, 2]
 
 
 def test_a_damaged_copy_is_passed_over_and_nothing_of_it_stays(
@@ -180,7 +182,7 @@ def test_a_damaged_copy_is_passed_over_and_nothing_of_it_stays(
     content = bytearray(objects.read(name) or b"")
     content[-1] ^= 1
     objects.write(name, bytes(content))
-    step, news = stored.fetch_newest(objects, tmp_path / "back")
+    step, news = object_store_layout.fetch_newest(objects, tmp_path / "back")
     assert step == read(tmp_path / "back") == 1
     assert "checkpoint 2" in news[0]
     assert "its digest is" in news[0]
@@ -190,10 +192,10 @@ def test_a_damaged_copy_is_passed_over_and_nothing_of_it_stays(
 def test_a_name_that_leads_outside_is_not_written(saved: Path, tmp_path: Path):
     objects = Objects(f"memory://{uuid.uuid4()}/small")
     mirror_of(objects, saved).copy(1)
-    sizes = {**stored.listed(objects)[1], "../../../out": 1}
+    sizes = {**object_store_layout.listed(objects)[1], "../../../out": 1}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored, "listed", lambda objects: {1: sizes})
-        assert stored.fetch(objects, 1, tmp_path / "checkpoints") == [
+        patch.setattr(object_store_layout, "listed", lambda objects: {1: sizes})
+        assert object_store_layout.fetch(objects, 1, tmp_path / "checkpoints") == [
             "../../../out: is no name of a file of a checkpoint"
         ]
     assert not (tmp_path / "checkpoints" / "1").exists()

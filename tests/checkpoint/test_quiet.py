@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.checkpoint.quiet import silence
+from jtrain.checkpoint.orbax_logging import silence
 
 STEPS = 12
 SAVES = """\
@@ -19,7 +19,7 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from jtrain.checkpoint import Checkpoints
-from jtrain.checkpoint.failed import SaveError
+from jtrain.checkpoint.save_errors import SaveError
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
 state = {f"w{i}": jnp.full((100, 100), i) for i in range(160)}

@@ -9,11 +9,11 @@ import pytest
 from full_disk import files_of_at_most
 from permissions import permissions_hold
 
-from jtrain.checkpoint import Checkpoints, Retries, export, looking
-from jtrain.checkpoint.failed import SaveError
+from jtrain.checkpoint import Checkpoints, Retries, export, inspect
+from jtrain.checkpoint.save_errors import SaveError
 from jtrain.cli import main
-from jtrain.disk_errors import advice
 from jtrain.errors import CheckpointError
+from jtrain.io.disk_errors import advice
 
 STATE = {"x": jnp.arange(100_000.0)}
 
@@ -148,8 +148,8 @@ def test_a_rename_that_is_refused_is_told_too(tmp_path: Path):
     tmp_path.chmod(0o1777)
     refused = pytest.raises(CheckpointError, match=r"refuses it \(Operation not permitted: .*/1\)")
     with permissions_hold(), refused:
-        looking.removed(tmp_path, 1)
-    assert looking.removed(tmp_path, 1) > 0
+        inspect.removed(tmp_path, 1)
+    assert inspect.removed(tmp_path, 1) > 0
 
 
 @pytest.mark.parametrize(

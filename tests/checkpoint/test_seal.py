@@ -12,9 +12,7 @@ import pytest
 from checkpoint_states import like, same_bits
 from permissions import permissions_hold
 
-from jtrain.checkpoint import Checkpoints, entries, folder, seal
-from jtrain.errors import CheckpointError, DamagedError
-from jtrain.testing.chaos.corruption import (
+from chaos.corruption import (
     KINDS,
     files_of,
     flip,
@@ -24,6 +22,8 @@ from jtrain.testing.chaos.corruption import (
     swap,
     zero,
 )
+from jtrain.checkpoint import Checkpoints, directory_entries, layout, seal
+from jtrain.errors import CheckpointError, DamagedError
 
 # What keeps all names and sizes is seen when the bytes are read, and not by listing.
 QUIETLY = (flip, flip_in_any_file, zero, swap, from_another_step)
@@ -60,15 +60,15 @@ def hurt(whole, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_damage_is_seen(kind, hurt: Path):
     kept = shutil.copytree(hurt / "2", hurt.parent / "kept")
-    assert folder.faults(hurt, 2, full=True) == []
+    assert layout.faults(hurt, 2, full=True) == []
     for seed in range(6):
         damage, found = seen(hurt, seed, kinds=(kind,))
         assert found, f"{damage} (seed {seed})"
         assert len(found[0]) < 300
-        assert 2 not in folder.steps(hurt) or kind in QUIETLY, f"{damage} is listed"
+        assert 2 not in layout.steps(hurt) or kind in QUIETLY, f"{damage} is listed"
         shutil.rmtree(hurt / "2")
         shutil.copytree(kept, hurt / "2")
-    assert folder.faults(hurt, 1, full=True) == folder.faults(hurt, 2, full=True) == []
+    assert layout.faults(hurt, 1, full=True) == layout.faults(hurt, 2, full=True) == []
 
 
 def test_a_flipped_bit_is_refused_with_its_file_and_nothing_is_read(hurt: Path, whole):
@@ -168,7 +168,7 @@ def test_no_step_is_named_while_it_is_written(tmp_path: Path):
     named: list[tuple[int, list[int]]] = []
     with Checkpoints(tmp_path) as checkpoints:
         for step in (1, 2, 3):
-            say = lambda step: named.append((step, folder.steps(tmp_path)))
+            say = lambda step: named.append((step, layout.steps(tmp_path)))
             checkpoints.save(step, {"x": jnp.arange(1000)}, {}, sealed=say)
             assert checkpoints.newest() in (step, step - 1 or None)
     assert named == [(1, [1]), (2, [1, 2]), (3, [1, 2, 3])]
@@ -215,10 +215,10 @@ def test_every_format_there_ever_was_is_read(version: int, tmp_path: Path):
         assert checkpoints.about(3) == {"note": f"format {version}"}
         assert same_bits(checkpoints.restore(3, like(state)), state)
         checkpoints.save(4, state, {})
-    assert folder.steps(directory) == [3, 4]
+    assert layout.steps(directory) == [3, 4]
     cut = next(path for path in files_of(directory / "3") if path.parent.name == "d")
     cut.write_bytes(cut.read_bytes()[:-1])
-    assert folder.steps(directory) == [4], "an old one is known by its sizes"
+    assert layout.steps(directory) == [4], "an old one is known by its sizes"
 
 
 def test_a_digest_is_that_of_another_program(tmp_path: Path):
@@ -281,14 +281,14 @@ STRANGE = {
 def test_what_is_no_checkpoint_is_set_aside_in_words_for_the_one_before_it(kind, hurt: Path, whole):
     STRANGE[kind](hurt / "2")
     with permissions_hold():
-        assert folder.steps(hurt) == [1]
-        (fault,) = folder.faults(hurt, 2, full=True)[:1]
+        assert layout.steps(hurt) == [1]
+        (fault,) = layout.faults(hurt, 2, full=True)[:1]
         assert len(fault) < 300
         with pytest.raises(DamagedError, match="checkpoint 2 is damaged: "):
-            folder.check(hurt, 2)
+            layout.check(hurt, 2)
         if not kind.startswith("an array"):
             with pytest.raises(DamagedError, match="checkpoint 2 is damaged: "):
-                folder.record(hurt, 2)
+                layout.record(hurt, 2)
         with Checkpoints(hurt) as checkpoints:
             assert checkpoints.resume() == 1
             aside = f"checkpoint 2 is damaged and was set aside as {hurt / '2.damaged'}: {fault}"
@@ -325,14 +325,14 @@ def test_a_record_of_other_types_is_told_though_its_seal_holds(change, hurt: Pat
 def test_a_checkpoint_of_format_1_is_of_its_step_too(tmp_path: Path):
     shutil.copytree(FORMATS / "1", tmp_path / "old")
     (tmp_path / "old" / "3").rename(tmp_path / "old" / "4")
-    assert folder.faults(tmp_path / "old", 4, full=True) == ["about.json: is of step 3"]
+    assert layout.faults(tmp_path / "old", 4, full=True) == ["about.json: is of step 3"]
 
 
 def test_a_checkpoint_under_another_name_is_named_and_not_gone_on_from(hurt: Path):
     (hurt / "2").rename(hurt / "2.bak")
     shutil.copytree(hurt / "1", hurt / "copy of 1")
     (hurt / "notes").mkdir()
-    assert entries.strays(hurt) == [("2.bak", 2), ("copy of 1", 1)]
+    assert directory_entries.strays(hurt) == [("2.bak", 2), ("copy of 1", 1)]
     with Checkpoints(hurt) as checkpoints:
         assert checkpoints.resume() == 1
     (line,) = checkpoints.news

@@ -13,7 +13,7 @@ from checkpoint_states import like, same_bits
 from full_disk import files_of_at_most
 
 from jtrain.checkpoint import Checkpoints, bytes_of, check_writable, lock
-from jtrain.checkpoint.space import on_disk
+from jtrain.checkpoint.disk_space import on_disk
 from jtrain.errors import CheckpointError
 
 # The storage library's own tasks complain, now and then, when those that failed are collected.

@@ -10,9 +10,9 @@ from safetensors.numpy import save_file
 
 from jtrain.checkpoint import Checkpoints, starting
 from jtrain.config.init_from import InitFrom
+from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.parallel import FSDP
-from jtrain.trees import named_leaves
 
 MESHED = FSDP(devices=4, min_size=0).build()
 BLOCK = {"norm": {"scale": (8,)}, "up": {"kernel": (8, 16), "bias": (16,)}}

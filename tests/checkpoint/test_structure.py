@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from checkpoint_states import like, same_bits
 
-from jtrain import trees
-from jtrain.checkpoint import Checkpoints, leaves
+from jtrain.checkpoint import Checkpoints, leaf_table
+from jtrain.core import pytree
 from jtrain.errors import CheckpointError
 
 LEAVES = {
@@ -18,21 +18,21 @@ LEAVES = {
     "rng": jax.random.key(0),
     "step": jnp.int32(7),
 }
-NAMES = list(trees.named_leaves(LEAVES))
+NAMES = list(pytree.named_leaves(LEAVES))
 
 
 def without(name: str) -> dict[str, jax.Array]:
-    return {other: leaf for other, leaf in trees.named_leaves(LEAVES).items() if other != name}
+    return {other: leaf for other, leaf in pytree.named_leaves(LEAVES).items() if other != name}
 
 
 def another(how: str, name: str) -> tuple[dict, str]:
     """A state that differs in one leaf in one way, and the row that says so."""
-    leaf = trees.named_leaves(LEAVES)[name]
-    was = trees.describe(LEAVES)[name]
+    leaf = pytree.named_leaves(LEAVES)[name]
+    was = pytree.describe(LEAVES)[name]
     if how == "missing":
         return without(name), f"{name}  -  {was}"
     if how == "extra":
-        there = {**trees.named_leaves(LEAVES), f"{name}_too": jnp.zeros(3)}
+        there = {**pytree.named_leaves(LEAVES), f"{name}_too": jnp.zeros(3)}
         return there, f"{name}_too  float32[3]  -"
     if how == "renamed":
         return {**without(name), f"{name}x": leaf}, f"{name}x  {was}  -  {name}"
@@ -57,16 +57,16 @@ CASES = [
 
 @pytest.mark.parametrize("cast", [False, True], ids=["", "cast"])
 def test_every_difference_of_one_leaf_is_a_row_with_its_nearest_name(cast: bool):
-    found = trees.describe(LEAVES)
+    found = pytree.describe(LEAVES)
     refused = 0
     for how, name in CASES:
         state, row = another(how, name)
         if cast and how == "dtype" and name != "rng":
-            asked = leaves.check_same(found, state, "checkpoint 5", cast=True)
-            assert str(asked[name].dtype) == str(trees.named_leaves(LEAVES)[name].dtype)
+            asked = leaf_table.check_same(found, state, "checkpoint 5", cast=True)
+            assert str(asked[name].dtype) == str(pytree.named_leaves(LEAVES)[name].dtype)
             continue
         with pytest.raises(CheckpointError) as refusal:
-            leaves.check_same(found, state, "checkpoint 5", cast=cast)
+            leaf_table.check_same(found, state, "checkpoint 5", cast=cast)
         rows = [" ".join(line.split()) for line in str(refusal.value).splitlines()]
         assert " ".join(row.split()) in rows, f"{how} of {name}"
         refused += 1
@@ -75,13 +75,13 @@ def test_every_difference_of_one_leaf_is_a_row_with_its_nearest_name(cast: bool)
 
 
 def test_all_differences_are_told_at_once():
-    state = dict(trees.named_leaves(LEAVES))
+    state = dict(pytree.named_leaves(LEAVES))
     del state["step"]
     state["params/kernal"] = state.pop("params/kernel")
     state["params/bias"] = jnp.ones(6)
     state["new"] = jnp.zeros(1)
     with pytest.raises(CheckpointError, match="5 leaves differ") as refusal:
-        leaves.check_same(trees.describe(LEAVES), state, "checkpoint 5")
+        leaf_table.check_same(pytree.describe(LEAVES), state, "checkpoint 5")
     for name in ("step", "params/kernal", "params/kernel", "params/bias", "new"):
         assert f"\n  {name} " in str(refusal.value)
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jtrain.checkpoint import Checkpoints, lock
-from jtrain.checkpoint.origin import Tensors
+from jtrain.checkpoint.weights_source import Tensors
 from jtrain.cli import main
 
 RUN = "runs/a/checkpoints"

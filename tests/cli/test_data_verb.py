@@ -15,9 +15,9 @@ import pytest
 from jtrain.cli import main
 from jtrain.cli.data_show import texts
 from jtrain.cli.pictures import as_bytes, in_blocks, in_shades
-from jtrain.data.byte_tokenizer import ByteTokenizer
-from jtrain.data.packed import Packed
-from jtrain.data.token_files import TokenFiles
+from jtrain.data.text.byte_tokenizer import ByteTokenizer
+from jtrain.data.text.packed import Packed
+from jtrain.data.text.token_files import TokenFiles
 
 STUDY = """
 from typing import Annotated, Literal
@@ -26,8 +26,8 @@ import numpy as np
 from pydantic import Field
 import jtrain as jt
 from jtrain.data import Arrays, Shuffled
-from jtrain.data.text import Corpus
-from jtrain.data.token_corpus import Tokens
+from jtrain.data.text.text import Corpus
+from jtrain.data.text.token_corpus import Tokens
 
 @jt.values
 class Images:

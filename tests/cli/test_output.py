@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from quick_study import CODE, write_study
 
-from jtrain.hooks.metrics import read
+from jtrain.train.hooks.metrics import read
 
 SLOW = CODE.replace("    return Arrays(", "    return Slow(").replace(
     "\n\n@jt.values\nclass Data",

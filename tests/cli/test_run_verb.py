@@ -79,7 +79,7 @@ def test_a_finished_run_says_so_and_exits_with_0(capfd):
 
 
 def test_a_stopped_run_exits_with_75_and_says_how_to_go_on(capfd, monkeypatch):
-    from jtrain.hooks.metrics import Metrics
+    from jtrain.train.hooks.metrics import Metrics
 
     row = Metrics.row
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import pytest
 
-from jtrain.cluster import detect
-from jtrain.cluster.kinds import KINDS
+from jtrain.distributed.cluster import detect
+from jtrain.distributed.cluster.kinds import KINDS
 from jtrain.errors import ConfigError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jtrain.cluster.hostlist import hosts, tasks
+from jtrain.distributed.cluster.hostlist import hosts, tasks
 from jtrain.errors import ConfigError
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.pulse import Patience
-from jtrain.pulse.channel import Channel
+from jtrain.distributed.heartbeat import Patience
+from jtrain.distributed.heartbeat.channel import Channel
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,10 +32,10 @@ def test_every_call_says_where_it_listens():
 HEARTBEAT = """
 import sys
 import jax
-from jtrain.cluster import Cluster, start
-from jtrain.cluster.cluster import Address
+from jtrain.distributed.cluster import Cluster, start
+from jtrain.distributed.cluster.cluster import Address
 
-sys.modules["jtrain.cluster.start"].meet = lambda *_, **__: None
+sys.modules["jtrain.distributed.cluster.start"].meet = lambda *_, **__: None
 jax.distributed.initialize = lambda *_, **told: print(told["heartbeat_timeout_seconds"])
 start(Cluster(processes=2, coordinator=Address("127.0.0.1", 1)), {}, timeout=1)
 """

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from jtrain.cluster.cluster import Address, Cluster
-from jtrain.cluster.meet import bound, meet
+from jtrain.distributed.cluster.cluster import Address, Cluster
+from jtrain.distributed.cluster.rendezvous import bound, meet
+from jtrain.distributed.launcher.port import free_port
 from jtrain.errors import ConfigError, PeerError
-from jtrain.launch.port import free_port
 
 SAME = {"config seed": "0", "package jax": "0.10.2"}
 
@@ -49,7 +49,7 @@ def test_all_that_have_the_same_go_on_together():
 
 def test_what_differs_is_named_in_all_of_them():
     port = free_port()
-    other = {"config seed": "1", "package jax": "0.10.2", "code jtrain/step.py": "ab12"}
+    other = {"config seed": "1", "package jax": "0.10.2", "code jtrain/core/step.py": "ab12"}
     found = ends(
         [(member(0, 3, port), SAME), (member(1, 3, port), SAME), (member(2, 3, port), other)]
     )
@@ -58,7 +58,7 @@ def test_what_differs_is_named_in_all_of_them():
     said = str(found[0])
     assert "process 2 (from 127.0.0.1) is not what process 0 is" in said
     assert "config seed: 0 in process 0, 1 in process 2" in said
-    assert "code jtrain/step.py: none in process 0, ab12 in process 2" in said
+    assert "code jtrain/core/step.py: none in process 0, ab12 in process 2" in said
     assert "package jax" not in said
     assert "Start all of them by the same command" in said
 

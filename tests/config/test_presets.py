@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from jtrain.config.top import Top
-from jtrain.values import values
+from jtrain.config.configclass import values
 
 
 @values

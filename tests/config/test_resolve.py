@@ -227,7 +227,7 @@ def test_help_needs_neither_jax_nor_pydantic():
 
 def test_show_starts_no_backend_and_imports_nothing_heavy(path: Path):
     study = path.parent.parent / "experiments" / "toy.py"
-    study.write_text("import jax\nimport jtrain.experiment\n" + study.read_text())
+    study.write_text("import jax\nimport jtrain.train.experiment\n" + study.read_text())
     seen = imported(
         "import json, sys; from jtrain.cli import main\n"
         f"code = main(['show', {str(path)!r}])\n"

@@ -8,9 +8,9 @@ import pytest
 from comparison import assert_close
 
 from jtrain.data import Arrays, Shuffled
-from jtrain.data.augment import Augment
-from jtrain.data.draws import beta, bits, uniform, whole
-from jtrain.data.pictures import mirrored, pasted, shifted
+from jtrain.data.batches.counter_rng import beta, bits, uniform, whole
+from jtrain.data.images.augment import Augment
+from jtrain.data.images.transforms import mirrored, pasted, shifted
 from jtrain.errors import DataError
 from jtrain.losses.soft_cross_entropy import soft_cross_entropy
 

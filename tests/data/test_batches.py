@@ -3,8 +3,8 @@ import zlib
 import numpy as np
 import pytest
 
+from jtrain.core.types import Batches, Once
 from jtrain.data import Arrays, InOrder, Shuffled
-from jtrain.types import Batches, Once
 
 GOLDEN = [4, 2, 5, 3, 1, 0, 3, 4, 1, 5, 2, 0]
 

@@ -14,10 +14,10 @@ import pytest
 from image_files import write_image_folder
 
 from jtrain.data import Shuffled
-from jtrain.data.cached import InMemory, OnDisk, cached
-from jtrain.data.fingerprint import fingerprint
-from jtrain.data.image_folder import ImageFolder
-from jtrain.data.process_workers import ProcessWorkers
+from jtrain.data.batches.fingerprint import fingerprint
+from jtrain.data.batches.process_workers import ProcessWorkers
+from jtrain.data.batches.row_cache import InMemory, OnDisk, cached
+from jtrain.data.images.image_folder import ImageFolder
 from jtrain.errors import DataError
 
 
@@ -143,7 +143,7 @@ import sys
 sys.path[:0] = [{tests!r}, {data!r}]
 import numpy as np
 from test_cached import Counted
-from jtrain.data.cached import OnDisk
+from jtrain.data.batches.row_cache import OnDisk
 
 rows = OnDisk(Counted(200_000), {cache!r})
 print("made", flush=True)
@@ -192,7 +192,7 @@ def test_workers_share_one_on_disk(tmp_path: Path):
 
 
 def test_no_memory_is_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("jtrain.data.cached._free_memory", lambda: 100)
+    monkeypatch.setattr("jtrain.data.batches.row_cache._free_memory", lambda: 100)
     with pytest.raises(DataError, match=r"takes 0\.0 MB for 20 rows.*Set data\.cache to a folder"):
         InMemory(Counted())
 

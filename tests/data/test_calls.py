@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from jtrain.data import Arrays, Shuffled
-from jtrain.data.calls import Calls
+from jtrain.data.batches.stacked import Calls
 
 
 class Plain:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jtrain.data import Vocabulary, read_text
-from jtrain.data.text import Text
+from jtrain.data.text.text import Text
 
 
 def test_decoding_gives_the_text_back():

@@ -9,9 +9,9 @@ from image_files import crc32c as bit_by_bit
 from image_files import framed, write_records
 from test_array_record import write_records as write_array_records
 
-from jtrain.data.array_record import ArrayRecords
-from jtrain.data.crc32c import crc32c
-from jtrain.data.tfrecord import HEAD, TAIL, TFRecords
+from jtrain.data.sources.array_record import ArrayRecords
+from jtrain.data.sources.crc32c import crc32c
+from jtrain.data.sources.tfrecord import HEAD, TAIL, TFRecords
 from jtrain.errors import DataError
 
 RECORDS = [bytes(np.random.default_rng(size).bytes(size)) for size in (5, 30, 300, 1, 70)]
@@ -65,7 +65,7 @@ def test_damaged_records_are_left_out_where_that_is_asked(tmp_path: Path, caplog
     for damaged in (2, 4):
         flipped(path, 8 * (int(begins[damaged]) + HEAD))
     records = TFRecords(path, damaged="skip")
-    with caplog.at_level(logging.WARNING, "jtrain.data.records"):
+    with caplog.at_level(logging.WARNING, "jtrain.data.sources.records"):
         for _ in range(2):
             found = [records[i] for i in range(5)]
             assert found == [RECORDS[i] for i in (0, 1, 3, 3, 0)]

@@ -25,13 +25,13 @@ from jtrain.data import (
     line_rows,
     read_tokens,
 )
-from jtrain.data.augmented import Augmented, Changes
-from jtrain.data.byte_tokenizer import ByteTokenizer
-from jtrain.data.fingerprint import BLOCKS, _places, fingerprint
-from jtrain.data.prepare import prepare
-from jtrain.data.random_tokens import RandomTokens
-from jtrain.data.tokenizing import ByBytes
-from jtrain.data.whole import Whole
+from jtrain.data.batches.fingerprint import BLOCKS, _places, fingerprint
+from jtrain.data.batches.full import Whole
+from jtrain.data.images.augmented import Augmented, Changes
+from jtrain.data.text.byte_tokenizer import ByteTokenizer
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.random_tokens import RandomTokens
+from jtrain.data.text.tokenizing import ByBytes
 
 Build = Callable[[Path, int], Any]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.data.find import Package, cache, debian, find_set, python_package
+from jtrain.data.sources.known_sets import Package, cache, debian, find_set, python_package
 from jtrain.errors import DataError
 
 FILES = ["images", "labels"]

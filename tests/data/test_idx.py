@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from image_files import idx_bytes, write_idx
 
-from jtrain.data.idx import read_idx
+from jtrain.data.sources.idx import read_idx
 from jtrain.errors import DataError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 5, 4), np.uint8)

@@ -11,9 +11,9 @@ import pytest
 from image_files import write_image_folder
 from PIL import Image, ImageOps
 
-from jtrain.data.decode_image import Size, decode_image
-from jtrain.data.fingerprint import fingerprint
-from jtrain.data.image_folder import ImageFolder
+from jtrain.data.batches.fingerprint import fingerprint
+from jtrain.data.images.decode import Size, decode_image
+from jtrain.data.images.image_folder import ImageFolder
 from jtrain.errors import DataError
 
 SMALL = {"height": 8, "width": 8}
@@ -209,7 +209,7 @@ def test_damaged_files_can_be_left_out(tmp_path: Path, caplog: pytest.LogCapture
     with pytest.raises(DataError, match=r"data\.damaged=skip"):
         folder(tmp_path, validation=0.2).build().train.source[np.arange(6)]
     files = folder(tmp_path, validation=0.2, damaged="skip").build().train.source
-    with caplog.at_level(logging.WARNING, "jtrain.data.image_files"):
+    with caplog.at_level(logging.WARNING, "jtrain.data.images.image_files"):
         rows = files[np.arange(6)]
         files[np.arange(6)]
     assert rows["label"].tolist() == [0, 1, 1, 1, 1, 1], "the next whole image, with its label"

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from jtrain.data import Arrays, InOrder, Lines
-from jtrain.data.fingerprint import fingerprint
-from jtrain.data.interleaved import Interleaved, InTurn
-from jtrain.data.line_corpus import TextLines
+from jtrain.data.batches.fingerprint import fingerprint
+from jtrain.data.sources.interleaved import Interleaved, InTurn
+from jtrain.data.text.line_corpus import TextLines
 from jtrain.errors import DataError
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from image_files import alone_here, write_digits, write_fashion_mnist, write_idx
 
-from jtrain.data.arrays import Arrays
-from jtrain.data.digits import Digits, read_digits
-from jtrain.data.fashion_mnist import CLASSES, FashionMnist
-from jtrain.data.idx_images import IdxImages
-from jtrain.data.labelled import FILES
-from jtrain.data.subset import Subset, keep_back
+from jtrain.data.images.digits import Digits, read_digits
+from jtrain.data.images.fashion_mnist import CLASSES, FashionMnist
+from jtrain.data.images.idx_images import IdxImages
+from jtrain.data.images.image_dataset import FILES
+from jtrain.data.sources.arrays import Arrays
+from jtrain.data.sources.subset import Subset, keep_back
 from jtrain.errors import DataError
 
 

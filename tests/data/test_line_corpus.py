@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from jtrain.data.line_corpus import TextLines
+from jtrain.data.text.line_corpus import TextLines
 from jtrain.errors import DataError
 
 

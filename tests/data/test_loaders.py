@@ -13,11 +13,11 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
+from jtrain.core.types import Batches
 from jtrain.data import GrainRows, Loaded, Shuffled
-from jtrain.data.example import read_example
-from jtrain.data.tfrecord import TFRecords
+from jtrain.data.sources.example import read_example
+from jtrain.data.sources.tfrecord import TFRecords
 from jtrain.errors import DataError
-from jtrain.types import Batches
 
 IMAGE = np.random.default_rng(0).random((12, 3, 3), np.float32)
 LABEL = np.arange(12, dtype=np.int32)

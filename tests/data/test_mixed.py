@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.arrays import Arrays
-from jtrain.data.batches import Shuffled
-from jtrain.data.mixed import Mixed
-from jtrain.data.packed import Packed
-from jtrain.data.prepare import prepare
-from jtrain.data.proportions import Proportions
-from jtrain.data.token_files import TokenFiles
-from jtrain.data.tokenizing import ByBytes, ByCharacters, FromFile
-from jtrain.data.windows import Windows
+from jtrain.data.batches.by_step import Shuffled
+from jtrain.data.batches.mixed import Mixed
+from jtrain.data.batches.proportions import Proportions
+from jtrain.data.sources.arrays import Arrays
+from jtrain.data.text.packed import Packed
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.token_files import TokenFiles
+from jtrain.data.text.tokenizing import ByBytes, ByCharacters, FromFile
+from jtrain.data.text.windows import Windows
 from jtrain.errors import DataError
 
 

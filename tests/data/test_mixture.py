@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from jtrain.data.mixture import MixedCorpus, Mixture
-from jtrain.data.prepare import prepare
-from jtrain.data.tokenizing import ByBytes, ByCharacters
+from jtrain.data.text.mixture import MixedCorpus, Mixture
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.tokenizing import ByBytes, ByCharacters
 from jtrain.errors import DataError
 
 

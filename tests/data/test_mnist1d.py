@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.data.mnist1d import MNIST1D
+from jtrain.data.images.mnist1d import MNIST1D
 
 
 def test_the_curves_are_those_of_the_package():

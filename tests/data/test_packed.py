@@ -3,12 +3,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.batches import InOrder, Shuffled
-from jtrain.data.packed import Packed
-from jtrain.data.packing import best_fit
-from jtrain.data.prepare import prepare
-from jtrain.data.token_files import TokenFiles
-from jtrain.data.tokenizing import ByBytes
+from jtrain.data.batches.by_step import InOrder, Shuffled
+from jtrain.data.text.packed import Packed
+from jtrain.data.text.packing import best_fit
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.token_files import TokenFiles
+from jtrain.data.text.tokenizing import ByBytes
 from jtrain.errors import DataError
 
 

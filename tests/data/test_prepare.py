@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.documents import PIECE, Place, pieces
-from jtrain.data.prepare import Progress, prepare
-from jtrain.data.token_files import TokenFiles
-from jtrain.data.tokenizing import ByBytes, ByCharacters, ByPairs, FromFile
+from jtrain.data.text.documents import PIECE, Place, pieces
+from jtrain.data.text.prepare import Progress, prepare
+from jtrain.data.text.token_files import TokenFiles
+from jtrain.data.text.tokenizing import ByBytes, ByCharacters, ByPairs, FromFile
 
 WORDS = ["love", "thee", "summer's", "day?", "été", "rose 🌹", "1234", "!!", "\n\n", "\r\n", "\t"]
 
@@ -91,14 +91,14 @@ def test_a_line_is_a_document_where_that_is_asked(tmp_path: Path):
 
 KILLED = """
 import os, signal, sys
-from jtrain.data.prepare import prepare
-from jtrain.data.tokenizing import ByPairs
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.tokenizing import ByPairs
 calls = iter(range(10**9))
 def tell(progress):
     if next(calls) == int(sys.argv[1]):
         os.kill(os.getpid(), signal.SIGKILL)
-import jtrain.data.documents, jtrain.data.prepare
-jtrain.data.documents.PIECE = jtrain.data.prepare.TOGETHER = 8192
+import jtrain.data.text.documents, jtrain.data.text.prepare
+jtrain.data.text.documents.PIECE = jtrain.data.text.prepare.TOGETHER = 8192
 asked = {"tokenizing": ByPairs(vocab=300), "shard": 20_000}
 prepare(sys.argv[3:], sys.argv[2], **asked, every=0.0, tell=tell)
 """
@@ -107,7 +107,7 @@ prepare(sys.argv[3:], sys.argv[2], **asked, every=0.0, tell=tell)
 def test_killed_and_called_again_it_writes_the_same_bytes(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("jtrain.data.documents.PIECE", 8192)
+    monkeypatch.setattr("jtrain.data.text.documents.PIECE", 8192)
     asked = {"tokenizing": ByPairs(vocab=300), "shard": 20_000}
     learning = len(list(pieces(files)))  # calls
     prepare(files, tmp_path / "whole", **asked)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jtrain.data.random_tokens import Random
-from jtrain.data.tokenizer import Tokenizer
+from jtrain.data.text.random_tokens import Random
+from jtrain.data.text.tokenizer import Tokenizer
 from jtrain.errors import DataError
 
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jtrain.data.read_rows import KINDS, read_rows
-from jtrain.data.row_shapes import check_rows
-from jtrain.data.write_rows import encode_rows
+from jtrain.data.sources.read_rows import KINDS, read_rows
+from jtrain.data.sources.row_shapes import check_rows
+from jtrain.data.sources.write_rows import encode_rows
 from jtrain.errors import DataError
 
 ROW = lambda dtype, *shape: SimpleNamespace(shape=shape, dtype=np.dtype(dtype))

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jtrain.data import InOrder, shakespeare
-from jtrain.data.shakespeare import Shakespeare, plays, split
+from jtrain.data import InOrder
+from jtrain.data.text import shakespeare
+from jtrain.data.text.shakespeare import Shakespeare, plays, split
 
 HERE = Path(shakespeare.__file__).parent
 

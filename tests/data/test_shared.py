@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.lines import Lines
-from jtrain.data.shared import Shared
+from jtrain.data.batches.sharded_stream import Shared
+from jtrain.data.sources.lines import Lines
 from jtrain.errors import ConfigError, DataError
 
 LINES = (3, 8, 5, 1)  # of each file: ragged

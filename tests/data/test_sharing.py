@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.data.sharing import sharing
+from jtrain.data.batches.file_sharding import sharing
 from jtrain.errors import ConfigError, DataError
 
 

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jtrain.data.shuffle import shuffled
+from jtrain.data.batches.shuffle import shuffled
 
 GOLDEN_10 = [3, 5, 6, 2, 4, 0, 7, 9, 8, 1]
 GOLDEN_LARGE = [274860752950, 924774190002, 429075405545, 958695470582, 200993238311, 228648995806]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jtrain.data import Arrays, Shuffled
-from jtrain.data.byte_tokenizer import ByteTokenizer
-from jtrain.data.calls import Calls
-from jtrain.data.lines import Lines, line_rows
-from jtrain.data.stream import Stream, Streamed
+from jtrain.data.batches.stacked import Calls
+from jtrain.data.batches.stream import Stream, Streamed
+from jtrain.data.sources.lines import Lines, line_rows
+from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.errors import DataError
 
 LINES = [f"line {i}" for i in range(57)]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jtrain.data import GrainRows, Shuffled
-from jtrain.data.hugging_face import HuggingFace
-from jtrain.data.parquet import ParquetRows
+from jtrain.data.sources.hugging_face import HuggingFace
+from jtrain.data.sources.parquet import ParquetRows
 from jtrain.errors import DataError
 
 ROWS = 50

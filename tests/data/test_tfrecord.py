@@ -9,8 +9,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from image_files import framed, write_records
 
 from jtrain.data import GrainRows, Shuffled
-from jtrain.data.example import read_example
-from jtrain.data.tfrecord import TFRecords
+from jtrain.data.sources.example import read_example
+from jtrain.data.sources.tfrecord import TFRecords
 from jtrain.errors import DataError
 
 RECORDS = [bytes(np.random.default_rng(size).bytes(size)) for size in (5, 0, 300, 1, 70)]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.data import tiny_shakespeare
-from jtrain.data.tiny_shakespeare import TinyShakespeare
+from jtrain.data.text import tiny_shakespeare
+from jtrain.data.text.tiny_shakespeare import TinyShakespeare
 from jtrain.errors import DataError
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.bpe import BPE, learned
-from jtrain.data.byte_tokenizer import ByteTokenizer
-from jtrain.data.characters import Vocabulary
-from jtrain.data.tokenizer import Tokenizer, fingerprint, refuse_mismatch
-from jtrain.data.tokenizer_file import read_tokenizer, tokenizer_of
-from jtrain.data.tokenizing import (
+from jtrain.data.text.bpe import BPE, learned
+from jtrain.data.text.byte_tokenizer import ByteTokenizer
+from jtrain.data.text.characters import Vocabulary
+from jtrain.data.text.tokenizer import Tokenizer, fingerprint, refuse_mismatch
+from jtrain.data.text.tokenizer_file import read_tokenizer, tokenizer_of
+from jtrain.data.text.tokenizing import (
     ByBytes,
     ByCharacters,
     ByPairs,

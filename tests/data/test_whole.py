@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from jtrain.core.types import Batches
 from jtrain.data import Arrays
-from jtrain.data.calls import Calls
-from jtrain.data.whole import Whole
+from jtrain.data.batches.full import Whole
+from jtrain.data.batches.stacked import Calls
 from jtrain.errors import DataError
-from jtrain.types import Batches
 
 
 def test_each_batch_is_every_row_and_the_same_arrays():

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from jtrain.data import Arrays, Shuffled, Streamed
-from jtrain.data.calls import Calls
-from jtrain.data.without import Without, merged, number_of
+from jtrain.data.batches.skip import Without, merged, number_of
+from jtrain.data.batches.stacked import Calls
 
 
 @pytest.mark.parametrize(

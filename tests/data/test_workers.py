@@ -16,12 +16,12 @@ import pytest
 from listening import descendants
 
 from jtrain.data import Arrays, InOrder, Loaded, ReadAhead, Shuffled, TokenFiles, Windows
-from jtrain.data.augmented import Augmented, Changes
-from jtrain.data.calls import Calls
-from jtrain.data.prepare import prepare
-from jtrain.data.process_workers import LARGEST, ProcessWorkers
-from jtrain.data.tokenizing import ByBytes
-from jtrain.data.workers import Workers
+from jtrain.data.batches.process_workers import LARGEST, ProcessWorkers
+from jtrain.data.batches.stacked import Calls
+from jtrain.data.batches.workers import Workers
+from jtrain.data.images.augmented import Augmented, Changes
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.tokenizing import ByBytes
 from jtrain.errors import DataError
 
 KINDS = ["threads", "processes"]
@@ -189,7 +189,7 @@ def test_what_cannot_be_sent_is_told():
 
 
 def test_what_is_too_large_to_send_is_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("jtrain.data.process_workers.LARGEST", 1 << 12)
+    monkeypatch.setattr("jtrain.data.batches.process_workers.LARGEST", 1 << 12)
     with pytest.raises(DataError, match=r"MB in memory; at most .* Set workers.kind=threads"):
         ProcessWorkers(images().__getitem__, start=0, stop=3, workers=2)
     assert LARGEST == 512 << 20
@@ -208,7 +208,7 @@ SCRIPT = """
 import os, signal, sys, time
 sys.path.insert(0, {tests!r})
 from test_workers import Failing
-from jtrain.data.process_workers import ProcessWorkers
+from jtrain.data.batches.process_workers import ProcessWorkers
 from jtrain.errors import PeerError
 
 def asked(number, frame):

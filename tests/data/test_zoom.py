@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from jtrain.data import Arrays, Shuffled
-from jtrain.data.augment import Augment
-from jtrain.data.zoom import windows, zoomed
+from jtrain.data.images.augment import Augment
+from jtrain.data.images.zoom import windows, zoomed
 
 SMOOTH = np.asarray(
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 6, 3), np.uint8)).resize(

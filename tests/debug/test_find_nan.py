@@ -11,10 +11,10 @@ import pytest
 from comparison import assert_close
 from quick_study import CODE, at_home, config_of, trained, write_study
 
-from jtrain.debug.blame import Blame, Given
-from jtrain.debug.execute import outputs_of
-from jtrain.debug.find_nan import Found, find_nan
 from jtrain.errors import ConfigError
+from jtrain.inspect.debug.eval_jaxpr import outputs_of
+from jtrain.inspect.debug.find_nan import Found, find_nan
+from jtrain.inspect.debug.nonfinite_origin import Blame, Given
 
 pytestmark = pytest.mark.thorough
 
@@ -233,7 +233,7 @@ def test_a_jitted_function_is_blamed_where_it_was_called():
     root = jax.jit(lambda x: jnp.sqrt(x))
     good = lambda x: jnp.log(jnp.abs(x) + 1)
     bad = lambda x: jnp.log(x)  # traced before, by another line
-    from jtrain.debug.source import written
+    from jtrain.inspect.debug.source import written
 
     for fn, text in ((lambda x: good(x) + bad(x), "traced before"), (root, "jnp.sqrt")):
         (origin,) = blamed(fn, jnp.float32(-0.0 if fn is not root else -1.0))

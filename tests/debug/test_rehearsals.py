@@ -10,11 +10,11 @@ from comparison import assert_close
 from quick_study import CODE, YAML, at_home, config_of, trained, write_study
 
 from jtrain.cli import main
-from jtrain.debug.eager import eager
-from jtrain.debug.fast import fast
-from jtrain.debug.overfit import overfit
 from jtrain.errors import CheckpointError, ConfigError, LossError
-from jtrain.hooks.metrics import results
+from jtrain.inspect.debug.dry_run import fast
+from jtrain.inspect.debug.eager import eager
+from jtrain.inspect.debug.overfit import overfit
+from jtrain.train.hooks.metrics import results
 
 pytestmark = pytest.mark.thorough
 

@@ -8,8 +8,8 @@ from quick_study import CODE, at_home, read_otherwise, trained, write_study
 
 from jtrain.checkpoint import fingerprint
 from jtrain.cli import main
-from jtrain.hooks.metrics import results
-from jtrain.hooks.recording import steps
+from jtrain.train.hooks.metrics import results
+from jtrain.train.hooks.step_record import steps
 
 SETTINGS = ("steps=12", "checkpoint.every=5", "checkpoint.keep=9", "log.every=4")
 

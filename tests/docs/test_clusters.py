@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from jtrain.cluster import detect
+from jtrain.distributed.cluster import detect
 
 PAGES = Path(__file__).parents[2] / "docs" / "clusters"
 LINK = re.compile(r"\]\((clusters/[^)#]+)")

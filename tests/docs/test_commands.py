@@ -24,8 +24,8 @@ from tiny_configs import TINY, write_sets
 import jtrain as jt
 from jtrain.cli import VERBS, main
 from jtrain.config.resolve import resolve
-from jtrain.data.prepare import prepare
-from jtrain.data.tokenizing import ByBytes
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.tokenizing import ByBytes
 
 ALL = commands()
 NO_MATTER = ("export ", "#!")  # set variables, which tests/docs/test_clusters.py reads
@@ -219,7 +219,7 @@ def test_the_whole_config_fits_the_devices_of_a_cluster(command: Command, here: 
     """As it stands there, no value made smaller: rows, microbatches, evaluations."""
     _, config, *settings = command.words
     lay = (
-        "import sys; from jtrain.assemble import assemble;"
+        "import sys; from jtrain.train.setup import assemble;"
         "from jtrain.config.resolve import resolve;"
         "parts = assemble(resolve(sys.argv[1], sys.argv[2:]).config);"
         "print(len(parts.devices), parts.strategy.shares)"

@@ -7,7 +7,7 @@ from quick_study import at_home
 from test_notes import ROOT, blocks
 
 from jtrain.cli import main
-from jtrain.hooks.metrics import results
+from jtrain.train.hooks.metrics import results
 
 NOTE = ROOT / "docs" / "experiments.md"
 (CODE,), (VALUES,) = blocks(NOTE, "python"), blocks(NOTE, "yaml")

@@ -16,19 +16,19 @@ from layouts import STRATEGIES, strategy
 
 import jtrain as jt
 from jtrain.checkpoint import Checkpoints
+from jtrain.core.loss import in_terms
+from jtrain.core.loss_checks import refuse_wide_products
+from jtrain.core.precision.cast import computed_in
+from jtrain.core.pytree import describe, named_leaves
+from jtrain.core.state import TrainState
 from jtrain.errors import LossError
-from jtrain.loss_checks import refuse_wide_products
 from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.models.equinox import from_equinox
-from jtrain.models.function import from_function
-from jtrain.models.haiku import from_haiku
-from jtrain.models.linen import from_linen
-from jtrain.models.nnx import from_nnx
-from jtrain.models.statistics import replaced
-from jtrain.precision.cast import computed_in
-from jtrain.state import TrainState
-from jtrain.terms import in_terms
-from jtrain.trees import describe, named_leaves
+from jtrain.models.adapters.equinox import from_equinox
+from jtrain.models.adapters.function import from_function
+from jtrain.models.adapters.haiku import from_haiku
+from jtrain.models.adapters.linen import from_linen
+from jtrain.models.adapters.nnx import from_nnx
+from jtrain.models.adapters.statistics import replaced
 
 eqx = pytest.importorskip("equinox")
 hk = pytest.importorskip("haiku")

@@ -15,15 +15,15 @@ from comparison import distance
 from layouts import keep_gradient
 from made_whole import made_whole
 
+from jtrain.core.rows import row_keys
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
 from jtrain.losses.balance import with_router
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, next_token
-from jtrain.models.experts import NoExperts
+from jtrain.models.experts.experts import NoExperts
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes, Single, Strategy
-from jtrain.rows import row_keys
-from jtrain.state import new_state
-from jtrain.step import make_step
 
 ROWS, TIME, VOCAB = 16, 16, 64
 TINY: dict[str, Any] = {

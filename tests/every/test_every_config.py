@@ -22,10 +22,10 @@ import jtrain as jt
 from jtrain.cli.check import subject_of
 from jtrain.config.dump import dump
 from jtrain.config.resolve import resolve
-from jtrain.hooks.metrics import results
-from jtrain.load_run import load_run
 from jtrain.parallel import Mirrored
 from jtrain.testing import check
+from jtrain.train.hooks.metrics import results
+from jtrain.train.loaded_run import load_run
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

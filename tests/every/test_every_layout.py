@@ -16,6 +16,7 @@ from comparison import assert_close, distance
 from layouts import STRATEGIES, strategy
 
 import jtrain as jt
+from jtrain.core.state import TrainState
 from jtrain.errors import LossError
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.losses.next_token import inputs_and_targets, next_token
@@ -24,7 +25,6 @@ from jtrain.models.mlp import MLP
 from jtrain.models.resnet import ResNet
 from jtrain.models.transformer import Transformer
 from jtrain.models.vit import ViT
-from jtrain.state import TrainState
 
 ROWS, STEPS, DEVICES = 16, 3, 4
 IMAGE: dict[str, Any] = {"image": (6, 6, 2), "classes": 5, "dropout": 0.2}

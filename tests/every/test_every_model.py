@@ -11,6 +11,8 @@ import optax
 import pytest
 from comparison import assert_close, distance
 
+from jtrain.core.pytree import describe, named_leaves
+from jtrain.core.rows import row_keys
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.losses.next_token import next_token
 from jtrain.models.cnn import CNN
@@ -18,8 +20,6 @@ from jtrain.models.mlp import MLP
 from jtrain.models.resnet import ResNet
 from jtrain.models.transformer import Transformer
 from jtrain.models.vit import ViT
-from jtrain.rows import row_keys
-from jtrain.trees import describe, named_leaves
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 ROWS = 8

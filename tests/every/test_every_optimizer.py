@@ -16,8 +16,9 @@ from layouts import STRATEGIES, strategy
 from layouts import start as start_language
 from tiny_language import batches, loss_of
 
-from jtrain import trees
-from jtrain.models.layers import stack_layers
+from jtrain.core import pytree
+from jtrain.core.step import make_step
+from jtrain.models.layers.block_stack import stack_layers
 from jtrain.optim import (
     LBFGS,
     SGD,
@@ -34,7 +35,6 @@ from jtrain.optim import (
     ScheduleFree,
     evaluation_params,
 )
-from jtrain.step import make_step
 
 STEPS = 30
 TARGET = {"layer": {"kernel": np.array([[1.0, -2.0], [0.5, 3.0]]), "bias": np.array([0.3, -0.7])}}
@@ -214,9 +214,9 @@ def test_takes_the_steps_of_its_formula(row: Row):
     schedule = Cosine(warmup=3, final=0.1)
     values = replace(row, schedule={"kind": "cosine", "warmup": 3, "final": 0.1}, clip=5.0)
     rate = schedule.build(values.lr, 10)
-    params = trees.named_leaves(jax.tree.map(np.float64, start()))
+    params = pytree.named_leaves(jax.tree.map(np.float64, start()))
     memory: dict[str, dict] = {name: {} for name in params}
-    target, curvature = trees.named_leaves(TARGET), trees.named_leaves(CURVATURE)
+    target, curvature = pytree.named_leaves(TARGET), pytree.named_leaves(CURVATURE)
     clipped = 0
     for t in range(10):
         gradient = {n: 2 * curvature[n] * (params[n] - target[n]) for n in params}
@@ -226,7 +226,7 @@ def test_takes_the_steps_of_its_formula(row: Row):
             decay = 0.05 if n.endswith("kernel") else 0.0
             g = g * min(1, 5 / norm)
             params[n] = row.formula(params[n], g, memory[n], t, float(rate(t)), decay)
-    found = trees.named_leaves(train(values, 10))
+    found = pytree.named_leaves(train(values, 10))
     assert clipped > 0, "the formula's clipping was never tried"
     for n in params:
         assert_close(found[n], params[n], 1e-5, says=n)
@@ -243,8 +243,8 @@ def test_is_the_same_compiled_or_not(row: Row):
 def test_state_can_be_laid_out_like_the_parameters(row: Row):
     params = start()
     state = row.values.build(STEPS).init(params)
-    shapes = {name: leaf.shape for name, leaf in trees.named_leaves(params).items()}
-    for name, leaf in trees.named_leaves(state).items():
+    shapes = {name: leaf.shape for name, leaf in pytree.named_leaves(params).items()}
+    for name, leaf in pytree.named_leaves(state).items():
         owners = [n for n in shapes if name.endswith("/" + n)]
         alike = len(owners) == 1 and shapes[owners[0]] == leaf.shape
         odd = any(f"/{part}" in name for part in row.odd)
@@ -256,8 +256,8 @@ def test_state_does_not_change_its_structure_or_types(row: Row):
     optimizer, params = row.values.build(STEPS), start()
     state = optimizer.init(params)
     updates, after = update(optimizer, params, state)
-    assert trees.describe(after) == trees.describe(state)
-    assert trees.describe(updates) == trees.describe(params)
+    assert pytree.describe(after) == pytree.describe(state)
+    assert pytree.describe(updates) == pytree.describe(params)
     assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
@@ -268,7 +268,7 @@ def test_frozen_leaves_do_not_move_and_have_no_state(row: Row):
     after = train(frozen)
     np.testing.assert_array_equal(after["layer"]["bias"], params["layer"]["bias"])
     assert distance(after["layer"]["kernel"], params["layer"]["kernel"]) > 1e-3
-    state = trees.named_leaves(frozen.build(STEPS).init(params))
+    state = pytree.named_leaves(frozen.build(STEPS).init(params))
     assert not [name for name in state if name.endswith("bias")]
 
 

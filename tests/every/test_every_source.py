@@ -25,21 +25,21 @@ from jtrain.data import (
     read_text,
     read_tokens,
 )
-from jtrain.data.cached import InMemory, OnDisk
-from jtrain.data.digits import read_digits
-from jtrain.data.image_folder import ImageFolder
-from jtrain.data.interleaved import Interleaved
-from jtrain.data.labelled import read_labelled
-from jtrain.data.packed import Packed
-from jtrain.data.prepare import prepare
-from jtrain.data.process_workers import serialize
-from jtrain.data.random_tokens import Random
-from jtrain.data.shakespeare import Shakespeare
-from jtrain.data.subset import keep_back
-from jtrain.data.tfrecord import TFRecords
-from jtrain.data.thread_workers import ThreadWorkers
-from jtrain.data.token_files import TokenFiles
-from jtrain.data.tokenizing import ByBytes
+from jtrain.data.batches.process_workers import serialize
+from jtrain.data.batches.row_cache import InMemory, OnDisk
+from jtrain.data.batches.thread_workers import ThreadWorkers
+from jtrain.data.images.digits import read_digits
+from jtrain.data.images.image_dataset import read_labelled
+from jtrain.data.images.image_folder import ImageFolder
+from jtrain.data.sources.interleaved import Interleaved
+from jtrain.data.sources.subset import keep_back
+from jtrain.data.sources.tfrecord import TFRecords
+from jtrain.data.text.packed import Packed
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.random_tokens import Random
+from jtrain.data.text.shakespeare import Shakespeare
+from jtrain.data.text.token_files import TokenFiles
+from jtrain.data.text.tokenizing import ByBytes
 
 TOKENS = np.random.default_rng(0).integers(0, 1000, 83).astype(np.uint16)
 VERSE = "Shall I compare thee to a summer's day?\nThou art more lovely and more temperate:\n"

@@ -10,7 +10,7 @@ import pytest
 from comparison import assert_close
 from quick_study import config_of, trained
 
-from jtrain.types import Anywhere, Batches
+from jtrain.core.types import Anywhere, Batches
 
 pytestmark = pytest.mark.thorough
 

@@ -10,14 +10,14 @@ from comparison import assert_close, distance
 from quick_study import config_of, trained
 
 import jtrain as jt
-from jtrain.assemble import assemble
-from jtrain.data.prepare import prepare
-from jtrain.data.tokenizing import ByBytes
+from jtrain.core.types import Anywhere, Terms
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.tokenizing import ByBytes
 from jtrain.errors import ConfigError
 from jtrain.losses.next_token import inputs_and_targets, next_token
-from jtrain.models.layers import unstack_layers
-from jtrain.trained import complete
-from jtrain.types import Anywhere, Terms
+from jtrain.models.layers.block_stack import unstack_layers
+from jtrain.train.restore_run import complete
+from jtrain.train.setup import assemble
 
 pytestmark = pytest.mark.thorough
 

@@ -9,7 +9,7 @@ import pytest
 from comparison import assert_close
 from quick_study import config_of, trained
 
-from jtrain.trees import named_leaves
+from jtrain.core.pytree import named_leaves
 
 pytestmark = pytest.mark.thorough
 

@@ -8,9 +8,9 @@ from image_files import write_digits
 from quick_study import config_of, trained
 
 import jtrain as jt
+from jtrain.core.types import Anywhere
 from jtrain.errors import LossError
-from jtrain.hooks.metrics import results
-from jtrain.types import Anywhere
+from jtrain.train.hooks.metrics import results
 
 pytestmark = pytest.mark.thorough
 

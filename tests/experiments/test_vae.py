@@ -12,8 +12,8 @@ from comparison import assert_close
 from image_files import write_digits
 from quick_study import config_of, trained
 
-from jtrain.data.digits import Digits
-from jtrain.types import Anywhere
+from jtrain.core.types import Anywhere
+from jtrain.data.images.digits import Digits
 
 pytestmark = pytest.mark.thorough
 
@@ -65,7 +65,7 @@ def test_the_bound_is_the_scripts():
     terms, _ = jax.jit(x.loss)(params, batch, jax.random.key(1))
     found = sum(c * m.value() for c, m in zip(terms.coefficients, terms.means, strict=True))
     both = [params["encoder"]["layers"], decoder["layers"]]
-    # jtrain.models.linear keeps a map that narrows the other way round.
+    # jtrain.models.layers.linear keeps a map that narrows the other way round.
     layers = [(part["0"]["kernel"], part["1"]["kernel"].T) for part in both]
     biases = [(part["0"]["bias"], part["1"]["bias"]) for part in both]
     theirs = [

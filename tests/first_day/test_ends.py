@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jtrain.errors import ConfigError, UserError
-from jtrain.tracebacks import is_own
-from jtrain.user_errors import check_takes, user_code
+from jtrain.errors.tracebacks import is_own
+from jtrain.errors.user_code import check_takes, user_code
 
 SCRIPT = """
 import numpy as np
@@ -126,7 +126,7 @@ def test_own_files_are_those_outside_of_libraries(tmp_path: Path):
     assert not is_own(os.__file__)
     assert not is_own(pytest.__file__)
     assert not is_own("<frozen importlib._bootstrap>")
-    assert not is_own("<@beartype(jtrain.fit.fit) at 0x1>")
+    assert not is_own("<@beartype(jtrain.train.fit.fit) at 0x1>")
 
 
 def test_arguments_with_defaults_and_stars_fit():

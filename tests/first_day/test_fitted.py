@@ -11,7 +11,7 @@ import pytest
 
 import jtrain as jt
 from jtrain.errors import ConfigError, LossError
-from jtrain.svg_chart import chart
+from jtrain.train.svg_chart import chart
 
 STEPS = range(10, 101, 10)
 HISTORY = {

@@ -18,7 +18,7 @@ from flax import nnx
 
 import jtrain as jt
 from jtrain.errors import UserError
-from jtrain.models.nnx import from_nnx
+from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.transformer import Transformer
 
 X = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)

@@ -11,9 +11,9 @@ from flax import nnx
 import jtrain as jt
 from jtrain.errors import LossError
 from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.models.linen import from_linen
+from jtrain.models.adapters.linen import from_linen
+from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.mlp import MLP
-from jtrain.models.nnx import from_nnx
 from jtrain.models.transformer import Transformer
 
 DRAW = np.random.default_rng(0)

@@ -65,7 +65,7 @@ def test_arrays_before_the_processes_met_are_told_of(tmp_path: Path):
     text = SCRIPT.read_text().replace("import jtrain as jt", "import jtrain as jt\njax.devices()")
     late.write_text(text)
     command = [sys.executable, "-W", "error", str(late)]
-    from jtrain.launch.port import free_port
+    from jtrain.distributed.launcher.port import free_port
 
     port = str(free_port())
     both = [

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jtrain.loop import Ended, Hook, train
-from jtrain.types import Mean
+from jtrain.core.loop import Ended, Hook, train
+from jtrain.core.types import Mean
 
 
 @jax.jit

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from quick_study import CODE, write_study
 
-from jtrain.pulse import Beat, read
-from jtrain.pulse.channel import Channel
+from jtrain.distributed.heartbeat import Beat, read
+from jtrain.distributed.heartbeat.channel import Channel
 
 SLOW = '''
 
@@ -44,7 +44,7 @@ def told(params, extra, key):
         nap("sampling")
     return "a sample"
 '''
-HEAD = "import ctypes\nimport os\nimport signal\nimport time\nfrom jtrain.pulse import PULSE\n"
+HEAD = "import ctypes\nimport os\nimport signal\nimport time\nfrom jtrain.distributed.heartbeat import PULSE\n"
 STUDY = HEAD + (
     CODE.replace("    return Arrays(", "    return Slow(")
     .replace("\n\n@jt.values\nclass Data", SLOW + "\n\n@jt.values\nclass Data")
@@ -211,9 +211,9 @@ def test_nohup_still_means_that_a_closed_terminal_is_no_reason_to_end(home: Path
 # A run that has steps to lose, and whose main thread is in C.
 STUCK = """
 import ctypes, signal, sys
-from jtrain.hooks import Signals
-from jtrain.pulse import PULSE, shutdown_request
-from jtrain.pulse.leaving import leave_when_asked
+from jtrain.train.hooks import Signals
+from jtrain.distributed.heartbeat import PULSE, shutdown_request
+from jtrain.distributed.heartbeat.early_signals import leave_when_asked
 
 shutdown_request.REPEATS = float(sys.argv[1])
 leave_when_asked()

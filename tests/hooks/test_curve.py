@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from jtrain.hooks import curve, only_ascii, smooth
+from jtrain.train.hooks import curve, only_ascii, smooth
 
 TRAINING = [(step, 1.5 + 2.5 * math.exp(-step / 150)) for step in range(10, 1001, 10)]
 VALIDATION = [(step, 1.75 + 2.25 * math.exp(-step / 150)) for step in range(0, 1001, 100)]

@@ -3,10 +3,10 @@
 import counting
 import pytest
 
+from jtrain.core.loop import Hook, Stop
 from jtrain.errors import ConfigError, LossError
-from jtrain.hooks import EarlyStop, Evaluate
-from jtrain.hooks.evaluating import hearing
-from jtrain.loop import Hook, Stop
+from jtrain.train.hooks import EarlyStop, Evaluate
+from jtrain.train.hooks.evaluation import hearing
 
 
 def stops_at(losses, stop, name="valid", metric="loss", start=0):

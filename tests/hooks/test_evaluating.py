@@ -2,7 +2,7 @@ import math
 
 import counting
 
-from jtrain.hooks import Evaluate, Result, on_numbers
+from jtrain.train.hooks import Evaluate, Result, on_numbers
 
 
 def test_the_state_is_measured_at_its_cadence_after_the_numbers_of_its_step():

@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from jtrain.hooks.finite import Finite
-from jtrain.hooks.recent import Recent, Told
-from jtrain.loop import Stop
+from jtrain.core.loop import Stop
+from jtrain.train.hooks.recent_steps import Recent, Told
+from jtrain.train.hooks.skipped_steps import Finite
 
 
 class Steps(Recent):

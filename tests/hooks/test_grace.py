@@ -1,6 +1,6 @@
 """Who cannot save in time says so while there is time."""
 
-from jtrain.hooks.grace import IN_FLIGHT, Grace
+from jtrain.train.hooks.grace_period import IN_FLIGHT, Grace
 
 
 def grace(told: list[str], call: float | None, save: float | None) -> Grace:

@@ -9,10 +9,10 @@ from comparison import assert_close
 from jtrain.config.guard import Rollback as GoBack
 from jtrain.config.guard import Spike
 from jtrain.config.guard import Stop as End
-from jtrain.hooks.events import Bad, Decision, Events, decisions
-from jtrain.hooks.guard import Guard
-from jtrain.hooks.running import Running
-from jtrain.loop import Rollback, Stop
+from jtrain.core.loop import Rollback, Stop
+from jtrain.train.hooks.bad_step_guard import Guard
+from jtrain.train.hooks.bad_step_log import Bad, Decision, Events, decisions
+from jtrain.train.hooks.running_mean import Running
 
 
 def told(guard: Guard, step: int, loss=1.0, norm=1.0, update=1.0, **more):

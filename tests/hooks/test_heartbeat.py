@@ -2,10 +2,10 @@
 
 import itertools
 
-from jtrain.hooks.heartbeat import Heartbeat
-from jtrain.hooks.signals import Signals
-from jtrain.loop import train
-from jtrain.pulse import PULSE, Pulse
+from jtrain.core.loop import train
+from jtrain.distributed.heartbeat import PULSE, Pulse
+from jtrain.train.hooks.heartbeat import Heartbeat
+from jtrain.train.hooks.signals import Signals
 
 
 def test_each_step_is_told_after_it_was_begun():

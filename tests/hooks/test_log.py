@@ -1,6 +1,6 @@
 import counting
 
-from jtrain.hooks import Lines, Log, Speed
+from jtrain.train.hooks import Lines, Log, Speed
 
 # Written down in two halves, as the lines are longer than ours.
 LEFT = """\

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jtrain.errors import CheckpointError, LossError
-from jtrain.hooks import metrics
-from jtrain.hooks.metrics import Metrics
+from jtrain.train.hooks import metrics
+from jtrain.train.hooks.metrics import Metrics
 
 
 def written(path, *, resumed_at=None, stop=6):
@@ -140,11 +140,11 @@ _KILLED = """
 import itertools, os, random, signal, sys, time, warnings
 from pathlib import Path
 import numpy as np
-from jtrain.hooks import Evaluate, Save
-from jtrain.hooks.metrics import Metrics
-from jtrain.hooks.rewrite import rewrite
-from jtrain.loop import train
-from jtrain.types import Mean
+from jtrain.train.hooks import Evaluate, Save
+from jtrain.train.hooks.metrics import Metrics
+from jtrain.io.atomic_write import rewrite
+from jtrain.core.loop import train
+from jtrain.core.types import Mean
 
 def step(state, batch):
     time.sleep(5e-4)

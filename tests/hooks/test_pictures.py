@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jtrain.errors import DataError
-from jtrain.hooks.pictures import Pictures, write_pictures
-from jtrain.hooks.png import grid, png
+from jtrain.io.png import grid, png
+from jtrain.train.hooks.pictures import Pictures, write_pictures
 
 IMAGES = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
 

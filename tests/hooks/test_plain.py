@@ -1,11 +1,11 @@
 import counting
 import pytest
 
+from jtrain.core.loop import Hook, Stop
 from jtrain.errors import ConfigError
-from jtrain.hooks import EarlyStop, Evaluate, on_numbers, on_state
-from jtrain.hooks.evaluating import hearing
-from jtrain.hooks.plain import hook_of
-from jtrain.loop import Hook, Stop
+from jtrain.train.hooks import EarlyStop, Evaluate, on_numbers, on_state
+from jtrain.train.hooks.evaluation import hearing
+from jtrain.train.hooks.function_hooks import hook_of
 
 
 class Worst(Hook):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jtrain.errors import DataError
-from jtrain.hooks.png import grid, png
+from jtrain.io.png import grid, png
 
 
 def chunks(data: bytes) -> dict[bytes, bytes]:

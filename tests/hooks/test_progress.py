@@ -11,14 +11,14 @@ import time
 
 import pytest
 
-from jtrain.hooks import Progress
+from jtrain.train.hooks import Progress
 
 _SCRIPT = """
 import itertools, signal, sys, time
 import numpy as np
-from jtrain.hooks import Lines, Log, Progress, Speed
-from jtrain.loop import train
-from jtrain.types import Mean
+from jtrain.train.hooks import Lines, Log, Progress, Speed
+from jtrain.core.loop import train
+from jtrain.core.types import Mean
 
 def step(state, batch):
     time.sleep(4e-3)

@@ -1,6 +1,6 @@
 import pytest
 
-from jtrain.hooks.readable import count, duration, number
+from jtrain.io.formatting import count, duration, number
 
 
 @pytest.mark.parametrize(

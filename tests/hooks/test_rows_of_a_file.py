@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from full_disk import files_of_at_most
 
-from jtrain.hooks.rows import Rows, lacks, read
+from jtrain.io.jsonl import Rows, lacks, read
 
 
 def test_what_the_disk_does_not_take_is_written_once_it_does(tmp_path: Path):

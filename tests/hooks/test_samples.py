@@ -2,7 +2,7 @@ import os
 
 import counting
 
-from jtrain.hooks import Samples
+from jtrain.train.hooks import Samples
 
 
 def test_samples_are_written_each_under_its_step(tmp_path):

@@ -2,7 +2,7 @@ import counting
 import pytest
 
 from jtrain.errors import CheckpointError
-from jtrain.hooks import Save, on_numbers
+from jtrain.train.hooks import Save, on_numbers
 
 
 def test_a_state_is_saved_after_the_numbers_of_its_step_were_told():

@@ -7,16 +7,16 @@ import threading
 import counting
 import pytest
 
-from jtrain.hooks import Signals, on_state
-from jtrain.pulse import shutdown_request
+from jtrain.distributed.heartbeat import shutdown_request
+from jtrain.train.hooks import Signals, on_state
 
 # Processes that get signals in their third step, and one more when they have stopped; each line
 # says how one ended.
 _SCRIPT = """
 import itertools, os, signal, time, warnings
-from jtrain.hooks import Signals
-from jtrain.loop import train
-from jtrain.pulse import shutdown_request
+from jtrain.train.hooks import Signals
+from jtrain.core.loop import train
+from jtrain.distributed.heartbeat import shutdown_request
 
 shutdown_request.REPEATS = 0.2
 
@@ -157,7 +157,7 @@ def test_a_step_touches_no_handler(monkeypatch):
 
 def test_devices_can_still_be_chosen_after_it_began():
     code = (
-        "import jax; from jtrain.hooks import Signals\n"
+        "import jax; from jtrain.train.hooks import Signals\n"
         "with Signals(): jax.config.update('jax_num_cpu_devices', 3)\n"
         "assert jax.device_count() == 3"
     )

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from jtrain.hooks import Speed
+from jtrain.train.hooks import Speed
 
 
 class Clock:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jtrain.errors import ConfigError
-from jtrain.hooks.tracking import Tracking
-from jtrain.trackers import About, check_installed
+from jtrain.train.hooks.tracking import Tracking
+from jtrain.train.trackers import About, check_installed
 
 
 @dataclasses.dataclass

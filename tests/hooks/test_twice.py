@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 from quick_study import at_home, kept, trained, write_study
 
 from jtrain.errors import DeviceError
-from jtrain.hooks.twice import Twice
+from jtrain.train.hooks.recompute_check import Twice
 
 COPIED = NamedSharding(Mesh(np.array(jax.devices()), "data"), P())
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from jtrain.cli import main
+from jtrain.distributed.launcher import launch
+from jtrain.distributed.launcher.launch import environment
+from jtrain.distributed.launcher.port import free_port
 from jtrain.errors import ConfigError
-from jtrain.launch import launch
-from jtrain.launch.launch import environment
-from jtrain.launch.port import free_port
 
 ME = "import os, sys, time; me = int(os.environ['JTRAIN_PROCESS']);"
 
@@ -103,8 +103,8 @@ def test_runs_that_were_stopped_are_waited_for(tmp_path: Path):
 def launched(code: str, *before: str, **options) -> subprocess.Popen:
     """A launch of two processes; a signal repeats another one within 0.5 s."""
     starts = (
-        "from jtrain.pulse import shutdown_request; shutdown_request.REPEATS = 0.5\n"
-        f"from jtrain.launch import launch; raise SystemExit(launch({of(code)!r}, processes=2))"
+        "from jtrain.distributed.heartbeat import shutdown_request; shutdown_request.REPEATS = 0.5\n"
+        f"from jtrain.distributed.launcher import launch; raise SystemExit(launch({of(code)!r}, processes=2))"
     )
     options.setdefault("stderr", subprocess.DEVNULL)
     return subprocess.Popen([*before, sys.executable, "-c", starts], **options)
@@ -212,7 +212,7 @@ def test_of_launches_on_one_port_at_one_moment_one_goes_on_and_the_others_are_re
     port = free_port()
     starts = f"raise SystemExit(launch({of(code)!r}, processes=2, port={port}))"
     starts = (
-        "import sys, time; from jtrain.launch import launch; from jtrain.errors import UserError\n"
+        "import sys, time; from jtrain.distributed.launcher import launch; from jtrain.errors import UserError\n"
         "time.sleep(max(0, float(sys.argv[1]) - time.time()))\n"
         f"try: {starts}\n"
         "except UserError as error: print(error, file=sys.stderr); raise SystemExit(error.code)"

@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 
-from jtrain.pulse import PULSE
+from jtrain.distributed.heartbeat import PULSE
 
 
 def stops(process, phase, step):

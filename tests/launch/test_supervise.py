@@ -9,16 +9,17 @@ import time
 from pathlib import Path
 
 import pytest
+from jtrain.launch import launch
 from test_launch import gone, of, when_written
 
-from jtrain.launch import gang, launch
-from jtrain.pulse import Patience
-from jtrain.pulse.fault import faults
+from jtrain.distributed.heartbeat import Patience
+from jtrain.distributed.heartbeat.fault import faults
+from jtrain.distributed.launcher import process_group
 
 # Each life appends a letter to its own file, so the number of lives is the file's size.
 LIFE = "mine = open(f'{os.environ[\"HERE\"]}/{me}', 'a+'); mine.write('x'); mine.flush();"
 LIFE += "life = os.path.getsize(mine.name);"
-PULSE = "from jtrain.pulse import PULSE;"
+PULSE = "from jtrain.distributed.heartbeat import PULSE;"
 SELF_KILLED = "os.kill(os.getpid(), 9)"
 
 
@@ -178,7 +179,7 @@ def test_a_hang_without_a_new_beginning_exits_with_124(here: Path, capfd):
 def test_who_failed_first_is_told_though_another_was_gone_before(
     here: Path, monkeypatch: pytest.MonkeyPatch, mark: str, end: str, other: str, code: int
 ):
-    monkeypatch.setattr(gang, "FAREWELL", 20.0)
+    monkeypatch.setattr(process_group, "FAREWELL", 20.0)
     begins = f"\nif me: {mark} open('{here}/failed', 'w'); time.sleep(0.3); {end}\n"
     begins += f"while not os.path.exists('{here}/failed'): time.sleep(0.001)\n"
     assert launch(watched(begins + other), processes=2) == code
@@ -209,7 +210,7 @@ def test_who_never_beats_is_watched_only_where_that_is_promised(here: Path):
 def test_asked_to_end_it_is_not_begun_again(here: Path):
     code = LIFE + f"open(f'{here}/pid-{{os.getpid()}}', 'w'); time.sleep(60)"
     starts = (
-        "from jtrain.launch import launch;"
+        "from jtrain.distributed.launcher import launch;"
         f"raise SystemExit(launch({of(code)!r}, processes=2, restarts=5))"
     )
     process = subprocess.Popen([sys.executable, "-c", starts])
@@ -221,8 +222,8 @@ def test_asked_to_end_it_is_not_begun_again(here: Path):
 
 
 def test_who_waits_for_one_that_has_ended_is_ended_too(here: Path, monkeypatch):
-    monkeypatch.setattr(gang, "OTHERS", 0.2)
-    monkeypatch.setattr(gang, "QUIT", 0.6)
+    monkeypatch.setattr(process_group, "OTHERS", 0.2)
+    monkeypatch.setattr(process_group, "QUIT", 0.6)
     code = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     code += "sys.exit(75) if me else time.sleep(60)"
     assert launch(of(LIFE + code), processes=2, restarts=5) == 75

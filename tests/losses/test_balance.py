@@ -8,8 +8,8 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
+from jtrain.core.types import Mean, Terms
 from jtrain.losses.balance import balance, with_router
-from jtrain.types import Mean, Terms
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 ROWS, LAYERS, TIME, EXPERTS = 4, 2, 6, 3

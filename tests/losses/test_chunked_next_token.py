@@ -10,11 +10,11 @@ from comparison import assert_close, distance
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jtrain.core.types import Anywhere
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import next_token
 from jtrain.losses.z_loss import z_loss
 from jtrain.parallel import Mirrored
-from jtrain.types import Anywhere
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 B, T, D, V = 4, 10, 16, 37

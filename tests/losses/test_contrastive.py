@@ -7,11 +7,11 @@ import optax
 import pytest
 from comparison import assert_close
 
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
+from jtrain.core.types import Mean
 from jtrain.losses.contrastive import contrastive
 from jtrain.parallel import FSDP, Mirrored
-from jtrain.state import new_state
-from jtrain.step import make_step
-from jtrain.types import Mean
 
 DRAW = np.random.default_rng(0)
 LEFT, RIGHT = jnp.asarray(DRAW.standard_normal((2, 16, 6)), jnp.float32)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
+from jtrain.core.types import Terms
 from jtrain.losses.cross_entropy import cross_entropy, nats
 from jtrain.losses.soft_cross_entropy import soft_cross_entropy
 from jtrain.losses.z_loss import z_loss
-from jtrain.types import Terms
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 LOGITS = jnp.asarray(np.random.default_rng(0).standard_normal((4, 5)), jnp.float32)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from comparison import assert_close, assert_leaves_close
 
+from jtrain.core.types import Mean
 from jtrain.losses.accuracy import accuracy
 from jtrain.losses.calibration import calibration, expected_calibration_error
 from jtrain.losses.confusion import confusion
 from jtrain.losses.perplexity import perplexity
-from jtrain.types import Mean
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 DRAW = np.random.default_rng(0)

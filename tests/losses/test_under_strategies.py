@@ -14,6 +14,10 @@ import pytest
 from comparison import assert_close, distance
 from layouts import keep_gradient, strategy
 
+from jtrain.core.rows import row_keys
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
+from jtrain.core.types import stateful
 from jtrain.losses.accuracy import accuracy
 from jtrain.losses.binary_cross_entropy import binary_cross_entropy
 from jtrain.losses.calibration import calibration, expected_calibration_error
@@ -24,10 +28,6 @@ from jtrain.losses.elbo import elbo, latents
 from jtrain.losses.huber import huber
 from jtrain.losses.next_token import inputs_and_targets
 from jtrain.losses.z_loss import z_loss
-from jtrain.rows import row_keys
-from jtrain.state import new_state
-from jtrain.step import make_step
-from jtrain.types import stateful
 
 ROWS, WIDTH, CLASSES, TIME, VOCABULARY = 32, 6, 5, 7, 24
 OPTIMIZER = optax.chain(keep_gradient(), optax.sgd(0.1))

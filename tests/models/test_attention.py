@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.models.attention import attention, attention_where, visible
-from jtrain.models.attention_cudnn import refuse_unsupported, refuse_without
-from jtrain.models.attention_splash import refuse_elsewhere, splash
+from jtrain.models.attention.attention import attention, attention_where, visible
+from jtrain.models.attention.cudnn import refuse_unsupported, refuse_without
+from jtrain.models.attention.splash import refuse_elsewhere, splash
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 B, T, H, K = 2, 10, 4, 8

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from comparison import assert_close, assert_leaves_close
 
-from jtrain.models import attention_parts
-from jtrain.models.attention import attention
-from jtrain.models.attention_parts import Sight, part, part_gradient
-from jtrain.types import Stand
+from jtrain.core.types import Stand
+from jtrain.models.attention import blockwise
+from jtrain.models.attention.attention import attention
+from jtrain.models.attention.blockwise import Sight, part, part_gradient
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 B, T, H, G, K = 2, 12, 4, 2, 8
@@ -34,7 +34,7 @@ def parts_of(window=None, soft_cap=None, scale=None, segments=None):
 
 @pytest.fixture(params=[512, 3], ids=["at once", "by threes"], autouse=True)
 def _block(request, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attention_parts, "BLOCK", request.param)
+    monkeypatch.setattr(blockwise, "BLOCK", request.param)
 
 
 def combined(q, k, v, **options):

@@ -7,9 +7,9 @@ import pytest
 from comparison import assert_close
 from flax import nnx
 
-from jtrain.models.batch_norm import EPSILON, BatchNorm, standardize_rows
-from jtrain.models.nnx import from_nnx
-from jtrain.types import Mean
+from jtrain.core.types import Mean
+from jtrain.models.adapters.nnx import from_nnx
+from jtrain.models.layers.batch_norm import EPSILON, BatchNorm, standardize_rows
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 DRAW = np.random.default_rng(0)

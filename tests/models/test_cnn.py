@@ -7,8 +7,8 @@ import pytest
 from comparison import assert_close
 from flax import nnx
 
+from jtrain.core.jaxpr import operations
 from jtrain.errors import ConfigError, DataError
-from jtrain.jaxprs import operations
 from jtrain.models.cnn import CNN
 
 VALUES = CNN(image=(9, 8, 1), channels=(4, 6), widths=(7,), classes=3)

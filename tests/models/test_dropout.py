@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from comparison import assert_close
 
-from jtrain.models.dropout import drop
+from jtrain.models.layers.dropout import drop
 
 KEYS = jax.random.split(jax.random.key(0), 4)
 X = jnp.ones((4, 50, 40))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.models.equinox import from_equinox
-from jtrain.rows import row_keys
-from jtrain.trees import describe
+from jtrain.core.pytree import describe
+from jtrain.core.rows import row_keys
+from jtrain.models.adapters.equinox import from_equinox
 
 eqx = pytest.importorskip("equinox")
 

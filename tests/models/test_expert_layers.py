@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from comparison import assert_close, assert_leaves_close
 
-from jtrain.models.block import STD
-from jtrain.models.draws import Draws
-from jtrain.models.experts import Capacity, Dropless
-from jtrain.models.mixture import Mixture
-from jtrain.models.moving import Slots, from_slots, to_slots
-from jtrain.models.nnx import from_nnx
+from jtrain.core.types import Anywhere
+from jtrain.models.adapters.nnx import from_nnx
+from jtrain.models.experts.dispatch import Slots, from_slots, to_slots
+from jtrain.models.experts.experts import Capacity, Dropless
+from jtrain.models.experts.mixture import Mixture
+from jtrain.models.layers.key_sequence import Draws
+from jtrain.models.networks.block import STD
 from jtrain.models.transformer import Transformer
-from jtrain.types import Anywhere
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 ROWS, TIME, WIDTH, HIDDEN, EXPERTS = 3, 12, 8, 16, 4

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.models.function import from_function
+from jtrain.models.adapters.function import from_function
 
 KEY = jax.random.key(0)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.models.group_norm import EPSILON, GroupNorm
+from jtrain.models.layers.group_norm import EPSILON, GroupNorm
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 X = (3 + 2 * np.random.default_rng(0).standard_normal((4, 3, 5, 6))).astype(np.float32)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.models.haiku import from_haiku
-from jtrain.rows import row_keys
-from jtrain.trees import describe
+from jtrain.core.pytree import describe
+from jtrain.core.rows import row_keys
+from jtrain.models.adapters.haiku import from_haiku
 
 hk = pytest.importorskip("haiku")
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.models.linen import from_linen
-from jtrain.rows import row_keys
-from jtrain.trees import describe
+from jtrain.core.pytree import describe
+from jtrain.core.rows import row_keys
+from jtrain.models.adapters.linen import from_linen
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((8, 4)), jnp.float32)
 KEY = jax.random.key(1)

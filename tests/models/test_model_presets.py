@@ -3,9 +3,9 @@
 import jax
 import pytest
 
+from jtrain.core.pytree import elements
 from jtrain.models.presets.language import LANGUAGE_PRESETS
 from jtrain.models.transformer import Transformer
-from jtrain.trees import elements
 
 # From the published configurations, biases and norms counted.
 PARAMETERS = {

@@ -7,9 +7,9 @@ import pytest
 from comparison import assert_close
 from flax import nnx
 
-from jtrain.models.nnx import from_nnx
-from jtrain.rows import row_keys
-from jtrain.trees import describe, named_leaves
+from jtrain.core.pytree import describe, named_leaves
+from jtrain.core.rows import row_keys
+from jtrain.models.adapters.nnx import from_nnx
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((8, 4)), jnp.float32)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.jaxprs import operations
-from jtrain.models.pooling import max_pool
+from jtrain.core.jaxpr import operations
+from jtrain.models.layers.pooling import max_pool
 
 # height, width, window, stride, padding
 SHAPES = [

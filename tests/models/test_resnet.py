@@ -8,11 +8,11 @@ import pytest
 from comparison import assert_close, assert_leaves_close
 
 import jtrain as jt
+from jtrain.core.pytree import elements, named_leaves
+from jtrain.core.types import Anywhere
 from jtrain.errors import ConfigError, LossError
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.resnet import ResNet
-from jtrain.trees import elements, named_leaves
-from jtrain.types import Anywhere
 
 SMALL = {"image": (6, 6, 2), "width": 4, "stem": "cifar", "classes": 3}
 # torchvision's: https://docs.pytorch.org/vision/stable/models.html

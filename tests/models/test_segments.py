@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from comparison import assert_close, distance
 
-from jtrain.data.packed import Packed
+from jtrain.core.types import Anywhere
+from jtrain.data.text.packed import Packed
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
-from jtrain.models.segments import places_within
+from jtrain.models.attention.segments import places_within
 from jtrain.models.transformer import Transformer
-from jtrain.types import Anywhere
 
 pytestmark = pytest.mark.thorough
 

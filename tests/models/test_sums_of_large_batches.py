@@ -7,10 +7,10 @@ import pytest
 from comparison import distance
 from flax import nnx
 
-from jtrain.models.draws import Draws
-from jtrain.models.embedding import count_blocks, look_up
-from jtrain.models.linear import Linear
-from jtrain.models.thin_product import thin_product
+from jtrain.models.layers.embedding import count_blocks, look_up
+from jtrain.models.layers.key_sequence import Draws
+from jtrain.models.layers.linear import Linear
+from jtrain.models.layers.thin_product import thin_product
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

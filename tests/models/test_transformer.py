@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
+from jtrain.core.pytree import named_leaves
 from jtrain.models.transformer import Transformer
-from jtrain.trees import named_leaves
 
 SIZES = {"vocab": 11, "context": 8, "layers": 2, "heads": 2, "width": 16}
 TOKENS = np.random.default_rng(0).integers(0, 11, (3, 8)).astype(np.int32)

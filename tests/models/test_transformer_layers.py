@@ -9,12 +9,12 @@ import pydantic
 import pytest
 from comparison import assert_close, distance
 
-from jtrain.models.draws import Draws
-from jtrain.models.layers import stack_layers, stacked, unstack_layers
-from jtrain.models.linear import Linear
+from jtrain.core.pytree import named_leaves
+from jtrain.core.rows import row_keys
+from jtrain.models.layers.block_stack import stack_layers, stacked, unstack_layers
+from jtrain.models.layers.key_sequence import Draws
+from jtrain.models.layers.linear import Linear
 from jtrain.models.transformer import Transformer
-from jtrain.rows import row_keys
-from jtrain.trees import named_leaves
 
 pytestmark = pytest.mark.thorough
 

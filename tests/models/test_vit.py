@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
+from jtrain.core.pytree import elements
 from jtrain.errors import DataError
-from jtrain.models.vision_transformer import ToAll, cut
+from jtrain.models.networks.vit import ToAll, cut
 from jtrain.models.vit import ViT
-from jtrain.trees import elements
 
 SMALL = {"image": (6, 4, 2), "patch": 2, "layers": 1, "heads": 2, "width": 8, "classes": 3}
 # timm's results table: https://github.com/huggingface/pytorch-image-models/tree/main/results

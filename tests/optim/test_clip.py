@@ -8,14 +8,14 @@ import pytest
 from comparison import assert_close, assert_leaves_close
 
 import jtrain as jt
-from jtrain.assemble import assemble
+from chaos.numbers import config
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
+from jtrain.inspect.plan.hlo import Program
 from jtrain.optim import SGD, AdamW, Group
 from jtrain.optim.clip import clipped
 from jtrain.parallel import FSDP
-from jtrain.plan.hlo import Program
-from jtrain.state import new_state
-from jtrain.step import make_step
-from jtrain.testing.chaos.numbers import config
+from jtrain.train.setup import assemble
 
 GRADS: Any = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
 

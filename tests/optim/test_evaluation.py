@@ -10,14 +10,14 @@ import pytest
 from comparison import assert_close, distance
 from quick_study import CODE, at_home, config_of, trained, write_study
 
-from jtrain.assemble import Assembly, assemble
 from jtrain.checkpoint import Checkpoints
 from jtrain.cli import main
-from jtrain.loop import Hook
+from jtrain.core.loop import Hook
+from jtrain.core.pytree import named_leaves
+from jtrain.core.state import new_state
 from jtrain.optim import SGD, AdamW, Evaluated, Group, ScheduleFree, evaluation_params
-from jtrain.run import Outcome
-from jtrain.state import new_state
-from jtrain.trees import named_leaves
+from jtrain.train.run import Outcome
+from jtrain.train.setup import Assembly, assemble
 
 pytestmark = pytest.mark.thorough
 

@@ -11,11 +11,11 @@ import pytest
 from comparison import assert_close, distance
 from layouts import strategy
 
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
+from jtrain.core.types import Mean
 from jtrain.errors import ConfigError
 from jtrain.optim import LBFGS, AdamW, Group
-from jtrain.state import new_state
-from jtrain.step import make_step
-from jtrain.types import Mean
 
 pytestmark = pytest.mark.thorough
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
+from jtrain.core.pytree import named_leaves
 from jtrain.errors import ConfigError
 from jtrain.optim import AdamW, Group, Muon
-from jtrain.trees import named_leaves
 
 SHAPES = [(8, 8), (16, 48), (128, 64)]
 

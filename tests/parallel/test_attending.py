@@ -9,7 +9,7 @@ import pytest
 from comparison import assert_close
 
 from jtrain.errors import ShardingError
-from jtrain.models.causal import Causal
+from jtrain.models.attention.causal import Causal
 from jtrain.parallel import Axes
 
 B, T, H, G, K = 8, 6, 4, 2, 8

@@ -9,11 +9,11 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
+from jtrain.core.state import new_state
 from jtrain.errors import ConfigError, ShardingError
 from jtrain.parallel import Auto, Axes, Needs, Single
-from jtrain.parallel.estimate import estimate
 from jtrain.parallel.memory import memory_of
-from jtrain.state import new_state
+from jtrain.parallel.memory_estimate import estimate
 
 DIMS = {"up": ("width", "hidden"), "q": ("width", "heads", None), "table": ("vocab", "width")}
 

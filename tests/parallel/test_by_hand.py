@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from layouts import strategy
 
-from jtrain.parallel.by_hand import gather, reduce
+from jtrain.parallel.custom_loop import gather, reduce
 
 
 def placed(**arrays: np.ndarray):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from comparison import distance
 
+from jtrain.core.rows import row_keys
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes, Single, Strategy
-from jtrain.rows import row_keys
 
 ROWS, TIME, VOCABULARY = 8, 32, 64
 # Rounding of sums in another order, in float32; gradients of these cases are off by 2.4e-7 at most.

@@ -9,11 +9,11 @@ from comparison import assert_close, bitwise, distance
 from layouts import STRATEGIES, strategy
 from line import height, line, points, squared, start
 
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step, many
+from jtrain.core.types import Mean, stateful
 from jtrain.errors import RetraceError
 from jtrain.parallel import Strategy
-from jtrain.state import new_state
-from jtrain.step import make_step, many
-from jtrain.types import Mean, stateful
 
 ADAMW = optax.adamw(0.1)
 DEVICES = {name: 1 if name == "single" else 4 for name in STRATEGIES}

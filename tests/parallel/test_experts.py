@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from comparison import distance
 
+from jtrain.core.types import Anywhere
 from jtrain.errors import ShardingError
-from jtrain.models.draws import Draws
-from jtrain.models.mixture import Mixture
-from jtrain.models.nnx import from_nnx
+from jtrain.models.adapters.nnx import from_nnx
+from jtrain.models.experts.mixture import Mixture
+from jtrain.models.layers.key_sequence import Draws
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes
-from jtrain.types import Anywhere
 
 ROWS, TIME, WIDTH, EXPERTS = 8, 6, 8, 4
 DRAW = np.random.default_rng(0)

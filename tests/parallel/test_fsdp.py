@@ -7,11 +7,11 @@ import pytest
 from jax.sharding import PartitionSpec
 from tiny_language import batches, init_params, loss_of
 
+from jtrain.core.pytree import named_leaves
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
 from jtrain.parallel import FSDP
-from jtrain.parallel.leaves import Leaves
-from jtrain.state import new_state
-from jtrain.step import make_step
-from jtrain.trees import named_leaves
+from jtrain.parallel.leaf_sharding import Leaves
 
 ADAMW = optax.adamw(1e-2)
 

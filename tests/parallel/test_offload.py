@@ -11,11 +11,11 @@ from comparison import bitwise
 from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
-from jtrain.assemble import Assembly, assemble
 from jtrain.errors import ShardingError
+from jtrain.inspect.sharding_table import laid, table
 from jtrain.parallel import Axes, Mirrored
 from jtrain.parallel.offload import refuse_without_host_memory
-from jtrain.sharding import laid, table
+from jtrain.train.setup import Assembly, assemble
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODEL = [

@@ -9,7 +9,7 @@ from layouts import strategy
 
 from jtrain.errors import ShardingError
 from jtrain.parallel import Axes, Single
-from jtrain.parallel.by_hand import per_device
+from jtrain.parallel.custom_loop import per_device
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(3, 2)).astype(np.float32)

@@ -15,12 +15,12 @@ import pytest
 from cases import by_name
 from comparison import assert_close, distance
 
+from jtrain.core.rows import row_keys
+from jtrain.core.types import Anywhere
 from jtrain.errors import ConfigError, ShardingError
+from jtrain.inspect.plan.collectives import collectives
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes, Schedule
-from jtrain.plan.collectives import collectives
-from jtrain.rows import row_keys
-from jtrain.types import Anywhere
 
 LAYERS, B, T, D = 8, 16, 3, 4
 WAYS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
 
 from jtrain.parallel.devices import Device
-from jtrain.parallel.programs import compiled
+from jtrain.parallel.program_cache import compiled
 
 DEVICES = {
     "one": lambda: jax.devices()[:1],
@@ -110,7 +110,7 @@ def test_nobody_else_may_write_a_program_and_none_of_another_user_is_read(kept, 
     (file,) = kept.iterdir()
     assert (kept.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
     monkeypatch.setattr("os.getuid", lambda: file.stat().st_uid + 1)
-    monkeypatch.setattr("jtrain.parallel.programs.deserialize_and_load", refuse)
+    monkeypatch.setattr("jtrain.parallel.program_cache.deserialize_and_load", refuse)
     lowered, x = traced(jax.devices())
     assert compiled(lowered, x)(x)["sum"] == 120
 
@@ -122,7 +122,7 @@ def test_no_program_is_read_where_others_may_write(kept, monkeypatch, mode, what
     compiled(lowered, x)
     (file,) = kept.iterdir()
     (file if what == "file" else kept).chmod(mode | (0o100 if what == "folder" else 0))
-    monkeypatch.setattr("jtrain.parallel.programs.deserialize_and_load", refuse)
+    monkeypatch.setattr("jtrain.parallel.program_cache.deserialize_and_load", refuse)
     lowered, x = traced(jax.devices())
     assert compiled(lowered, x)(x)["sum"] == 120
 
@@ -133,7 +133,7 @@ def test_no_program_is_read_by_a_link(kept, monkeypatch, tmp_path):
     (file,) = kept.iterdir()
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    monkeypatch.setattr("jtrain.parallel.programs.deserialize_and_load", refuse)
+    monkeypatch.setattr("jtrain.parallel.program_cache.deserialize_and_load", refuse)
     lowered, x = traced(jax.devices())
     assert compiled(lowered, x)(x)["sum"] == 120
 

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.parallel.strategy import Remembered
+from jtrain.parallel.strategies.strategy import Remembered
 
 
 def read_only(*values: int) -> np.ndarray:

@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jtrain.core.flops import flops
+from jtrain.core.jaxpr import inner, operations
+from jtrain.core.types import Placement
 from jtrain.errors import ShardingError
-from jtrain.flops import flops
-from jtrain.jaxprs import inner, operations
-from jtrain.models.causal import Causal
+from jtrain.inspect.plan.collectives import collectives
+from jtrain.models.attention.causal import Causal
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes
-from jtrain.parallel.ring import Ring
-from jtrain.parallel.zigzag import zigzag
-from jtrain.plan.collectives import collectives
-from jtrain.types import Placement
+from jtrain.parallel.attention.ring import Ring
+from jtrain.parallel.attention.zigzag import zigzag
 
 B, T, H, G, K = 2, 64, 4, 2, 8
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 from quick_study import config_of, write_study
 
-from jtrain.assemble import assemble
 from jtrain.errors import ConfigError, ShardingError
 from jtrain.parallel import Axes
+from jtrain.train.setup import assemble
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LANGUAGE = [

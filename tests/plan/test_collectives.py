@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jtrain.plan.collectives import Collective, by_axes, collectives
-from jtrain.plan.hlo import Program, sizes
+from jtrain.inspect.plan.collectives import Collective, by_axes, collectives
+from jtrain.inspect.plan.hlo import Program, sizes
 
 SIZES = {"data": 2, "fsdp": 4}
 

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 from jax.stages import Compiled
 
-from jtrain.plan.compiler import compile_and_read, read
-from jtrain.plan.hlo import Program
-from jtrain.plan.plan import Plan
-from jtrain.plan.table import table
+from jtrain.inspect.plan.compiler import compile_and_read, read
+from jtrain.inspect.plan.hlo import Program
+from jtrain.inspect.plan.plan import Plan
+from jtrain.inspect.plan.table import table
 
 # What jaxlib 0.10.2 says of a program by libtpu 0.0.52.
 SAID = (

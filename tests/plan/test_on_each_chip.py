@@ -6,8 +6,8 @@ They need libtpu, `pip install 'jtrain[plan]'`, and no TPU: `pytest -m compiler`
 import pytest
 from tpu_programs import BF16, F32, ROWS, TIME, VOCAB, near, planned, sent
 
+from jtrain.inspect.plan.plan import Plan
 from jtrain.parallel.memory import CHIPS
-from jtrain.plan.plan import Plan
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("from_the_top")]
 

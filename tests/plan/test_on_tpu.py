@@ -27,13 +27,13 @@ from tpu_programs import (
     sent,
 )
 
-from jtrain.assemble import assemble
 from jtrain.config.resolve import resolve
+from jtrain.core.state import new_state
 from jtrain.errors import ConfigError
-from jtrain.plan.hlo import Program
-from jtrain.plan.plan import plan
-from jtrain.plan.topology import topology
-from jtrain.state import new_state
+from jtrain.inspect.plan.hlo import Program
+from jtrain.inspect.plan.plan import plan
+from jtrain.inspect.plan.topology import topology
+from jtrain.train.setup import assemble
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("from_the_top")]
 

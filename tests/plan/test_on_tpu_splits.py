@@ -28,9 +28,9 @@ from tpu_programs import (
     sent,
 )
 
-from jtrain.parallel.layout import mesh_of
-from jtrain.plan.collectives import by_axes
-from jtrain.plan.topology import topology
+from jtrain.inspect.plan.collectives import by_axes
+from jtrain.inspect.plan.topology import topology
+from jtrain.parallel.mesh import mesh_of
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("from_the_top")]
 

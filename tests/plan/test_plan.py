@@ -7,14 +7,14 @@ import sys
 import jax
 import pytest
 
-from jtrain.assemble import assemble
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
+from jtrain.inspect.plan.plan import plan
+from jtrain.inspect.plan.table import size, table
+from jtrain.inspect.plan.topology import prepare, topology
 from jtrain.parallel.memory import CHIPS
-from jtrain.plan.plan import plan
-from jtrain.plan.table import size, table
-from jtrain.plan.topology import prepare, topology
+from jtrain.train.setup import assemble
 
 CONFIG = "configs/shakespeare.yaml"
 SMALL = ["batch=16", "data.context=32", "model.context=32", "model.layers=2", "model.width=64"]

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from jtrain.plan.collectives import collectives
-from jtrain.plan.hlo import HloError
-from jtrain.plan.replica_groups import replica_groups
+from jtrain.inspect.plan.collectives import collectives
+from jtrain.inspect.plan.hlo import HloError
+from jtrain.inspect.plan.replica_groups import replica_groups
 
 # As libtpu 0.0.52 writes for tpu7x: an array of a tuple as `tuple#1`, in a loop whose counter is
 # such an array, and a gather behind two calls that another core carries out.

@@ -7,14 +7,14 @@ from comparison import assert_close
 from layouts import strategy
 
 import jtrain as jt
+from jtrain.config.precision import BF16, F16, F32
+from jtrain.core.jaxpr import product_types
+from jtrain.core.loss import in_terms
+from jtrain.core.loss_checks import refuse_wide_products
+from jtrain.core.precision.cast import computed_in
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
 from jtrain.errors import LossError
-from jtrain.jaxprs import product_types
-from jtrain.loss_checks import refuse_wide_products
-from jtrain.precision.cast import computed_in
-from jtrain.precision.kinds import BF16, F16, F32
-from jtrain.state import new_state
-from jtrain.step import make_step
-from jtrain.terms import in_terms
 
 WEIGHTS = {"up": (6, 16), "down": (16, 3)}
 

@@ -6,11 +6,11 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
-from jtrain.precision.cast import computed_in
-from jtrain.precision.kinds import F16
-from jtrain.precision.loss_scale import LossScale
-from jtrain.state import new_state
-from jtrain.step import make_step
+from jtrain.config.precision import F16
+from jtrain.core.precision.cast import computed_in
+from jtrain.core.precision.loss_scale import LossScale
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
 
 START = 2.0**15
 

@@ -5,9 +5,9 @@ import sys
 
 from jax.experimental import multihost_utils
 
-from jtrain.cluster import detect, start
+from jtrain.distributed.cluster import detect, start
+from jtrain.distributed.heartbeat.exit_alone import end_alone, fail_alone
 from jtrain.errors import DataError
-from jtrain.pulse.failing import end_alone, fail_alone
 
 
 def fails(how: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.launch import launch
+from jtrain.distributed.launcher import launch
 
 SCRIPT = Path(__file__).with_name("failing_process.py")
 HOW = {

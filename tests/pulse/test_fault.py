@@ -3,9 +3,9 @@
 import pytest
 
 from jtrain.cli import launch
+from jtrain.distributed.heartbeat.fault import KINDS, Fault, faults
+from jtrain.distributed.heartbeat.heartbeat import FAULTS
 from jtrain.errors import UserError
-from jtrain.pulse.fault import KINDS, Fault, faults
-from jtrain.pulse.pulse import FAULTS
 
 
 def test_faults_are_read_as_they_are_printed():

@@ -2,10 +2,10 @@
 
 import pytest
 
+from jtrain.distributed.heartbeat import Beat, Patience, Watched
+from jtrain.distributed.heartbeat.heartbeat import PHASES
+from jtrain.distributed.heartbeat.patience import FLOORS
 from jtrain.errors import UserError
-from jtrain.pulse import Beat, Patience, Watched
-from jtrain.pulse.patience import FLOORS
-from jtrain.pulse.pulse import PHASES
 
 
 def beat(number: int, phase: str = "step", step: int = 0, seconds: float = 0.0) -> Beat:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jtrain as jt
-from jtrain.pulse import Pulse
-from jtrain.pulse.slow import DOING, Slow
+from jtrain.distributed.heartbeat import Pulse
+from jtrain.distributed.heartbeat.startup_progress import DOING, Slow
 
 
 def until(said: list[str], lines: int) -> None:
@@ -61,13 +61,13 @@ def test_whom_nobody_listens_to_any_more_goes_on():
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_fit_that_takes_long_to_begin_says_why(monkeypatch, capfd, quiet: bool):
-    from jtrain.assemble import Assembly
+    from jtrain.train.setup import Assembly
 
     compiled = Assembly.compile_step
     slowly = lambda parts: time.sleep(1.0) or compiled(parts)
     monkeypatch.setattr(Assembly, "compile_step", slowly)
     soon = functools.partial(Slow, first=0.3, tick=0.05)
-    monkeypatch.setattr(importlib.import_module("jtrain.fit"), "Slow", soon)
+    monkeypatch.setattr(importlib.import_module("jtrain.train.fit"), "Slow", soon)
     loss = lambda params, batch, rng: ((params - batch["x"]) ** 2).mean()
     rows = {"x": np.arange(8, dtype=np.float32)}
     jt.fit(loss, np.zeros((), np.float32), rows, steps=2, batch=8, lr=0.1, quiet=quiet)

@@ -9,7 +9,7 @@ from test_report_reading import ROWS, write_run
 
 from jtrain.cli import main
 from jtrain.errors import ConfigError
-from jtrain.report.finding import find_runs
+from jtrain.inspect.report.find_runs import find_runs
 
 POINTS = [("lr=1e-2,seed=0", 0.3), ("lr=1e-2,seed=1", 0.5), ("lr=1e-3,seed=0", 0.1)]
 

@@ -12,9 +12,9 @@ import pytest
 from test_report_reading import ROWS, write_run
 
 from jtrain.cli import main
-from jtrain.hooks.png import png
-from jtrain.report import page, read
-from jtrain.report.facts import facts
+from jtrain.inspect.report import page, read
+from jtrain.inspect.report.facts import facts
+from jtrain.io.png import png
 
 EVIL = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
 

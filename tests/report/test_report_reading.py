@@ -4,8 +4,8 @@ import json
 import math
 from pathlib import Path
 
-from jtrain.report.reading import read
-from jtrain.report.series import charts, matrices, thin
+from jtrain.inspect.report.read_run import read
+from jtrain.inspect.report.series import charts, matrices, thin
 
 
 def write_run(path: Path, rows=(), **files: str) -> Path:

@@ -16,7 +16,7 @@ import pytest
 from audit import unwanted, watched
 
 from jtrain.checkpoint import Checkpoints, seal
-from jtrain.checkpoint.origin import find
+from jtrain.checkpoint.weights_source import find
 from jtrain.cli import main
 from jtrain.errors import UserError
 

@@ -13,11 +13,11 @@ from quick_study import at_home, config_of, trained, write_study
 from jtrain.checkpoint.tensors import tensors
 from jtrain.config.resolve import resolve
 from jtrain.data import TokenFiles
-from jtrain.data.growing import Growing
-from jtrain.data.prepare import prepare
-from jtrain.data.tokenizing import ByBytes
+from jtrain.data.text.append_log import Growing
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.tokenizing import ByBytes
 from jtrain.errors import CheckpointError, ConfigError, DataError, UserError
-from jtrain.trained import measure
+from jtrain.train.restore_run import measure
 
 CONFIG = "configs/quick.yaml"
 NAMES = ["..", ".", "../x", "a/../../x", "/x", "/tmp/x", "a/b/c", "~", "~/x", "a\\..\\x", "a\nb", "a\0b", ".hidden", "-rf", "x" * 300, "$HOME", "a;b", "a*", "runs/x"]  # fmt: skip

@@ -12,9 +12,9 @@ import pytest
 from audit import watched
 from quick_study import at_home, trained, write_study
 
-from jtrain.checkpoint import folder
+from jtrain.checkpoint import layout
 from jtrain.cli import main
-from jtrain.regular_files import LinkError, open_regular, read_bytes
+from jtrain.io.regular_files import LinkError, open_regular, read_bytes
 
 SECRET = b'{"step": 3, "loss": "THE-READERS-OWN"}\n'
 PNG = b"\x89PNG\r\n\x1a\n" + SECRET
@@ -140,7 +140,7 @@ def test_a_linked_step_is_damaged_and_is_not_read(
     outside: Path, capsys: pytest.CaptureFixture[str]
 ):
     link("checkpoints/2", outside)
-    assert folder.steps(Path("runs/quick/checkpoints")) == [1]
+    assert layout.steps(Path("runs/quick/checkpoints")) == [1]
     assert main(["ckpt", "verify", "quick"]) == 70
     assert f"is a link to {outside / 'checkpoints' / '2'}" in capsys.readouterr().out
     assert main(["ckpt", "show", "runs/quick/checkpoints/2"]) != 0

@@ -42,14 +42,14 @@ METHODS = {
 # File, what it does, and why it may. SECURITY.md says the same.
 EXEMPT = {
     (
-        "jtrain/parallel/programs.py",
+        "jtrain/parallel/program_cache.py",
         "jax.experimental.serialize_executable",
     ): "programs of the compile cache: machine code of this user's, checked before it is read",
     (
-        "jtrain/data/process_workers.py",
+        "jtrain/data/batches/process_workers.py",
         "cloudpickle",
     ): "what a reading worker is given, over a pipe of the process that starts it",
-    ("jtrain/data/worker_process.py", "pickle"): "the same, read by the worker",
+    ("jtrain/data/batches/worker_process.py", "pickle"): "the same, read by the worker",
 }
 
 
@@ -154,7 +154,7 @@ def test_each_forbidden_thing_is_found(text: str):
         "lowered.compile()",
         "np.load(path, allow_pickle=False)",
         "subprocess.run(words, shell=False)",
-        "from jtrain.debug.execute import execute",
+        "from jtrain.inspect.debug.eval_jaxpr import execute",
         "strategy.compile(step)",
         "importlib.import_module(f'jtrain.cli.{verb}')",
     ],

@@ -13,11 +13,11 @@ import jax
 import pytest
 from quick_study import write_study
 
-from jtrain.cache import keep_compiled_programs
 from jtrain.cli import main
 from jtrain.errors import ConfigError
-from jtrain.hooks.rewrite import rewrite
-from jtrain.private import UMASK, created, private_files, refuse_links
+from jtrain.io.atomic_write import rewrite
+from jtrain.io.private_files import UMASK, created, private_files, refuse_links
+from jtrain.train.compilation_cache import keep_compiled_programs
 
 
 def modes(directory: Path) -> dict[str, int]:

@@ -13,9 +13,9 @@ from toy_study import write_study
 from jtrain.cli import main
 from jtrain.config.dump import dump, told
 from jtrain.config.resolve import resolve
-from jtrain.directory import Directory
-from jtrain.hooks.log import Lines
-from jtrain.redact import HIDDEN, is_secret, redacted, redacted_values
+from jtrain.io.redact import HIDDEN, is_secret, redacted, redacted_values
+from jtrain.train.hooks.log import Lines
+from jtrain.train.run_dir import Directory
 
 LEAKS, KEPT = corpus.LEAKS, corpus.KEPT
 

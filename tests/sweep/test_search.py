@@ -63,7 +63,7 @@ def test_a_trial_that_did_not_end_goes_on_with_its_values(capfd, monkeypatch):
     pytest.importorskip("optuna")
 
     searched(capfd, "--trials", "2")
-    from jtrain.checkpoint.keeping import Goal
+    from jtrain.checkpoint.retention import Goal
     from jtrain.sweep.search import Search, space
 
     found, fixed = space(["optimizer.lr=1e-5..1e-2:log"])

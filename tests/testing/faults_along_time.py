@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtrain.core.types import Mean
 from jtrain.testing import placed
-from jtrain.types import Mean
 
 ROWS, TIME, VOCAB, WIDTH = 8, 8, 16, 8
 

@@ -17,10 +17,10 @@ from planted import (
     total,
 )
 
-from jtrain.models.linen import from_linen
-from jtrain.models.nnx import from_nnx
-from jtrain.models.statistics import replaced
-from jtrain.types import Mean, stateful
+from jtrain.core.types import Mean, stateful
+from jtrain.models.adapters.linen import from_linen
+from jtrain.models.adapters.nnx import from_nnx
+from jtrain.models.adapters.statistics import replaced
 
 
 def meaned(values, mask):

@@ -16,8 +16,8 @@ from planted import (
     total,
 )
 
+from jtrain.core.types import Mean
 from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.types import Mean
 
 
 def changes_its_batch(params, batch, rng):

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import optax
 from faults_of_losses import Fault, auxiliary, dropout, errors, good, height, line, points
 
+from jtrain.core.loss import absorb, combine, in_terms
+from jtrain.core.rows import with_rows
+from jtrain.core.state import TrainState
+from jtrain.core.types import Mean, stateful
 from jtrain.parallel import Mirrored
-from jtrain.rows import with_rows
-from jtrain.state import TrainState
-from jtrain.terms import absorb, combine, in_terms
-from jtrain.types import Mean, stateful
 
 AXIS = "data"
 SGD = optax.sgd(0.1)

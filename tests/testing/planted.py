@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from line import height, line, points
 
-from jtrain.types import Mean
+from jtrain.core.types import Mean
 
 CLASSES = 4
 

@@ -23,9 +23,9 @@ from planted import (
     total,
 )
 
-from jtrain.models.linen import from_linen
-from jtrain.rows import row_keys
-from jtrain.types import Mean, stateful
+from jtrain.core.rows import row_keys
+from jtrain.core.types import Mean, stateful
+from jtrain.models.adapters.linen import from_linen
 
 BATCH = {"couples": "batch"}
 

@@ -8,7 +8,7 @@ from cases import by_name
 from faults_of_losses import FAULTS
 
 import jtrain as jt
-from jtrain.testing.of_loss import of_loss
+from jtrain.testing.loss_checks import of_loss
 
 QUICK = ["mean of means", "row_keys not used"]
 ACCEPTED = ["dropout"]

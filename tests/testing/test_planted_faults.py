@@ -13,7 +13,7 @@ from right_losses import RIGHT
 
 import jtrain as jt
 from jtrain.errors import CodeError
-from jtrain.testing.of_loss import of_loss
+from jtrain.testing.loss_checks import of_loss
 
 TABLES = {
     "numbers": faults_of_numbers.FAULTS,

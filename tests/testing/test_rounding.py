@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jtrain.core.types import Mean
+from jtrain.testing.case import subject
 from jtrain.testing.rounding import UNIT, in_bfloat16, spread_of
-from jtrain.testing.subject import subject
-from jtrain.testing.sums import sums_of
-from jtrain.types import Mean
+from jtrain.testing.row_sums import sums_of
 
 ROWS, TURNS = 8, 48
 DRAW = np.random.default_rng(0)

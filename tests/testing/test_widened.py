@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.testing.widened import wide, widened
+from jtrain.testing.float64 import wide, widened
 
 
 def in_double(fn, *args):

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from jtrain.hooks.tracking import Tracking
-from jtrain.trackers import About, MLflow, TensorBoard, WandB
+from jtrain.train.hooks.tracking import Tracking
+from jtrain.train.trackers import About, MLflow, TensorBoard, WandB
 
 LOSSES = {step: 1.0 / step for step in range(1, 21)}
 

@@ -12,11 +12,11 @@ from typing import NamedTuple, TypeAlias
 import jax
 import numpy as np
 
+from jtrain.core.pytree import named_leaves
+from jtrain.core.types import Params
 from jtrain.errors import CheckpointError
-from jtrain.models.layers import stack_layers, unstack_layers
+from jtrain.models.layers.block_stack import stack_layers, unstack_layers
 from jtrain.models.transformer import Transformer
-from jtrain.trees import named_leaves
-from jtrain.types import Params
 
 Weights: TypeAlias = Mapping[str, np.ndarray]
 
@@ -137,7 +137,7 @@ def _same(x: np.ndarray) -> np.ndarray:
 
 
 def _kernel(x: np.ndarray) -> np.ndarray:  # i o
-    """As jtrain.models.linear keeps it: i o where it widens, o i where it narrows."""
+    """As jtrain.models.layers.linear keeps it: i o where it widens, o i where it narrows."""
     return x if x.shape[1] >= x.shape[0] else x.T
 
 

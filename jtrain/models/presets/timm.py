@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from jtrain.core.pytree import named_leaves
+from jtrain.core.types import Extra, Params
 from jtrain.errors import CheckpointError
 from jtrain.models.resnet import ResNet
 from jtrain.models.vit import ViT
-from jtrain.trees import named_leaves
-from jtrain.types import Extra, Params
 
 Weights: TypeAlias = Mapping[str, np.ndarray]
 Change: TypeAlias = Callable[[np.ndarray], np.ndarray]
@@ -98,7 +98,7 @@ def _linear(ours: str, theirs: str) -> Iterator[Source]:
 
 
 def _kernel(x: np.ndarray) -> np.ndarray:
-    """Theirs is o i; ours the same where it narrows, i o where it widens (jtrain.models.linear)."""
+    """Theirs is o i; ours the same where it narrows, i o where it widens (jtrain.models.layers.linear)."""
     return x.T if x.shape[0] >= x.shape[1] else x
 
 

@@ -3,10 +3,10 @@
 import abc
 from typing import Annotated
 
-from jtrain.durations import Lasts, OwnLength
+from jtrain.config.configclass import values
+from jtrain.config.durations import Lasts, OwnLength
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules.rate import LearningRate
-from jtrain.values import values
 
 
 @values

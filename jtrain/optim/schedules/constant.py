@@ -2,9 +2,9 @@
 
 from typing import Literal
 
+from jtrain.config.configclass import values
 from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
-from jtrain.values import values
 
 
 @values

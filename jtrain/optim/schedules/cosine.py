@@ -5,9 +5,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from jtrain.config.configclass import values
 from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
-from jtrain.values import values
 
 
 @values

@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from jtrain.config.configclass import values
 from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.rate import LearningRate, Warmup, check_warmup, rate_of, rise
-from jtrain.values import values
 
 
 @values

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import jax.numpy as jnp
 from pydantic import Field
 
-from jtrain.durations import Lasts
+from jtrain.config.configclass import values
+from jtrain.config.durations import Lasts
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.constant import Constant
@@ -17,7 +18,6 @@ from jtrain.optim.schedules.one_cycle import OneCycle
 from jtrain.optim.schedules.rate import LearningRate, check_run
 from jtrain.optim.schedules.restarts import Restarts
 from jtrain.optim.schedules.wsd import WarmupStableDecay
-from jtrain.values import values
 
 Plain: TypeAlias = Annotated[
     Constant | Linear | Cosine | WarmupStableDecay | InverseSquareRoot | OneCycle | Restarts,

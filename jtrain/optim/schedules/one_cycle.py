@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from jtrain.config.configclass import values
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.cosine import half_cosine
 from jtrain.optim.schedules.rate import LearningRate, check_run, rate_of
-from jtrain.values import values
 
 
 @values

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jtrain.durations import Lasts
+from jtrain.config.durations import Lasts
 from jtrain.errors import ConfigError
 
 # The rate at a step: for an int a float, by numpy, that a log can read; for an array an array.

@@ -6,11 +6,11 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from jtrain.config.configclass import values
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.cosine import half_cosine
 from jtrain.optim.schedules.rate import LearningRate, Warmup, check_warmup, rate_of, rise
-from jtrain.values import values
 
 
 @values

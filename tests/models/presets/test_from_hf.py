@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.models.experts import Dropless
+from jtrain.core.pytree import named_leaves
+from jtrain.models.experts.experts import Dropless
 from jtrain.models.presets.from_hf import gpt2_from_hf, llama_from_hf, mixtral_from_hf
 from jtrain.models.transformer import Transformer
-from jtrain.trees import named_leaves
 
 EXPERTS = Dropless(count=4)
 TOKENS = np.random.default_rng(0).integers(0, 97, (2, 40)).astype(np.int32)

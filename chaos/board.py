@@ -1,0 +1,68 @@
+"""The table of what was tried and what held, and its place in a page."""
+
+import os
+import platform
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+
+from chaos.results import Result, Results, spans
+from chaos.rows import Row
+
+END_OF_DETAIL = 100  # characters of each of its two ends that are shown
+BEGIN, END = "<!-- scoreboard -->", "<!-- end of the scoreboard -->"
+
+
+def write(page: Path, rows: Mapping[str, Row], results: Results, folder: Path) -> None:
+    """Puts the table in place of the one in `page`, whatever else stands there."""
+    text = page.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    assert rest, f"{page} has no line {BEGIN}"
+    page.write_text(f"{before}{BEGIN}\n{table(rows, results, folder)}\n{END}{after}")
+
+
+def table(rows: Mapping[str, Row], results: Results, folder: Path) -> str:
+    """Markdown: a line for each row, then with what it was measured, then each failure."""
+    lines = ["| | held | plain Orbax/JAX | seconds a trial | seeds |", "|---|---|---|---:|---|"]
+    told: list[str] = []
+    for name, row in rows.items():
+        found = results.of(name)
+        last = [of_seed[-1] for of_seed in found.values()]
+        held = sum(each.trial.passed for each in last) * row.faults
+        tried, asked = len(last) * row.faults, row.count(folder / name) * row.faults
+        score = f"{held} of {tried}" if tried >= asked else f"{held} of {tried} so far (of {asked})"
+        score = score if last else f"not run yet (of {asked})"
+        middle = f"{statistics.median(each.trial.seconds for each in last):.1f}" if last else "-"
+        lines.append(
+            f"| {row.promise} (`{name}`) | {score} | {row.plain or '-'} | {middle} | "
+            f"{spans(found) or '-'} |"
+        )
+        for seed, of_seed in sorted(found.items()):
+            told += [line.replace(str(folder), "FOLDER") for line in _failures(name, seed, of_seed)]
+    words = sorted({each.versions for each in results.all})
+    dates = sorted({each.date for each in results.all})
+    lines += ["", f"{_between(dates)}; {_machine()}; {'; '.join(words)}."]
+    lines += ["", "Failures, all that there ever were:" if told else "Failures: none."]
+    return "\n".join([*lines, *([""] if told else []), *told])
+
+
+def _failures(name: str, seed: int, results: list[Result]) -> list[str]:
+    failed = [each for each in results if not each.trial.passed]
+    if not failed:
+        return []
+    since = "mended since" if results[-1].trial.passed else "not mended"
+    detail = " ".join(failed[-1].trial.detail.split()).replace("|", "\\|")
+    if len(detail) > 2 * END_OF_DETAIL:
+        detail = f"{detail[:END_OF_DETAIL]} ... {detail[-END_OF_DETAIL:]}"
+    return [f"- `{name}` seed {seed}, {failed[-1].date}, {since}: {detail}"]
+
+
+def _between(dates: list[str]) -> str:
+    if not dates:
+        return "Nothing was tried yet"
+    return dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+
+
+def _machine() -> str:
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"

@@ -1,0 +1,90 @@
+"""One of the processes of a run under a layout: KIND DEVICES EACH STOP, in the folder it is in.
+
+It notes a digest of every row that it reads; and what it restores it saves at once, elsewhere.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SEEN = "seen-{}-{}.jsonl"
+"""Of the run's part, `first` or `then`, and the process: a line [step, {row: digest}] a batch."""
+RUN = Path("runs") / "laid"
+AGAIN = Path("again")
+"""The checkpoints of what was restored."""
+STEPS = 50
+
+
+def main(kind: str, devices: str, each: str, stop: str) -> None:
+    """Trains under a layout, until after step `stop`; to its end if that is 0."""
+    from chaos import subject
+    from jtrain.config.top import Checkpoint, Evaluate
+    from jtrain.core.loop import Hook, Stop
+    from jtrain.parallel import FSDP, Axes, Mirrored, Single
+    from jtrain.train.run import run
+
+    class StopAt(Hook):
+        every = int(stop)
+
+        def on_state(self, step: int, state: Any, metrics: Any) -> Stop:
+            return Stop("as it was told")
+
+    parallel = {
+        "single": Single(),
+        "data": Mirrored(devices=int(each)),
+        "fsdp": FSDP(devices=int(each), min_size=0),
+        "tensor": Axes(devices=int(each), fsdp=1, tensor=int(devices)),
+    }[kind]
+    _note_rows("first" if int(stop) else "then")
+    _save_again()
+    run(
+        subject.config(
+            name=RUN.name,
+            steps=STEPS,
+            parallel=parallel,
+            checkpoint=Checkpoint(every=0),
+            evaluate=Evaluate(every=25),
+        ),
+        hooks=[StopAt()] if int(stop) else [],
+    )
+
+
+def _note_rows(part: str) -> None:
+    from jtrain.data.batches.digest import digest
+    from jtrain.train.hooks.step_record import Record
+
+    saw = Record.saw
+    path = Path(SEEN.format(part, os.environ["JTRAIN_PROCESS"]))
+    path.unlink(missing_ok=True)
+
+    def noted(self: Record, call: int, batch: Mapping[str, Any]) -> None:
+        rows = {
+            int(row): digest({name: array[place] for name, array in batch.items()})
+            for place, row in enumerate(batch["row"])
+        }
+        with path.open("a") as file:
+            file.write(json.dumps([call + 1, rows]) + "\n")
+        saw(self, call, batch)
+
+    Record.saw = noted
+
+
+def _save_again() -> None:
+    from jtrain.checkpoint import Checkpoints
+
+    restore = Checkpoints.restore
+
+    def restored(self: Checkpoints, step: int, like: Any, **asked: bool) -> Any:
+        state = restore(self, step, like, **asked)
+        with Checkpoints(AGAIN) as again:
+            again.save(step, state, {})
+        return state
+
+    Checkpoints.restore = restored
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

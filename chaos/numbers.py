@@ -1,0 +1,234 @@
+"""Numbers that are not finite, put into a run that goes back and leaves their batch out."""
+
+import dataclasses
+import os
+import random
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from chaos.trial import Trial
+from jtrain.checkpoint.inspect import differing, step_of
+from jtrain.config.configclass import values
+from jtrain.config.guard import Rollback
+from jtrain.config.top import Checkpoint, Log
+from jtrain.core.loop import Hook
+from jtrain.core.pytree import named_leaves
+from jtrain.core.types import Batch, Extra, Key, Leaf, Mean, Metrics, Params, Placement, stateful
+from jtrain.data import Arrays, Shuffled
+from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.optim import AdamW
+from jtrain.parallel import Single
+from jtrain.train.experiment import Experiment, RunConfig
+from jtrain.train.run import run
+
+SIZES = {"up": (2, 8), "bias": (8,), "down": (8, 3)}
+Place: TypeAlias = Literal[
+    "parameter up",
+    "parameter bias",
+    "parameter down",
+    "gradient up",
+    "gradient bias",
+    "gradient down",
+    "total of the loss",
+    "total of a change of extra",
+    "the batch",
+]
+"""Where a fault may be."""
+PLACES: tuple[Place, ...] = get_args(Place)
+VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "1e4": 1e4}
+STEPS, EVERY = 12, 4  # of a trial, and between its checkpoints
+
+
+@values
+class Fault:
+    """A value that is not finite, or large, at one place of one batch."""
+
+    batch: int
+    """Its number, from 0."""
+    place: Place
+    """Where it gets in."""
+    value: Literal["nan", "inf", "-inf", "1e4"] = "nan"
+    """What is added there."""
+    row: int = 0
+    """The row of the batch that brings it."""
+
+
+@values
+class Data:
+    """Points about three corners."""
+
+    faults: tuple[Fault, ...] = ()
+    """What is wrong with them."""
+
+
+@values
+class Config(RunConfig):
+    """A small classifier of points with running statistics, whose data has faults."""
+
+    data: Data = Data()
+    """The points."""
+
+    def build(self, place: Placement) -> Experiment:
+        """Points about three corners."""
+        del place
+        draw = np.random.default_rng(0)
+        label = draw.integers(3, size=200).astype(np.int32)
+        corner = np.array([[0, 1], [1, -1], [-1, -1]], np.float32)[label]
+        points = Arrays(x=corner + draw.normal(size=(200, 2)).astype(np.float32), label=label)
+        return Experiment(
+            init=_init,
+            loss=stateful(_loss),
+            train=Faulty(Shuffled(points, size=self.batch, seed=self.seed), self.data.faults),
+            optimizer=self.optimizer.build(self.steps),
+        )
+
+
+class Faulty:
+    """Batches with a further array, `fault` (float32, b places): 0 but where there is a fault."""
+
+    ragged = False
+
+    def __init__(self, batches: Shuffled, faults: tuple[Fault, ...]):
+        self._batches, self._faults, self.size = batches, faults, batches.size
+
+    def __getitem__(self, number: int, /) -> Mapping[str, Any]:
+        batch = self._batches[number]
+        fault = np.zeros((len(batch["row"]), len(PLACES)), np.float32)
+        for each in self._faults:
+            if each.batch == number:
+                fault[batch["row"] == each.row, PLACES.index(each.place)] = VALUES[each.value]
+        return {**batch, "fault": fault}
+
+    def indices(self, number: int) -> np.ndarray:
+        """The rows of the points in a batch."""
+        return self._batches.indices(number)
+
+    def shard(self, index: int, count: int) -> "Faulty":
+        """The rows of one process."""
+        return Faulty(self._batches.shard(index, count), self._faults)
+
+
+def injected(seed: int, folder: Path) -> Trial:
+    """Whether a run with one fault keeps clean, and ends as one that never saw the fault's batch.
+
+    The place, the batch, the row and the value follow from the seed. Two runs in a folder: one that
+    goes back when it meets the fault, and one that leaves that batch out from its beginning. Of the
+    first every state is looked at; both end with the same bits and the same metrics.jsonl.
+    """
+    began, folder = time.monotonic(), folder / f"{seed}"
+    shutil.rmtree(folder, ignore_errors=True)  # of the same trial before
+    draw = random.Random(f"numbers {seed}")
+    back, after = draw.choice([(0, 1), (0, 3), (2, 4)])
+    fault = Fault(
+        batch=draw.randrange(STEPS),
+        place=draw.choice(PLACES),
+        value=draw.choice(("nan", "inf", "-inf")),
+        row=draw.randrange(16),
+    )
+    first = max(0, fault.batch - back)
+    went = config(folder.name, (fault,), Rollback(back=back, skip=after))
+    never = config(folder.name, (fault,), Rollback(without=((first, first + after),)))
+    looks = Clean()
+    with open(os.devnull, "w") as nowhere:
+        ends = [
+            run(each, hooks=hooks, screen=nowhere, directory=folder / name)
+            for name, each, hooks in (("went", went, [looks]), ("never", never, []))
+        ]
+    wrong = [f"step {step}: {leaf}" for step, leaf in looks.found]
+    wrong += [f"{end.directory.path.name}: {end.why}" for end in ends if end.status != "done"]
+    wrong += different(*(end.directory.path for end in ends))
+    if looks.states <= STEPS and first < STEPS:
+        wrong.append("it never went back")
+    where = f"{fault.value} in {fault.place}, batch {fault.batch}, row {fault.row}"
+    detail = f"{where}; without {first} .. {first + after - 1}" + "".join(f"; {w}" for w in wrong)
+    return Trial("injected", seed, not wrong, time.monotonic() - began, detail)
+
+
+def config(name: str, faults: tuple[Fault, ...] = (), guard: Any = None, **more: Any) -> Config:
+    """A run of STEPS steps on one device."""
+    others: dict[str, Any] = {
+        "parallel": Single(),
+        "checkpoint": Checkpoint(every=EVERY),
+        "optimizer": AdamW(lr=3e-2, clip=1.0, ema=0.9),
+        "log": Log(every=1),
+        **more,
+    }
+    guard = {} if guard is None else {"guard": guard}
+    return Config(
+        experiment="faulty",
+        name=name,
+        steps=STEPS,
+        batch=16,
+        data=Data(faults=faults),
+        **guard,
+        **others,
+    )
+
+
+class Clean(Hook):
+    """Looks at every state."""
+
+    def __init__(self) -> None:
+        self.states, self.found = 0, list[tuple[int, str]]()
+
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+        """Keeps the names of leaves that are not finite."""
+        self.states += 1
+        for name, leaf in named_leaves(state).items():
+            if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(leaf).all():
+                self.found.append((step, name))
+
+
+def different(one: Path, other: Path) -> list[str]:
+    """What two runs do not have in common, of their last states and their metrics."""
+    places = [path / "checkpoints" for path in (one, other)]
+    steps = [(place, step_of(place, "newest")) for place in places]
+    wrong = [row["leaf"] for row in differing(*steps)] + ["the step"] * (steps[0][1] != steps[1][1])
+    if (one / "metrics.jsonl").read_bytes() != (other / "metrics.jsonl").read_bytes():
+        wrong.append("metrics.jsonl")
+    return [f"{name} differs" for name in wrong]
+
+
+def _init(key: Key) -> tuple[Params, Extra]:
+    keys = jax.random.split(key, len(SIZES))
+    draw = lambda key, shape: jax.random.normal(key, shape) / 3
+    params = {n: draw(k, shape) for k, (n, shape) in zip(keys, SIZES.items(), strict=True)}
+    return params, {"mean": jnp.zeros(2), "still": jnp.ones(3)}
+
+
+def _loss(
+    params: Params, extra: Extra, batch: Batch, rng: Key | None
+) -> tuple[Mean, Metrics, Extra]:
+    del rng
+    fault = dict(zip(PLACES, batch["fault"].sum(0), strict=True))
+    cast = lambda place, leaf: fault[place].astype(leaf.dtype)
+    w = {n: p + cast(f"parameter {n}", p) for n, p in params.items()}
+    w = {n: _tainted(p, cast(f"gradient {n}", p)) for n, p in w.items()}
+    x = batch["x"] + fault["the batch"]
+    up = (x - extra["mean"][None]).astype(w["up"].dtype) @ w["up"] + w["bias"][None]
+    logits = (up + jnp.tanh(up)) @ w["down"]  # nothing that is not finite is bent back to 1
+    loss, metrics = cross_entropy(logits, batch["label"], batch["mask"])
+    loss = dataclasses.replace(loss, total=loss.total + fault["total of the loss"])
+    rows = batch["mask"].astype(jnp.float32)
+    new = 0.9 * extra["mean"][None] + 0.1 * batch["x"] + fault["total of a change of extra"]
+    mean = Mean((new * rows[:, None]).sum(0), rows.sum())
+    return loss, metrics, {**extra, "mean": mean}
+
+
+@jax.custom_vjp
+def _tainted(leaf: Leaf, fault: Leaf) -> Leaf:
+    """`leaf`, to whose gradient `fault` is added."""
+    del fault
+    return leaf
+
+
+_tainted.defvjp(
+    lambda leaf, fault: (leaf, fault), lambda fault, up: (up + fault, jnp.zeros_like(fault))
+)

@@ -1,0 +1,164 @@
+"""What there is to be hurt, and how often the full run does it: a row here is one in the table."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from chaos import points
+from chaos.corruption import KINDS, corruption
+from chaos.endings import end_in_a_save
+from chaos.failing import failing_write, full_disk_run
+from chaos.flips import CALM, bit_flip, calm
+from chaos.kills import KILLS, sigkill
+from chaos.layouts import PAIRS, layouts
+from chaos.numbers import injected
+from chaos.points import crash_point
+from chaos.power import STATES, power_cut
+from chaos.processes import (
+    MINUTES,
+    hang,
+    no_alarm,
+    signal_at_random,
+    worker_exception,
+    worker_kill,
+)
+from chaos.trial import Trial
+from chaos.writers import no_place, two_writers
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A fault, what is promised, and how often it is tried."""
+
+    promise: str
+    """What holds after each trial."""
+    plain: str
+    """What plain Orbax and JAX do, of section E of the table's sources; empty: not measured."""
+    trial: Callable[[int, Path], Trial]
+    """Hurts once, by a seed, in a folder that all trials of the row share."""
+    trials: int | Callable[[Path], int]
+    """Of the full run."""
+    faults: int = 1
+    """In one trial."""
+
+    def count(self, folder: Path) -> int:
+        """The trials of the full run, where their number has to be found out."""
+        return self.trials if isinstance(self.trials, int) else self.trials(folder)
+
+
+ROWS: Mapping[str, Row] = {
+    "sigkill": Row(
+        "SIGKILL at random moments: final state, data position and metrics bitwise, no litter",
+        "151 of 151 for the state",
+        sigkill,
+        trials=100,
+        faults=KILLS,
+    ),
+    "crash_point": Row(
+        "a kill before every file operation of a save and a deletion: every listed step restores",
+        "95 of 112",
+        crash_point,
+        trials=points.operations,
+    ),
+    "power_cut": Row(
+        "unsynced writes dropped, torn, zeroed, reordered: the announced step restores",
+        "3 of 7 files break it",
+        power_cut,
+        trials=50,
+        faults=STATES,
+    ),
+    "corruption": Row(
+        "bits flipped, files cut, zeroed, swapped, missing, added: every damage is seen",
+        "1 %",
+        corruption,
+        trials=100,
+        faults=len(KINDS),
+    ),
+    "two_writers": Row(
+        "two writers for 25 s: none mixed, none broken, the second refused within a second",
+        "2 mixed, 5 broken of 31",
+        two_writers,
+        trials=4,
+    ),
+    "no_place": Row(
+        "a directory that cannot be written: refused within 2 s, before data is read",
+        "told at the first wait",
+        no_place,
+        trials=20,
+    ),
+    "end_in_a_save": Row(
+        "a program that ends in a save: the checkpoint is there, or the exit code is not 0",
+        "0 of 24 there, 21 exit 0, 3 hang",
+        end_in_a_save,
+        trials=50,
+    ),
+    "failing_write": Row(
+        "the n-th write fails (ENOSPC, EIO, EDQUOT), once and for ever: nothing lost, told in 5 s",
+        "told a period late",
+        failing_write,
+        trials=lambda folder: 3 * points.operations(folder),
+    ),
+    "full_disk_run": Row(
+        "a whole run whose disk fails for a while or for ever: it goes on, or is gone on with",
+        "",
+        full_disk_run,
+        trials=50,
+    ),
+    "worker_kill": Row(
+        "a worker killed: all stopped in 2 s, a new step in 20 s, the end bitwise",
+        "9 to 99 s, no restart",
+        worker_kill,
+        trials=50,
+    ),
+    "worker_exception": Row(
+        "an exception in one worker: all down in 2 s, with its traceback last",
+        "301 s",
+        worker_exception,
+        trials=20,
+    ),
+    "hang": Row(
+        "a worker that is stuck: found and named within its deadline and 2 s, the end bitwise",
+        "never",
+        hang,
+        trials=20,
+    ),
+    "no_alarm": Row(
+        "minutes under the watch, with waits just below its limits, one a compilation: no alarm",
+        "",
+        no_alarm,
+        trials=1,
+        faults=MINUTES,
+    ),
+    "signal_at_random": Row(
+        "a signal at a random moment: checkpoint, exit 75, gone on with to the same bits",
+        "0",
+        signal_at_random,
+        trials=200,
+    ),
+    "injected": Row(
+        "NaN or infinity at a random step and leaf: none enters; as a run without that batch",
+        "-",
+        injected,
+        trials=50,
+    ),
+    "bit_flip": Row(
+        "one bit of a device's copy, of a step or of a gradient flips: found, with step and leaf",
+        "not looked for",
+        bit_flip,
+        trials=300,
+    ),
+    "calm": Row(
+        "every step computed twice and none flipped: no alarm",
+        "",
+        calm,
+        trials=100,
+        faults=CALM,
+    ),
+    "layouts": Row(
+        "saved on 1 to 8 devices (data, fsdp, tensor) of 1 to 4 processes, restored on others: "
+        "bitwise, the same batches, the losses of one device to 1e-5",
+        "",
+        layouts,
+        trials=len(PAIRS),
+    ),
+}

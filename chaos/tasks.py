@@ -1,0 +1,302 @@
+"""What a process does while it is hurt: trains, saves, or looks at what is left."""
+
+import hashlib
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from chaos import subject
+from chaos.shim import Shim
+from jtrain.checkpoint import Checkpoints, Retries, layout, storage
+from jtrain.checkpoint.disk_space import bytes_of
+from jtrain.checkpoint.save_errors import SaveError
+from jtrain.core.pytree import named_leaves
+from jtrain.errors import CheckpointError, UserError
+from jtrain.train.hooks.function_hooks import Observer
+
+RUN = Path("runs") / "hurt"
+CHECKPOINTS = RUN / "checkpoints"
+SAVED = Path("saved")
+
+
+def warm() -> None:
+    """Imports what the others do, and starts no device."""
+    import jtrain.train.run  # noqa: F401
+
+    storage.load()
+
+
+def train(
+    each: int = 1,
+    compiled: str = "",
+    kill_at: int = 0,
+    fail: Sequence[int] = (),
+    hooks: tuple[Observer, ...] = (),
+) -> dict[str, Any]:
+    """The run of subject.py to its end, or on to it; what it came to.
+
+    Args:
+        each: steps in a call.
+        compiled: where programs are kept; empty: where the server says.
+        kill_at: the file operation below runs/ before which it is killed; 0: it isn't.
+        fail: an errno, and the first and the last operation on the checkpoints that end with it.
+        hooks: observers of the run.
+    """
+    from jtrain.train.run import run
+
+    if compiled:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled
+    RUN.parent.mkdir(exist_ok=True)
+    file = Shim()
+    if kill_at:
+        file.kill_at(RUN.parent, kill_at)
+    elif fail:
+        file.fail(CHECKPOINTS, *fail)
+    else:
+        file.watch(RUN.parent)
+    outcome = run(subject.config(each), hooks=hooks)
+    operations = file.count()
+    file.rest()
+    return {"status": outcome.status, "operations": operations, **came_to(each)}
+
+
+def came_to(each: int = 1) -> dict[str, Any]:
+    """The bits of the newest checkpoint of a run, leaf by leaf, and of its metrics."""
+    from jtrain.train.setup import assemble
+
+    like = assemble(subject.config(each)).like
+    checkpoints = Checkpoints(CHECKPOINTS)
+    newest = checkpoints.newest()
+    assert newest is not None
+    return {
+        "step": newest,
+        "leaves": digests(checkpoints.restore(newest, like)),
+        "batches": checkpoints.about(newest)["batches"],
+        "metrics": hashlib.sha256((RUN / "metrics.jsonl").read_bytes()).hexdigest(),
+        "bytes": bytes_of(like),
+    }
+
+
+def digests(state: Any) -> dict[str, str]:
+    """Of each leaf's bytes, by its name."""
+    return {name: hashlib.sha256(_bytes(x)).hexdigest() for name, x in named_leaves(state).items()}
+
+
+def state_of(step: int) -> dict[str, jax.Array]:
+    """A state that is a function of its step: who mixes two of them is found out."""
+    return {
+        "w": jnp.sin(jnp.arange(3000.0) * (step + 1)),
+        "v": jnp.arange(64, dtype=jnp.int32).reshape(8, 8) * step,
+        "key": jax.random.key(step),
+        "step": jnp.int32(step),
+    }
+
+
+def save(step: int, kill_at: int = 0) -> dict[str, Any]:
+    """Saves a step, two being kept; how many file operations that took.
+
+    Args:
+        step: the last of those that there will be.
+        kill_at: the operation before which the process is killed; 0: it isn't.
+    """
+    file = Shim()
+    with Checkpoints(SAVED, keep=2) as checkpoints:
+        if kill_at:
+            file.kill_at(SAVED, kill_at)
+        else:
+            file.watch(SAVED)
+        checkpoints.save(step, state_of(step), {"s": step})
+        checkpoints.wait()
+        operations = file.count()
+        file.rest()
+    return {"operations": operations}
+
+
+def save_recorded(log: str) -> dict[str, Any]:
+    """Six saves, one of them twice, into a folder that is made for them; all is written down."""
+    file = Shim()
+    Path("runs").mkdir()
+    root = Path().resolve()
+    file.watch(root / "runs", Path(log))
+    with Checkpoints(root / "runs" / "cut" / "checkpoints", keep=2) as checkpoints:
+        for step in (1, 2, 2, 3, 4, 5):
+            checkpoints.save(step, state_of(step), {"s": step}, sealed=file.mark)
+        checkpoints.wait()
+    file.rest()
+    return {}
+
+
+def go_on(step: int, there: str = str(SAVED)) -> dict[str, Any]:
+    """The next start: from which step it goes on, and what there is after it has saved another."""
+    place = Path(there)
+    with Checkpoints(place, keep=2) as checkpoints:
+        resumed = checkpoints.resume()
+        checkpoints.save(step, state_of(step), {"s": step})
+        checkpoints.wait()
+        news = checkpoints.news
+    names = sorted(path.name for path in place.iterdir())
+    return {"resumed": resumed, "news": news, "names": names, **whole(there)}
+
+
+def after_cuts(there: Mapping[str, str], step: int) -> dict[str, Any]:
+    """Of each directory, what is listed and what the next start makes of it."""
+    return {name: {"before": whole(place), **go_on(step, place)} for name, place in there.items()}
+
+
+def save_failing(step: int, error: int, point: int) -> dict[str, Any]:
+    """Three saves: operation `point` of the first fails, of the second it and all after it.
+
+    While the second fails the state is offered again as often as a run would; then the disk is
+    mended and the third is made. Gives what was told, and how long after the first failure that
+    was.
+    """
+    file, told = Shim(), []
+    began = time.monotonic()
+    say = lambda line: told.append([time.monotonic() - began, line])
+    with Checkpoints(SAVED, keep=2) as checkpoints:
+        checkpoints.prepare()
+        retries = Retries(checkpoints, say)
+        file.fail(SAVED, error, point, point)
+        _insist(retries, step)
+        once, ended = len(told), ""
+        file.fail(SAVED, error, point)
+        began = time.monotonic()
+        try:
+            _insist(retries, step + 1)
+        except SaveError as last:
+            ended = str(last)
+        seconds = time.monotonic() - began
+        file.rest()
+        _insist(Retries(checkpoints, say), step + 2)
+    return {"told": told, "once": once, "ended": ended, "seconds": seconds, **whole()}
+
+
+def _insist(retries: Retries, step: int) -> None:
+    """Saves as a run does at its end."""
+    retries.save(step, state_of(step), {"s": step})
+    while retries.settle():
+        retries.save(step, state_of(step), {"s": step})
+
+
+def whole(there: str = str(SAVED)) -> dict[str, Any]:
+    """The steps that are listed, and of each why it is not what was saved, if it isn't."""
+    checkpoints, wrong = Checkpoints(Path(there)), {}
+    for step in (steps := checkpoints.steps()):
+        try:
+            back = checkpoints.restore(step, jax.eval_shape(lambda step=step: state_of(step)))
+            if digests(back) != digests(state_of(step)) or checkpoints.about(step) != {"s": step}:
+                wrong[step] = "another state"
+        except Exception as error:
+            wrong[step] = f"{type(error).__name__}: {error}"
+    return {"steps": steps, "wrong": wrong}
+
+
+def hammer(who: int, seconds: float, seed: int) -> dict[str, Any]:
+    """One of two who save in one directory, holding it for a while each time they get it."""
+    draw, end = random.Random(seed), time.monotonic() + seconds
+    saved, refused = 0, []
+    while time.monotonic() < end:
+        checkpoints, began = Checkpoints(SAVED, keep=0), time.monotonic()
+        try:
+            checkpoints.take()
+        except CheckpointError as error:
+            refused.append([time.monotonic() - began, str(error)])
+            continue
+        with checkpoints:
+            for _ in range(draw.randint(1, 6)):
+                step = draw.randrange(30)
+                checkpoints.save(step, _owned(who, step), {"who": who})
+                saved += 1
+            checkpoints.wait()
+        time.sleep(draw.uniform(0, 0.3))
+    Path(f"hammer-{who}.json").write_text(json.dumps({"saved": saved, "refused": refused}))
+    return {}
+
+
+def hammered() -> dict[str, Any]:
+    """The steps that two left, and of each why it is not wholly of one of them, if it isn't."""
+    checkpoints, wrong = Checkpoints(SAVED), {}
+    for step in (steps := checkpoints.steps()):
+        try:
+            who = checkpoints.about(step)["who"]
+            like = jax.eval_shape(lambda step=step: _owned(1, step))
+            if digests(checkpoints.restore(step, like)) != digests(_owned(who, step)):
+                wrong[step] = "mixed"
+        except CheckpointError as error:
+            wrong[step] = str(error)
+    return {"steps": steps, "wrong": wrong}
+
+
+def _owned(who: int, step: int) -> dict[str, jax.Array]:
+    return {f"w{i}": jnp.full(2000, who * 1000.0 + step + i / 8) for i in range(8)}
+
+
+def train_nowhere(error: int) -> dict[str, Any]:
+    """A run whose directory cannot be written; writes nowhere.json of how it was refused.
+
+    Args:
+        error: an errno of all that is done below runs/; 0: there is a file of that name.
+    """
+    from jtrain.train.run import run
+
+    read: list[int] = []
+    build = subject.Config.build
+    watched = lambda self, place: read.append(1) or build(self, place)
+    subject.Config.build = watched
+    began, told = time.monotonic(), ""
+    if error:
+        RUN.parent.mkdir()
+        Shim().fail(RUN.parent, error)
+    else:
+        RUN.parent.write_text("in the way")
+    try:
+        run(subject.config())
+    except UserError as refusal:
+        told = str(refusal)
+    seconds = time.monotonic() - began
+    found = {"read": bool(read), "seconds": seconds, "told": told}
+    Path("nowhere.json").write_text(json.dumps(found))
+    return found
+
+
+def end(how: str, size: int) -> dict[str, Any]:
+    """Begins to save step 1, and ends in some way."""
+    checkpoints = Checkpoints(SAVED)
+    checkpoints.save(1, {"w": jnp.arange(float(size))}, {})
+    os.write(1, b"saving\n")
+    if how == "exit":
+        sys.exit()
+    if how == "raise":
+        raise RuntimeError("a mistake of somebody's")
+    if how == "interrupt":
+        time.sleep(60)
+    return {}
+
+
+def listed() -> dict[str, Any]:
+    """The steps that are listed, and which of them are damaged."""
+    checkpoints = Checkpoints(SAVED)
+    steps = checkpoints.steps()
+    wrong = {step: found for step in steps if (found := layout.faults(SAVED, step, full=True))}
+    return {"steps": steps, "wrong": wrong}
+
+
+def _bytes(leaf: Any) -> bytes:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf).tobytes()
+
+
+if __name__ == "__main__":
+    os.chdir(sys.argv[2])
+    given = globals()[sys.argv[1]](**json.loads(sys.argv[3]))
+    Path("gave.json").write_text(json.dumps(given))

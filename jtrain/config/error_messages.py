@@ -1,0 +1,171 @@
+"""What pydantic found wrong with a config, told in the words of those who typed it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from pydantic_core import ErrorDetails
+
+from jtrain.config.command_line import any_of, describe, found, spell
+from jtrain.config.node import (
+    DEFAULTS,
+    TYPED,
+    Keys,
+    Mistake,
+    Node,
+    Origin,
+    Plain,
+    at,
+    dotted,
+    plain,
+    said,
+)
+from jtrain.config.schema import Want, choices, fields
+from jtrain.config.suggestions import did_you_mean, near_key, nearest
+from jtrain.errors.synonyms import MOVED
+
+BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+
+def mistakes(schema: type, root: Node, errors: Sequence[ErrorDetails]) -> list[Mistake]:
+    """Each mistake: where it was said, its key, what is allowed, and what was meant."""
+    told: dict[Keys, list[str]] = {}
+    for one in errors:
+        spot = _walk(schema, one["loc"], root)
+        keys, words = _tell(one, spot, root)
+        told.setdefault(keys, []).append(words)
+    deeper = {other[:n] for other in told for n in range(1, len(other))}
+    return [
+        Mistake(_origin(root, keys, words), dotted(keys), words)
+        for keys, sentences in told.items()
+        for words in sentences
+        # A value that may be of several types fails as each of them: the deepest tells most.
+        if not (keys in deeper and words.startswith("must be "))
+    ]
+
+
+def _origin(root: Node, keys: Keys, words: str) -> Origin:
+    """Where a mistake was made; a key is missing where the kind was said that needs it."""
+    kind = said(root, (*keys[:-1], "kind"))
+    if words.startswith("is missing") and kind and kind.origin.layer != DEFAULTS:
+        return kind.origin
+    return at(root, keys).origin
+
+
+def unknown(
+    keys: Keys, allowed: Mapping[str, Want | None], root: Node, others: Mapping[str, type]
+) -> str:
+    """What to say of a key that nothing knows: what there is, and what was meant.
+
+    `others` are the kinds that could have been chosen around it.
+    """
+    there = f" of {dotted(keys[:-1])}" if keys[:-1] else ""
+    return f"is no key{there}; it has {', '.join(allowed)}{_meant(keys, allowed, root, others)}"
+
+
+def _meant(
+    keys: Keys, allowed: Mapping[str, Want | None], root: Node, others: Mapping[str, type]
+) -> str:
+    name, typed = str(keys[-1]), at(root, keys).origin.layer == TYPED
+    first, dot, rest = name.partition(".")
+    if dot:
+        return f"; in a file, write `{first}: {{{rest}: ...}}`"
+    if name == "<<":
+        return "; to inherit, write `base: other.yaml`"
+    if having := [kind for kind, cls in others.items() if name in fields(cls)]:
+        how = f"{dotted((*keys[:-1], 'kind'))}={having[0]}" if typed else f"`kind: {having[0]}`"
+        return f"; kind {' or '.join(having)} has {name}; write {how} beside it"
+    if close := near_key(name, allowed):
+        return f"; did you mean {dotted((*keys[:-1], close)) if typed else close}?"
+    if len(keys) == 1 and name in MOVED:
+        return f"; write {MOVED[name]}"
+    inside = {key: _keys_of(want) for key, want in reversed(list(allowed.items()))}
+    owner = {below: key for key, names in inside.items() for below in names}  # the first one's
+    if close := near_key(name, owner):
+        return f"; did you mean {dotted((*keys[:-1], owner[close], close))}?"
+    return ""
+
+
+def _keys_of(want: Want | None) -> list[str]:
+    """The keys of a mapping, of all kinds that it may be."""
+    return [name for cls in (want.classes() if want else ()) for name in fields(cls)]
+
+
+class _Spot(NamedTuple):
+    """A key in the schema."""
+
+    keys: Keys  # as they were typed
+    want: Want  # what may stand there
+    around: type | None  # the dataclass of which it is a field, or would be
+    others: Mapping[str, type]  # the kinds that could have been chosen for that
+
+
+def _walk(schema: type, loc: tuple[int | str, ...], root: Node) -> _Spot:
+    """Where pydantic points. Between two keys it puts the name of a choice, which nobody typed."""
+    keys, want, around, others = (), Want(schema), None, {}
+    for part in loc:
+        if part == "[key]":
+            break
+        written = plain(at(root, keys))
+        if len(want.members()) > 1:
+            others = want.kinds()
+            named = {cls.__name__: cls for cls in want.classes()} | others
+            if str(part) in named:
+                want = Want(named[str(part)])
+                continue
+            if not (isinstance(part, int) or (isinstance(written, dict) and part in written)):
+                continue  # `list[int]`, `tagged-union[...]`
+        around = want.pick(written)
+        want = fields(around).get(str(part), Want(Any)) if around else want.element()
+        keys = (*keys, part)
+    return _Spot(keys, want, around, others)
+
+
+def _tell(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, str]:
+    """Where the mistake is, and what it is."""
+    keys, want = spot.keys, spot.want
+    typed = at(root, keys).origin.layer == TYPED
+    match one["type"]:
+        case "missing":
+            return keys, f"is missing; it needs {describe(want)}"
+        case "unexpected_keyword_argument" | "extra_forbidden":
+            allowed = fields(spot.around) if spot.around else {}
+            return keys, unknown(keys, allowed, root, spot.others)
+        case "value_error" | "assertion_error":
+            return keys, str(one.get("ctx", {}).get("error"))
+        case "union_tag_not_found":
+            kinds = list(want.kinds())
+            how = f"{dotted(keys)}.kind={kinds[0]}" if typed else f"`kind: {kinds[0]}` in it"
+            return keys, f"has no kind, {any_of(kinds)}; write {how}"
+        case "union_tag_invalid":
+            keys, want = (*keys, "kind"), Want(Literal[tuple(want.kinds())])
+    value = plain(at(root, keys))
+    return keys, f"must be {describe(want)}, found {found(value)}{_hint(keys, want, value, typed)}"
+
+
+def _hint(keys: Keys, want: Want, value: Plain, typed: bool) -> str:
+    """What to type instead, where that is plain to see."""
+    types = {member.annotation for member in want.members()}
+    if isinstance(value, str):
+        if {int, float} & types and _number(value, float in types):
+            return f"; write {value} without quotes"
+        if bool in types and value.lower() in BOOLEANS:
+            return f"; write {BOOLEANS[value.lower()]}"
+        if kind := nearest(value, want.kinds()):
+            whole = f"{dotted(keys)}={{kind: {kind}}}" if typed else f"{keys[-1]}: {{kind: {kind}}}"
+            return f"; write {whole}"
+        return did_you_mean(value, [str(c) for t in types for c in choices(t)])
+    if isinstance(value, float) and int in types and value.is_integer():
+        return f"; write {int(value)}"
+    if isinstance(value, int | float) and str in types:
+        text = json.dumps(spell(value))
+        return f"; write {dotted(keys)}='{text}'" if typed else f"; write {text}"
+    return ""
+
+
+def _number(text: str, fraction: bool) -> bool:
+    try:
+        float(text) if fraction else int(text)
+    except ValueError:
+        return False
+    return True

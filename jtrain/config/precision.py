@@ -1,0 +1,63 @@
+"""The values of `precision:`."""
+
+from typing import Annotated, Literal, TypeAlias
+
+import jax.numpy as jnp
+from pydantic import Field
+
+from jtrain.config.configclass import values
+from jtrain.core.precision.loss_scale import LossScale, Unscaled
+
+
+@values
+class F32:
+    """Everything in float32, or wider where the parameters are."""
+
+    kind: Literal["f32"] = "f32"
+    compute = None
+
+    def scale(self) -> Unscaled:
+        """None."""
+        return Unscaled()
+
+
+@values
+class BF16:
+    """The loss in bfloat16; parameters, gradients' sums and the optimizer in float32.
+
+    bfloat16 has the range of float32, so nothing is scaled. Source: Kalamkar et al. 2019,
+    https://arxiv.org/abs/1905.12322.
+    """
+
+    kind: Literal["bf16"] = "bf16"
+    compute = jnp.bfloat16
+
+    def scale(self) -> Unscaled:
+        """None: its exponents are those of float32."""
+        return Unscaled()
+
+
+@values
+class F16:
+    """The loss in float16, scaled so that small gradients do not vanish; the rest in float32.
+
+    Source: Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, section 3.2; the constants
+    are those of TensorFlow's LossScaleOptimizer.
+    """
+
+    kind: Literal["f16"] = "f16"
+    initial: float = Field(default=2.0**15, gt=0)
+    """The factor on the loss at the first step; a power of two rounds nothing."""
+    growth: int = Field(default=2000, gt=0)
+    """Good steps after which the factor doubles; a gradient that overflows halves it, and the step
+    is skipped."""
+    minimum: float = Field(default=1.0, gt=0)
+    """The factor is not halved below this; an overflow there ends the run."""
+    compute = jnp.float16
+
+    def scale(self) -> LossScale:
+        """The scale before the first step."""
+        return LossScale.start(self.initial, growth=self.growth, minimum=self.minimum)
+
+
+Precision: TypeAlias = Annotated[F32 | BF16 | F16, Field(discriminator="kind")]

@@ -1,0 +1,72 @@
+"""Sum what a function returns over microbatches, and differentiate the sum as it was summed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jtrain.core.pytree import at_least_f32
+from jtrain.core.types import Batch, Params, Tree
+from jtrain.errors import ConfigError
+
+
+def accumulate(
+    fn: Callable[[Batch], Tree],
+    microbatches: int,
+    *,
+    unroll: bool = False,
+    lay: Callable[[Tree], Tree] = lambda sums: sums,
+) -> Callable[[Batch], Tree]:
+    """`batch -> fn(batch)` for an `fn` that returns sums over rows, one slice of rows at a time.
+
+    Slice i takes rows i, i + n, i + 2n ...: a batch split over devices stays split, with no
+    communication. The sums are kept in at least float32. `unroll` writes the slices out one after
+    the other, for what XLA runs slowly in a loop (convolutions on CPU). `lay` puts the sums so far
+    where they shall be.
+
+    Raises:
+        ConfigError: if the rows do not divide into the microbatches.
+    """
+    if microbatches == 1:
+        return lambda batch: lay(fn(batch))
+
+    def split(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1)  # n b/n ...
+
+    def summed(batch: Batch) -> Tree:
+        _check_divides(batch, microbatches)
+        slices: Any = jax.tree.map(split, batch)
+        widened = lambda part: at_least_f32(fn(part))
+        shapes = jax.eval_shape(widened, jax.tree.map(lambda x: x[0], slices))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        add = lambda total, part: (lay(jax.tree.map(jnp.add, total, widened(part))), None)
+        return jax.lax.scan(add, lay(zeros), slices, unroll=microbatches if unroll else 1)[0]
+
+    return summed
+
+
+def value_of(gradient: Callable[[Params], tuple[tuple[Any, Any], Params]]) -> Callable:
+    """`params -> value`, for a `gradient` that gives back `(value, anything), grads`.
+
+    Its derivative is those `grads`. To differentiate the value itself would go backwards through
+    the sum over copies, of which each sees only its own part.
+    """
+    value = jax.custom_vjp(lambda params: gradient(params)[0][0])
+
+    def forward(params: Params) -> tuple[Any, Params]:
+        (at, _), grads = gradient(params)
+        return at, grads
+
+    value.defvjp(forward, lambda grads, up: (jax.tree.map(lambda g: up * g, grads),))
+    return value
+
+
+def _check_divides(batch: Batch, microbatches: int) -> None:
+    rows = len(jax.tree.leaves(batch)[0])
+    if rows % microbatches:
+        lower = rows - rows % microbatches
+        raise ConfigError(
+            f"{microbatches} microbatches do not divide the {rows} rows that each copy of the step "
+            f"gets. Nearest: {lower or microbatches} or {lower + microbatches} rows, by `batch`."
+        )

@@ -1,0 +1,151 @@
+"""The exact metrics of a loss over a whole data set, however it is batched and split."""
+
+import collections
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtrain.core.loss import in_terms
+from jtrain.core.loss_checks import refuse_split_rows
+from jtrain.core.rows import with_rows
+from jtrain.core.types import (
+    Batch,
+    Couples,
+    Extra,
+    LossFn,
+    Mean,
+    Metrics,
+    Once,
+    Params,
+    Stateful,
+    Terms,
+)
+from jtrain.errors import LossError
+
+ROUNDING = 1e-5  # of sums over rows in float32, relative
+Sums: TypeAlias = tuple[Terms, Metrics]
+EvaluateFn: TypeAlias = Callable[[tuple[Params, Extra], Batch], Sums]
+
+
+def make_evaluate(
+    loss: LossFn | Stateful,
+    *,
+    couples: Couples = "nothing",
+    psum: Callable[[Any], Any] | None = None,
+    ragged: bool = False,
+) -> EvaluateFn:
+    """`((params, extra), batch) -> sums`, pure; nothing is drawn (the loss's rng is None).
+
+    Args:
+        couples: as of `make_step`. "batch" if the loss makes rows meet: then a batch is not split
+            over copies, and whoever calls this gives it all rows that are to meet.
+        psum: as of `make_step`.
+        ragged: as of `make_step`.
+
+    Raises:
+        LossError: if the loss couples the rows of a batch that would be split.
+    """
+    refuse_split_rows(couples, 1, psum is not None)
+    terms = in_terms(loss, ragged=ragged)
+
+    def sums(weights: tuple[Params, Extra], batch: Batch) -> Sums:
+        params, extra = weights
+        batch = with_rows(batch, copies=psum is not None)
+        got = terms(params, extra, batch, None)
+        found = got.terms, {"rows": Mean(jnp.sum(batch["mask"]), jnp.float32(1)), **got.metrics}
+        return found if psum is None else _summed(found, psum)
+
+    return sums
+
+
+def evaluate(
+    program: EvaluateFn,
+    weights: tuple[Params, Extra],
+    batches: Iterable[Batch],
+    *,
+    in_flight: int = 8,
+) -> dict[str, float]:
+    """The metrics over all of `batches` (placed), summed on the host in float64.
+
+    `loss` is what training minimises, over the whole set; `rows` says how many rows were counted.
+    Where rows of the loss meet, they meet within each batch.
+    """
+    started, total = collections.deque(), None
+    for batch in batches:
+        started.append(program(weights, batch))
+        if len(started) > in_flight:
+            total = _add(total, started.popleft())
+    for sums in started:
+        total = _add(total, sums)
+    if total is None:
+        return {}
+    terms, metrics = total
+    rows = int(metrics["rows"].total)
+    rest = {name: mean.value() for name, mean in metrics.items() if name != "rows"}
+    return {"loss": terms.value(), **rest, "rows": rows}
+
+
+def check_rows_apart(
+    program: Callable[[Batch], Sums], batch: Batch, rows: Once, name: str, shares: int
+) -> None:
+    """Check that the loss judges each row by itself, where a set has several batches.
+
+    A loss may make rows meet in training alone, as batch norm does.
+
+    Args:
+        program: what `make_evaluate` gives, compiled, of a batch on the host.
+        batch: the first of the set, on the host.
+        rows: the set, and its name.
+        shares: the parts that a batch has to divide into.
+
+    Raises:
+        LossError: if the rows meet, with the values that keep them together.
+    """
+    if rows_meet(program, batch):
+        count = getattr(rows, "rows", len(rows) * rows.size)
+        raise LossError(
+            f"the loss couples the rows of a batch, in evaluation too, and batches of {rows.size} "
+            f"would cut the {count} rows of `{name}` into {len(rows)}: its value would depend on "
+            f"their size. Set evaluate.batch={-(-count // shares) * shares} (valid_batch= of "
+            f"jt.fit), which holds them all, or evaluate.couples=slice (valid_couples=) if the "
+            f"rows of each batch are meant to be the group."
+        )
+
+
+def rows_meet(program: Callable[[Batch], Sums], batch: Batch) -> bool:
+    """Return whether the loss of rows depends on the rows beside them, seen from one batch.
+
+    Its even rows, each twice, and its odd rows, each twice, have the sums of the batch, twice,
+    where each row is judged by itself.
+
+    Args:
+        program: what `make_evaluate` gives, compiled, of a batch on the host.
+        batch: on the host, full.
+    """
+    rows = np.arange(len(batch["mask"]))
+    even, odd = rows // 2 * 2, np.minimum(rows // 2 * 2 + 1, len(rows) - 1)
+    taken = lambda some: program({name: array[some] for name, array in batch.items()})
+    totals = lambda sums: [float(mean.total) for mean in jax.device_get(sums)[0].means]
+    whole, parts = totals(program(batch)), [totals(taken(some)) for some in (even, odd)]
+    for total, one, other in zip(whole, *parts, strict=True):
+        if abs(one + other - 2 * total) > ROUNDING * max(abs(one) + abs(other), 2 * abs(total)):
+            return True
+    return False
+
+
+def _summed(found: Sums, psum: Callable[[Any], Any]) -> Sums:
+    terms, metrics = found  # coefficients are no sums over rows
+    means, metrics = psum((terms.means, metrics))
+    return Terms(means, terms.coefficients), metrics
+
+
+def _add(total: Sums | None, more: Sums) -> Sums:
+    more = jax.tree.map(lambda x: x.astype("float64"), jax.device_get(more))
+    if total is None:
+        return more
+    (terms, metrics), (also, others) = total, more
+    means, metrics = jax.tree.map(lambda a, b: a + b, (terms.means, metrics), (also.means, others))
+    return Terms(means, terms.coefficients), metrics

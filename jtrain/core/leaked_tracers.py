@@ -1,0 +1,67 @@
+"""Values of a trace that a loss kept: in a global, in its closure, in a list or an attribute."""
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax.core
+
+from jtrain.core.types import LossFn, Stateful
+from jtrain.errors import LossError
+
+TYPE = (
+    'Return what is needed later as a metric: return loss, {"name": jt.Mean.of(values, '
+    'batch["mask"])}; or print it: jax.debug.print("{}", x).'
+)
+
+
+def kept_tracers(loss: LossFn | Stateful) -> list[str]:
+    """Return the names by which a loss reaches values of a trace that is over."""
+    function = inspect.unwrap(loss.loss if isinstance(loss, Stateful) else loss)
+    if not inspect.isfunction(function):
+        return []
+    found = inspect.getclosurevars(function)
+    reached = {**found.globals, **found.nonlocals}
+    return [name for name, value in reached.items() if any(map(_is_tracer, _within(value)))]
+
+
+def warn_of_kept(loss: LossFn | Stateful) -> None:
+    """Warn if a loss that was traced kept values of its trace, which hold no numbers."""
+    if names := kept_tracers(loss):
+        warnings.warn(
+            f"the loss kept a value of its trace {_where(names)}that holds no number. {TYPE}",
+            stacklevel=2,
+        )
+
+
+def explain_kept(error: Exception, loss: LossFn | Stateful) -> LossError | None:
+    """Return what to tell of an error that comes of such a value; None if it does not.
+
+    A program that was traced with a value of an earlier trace asks for an input more than it gets.
+    """
+    if not (isinstance(error, TypeError) and "Computation compiled for" in str(error)):
+        return None
+    return LossError(
+        f"the loss uses a value that it kept {_where(kept_tracers(loss))}while it was traced "
+        f"before, and which holds no numbers. {TYPE}"
+    )
+
+
+def _where(names: list[str]) -> str:
+    return f"in `{'`, `'.join(names)}` " if names else ""
+
+
+def _within(value: Any) -> Iterator[Any]:
+    """The value, and what is directly in it."""
+    yield value
+    if isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, list | tuple | set):
+        yield from value
+    elif not isinstance(value, type) and not inspect.ismodule(value) and not callable(value):
+        yield from vars(value).values() if hasattr(value, "__dict__") else ()
+
+
+def _is_tracer(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)

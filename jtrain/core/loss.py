@@ -1,0 +1,182 @@
+"""What a loss returns, in one form: terms to minimise, metrics, and the state it carries."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jtrain.core.pytree import named_leaves
+from jtrain.core.rows import may_hide
+from jtrain.core.types import (
+    Batch,
+    Extra,
+    Key,
+    Leaf,
+    LossFn,
+    Mean,
+    Metrics,
+    Params,
+    Stateful,
+    Terms,
+)
+from jtrain.errors import LossError
+from jtrain.errors.user_code import user_code
+
+SCALAR = (
+    "the loss returned a plain scalar; that means the mean over all rows of a batch, and this "
+    "data has rows that a mask hides. Return a Mean instead: "
+    '`jt.Mean.of(values_by_row, batch["mask"])`.'
+)
+
+
+class Returned(NamedTuple):
+    """What a loss gave for some rows; all of it adds up over rows."""
+
+    terms: Terms
+    metrics: Metrics
+    extra: Extra  # the structure of what went in: a Mean where a leaf changes, None elsewhere
+
+
+@functools.lru_cache(maxsize=8)
+def in_terms(
+    loss: LossFn | Stateful, *, ragged: bool = False
+) -> Callable[[Params, Extra, Batch, Key | None], Returned]:
+    """`(params, extra, batch, rng) -> Returned` for a loss in any of its forms.
+
+    The loss is traced once for all that ask for it, however often the result is used.
+
+    Raises:
+        LossError: when called, if what came back keeps no form of the contract, or is a plain
+            scalar though the data is `ragged`.
+    """
+
+    def call(params: Params, extra: Extra, batch: Batch, rng: Key | None) -> Returned:
+        with may_hide(ragged), user_code("the loss", batch):
+            if isinstance(loss, Stateful):
+                got = loss.loss(params, extra, batch, rng)
+            else:
+                got = loss(params, batch, rng)
+        if isinstance(loss, Stateful):
+            value, metrics, changed = _parts(got, 3)
+            return Returned(
+                _terms(value, batch, ragged), _metrics(metrics), _changes(extra, changed)
+            )
+        value, metrics = _parts(got, 2) if type(got) is tuple else (got, {})
+        return Returned(
+            _terms(value, batch, ragged), _metrics(metrics), jax.tree.map(lambda _: None, extra)
+        )
+
+    return jax.jit(call, inline=True)
+
+
+def combine(terms: Terms, weights: Sequence[Float[Array, ""]]) -> Float[Array, ""]:
+    """Sum coefficient x total / weight over the terms; a term of weight 0 contributes 0.
+
+    A weight may be negative, where rows carry signed weights. A weight of NaN makes the sum NaN.
+    """
+    parts = zip(terms.coefficients, terms.means, weights, strict=True)
+    total = jnp.float32(0)
+    for coefficient, mean, weight in parts:
+        total += coefficient * _divide(mean.total, weight, otherwise=0)
+    return total
+
+
+def absorb(extra: Extra, changes: Extra) -> Extra:
+    """`extra` with the leaves that changed, each divided by its weight; weight 0 keeps the old."""
+
+    def leaf(old: Leaf, change: Mean | None) -> Leaf:
+        if change is None:
+            return old
+        return _divide(change.total, change.weight, otherwise=old).astype(old.dtype)
+
+    return jax.tree.map(leaf, extra, changes, is_leaf=lambda x: x is None)
+
+
+def _divide(total: Leaf, weight: Leaf, *, otherwise: Leaf) -> Leaf:
+    """Return `total / weight`, and `otherwise` where the weight is exactly 0."""
+    some = weight != 0
+    return jnp.where(some, total / jnp.where(some, weight, 1), otherwise)
+
+
+def _parts(got: Any, count: int) -> tuple[Any, ...]:
+    form = {2: "(value, metrics)", 3: "(value, metrics, extra)"}[count]
+    if type(got) is not tuple or len(got) != count:
+        raise LossError(f"a loss was to return {form} and returned {_kind(got)}.")
+    return got
+
+
+def _kind(x: Any) -> str:
+    if isinstance(x, jax.Array):  # under a trace its type says nothing
+        return f"an array {x.dtype}{list(x.shape)}"
+    return f"a tuple of {len(x)}" if type(x) is tuple else f"a {type(x).__name__}"
+
+
+def _terms(value: Any, batch: Batch, ragged: bool) -> Terms:
+    if isinstance(value, Mean):
+        value = 1.0 * value
+    if not isinstance(value, Terms):
+        if not isinstance(value, jax.Array) or not jnp.issubdtype(value.dtype, jnp.floating):
+            raise LossError(
+                f"a loss returned {_kind(value)}; it is to return a jt.Mean, a sum of "
+                f"Means such as `ce + 1e-2 * z`, or a scalar array, or a tuple (one of these, "
+                f"metrics)."
+            )
+        if value.shape:
+            raise LossError(
+                f"a loss returned an array of shape {value.shape}, not one number. For a value a "
+                f'row: `jt.Mean.of(values, batch["mask"])`.'
+            )
+        if ragged:
+            raise LossError(SCALAR)
+        rows = len(batch["mask"])
+        # NaN where a row is masked: the step's finite flag then refuses what no rule can weigh.
+        whole = jnp.where(batch["mask"].all(), value.astype(jnp.float32) * rows, jnp.nan)
+        value = 1.0 * Mean(whole, jnp.float32(rows))
+    for number, mean in enumerate(value.means):
+        if jnp.shape(mean.total) or jnp.shape(mean.weight):
+            raise LossError(
+                f"term {number} of the loss has a total of shape {jnp.shape(mean.total)} and a "
+                f"weight of shape {jnp.shape(mean.weight)}; both are to be sums over rows, scalars."
+            )
+    return value
+
+
+def _metrics(metrics: Any) -> Metrics:
+    if not isinstance(metrics, dict):
+        raise LossError(f"metrics are a dict of Means; a loss returned {_kind(metrics)}.")
+    for name, metric in metrics.items():
+        if not isinstance(metric, Mean):
+            raise LossError(
+                f"the metric {name!r} is {_kind(metric)}, not a Mean, so it cannot be "
+                f'added up exactly. Return `jt.Mean.of(values_by_row, batch["mask"])`.'
+            )
+        if name in {"loss", "grad_norm", "update_norm", "skipped", "loss_scale"}:
+            raise LossError(
+                f"the metric {name!r} has the name of one that the step adds; rename it."
+            )
+    return metrics
+
+
+def _changes(old: Extra, new: Extra) -> Extra:
+    """The leaves that changed, as Means; None for those that are what went in."""
+    is_mean = lambda x: isinstance(x, Mean)
+    if jax.tree.structure(old) != jax.tree.structure(new, is_leaf=is_mean):
+        raise LossError(
+            f"the loss returned an `extra` of another structure: {list(named_leaves(new))}, and "
+            f"was given {list(named_leaves(old))}."
+        )
+
+    def change(name: str, before: Leaf, after: Leaf) -> Mean | None:
+        if is_mean(after) or after is before:
+            return after if is_mean(after) else None
+        raise LossError(
+            f"the leaf {name!r} of `extra` changes but is no Mean. Return "
+            f"`jt.Mean(new * rows, rows)` with the rows it was computed from, or the leaf as it "
+            f"was. (Take a jit off the loss: what went through it is another array.)"
+        )
+
+    names = jax.tree.unflatten(jax.tree.structure(old), list(named_leaves(old)))
+    return jax.tree.map(change, names, old, new)

@@ -1,0 +1,85 @@
+"""What is wrong with a loss, told before anything is compiled; it is traced and never run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from jtrain.core.jaxpr import dependence, product_types
+from jtrain.core.loss import Returned
+from jtrain.core.pytree import named_leaves
+from jtrain.core.types import Couples, Params
+from jtrain.errors import LossError
+
+
+def refuse_split_rows(couples: Couples, microbatches: int, copies: bool) -> None:
+    """Checks that the rows of a batch are not split where the loss makes them meet.
+
+    Raises:
+        LossError: with the settings that keep them together.
+    """
+    if couples == "batch" and (microbatches > 1 or copies):
+        cut = "separate copies of the step" if copies else f"{microbatches} microbatches"
+        raise LossError(
+            f"the loss couples the rows of a batch, and {cut} would cut the batch. Set "
+            f"microbatches=1 and a strategy that shards by name (parallel.kind=single or fsdp, or "
+            f'parallel.impl=jit), or say couples="slice" if the rows that one slice holds are '
+            f"meant to be the group. Group norm in the place of batch norm couples nothing (a "
+            f"resnet's model.norm=group)."
+        )
+
+
+def refuse_weights_of_params(terms: Callable[[Params], Returned], params: Params) -> None:
+    """Checks that each term is weighted by the batch alone.
+
+    Raises:
+        LossError: naming the term and a parameter that its weight is computed from.
+    """
+    names = list(named_leaves(params))
+    needs = dependence(lambda p: [mean.weight for mean in terms(p).terms.means], params)
+    for number, leaves in enumerate(needs):
+        if leaves:
+            raise LossError(
+                f"the weight of term {number} of the loss is computed from the parameter "
+                f"{names[min(leaves)]!r}. A weight may depend on the batch alone: it is summed "
+                f"over all microbatches and devices before anything is differentiated. Move what "
+                f"depends on parameters into the total."
+            )
+
+
+def refuse_unused_params(terms: Callable[[Params], Returned], params: Params) -> None:
+    """Checks that every parameter gets a gradient.
+
+    Raises:
+        LossError: naming the parameters that no term is computed from.
+    """
+    names = list(named_leaves(params))
+    needs = dependence(lambda p: [mean.total for mean in terms(p).terms.means], params)
+    unused = sorted(set(range(len(names))).difference(*needs))
+    if unused:
+        some = ", ".join(repr(names[i]) for i in unused[:5])
+        more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
+        raise LossError(
+            f"the loss is not computed from the parameters {some}{more}, so they would get no "
+            f"gradient. Use them, take them out of the model, or hold them in `extra`."
+        )
+
+
+def refuse_wide_products(
+    terms: Callable[[Params], Returned], params: Params, compute: Any
+) -> tuple[int, int]:
+    """How many of the loss's matrix products multiply in `compute`, and how many there are.
+
+    Raises:
+        LossError: if there are some and none does: then nothing is gained by the precision.
+    """
+    types = product_types(lambda p: [mean.total for mean in terms(p).terms.means], params)
+    narrow = [found for found in types if found == compute]
+    if types and not narrow:
+        raise LossError(
+            f"the loss is to be computed in {jnp.dtype(compute).name}, and all of its "
+            f"{len(types)} matrix products multiply {types[0].name}: something wider meets the "
+            f"parameters, the inputs mostly. Cast them where they enter the model: "
+            f"`x.astype(kernel.dtype)`; or set precision.kind=f32."
+        )
+    return len(narrow), len(types)

@@ -1,0 +1,45 @@
+"""Names, sizes, norms and casts of the leaves of a pytree."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jtrain.core.types import Tree
+
+
+def name(path: tuple[Any, ...]) -> str:
+    """`blocks/0/mlp/kernel` for a key path."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Each leaf by its name, in the order of the tree."""
+    return {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def elements(tree: Any) -> int:
+    """How many numbers the leaves hold."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def norm(tree: Any) -> Float[Array, ""]:
+    """The 2-norm over all leaves together, in at least float32."""
+    squares = [jnp.sum(jnp.square(at_least_f32(leaf))) for leaf in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(squares, start=jnp.float32(0)))
+
+
+def at_least_f32(tree: Tree) -> Tree:
+    """Leaves of fewer than 32 bits widened to float32, the others as they are."""
+
+    def widen(leaf):
+        narrow = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
+        return leaf.astype(jnp.float32) if narrow else leaf
+
+    return jax.tree.map(widen, tree)
+
+
+def describe(tree: Any) -> dict[str, str]:
+    """`float32[16,64]` by leaf name: what two trees are compared by."""
+    return {n: f"{leaf.dtype}{list(leaf.shape)}" for n, leaf in named_leaves(tree).items()}

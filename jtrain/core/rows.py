@@ -1,0 +1,67 @@
+"""The rows of a batch: which are real, and what each one draws."""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Shaped
+
+from jtrain.core.types import Batch, Key, Keys
+from jtrain.errors import LossError
+
+_RAGGED = ContextVar("ragged", default=False)
+
+
+def row_keys(rng: Key, batch: Batch) -> Shaped[Array, "b"]:
+    """A key for each row from its index in the global batch, whatever device it is on."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(rng, batch["row"])
+
+
+def first_key(rng: Keys) -> Key:
+    """`rng` itself, or of the keys of rows the first: for what draws once for all that it sees."""
+    return rng if rng.ndim == 0 else rng[0]
+
+
+@contextlib.contextmanager
+def may_hide(ragged: bool) -> Iterator[None]:
+    """While a loss is traced: whether a mask may hide rows of its batch."""
+    token = _RAGGED.set(ragged)
+    try:
+        yield
+    finally:
+        _RAGGED.reset(token)
+
+
+def refuse_hidden_rows(what: str) -> None:
+    """Checks that no mask may hide a row of the batch of the loss that is being traced.
+
+    Raises:
+        LossError: saying how every batch comes to be full.
+    """
+    if _RAGGED.get():
+        raise LossError(
+            f"{what} takes every row it sees into its statistics, and this data has batches with "
+            f'rows that a mask hides. Leave the short batch out (`Shuffled(..., end="drop")`), or '
+            f"take a layer that gets the mask (flax's BatchNorm does) or meets no rows (layer "
+            f"norm, group norm)."
+        )
+
+
+def with_rows(batch: Batch, *, copies: bool = False) -> Batch:
+    """`batch` with the `row` and `mask` of a full batch where it has none of its own.
+
+    Raises:
+        LossError: if there are several `copies` of the step: none knows its place in the batch.
+    """
+    if "row" in batch and "mask" in batch:
+        return batch
+    if copies:
+        raise LossError(
+            f"the batch has {', '.join(sorted(batch))} and no `row` or no `mask`. Each copy of the "
+            f"step sees a part of the batch: add `row` (int32, the index in the whole batch) and "
+            f"`mask` (bool) on the host."
+        )
+    rows = len(jax.tree.leaves(batch)[0])
+    return {"row": jnp.arange(rows, dtype=jnp.int32), "mask": jnp.ones(rows, bool), **batch}

@@ -1,0 +1,52 @@
+"""What changes from step to step."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jtrain.core.precision.loss_scale import LossScale, Unscaled
+from jtrain.core.types import Extra, Key, Leaf, Params
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """Arrays only: no functions, no config, so it can be saved, sharded and compared."""
+
+    step: Leaf  # int32 scalar: batches seen
+    skipped: Leaf  # int32 scalar: those that changed nothing, their gradient not being finite
+    scale: LossScale | Unscaled  # the factor on the loss; no leaf unless it computes in float16
+    params: Params
+    extra: Extra
+    opt_state: optax.OptState
+    seed: Leaf  # uint32: the data of the run's key, the same all through it
+
+    def step_key(self) -> Key:
+        """What a step draws from; every microbatch and shard has the same."""
+        return jax.random.fold_in(jax.random.wrap_key_data(self.seed), self.step)
+
+
+def new_state(
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    rng: Key,
+    extra: Extra = (),
+    *,
+    scale: LossScale | Unscaled = Unscaled(),
+) -> TrainState:
+    """The state before the first step.
+
+    Jit the function that makes it with the shardings it shall have: nothing is made whole first.
+    """
+    return TrainState(
+        step=jnp.int32(0),
+        skipped=jnp.int32(0),
+        scale=scale,
+        params=params,
+        extra=extra,
+        opt_state=optimizer.init(params),
+        # As plain numbers: a typed key costs a call 20 us of Python (docs/log.md).
+        seed=jax.random.key_data(rng),
+    )

@@ -1,0 +1,39 @@
+"""A whole data set as the batch of every step, for optimizers that want all of it: L-BFGS."""
+
+import numpy as np
+
+from jtrain.data.batches.by_step import InOrder
+from jtrain.data.sources.source import Source
+
+
+class Whole:
+    """`batches[step]`: every row of `source` in its order, the same arrays at each step.
+
+    They are read once and are read-only, so that they are put on the devices once.
+
+    Raises:
+        DataError: no rows.
+    """
+
+    ragged = False
+
+    def __init__(self, source: Source):
+        self.source, self.size = source, len(source)
+        self._rows = InOrder(source, size=self.size)
+        self._batch: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
+        if step < 0:
+            raise IndexError(f"Steps count from 0; batch {step} was asked for.")
+        if not self._batch:
+            batch = self._rows[0]
+            for array in batch.values():
+                array.setflags(write=False)
+            self._batch = batch  # one assignment: a reading thread sees none or all
+        return self._batch
+
+    def shard(self, index: int, count: int) -> "Whole":
+        """The same batch, of which only the rows of process `index` of `count` are read."""
+        mine = Whole(self.source)
+        mine._rows = self._rows.shard(index, count)
+        return mine

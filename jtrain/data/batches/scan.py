@@ -1,0 +1,66 @@
+"""Looking through a whole data set before it trains anything."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from jtrain.data.sources.source import Source
+from jtrain.errors import DataError
+
+BLOCK = 1024  # rows read at once
+
+
+def check_finite(source: Source) -> None:
+    """Reads every row; raises at the first NaN or infinity, by array and row.
+
+    Raises:
+        DataError: a value that is not finite.
+    """
+    for first, rows in _blocks(source):
+        for name, array in rows.items():
+            if array.dtype.kind != "f" or np.isfinite(array).all():
+                continue
+            row, *place = (int(i) for i in np.argwhere(~np.isfinite(array))[0])
+            where = f"[{', '.join(map(str, place))}]" if place else ""
+            raise DataError(
+                f"Every value was to be finite; row {first + row} of `{name}` has "
+                f"{array[(row, *place)]}{' at ' + where if where else ''}. "
+                f"Leave the row out, or fill it: np.nan_to_num({name})."
+            )
+
+
+def check_labels(source: Source, classes: int, *, name: str = "label") -> None:
+    """Reads every row; raises at the first label that is not in 0 .. classes-1.
+
+    Raises:
+        DataError: a label out of range or no whole number, or no array of that name.
+    """
+    for first, rows in _blocks(source):
+        if name not in rows:
+            raise DataError(
+                f"Labels were asked for as `{name}`, and a row has {', '.join(sorted(rows))}. "
+                f"Set name={next(iter(rows))!r}, or name the array {name!r}."
+            )
+        labels = rows[name]
+        if labels.dtype.kind not in "iu":
+            raise DataError(
+                f"`{name}` was to hold whole numbers in 0 .. {classes - 1} and holds "
+                f"{labels.dtype}. Convert it: {name}.astype('int32')."
+            )
+        wrong = (labels < 0) | (labels >= classes)
+        if not wrong.any():
+            continue
+        row = int(np.argwhere(wrong)[0][0])
+        value = int(labels[wrong][0])
+        advice = f"Set classes={value + 1}" if value >= 0 else "Labels count from 0: mend the row"
+        if value == classes:
+            advice += f", or {name} - 1 if your labels count from 1"
+        raise DataError(
+            f"{classes} classes were asked for, 0 .. {classes - 1}; row {first + row} of `{name}` "
+            f"is {value}. {advice}."
+        )
+
+
+def _blocks(source: Source) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    for first in range(0, len(source), BLOCK):
+        yield first, source[np.arange(first, min(first + BLOCK, len(source)))]

@@ -1,0 +1,1 @@
+"""Images: data sets, decoding and augmentation."""

@@ -1,0 +1,44 @@
+"""Fashion-MNIST: its values, its classes, and where its files lie."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from jtrain.config.configclass import values
+from jtrain.data.images.image_dataset import FILES, Labelled, labelled
+from jtrain.data.sources.known_sets import debian, find_set
+
+CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
+
+@values
+class FashionMnist:
+    """70,000 grey pictures of clothes, 28 x 28, in 10 classes: 60,000 to train on, 10,000 to test.
+
+    Source: Xiao, Rasul and Vollgraf 2017, https://arxiv.org/abs/1708.07747; MIT licence.
+    """
+
+    kind: Literal["fashion_mnist"] = "fashion_mnist"
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    """The share of the 60,000 that is kept to judge by; 0 trains on all and judges by the test."""
+
+    def build(self) -> Labelled:
+        """The pictures as bytes and their classes.
+
+        Raises:
+            DataError: if the files are not there or not whole.
+        """
+        package = debian("dataset-fashion-mnist", "/usr/share/datasets/fashion-mnist")
+        paths = find_set("fashion-mnist", FILES, package)
+        return labelled(paths, classes=len(CLASSES), validation=self.validation)

@@ -1,0 +1,51 @@
+"""Images of one's own, in files named and made as those of MNIST."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from jtrain.config.configclass import values
+from jtrain.data.images.image_dataset import FILES, Labelled, labelled
+from jtrain.data.sources.remote_files import fetch_folder
+from jtrain.errors import DataError
+from jtrain.io.object_store import is_address
+
+
+@values
+class IdxImages:
+    """A folder with the four files of MNIST's names, plain or `.gz`."""
+
+    kind: Literal["idx"] = "idx"
+    folder: str
+    """Where `train-images-idx3-ubyte` and the others lie; relative to where you are."""
+    classes: int = Field(gt=1)
+    """Classes that the labels name, 0 .. classes-1."""
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    """The share of the training rows that is kept to judge by; 0 judges by the test."""
+
+    def build(self) -> Labelled:
+        """The images as bytes and their classes.
+
+        Raises:
+            DataError: if a file is not there or not whole, or a label is out of range.
+        """
+        folder = fetch_folder(self.folder) if is_address(self.folder) else Path(self.folder)
+        paths = [_plain_or_packed(folder, name) for name in FILES]
+        return labelled(paths, classes=self.classes, validation=self.validation)
+
+
+def _plain_or_packed(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    if not folder.is_dir():
+        raise DataError(
+            f"There is no folder {folder}, seen from {Path.cwd()}. Set data.folder= to one that "
+            f"holds {', '.join(FILES)}, plain or .gz."
+        )
+    holds = ", ".join(sorted(path.name for path in folder.iterdir())[:6]) or "nothing"
+    raise DataError(
+        f"{folder} lacks {name}, plain or .gz; it holds {holds}. Rename the file that is meant, or "
+        f"set data.folder= to a folder that has {', '.join(FILES)}."
+    )

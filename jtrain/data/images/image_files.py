@@ -1,0 +1,101 @@
+"""Rows of image files, each decoded when it is read."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jtrain.data.batches.fingerprint import OF_FILES
+from jtrain.data.images.decode import Size, decode_image
+from jtrain.data.sources.records import Damaged
+from jtrain.errors import DataError
+
+LOOKED_AT = 256  # files whose bytes are part of the fingerprint
+_log = logging.getLogger(__name__)
+
+
+class ImageFiles:
+    """`image` (uint8, b h w c) and `label` (int32, b) of files; rows are decoded when asked for.
+
+    Args:
+        root: the folder that the paths are relative to.
+        paths: one for each row.
+        label: the class of each, int32, n.
+        size: what every image becomes.
+        damaged: what becomes of a file that cannot be decoded: `stop` raises; `skip` says so in a
+            line of the log `jtrain.data.images.image_files`, and gives the next whole image instead, with
+            its label, so that every index still has a row, and always the same.
+
+    Raises:
+        DataError: when it is read, a file that cannot be decoded; see `decode_image`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        paths: Sequence[str],
+        label: np.ndarray,
+        *,
+        size: Size,
+        damaged: Damaged = "stop",
+    ):
+        self.root, self.paths, self.label = root, list(paths), np.asarray(label, np.int32)
+        self.size = size
+        self.damaged: Damaged = damaged
+        self.skipped: dict[int, str] = {}
+        """The damaged files that were asked for, and what is wrong with each."""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
+        size = self.size
+        image = np.empty((len(indices), size.height, size.width, size.channels), np.uint8)
+        label = np.empty(len(indices), np.int32)
+        for place, index in enumerate(indices.tolist()):
+            label[place] = self._read(index, image[place])
+        return {"image": image, "label": label}
+
+    def fingerprint(self) -> str:
+        """What the images are, in a line: all names, sizes and labels, and the bytes of some."""
+        return self._digest(dates=False)
+
+    def version(self) -> str:
+        """What a cache of the rows is known by: the fingerprint, with the dates of all files."""
+        return self._digest(dates=True)
+
+    def _read(self, index: int, out: np.ndarray) -> int:
+        """Decode the image of a row into `out`; return its label."""
+        for place in (*range(index, len(self)), *range(index)):
+            if place not in self.skipped:
+                try:
+                    out[...] = decode_image(self.root / self.paths[place], self.size)
+                    return int(self.label[place])
+                except DataError as error:
+                    if self.damaged == "stop":
+                        raise
+                    self.skipped[place] = str(error)
+                    _log.warning("left out: %s", error)
+        raise DataError(
+            f"None of the {len(self)} images in {self.root} can be decoded; the first: "
+            f"{next(iter(self.skipped.values()))}"
+        )
+
+    def _digest(self, *, dates: bool) -> str:
+        import xxhash
+
+        digest, total = xxhash.xxh3_64(), 0
+        digest.update(f"{self.size} {self.damaged}".encode())
+        digest.update(self.label.tobytes())
+        for path in self.paths:
+            found = os.stat(self.root / path)
+            total += found.st_size
+            date = found.st_mtime_ns if dates else ""
+            digest.update(f"{path}\0{found.st_size}\0{date}\n".encode())
+        rows = len(self)
+        for row in sorted({k * rows // LOOKED_AT for k in range(LOOKED_AT)}):
+            with (self.root / self.paths[row]).open("rb", buffering=0) as file:
+                digest.update(file.read(OF_FILES))
+        return f"{rows} images of {total} bytes {digest.hexdigest()}"

@@ -1,0 +1,1 @@
+"""Sources: rows by their index, from arrays, files and other libraries."""

@@ -1,0 +1,66 @@
+"""Rows of arrays in memory."""
+
+from typing import Any
+
+import numpy as np
+
+from jtrain.data.batches.fingerprint import of_arrays
+from jtrain.errors import DataError
+
+RESERVED = {"row", "mask"}  # every batch has these; see jtrain/data/batches/by_step.py
+
+
+class Arrays:
+    """Arrays that share their leading dim: `Arrays(image=images, label=labels)`.
+
+    Raises:
+        DataError: no arrays, no rows, lengths that differ, or values that no device can hold.
+    """
+
+    def __init__(self, **arrays: Any):  # each: n ...
+        self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        if not arrays:
+            raise DataError(
+                "Arrays() was given no arrays. Name them: Arrays(image=..., label=...)."
+            )
+        for name, array in self.arrays.items():
+            _refuse(name, array)
+        lengths = {name: len(array) for name, array in self.arrays.items()}
+        if len(set(lengths.values())) > 1:
+            found = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise DataError(
+                f"Arrays of a data set have one length, and these differ: {found}. "
+                f"Cut them to {min(lengths.values())} rows, or find the rows that are missing."
+            )
+        self._length = next(iter(lengths.values()))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
+        return {name: array.take(indices, 0) for name, array in self.arrays.items()}
+
+    def fingerprint(self) -> str:
+        """What the data is, in a line."""
+        return of_arrays(len(self), self.arrays)
+
+
+def _refuse(name: str, array: np.ndarray) -> None:
+    """Raises if `array` cannot be rows of a data set."""
+    if name in RESERVED:
+        raise DataError(
+            f"An array is called {name!r}, which jtrain adds to every batch itself. "
+            f"Give it another name: Arrays({name}s=...)."
+        )
+    if array.ndim == 0:
+        raise DataError(
+            f"`{name}` is the single value {array}, and a data set needs rows. "
+            f"Give an array whose first dim counts them: {name}=np.full(rows, {array})."
+        )
+    if array.dtype.kind not in "biufcV":  # V: bfloat16 and float8 of ml_dtypes
+        raise DataError(
+            f"`{name}` holds {array.dtype} values, which no device can hold. "
+            f"Give numbers: np.unique({name}, return_inverse=True)[1] numbers classes."
+        )
+    if len(array) == 0:
+        raise DataError(f"`{name}` has no rows. Give at least one; its shape is {array.shape}.")

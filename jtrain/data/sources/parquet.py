@@ -1,0 +1,246 @@
+"""Rows of Parquet files by index; needs `pip install 'jtrain[parquet]'`."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, SupportsIndex, overload
+
+import numpy as np
+
+from jtrain.data.batches.fingerprint import of_files
+from jtrain.data.sources.files import found
+from jtrain.data.sources.optional_import import needed
+from jtrain.errors import DataError
+
+
+class ParquetRows:
+    """The rows of Parquet files, one file after the other.
+
+    An array of indices gives a batch: numbers and lists of one length, b ... . A single index gives
+    a row as a dict, in which strings and bytes may be too: what `grain.MapDataset.source` takes,
+    where they must be decoded (`GrainRows(grain.MapDataset.source(rows).map(decode))`).
+
+    Only whole row groups can be read. They are kept in memory up to `keep` bytes, the last used
+    ones longest: rows in random order need all of them there, so a set that is larger is better
+    written as ArrayRecord. A row group of more than `group_bytes` once it is unpacked is refused:
+    a file of 1 kB can stand for gigabytes.
+
+    Args:
+        columns: those that are read; empty: all.
+
+    Raises:
+        DataError: files that are cut off, foreign or of different columns; a column that is not
+            there; in a batch a value that is missing or is no number; no pyarrow.
+    """
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        columns: Sequence[str] = (),
+        keep: int = 1 << 30,
+        group_bytes: int = 1 << 30,
+    ):
+        self.paths, self._keep, self._largest = found(paths), keep, group_bytes
+        self._files = [_opened(path) for path in self.paths]
+        self.columns = _columns(self.paths, self._files, columns)
+        groups = [
+            (file, group, opened.metadata.row_group(group).num_rows)
+            for file, opened in enumerate(self._files)
+            for group in range(opened.num_row_groups)
+        ]
+        self._groups = [group[:2] for group in groups]
+        self._first = np.cumsum([0, *(rows for _, _, rows in groups)])
+        self._kept = OrderedDict[int, Any]()  # tables by row group, the last used one last
+        self._lock = threading.Lock()  # a file of pyarrow has one reader at a time
+        if not len(self):
+            raise DataError(f"{paths} holds no row. Give at least one file with rows in it.")
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    @overload
+    def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]: ...
+
+    @overload
+    def __getitem__(self, indices: SupportsIndex, /) -> dict[str, Any]: ...
+
+    def __getitem__(self, indices: Any, /) -> dict[str, Any]:
+        if not isinstance(indices, np.ndarray):
+            index = indices.__index__()
+            if not 0 <= index < len(self):
+                raise IndexError(f"Row {index} was asked for of {len(self)}, counted from 0.")
+            group = int(np.searchsorted(self._first, index, "right")) - 1
+            (row,) = self._group(group).slice(index - int(self._first[group]), 1).to_pylist()
+            return row
+        groups = np.searchsorted(self._first, indices, "right") - 1
+        batch: dict[str, np.ndarray] = {}
+        for group in np.unique(groups).tolist():
+            here = groups == group
+            table = self._group(group).take(indices[here] - self._first[group])
+            for name in self.columns:
+                part = self._numbers(name, table.column(name).combine_chunks(), group)
+                shape = (len(indices), *part.shape[1:])
+                whole = batch.setdefault(name, np.empty(shape, part.dtype))
+                if whole.shape != shape:
+                    raise DataError(
+                        f"Rows of a batch have one shape, and column {name!r} has lists of "
+                        f"{whole.shape[1:]} and, in {self._place(group)}, of {part.shape[1:]}. "
+                        f"{BY_ROW.format(name=name)}"
+                    )
+                whole[here] = part
+        return batch
+
+    def fingerprint(self) -> str:
+        """What the data is, in a line."""
+        return of_files(self.paths, *self.columns)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rows, (self.paths, self.columns, self._keep)
+
+    def _group(self, group: int) -> Any:
+        """A row group's table, read or kept; by one thread at a time."""
+        with self._lock:
+            return self._found(group)
+
+    def _found(self, group: int) -> Any:
+        if group not in self._kept:
+            file, number = self._groups[group]
+            try:
+                table = self._read(file, number)
+            except (OSError, ValueError) as error:  # what pyarrow raises of a damaged page
+                raise DataError(
+                    f"{self.paths[file]}: row group {number} was asked for and cannot be read "
+                    f"({' '.join(str(error).split())}). The file is damaged: get it again."
+                ) from error
+            self._kept[group] = table
+            while sum(t.nbytes for t in self._kept.values()) > self._keep and len(self._kept) > 1:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(group)
+        return self._kept[group]
+
+    def _read(self, file: int, number: int) -> Any:
+        """A row group's table, of at most `group_bytes`.
+
+        Numbers take what their count says. A text may stand in the file once and in every row, so
+        rows of texts are read a few at a time, until there are too many.
+        """
+        opened, arrow = self._files[file], needed("pyarrow", "parquet", "A Parquet file")
+        group, named = opened.metadata.row_group(number), set(self.columns)
+        chunks = [group.column(i) for i in range(group.num_columns)]
+        chunks = [each for each in chunks if each.path_in_schema.split(".")[0] in named]
+        fixed = [_WIDTHS.get(each.physical_type) for each in chunks]
+        known = sum(
+            each.num_values * (width or 4) for each, width in zip(chunks, fixed, strict=True)
+        )
+        unpacked = sum(each.total_uncompressed_size for each in chunks)
+        texts = [each for each, width in zip(chunks, fixed, strict=True) if width is None]
+        self._check_size(max(known, unpacked), file, number)
+        longest = sum(each.total_uncompressed_size for each in texts)  # of the texts of one row
+        if known + longest * group.num_rows <= self._largest:
+            return opened.read_row_group(number, columns=self.columns)
+        packed = min(self.paths[file].stat().st_size, sum(x.total_compressed_size for x in texts))
+        dense = longest > _DENSE * packed  # so that few bytes of the file may be the text of a row
+        tables, size = [], 0
+        some = max(1, self._largest // longest) if dense else 1024
+        for batch in opened.iter_batches(
+            min(some, 1024), row_groups=[number], columns=self.columns
+        ):
+            size += batch.nbytes
+            self._check_size(size, file, number)
+            tables.append(batch)
+        return arrow.Table.from_batches(tables, schema=tables[0].schema)
+
+    def _check_size(self, size: int, file: int, number: int) -> None:
+        if size > self._largest:
+            path = self.paths[file]
+            raise DataError(
+                f"{path}: row group {number} takes {size:,} bytes or more in memory, and the file "
+                f"has {path.stat().st_size:,}; group_bytes={self._largest:,} is the most that is "
+                f"read. If that is right, raise it (group_bytes={1 << size.bit_length()}), or "
+                f"write smaller row groups (row_group_size= of pyarrow.parquet.write_table)."
+            )
+
+    def _numbers(self, name: str, array: Any, group: int) -> np.ndarray:  # b ...
+        """A column of numbers, or of lists of one length of numbers."""
+        arrow = needed("pyarrow", "parquet", "A Parquet file")
+        if array.null_count:
+            raise DataError(
+                f"Column {name!r} was to have a value in every row; {self._place(group)} has a "
+                f"row without one. Leave the column out (columns=...), or fill it where the file "
+                f"is written: frame[{name!r}].fillna(0)."
+            )
+        if arrow.types.is_list(array.type) or arrow.types.is_large_list(array.type):
+            lengths = np.unique(array.value_lengths().to_numpy(zero_copy_only=False))
+            if len(lengths) > 1:
+                raise DataError(
+                    f"Rows of a batch have one shape, and column {name!r} has lists of "
+                    f"{lengths[0]} and of {lengths[-1]} in {self._place(group)}. "
+                    f"{BY_ROW.format(name=name)}"
+                )
+            values = self._numbers(name, array.flatten(), group)
+            return values.reshape(len(array), int(lengths[0]), *values.shape[1:])
+        if arrow.types.is_fixed_size_list(array.type):
+            values = self._numbers(name, array.flatten(), group)
+            return values.reshape(len(array), array.type.list_size, *values.shape[1:])
+        if not (arrow.types.is_primitive(array.type) and not arrow.types.is_temporal(array.type)):
+            raise DataError(
+                f"Column {name!r} was to hold numbers and holds {array.type}. Leave it out "
+                f"(columns=...). {BY_ROW.format(name=name)}"
+            )
+        return array.to_numpy(zero_copy_only=False)
+
+    def _place(self, group: int) -> str:
+        file, number = self._groups[group]
+        return f"row group {number} of {self.paths[file]}"
+
+
+# Bytes of a number, or of a place of it, in memory; others are texts, of any length.
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+
+_DENSE = 20  # texts are packed to a third, rarely to a tenth
+
+BY_ROW = (
+    "Or make arrays of each row: GrainRows(grain.MapDataset.source(rows).map(decode)), where "
+    "decode gives a dict of arrays of one shape and takes row[{name!r}]."
+)
+
+
+def _rows(paths: list[Path], columns: list[str], keep: int) -> ParquetRows:
+    """Open the rows again, in another process."""
+    return ParquetRows(paths, columns=columns, keep=keep)
+
+
+def _opened(path: Path) -> Any:
+    parquet = needed("pyarrow.parquet", "parquet", "A Parquet file")
+    try:
+        return parquet.ParquetFile(path, page_checksum_verification=True)  # where a page has one
+    except ValueError as error:
+        raise DataError(
+            f"{path} was to be a Parquet file, which ends with PAR1, and ends at byte "
+            f"{path.stat().st_size} without ({error}). It is cut off or another file: get it again."
+        ) from error
+
+
+def _columns(paths: list[Path], files: list[Any], asked: Sequence[str]) -> list[str]:
+    """The columns that are read, which all files have."""
+    for path, file in zip(paths, files, strict=True):
+        has = file.schema_arrow
+        if not has.equals(files[0].schema_arrow):
+            raise DataError(
+                f"Files of a set have the same columns; {paths[0]} has "
+                f"{_told(files[0].schema_arrow)} and {path} {_told(has)}. "
+                f"Give the files of one set."
+            )
+    names = files[0].schema_arrow.names
+    if unknown := [name for name in asked if name not in names]:
+        raise DataError(
+            f"Column {unknown[0]!r} was asked for, and {paths[0]} has {', '.join(names)}. "
+            f"Set columns={names[:2]}."
+        )
+    return list(asked) or names
+
+
+def _told(schema: Any) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

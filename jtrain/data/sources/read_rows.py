@@ -1,0 +1,204 @@
+"""Rows from a file that a person made: .npz, .npy, .csv or .jsonl."""
+
+import csv
+import json
+import math
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jtrain.data.sources.row_shapes import describe
+from jtrain.errors import DataError
+
+KINDS = (".npz", ".npy", ".csv", ".jsonl")
+
+
+def read_rows(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the arrays of a file by name, n ... each; what is not wanted is left out.
+
+    .npz has arrays by name, .npy the only one that is wanted. A line of .jsonl is an object with a
+    list or a number for each name, or, of the only one that is wanted, that list or number. A .csv
+    has a column NAME, or of rows that are arrays NAME.0, NAME.1 and so on; of the only one that is
+    wanted any columns, as many as it has numbers, and then needs no header.
+
+    Args:
+        wanted: the shape and the dtype of a row of each.
+
+    Raises:
+        DataError: if the file is not there, of another kind, or holds no such rows.
+    """
+    if path.suffix not in KINDS:
+        raise DataError(
+            f"{path} ends with {path.suffix or 'nothing'}, and rows are read from "
+            f"{', '.join(KINDS)}: convert it to one of them, {path.with_suffix('.npz')} say."
+        )
+    try:
+        if path.suffix == ".npz":
+            return _npz(path)
+        if path.suffix == ".npy":
+            return {_only(path, wanted): _npy(path)}
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return _csv(path, file, wanted) if path.suffix == ".csv" else _jsonl(path, file, wanted)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}): give the path of a file."
+        ) from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is no text in UTF-8: save it so, or give a .npz.") from None
+
+
+def _npz(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, KeyError) as error:
+        raise _unread(path, error, "np.savez(file, name=array)") from None
+
+
+def _npy(path: Path) -> np.ndarray:
+    try:
+        with path.open("rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise _unread(path, error, "np.save(file, array)") from None
+
+
+def _unread(path: Path, error: Exception, made_by: str) -> DataError:
+    why = "it holds Python objects, which may run code" if "Object arrays" in str(error) else error
+    return DataError(f"{path} cannot be read: {why}. Make it by {made_by}, of numbers alone.")
+
+
+def _only(path: Path, wanted: Mapping[str, Any]) -> str:
+    """The name of the only array that is wanted."""
+    if len(wanted) == 1:
+        return next(iter(wanted))
+    raise DataError(
+        f"{path} has an array without a name, and {describe(wanted)} are wanted: give a .npz with "
+        f"arrays of these names."
+    )
+
+
+def _jsonl(path: Path, lines: Iterable[str], wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    rows: dict[str, list[Any]] = {name: [] for name in wanted}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise DataError(
+                f"{path}:{number}: {line[:60].strip()!r} is no JSON: write an object a line, "
+                f"{_example(wanted)}"
+            ) from None
+        row = row if isinstance(row, dict) else {_only(path, wanted): row}
+        for name in wanted:
+            if name not in row:
+                raise DataError(
+                    f"{path}:{number}: {name} is not there, only {', '.join(row) or 'nothing'}: "
+                    f"write {_example(wanted)}"
+                )
+            rows[name].append(_array(f"{path}:{number}", name, row[name], wanted[name]))
+    return _stacked(path, rows)
+
+
+def _array(where: str, name: str, value: Any, row: Any) -> np.ndarray:
+    """A value of JSON as an array of the row's shape."""
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of several lengths
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{where}: {name} is no array of numbers: write {_example({name: row})}")
+    if array.shape != row.shape:
+        raise DataError(
+            f"{where}: {name} has shape {list(array.shape)}, and {list(row.shape)} is wanted: "
+            f"write {_example({name: row})}"
+        )
+    return array
+
+
+def _example(wanted: Mapping[str, Any]) -> str:
+    of = lambda row: "0" if not row.shape else f"{'[' * len(row.shape)}0, ...{']' * len(row.shape)}"
+    return "{" + ", ".join(f'"{name}": {of(row)}' for name, row in wanted.items()) + "}"
+
+
+def _csv(path: Path, file: Iterable[str], wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    try:
+        lines = [(n, line) for n, line in enumerate(csv.reader(file), 1) if line]
+    except csv.Error as error:
+        raise DataError(f"{path} is no CSV ({error}): write numbers with commas.") from None
+    if not lines:
+        return _stacked(path, {name: [] for name in wanted})
+    header = [cell.strip() for cell in lines[0][1]]
+    named = any(_number(cell) is None for cell in header)
+    places = _places(path, header if named else None, len(header), wanted)
+    rows: dict[str, list[Any]] = {name: [] for name in wanted}
+    for number, line in lines[1:] if named else lines:
+        if len(line) != len(header):
+            raise DataError(
+                f"{path}:{number}: {len(line)} values, and the first line has {len(header)}: give "
+                f"each line as many."
+            )
+        for name, columns in places.items():
+            cells = [_cell(path, number, line[c], c, header if named else None) for c in columns]
+            rows[name].append(np.asarray(cells).reshape(wanted[name].shape))
+    return _stacked(path, rows)
+
+
+def _places(
+    path: Path, header: Sequence[str] | None, count: int, wanted: Mapping[str, Any]
+) -> dict[str, list[int]]:
+    """The columns of each array that is wanted."""
+    places: dict[str, list[int]] = {}
+    missing = []
+    for name, row in wanted.items():
+        columns = _columns(name, row.shape)
+        lacking = [column for column in columns if column not in (header or ())]
+        missing += lacking
+        places[name] = [] if lacking or header is None else [header.index(c) for c in columns]
+    if not missing:
+        return places
+    if len(wanted) == 1 and (name := next(iter(wanted))):
+        size = math.prod(wanted[name].shape)
+        if size == count:
+            return {name: list(range(count))}
+    told = f"{missing[0]} ... {missing[-1]}" if len(missing) > 2 else ", ".join(missing)
+    found = f"{count} columns without names" if header is None else ", ".join(header[:8])
+    more = " ..." if header and len(header) > 8 else ""
+    raise DataError(
+        f"{path} lacks {told}, and has {found}{more}: {describe(wanted)} is wanted. Name the "
+        f"columns so in the first line."
+    )
+
+
+def _columns(name: str, shape: tuple[int, ...]) -> list[str]:
+    """What the columns of an array are called: NAME, or NAME.0, NAME.1 and so on, flat."""
+    return [f"{name}.{i}" for i in range(math.prod(shape))] if shape else [name]
+
+
+def _cell(
+    path: Path, line: int, text: str, place: int, header: Sequence[str] | None
+) -> int | float:
+    value = _number(text)
+    if value is not None:
+        return value
+    column = header[place] if header else f"column {place + 1}"
+    raise DataError(f"{path}:{line}: {column} is {text!r}, no number: write one.")
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _stacked(path: Path, rows: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
+    if not all(rows.values()):
+        raise DataError(f"{path} has no rows: give at least one.")
+    return {name: np.stack(arrays) for name, arrays in rows.items()}

@@ -1,0 +1,100 @@
+"""Data in an object store, copied to this machine before it is read."""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from jtrain.data.sources.known_sets import cache
+from jtrain.errors import DataError
+from jtrain.io.object_store import Objects, ObjectsError
+
+_PATTERN = re.compile(r"[*?\[]")
+_MANGLED = re.compile(r"[a-z][a-z0-9+]*:/[^/]")
+
+
+def fetch_files(address: str) -> list[Path]:
+    """Return copies of the objects that an address names, `s3://bucket/train/*.txt` say.
+
+    They lie in the user's cache of data sets and are fetched again only where the object has
+    another version.
+
+    Raises:
+        DataError: if there is none, or the store cannot be read.
+    """
+    folder, _, rest = address.rpartition("/")
+    while _PATTERN.search(folder):
+        folder, _, more = folder.rpartition("/")
+        rest = f"{more}/{rest}"
+    try:
+        objects = Objects(folder)
+        several = _PATTERN.search(rest)
+        names = objects.matches(rest) if several else [rest] * objects.exists(rest)
+        if not names:
+            found = ", ".join(list(objects.sizes())[:5])
+            raise DataError(
+                f"{address}: no such object. {folder}/ holds {found or 'nothing'}: set path= to "
+                f"one of them, or to a pattern ({folder}/*)."
+            )
+        return [_fetch(objects, name) for name in names]
+    except ObjectsError as error:
+        raise DataError(f"{error}") from None
+
+
+def fetch_folder(address: str) -> Path:
+    """Return a folder with copies of all objects below an address, as `fetch_files` keeps them.
+
+    Raises:
+        DataError: as `fetch_files`.
+    """
+    try:
+        objects = Objects(address)
+        names = list(objects.sizes())
+        versions = "\n".join(f"{name} {objects.version(name)}" for name in names)
+        if not names:
+            raise DataError(f"{address}: no object lies below it. Set path= to a folder with some.")
+        folder = _place(address, versions)
+        for name in names:
+            if ".." in name.split("/"):
+                raise DataError(f"{address} holds {name!r}, which is no name of a file below it.")
+            _fetch_to(objects, name, folder / name)
+        return folder
+    except ObjectsError as error:
+        raise DataError(f"{error}") from None
+
+
+def refuse_mangled(path: str) -> None:
+    """Raise DataError for an address that was made a Path, which takes one of its slashes."""
+    if _MANGLED.match(path) and not Path(path).exists():
+        scheme, _, rest = path.partition(":/")
+        raise DataError(
+            f"{path} was to be read, and a Path is no address of an object store. Give a text: "
+            f"'{scheme}://{rest}'"
+        )
+
+
+def _fetch(objects: Objects, name: str) -> Path:
+    folder = _place(f"{objects.address}/{name}", objects.version(name))
+    return _fetch_to(objects, name, folder / name.rpartition("/")[2])
+
+
+def _fetch_to(objects: Objects, name: str, file: Path) -> Path:
+    if file.exists():
+        return file
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        objects.fetch(name, part)
+        part.replace(file)  # whole, or not there at all
+    except OSError as error:
+        raise DataError(
+            f"{objects.address}/{name} was to be copied to {file}, and cannot be "
+            f"({error.strerror}). Make room there, or set XDG_CACHE_HOME to another disk."
+        ) from None
+    finally:
+        part.unlink(missing_ok=True)
+    return file
+
+
+def _place(address: str, version: str) -> Path:
+    parts = (hashlib.sha256(text.encode()).hexdigest()[:16] for text in (address, version))
+    return cache().joinpath("objects", *parts)

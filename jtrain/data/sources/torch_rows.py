@@ -1,0 +1,80 @@
+"""Rows of a torch data set, and what a torch DataLoader says about them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jtrain.data.batches.loader_batches import Loaded
+from jtrain.errors import DataError
+
+
+class TorchRows:
+    """The rows of a map-style `torch.utils.data.Dataset`, put together by a `collate_fn`.
+
+    A row is a mapping of arrays, a pair (then called x and y) or a single array (x).
+
+    Args:
+        dataset: with `len` and an item for each index.
+        collate: turns a list of items into a batch, as a DataLoader's does.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]):
+        self.dataset, self._collate = dataset, collate
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
+        return named_arrays(self._collate([self.dataset[i] for i in indices.tolist()]))
+
+
+def from_loader(loader: Any) -> TorchRows | Loaded:
+    """Return the rows that a DataLoader reads, or its batches where it can only be streamed.
+
+    What it shuffles is shuffled by jtrain, as a function of seed and step, so that a run goes on
+    where it was stopped.
+
+    Raises:
+        DataError: if it draws rows by a sampler of its own, or streams without batches of one size.
+    """
+    if hasattr(loader.dataset, "__len__") and hasattr(loader.dataset, "__getitem__"):
+        _refuse_sampler(loader)
+        return TorchRows(loader.dataset, loader.collate_fn)
+    if not (loader.batch_size and loader.drop_last):
+        raise DataError(
+            "this DataLoader streams, and its last batch may be short. Make every batch one size: "
+            "DataLoader(dataset, batch_size=32, drop_last=True)."
+        )
+    return Loaded(lambda: map(named_arrays, loader), size=loader.batch_size)
+
+
+def named_arrays(batch: Any) -> dict[str, np.ndarray]:
+    """Return a batch of tensors as arrays by name: its own, `x` and `y` of a pair, `x` of one.
+
+    Raises:
+        DataError: if it is neither.
+    """
+    if isinstance(batch, Mapping):
+        return {str(name): np.asarray(array) for name, array in batch.items()}
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return {"x": np.asarray(batch[0]), "y": np.asarray(batch[1])}
+    if isinstance(batch, list | tuple) and len(batch) == 1:
+        return {"x": np.asarray(batch[0])}
+    if hasattr(batch, "shape"):
+        return {"x": np.asarray(batch)}
+    found = f"{len(batch)} things" if isinstance(batch, list | tuple) else type(batch).__name__
+    raise DataError(
+        f"an item of a torch data set is (x, y), one tensor, or a dict of tensors by name, and "
+        f'this one has {found}. Return a dict from its __getitem__: {{"x": ..., "y": ...}}.'
+    )
+
+
+def _refuse_sampler(loader: Any) -> None:
+    own = type(loader.sampler).__name__
+    if own not in {"RandomSampler", "SequentialSampler"}:
+        raise DataError(
+            f"this DataLoader draws its rows by a {own}, and jtrain draws rows itself, each once "
+            f"an epoch. Give the data set alone, jt.fit(loss, params, loader.dataset), with a "
+            f"weight a row in the loss where rows count differently."
+        )

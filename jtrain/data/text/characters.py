@@ -1,0 +1,96 @@
+"""Text as numbers, one a character."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jtrain.data.sources.files import found
+from jtrain.errors import DataError
+
+
+def read_text(paths: str | Path | Sequence[str | Path]) -> str:
+    """The text of a file, of a list of files or of a pattern (`plays/*.txt`), one after another.
+
+    Raises:
+        DataError: a file that is not there, not UTF-8, or a text without a character.
+    """
+    text = "".join(_decoded(path) for path in found(paths))
+    if not text:
+        raise DataError(f"{paths} holds no character. Give a file with text in it.")
+    return text
+
+
+def _decoded(path: Path) -> str:
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}:{line} is not UTF-8: byte 0x{data[error.start]:02x} at {error.start}. "
+            f"Convert it: iconv -f latin1 -t utf-8 {path} > {path.with_suffix('.utf8.txt')}"
+        ) from error
+
+
+class Vocabulary:
+    """The characters a model knows, each with its number: its place in the order of their codes."""
+
+    kind = "characters"
+    end: int | None = None
+
+    def __init__(self, characters: str):
+        self.characters = "".join(sorted(set(characters)))
+        if not characters:
+            raise DataError("A vocabulary was made of no characters. Give the text to be encoded.")
+        codes = _codes(self.characters)
+        self._number = np.full(codes[-1] + 1, -1, np.int32)  # by code; -1 is unknown
+        self._number[codes] = np.arange(len(codes))
+        self._smallest = np.min_scalar_type(len(codes) - 1)
+
+    def __len__(self) -> int:
+        return len(self.characters)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.characters == other.characters
+
+    def __hash__(self) -> int:
+        return hash(self.characters)
+
+    def encode(self, text: str) -> np.ndarray:  # n
+        """The numbers of the characters of `text`, in the smallest unsigned type that holds them.
+
+        Raises:
+            DataError: a character that is not in the vocabulary, by its line and column.
+        """
+        codes = _codes(text)
+        numbers = self._number[np.minimum(codes, len(self._number) - 1)]
+        unknown = (numbers < 0) | (codes >= len(self._number))
+        if unknown.any():
+            place = int(unknown.argmax())
+            line = text.count("\n", 0, place) + 1
+            column = place - text.rfind("\n", 0, place)
+            raise DataError(
+                f"Character {text[place]!r} at line {line}, column {column} is not among the "
+                f"{len(self)} of the vocabulary. Leave it out, or build the vocabulary from a text "
+                f"that has it: Vocabulary(train + validation)."
+            )
+        return numbers.astype(self._smallest)
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The numbers of each text."""
+        return [self.encode(text) for text in texts]
+
+    def description(self) -> dict[str, Any]:
+        """Its characters."""
+        return {"kind": self.kind, "characters": self.characters}
+
+    def decode(self, numbers: Sequence[int] | np.ndarray) -> str:
+        """The text of these numbers."""
+        return "".join(self.characters[number] for number in np.asarray(numbers).tolist())
+
+
+def _codes(text: str) -> np.ndarray:
+    """The code point of each character."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")

@@ -1,0 +1,93 @@
+"""Tokens that mean nothing: for plans, and for speed, where no text is at hand."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from jtrain.config.configclass import values
+from jtrain.data.batches.counter_rng import whole
+from jtrain.data.batches.fingerprint import of_values
+from jtrain.data.text.text import Corpus
+from jtrain.errors import DataError
+
+
+class RandomTokens:
+    """Rows of tokens, `tokens` int32 (n, context + 1), each of which is a function of its index."""
+
+    def __init__(self, rows: int, context: int, vocab: int):
+        self._rows, self._context, self._vocab = rows, context, vocab
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of these indices."""
+        time = self._context + 1
+        lanes = indices.astype(np.int64)[:, None] * time + np.arange(time)  # b t+1
+        drawn = whole(0, 0, lanes.ravel(), 0, self._vocab).reshape(lanes.shape).astype(np.int32)
+        length = np.full(len(indices), self._context, np.int32)
+        return {"tokens": drawn, "length": length}
+
+    def fingerprint(self) -> str:
+        """What the data is, in a line."""
+        return of_values(rows=self._rows, context=self._context, vocab=self._vocab)
+
+
+class Numbers:
+    """A vocabulary whose tokens are their own numbers."""
+
+    kind = "numbers"
+    end: int | None = None
+
+    def __init__(self, vocab: int):
+        self._vocab = vocab
+
+    def __len__(self) -> int:
+        return self._vocab
+
+    def encode(self, text: str) -> np.ndarray:  # n
+        """The numbers in a text, as uint32.
+
+        Raises:
+            DataError: if a word of it is no number of the vocabulary.
+        """
+        for word in text.split():
+            if not word.isdecimal() or int(word) >= self._vocab:
+                raise DataError(
+                    f"{word!r} is no token of random data, whose tokens are the numbers 0 to "
+                    f"{self._vocab - 1}. Write numbers with blanks between them."
+                )
+        return np.array(text.split(), np.uint32)
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The numbers in each text."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, numbers: Sequence[int] | np.ndarray) -> str:
+        """The numbers, one after the other."""
+        return " ".join(str(int(number)) for number in numbers)
+
+    def description(self) -> dict[str, Any]:
+        """How many there are, which is all."""
+        return {"kind": self.kind, "vocab": self._vocab}
+
+
+@values
+class Random:
+    """Tokens drawn evenly: what a model learns of them is nothing."""
+
+    kind: Literal["random"] = "random"
+    vocab: int = Field(default=50257, gt=0)
+    """How many different ones."""
+    context: int = Field(default=1024, gt=0)
+    """Tokens that the model sees at once."""
+    rows: int = Field(default=4096, gt=0)
+    """Rows to train on; a sixteenth of them, one at least, to judge by."""
+
+    def build(self) -> Corpus:
+        """The rows."""
+        judged = max(1, self.rows // 16)
+        make = lambda rows: RandomTokens(rows, self.context, self.vocab)
+        return Corpus(make(self.rows), make(judged), Numbers(self.vocab))

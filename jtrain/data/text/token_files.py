@@ -1,0 +1,215 @@
+"""A folder of token files, mapped into memory: nothing is read before it is asked for."""
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jtrain.data.batches.fingerprint import of_files
+from jtrain.data.sources.remote_files import fetch_folder
+from jtrain.data.text.token_header import read_header
+from jtrain.data.text.tokenizer import Tokenizer, fingerprint, spelt
+from jtrain.data.text.tokenizer_file import read_tokenizer
+from jtrain.errors import DataError
+from jtrain.io.object_store import is_address
+from jtrain.io.private_files import inside
+
+
+class Stretch:
+    """Tokens `first` .. `last` of a folder, numbered from 0: what Windows and Packed read."""
+
+    ndim = 1
+
+    def __init__(self, files: "TokenFiles", first: int, last: int):
+        self.files, self.first, self.last = files, first, last
+        self.dtype = files.dtype
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    @property
+    def shape(self) -> tuple[int]:
+        """Its length, as of an array."""
+        return (len(self),)
+
+    def __getitem__(self, part: slice) -> np.ndarray:  # n
+        """The tokens of a slice without a step, copied."""
+        first, last, _ = part.indices(len(self))
+        return self.gather(np.array([first]), max(last - first, 0))[0]
+
+    def gather(self, starts: np.ndarray, count: int) -> np.ndarray:
+        """`count` tokens from each of `starts` (int64, b) on, b count: copied."""
+        return self.files.gather(starts + self.first, count)
+
+    def fingerprint(self) -> str:
+        """What the tokens are, in a line: by the checksums that they were written with, and a look
+        at the files."""
+        files = self.files
+        written = [str(file["crc32"]) for file in files.header["shards"]]
+        paths = [files.path / file["name"] for file in files.header["shards"]]
+        said = of_files(paths, files.header["tokenizer"], *written)
+        return f"tokens {self.first} to {self.last} of {said}"
+
+    def documents(self) -> np.ndarray:  # n + 1
+        """Where documents begin, int64, and the length of all; one that is cut counts as two."""
+        ends = self.files.ends
+        here = ends[np.searchsorted(ends, self.first, "right") : np.searchsorted(ends, self.last)]
+        inner = here - self.first
+        return np.concatenate([[0], inner, [len(self)]])
+
+
+class TokenFiles(Stretch):
+    """The tokens of a folder that `jtrain data prepare` wrote.
+
+    Args:
+        path: the folder, or its address in an object store, from which it is copied first.
+        tokenizer: the fingerprint that its tokenizer must have; empty: any.
+
+    Raises:
+        DataError: no such folder, a file that was cut or changed, or another tokenizer.
+    """
+
+    def __init__(self, path: str | Path, *, tokenizer: str = ""):
+        self.path = fetch_folder(str(path)) if is_address(path) else Path(path)
+        self.header = read_header(self.path)
+        self.tokenizer = self._tokenizer(tokenizer)
+        self.vocab: int = self.header["vocab"]
+        self.dtype = np.dtype(self.header["dtype"]).newbyteorder("<")
+        self._shards = [self._mapped(file, self.dtype) for file in self.header["shards"]]
+        self._names = [file["name"] for file in self.header["shards"]]
+        self._begins = np.cumsum([0, *map(len, self._shards)])
+        self.ends = self._mapped(self.header["ends"][0], np.dtype("<i8"))
+        """Where each document ends, in tokens."""
+        super().__init__(self, 0, self.header["tokens"])
+        self._refuse_ends()
+
+    def split(self, validation: float) -> tuple[Stretch, Stretch]:
+        """The first tokens, to train on, and the last, a share of about `validation`, to judge by.
+
+        Parted between two documents where that changes neither by more than a tenth, else within
+        one.
+
+        Raises:
+            DataError: nothing would be left for one of them.
+        """
+        wanted = round(len(self) * (1 - validation))
+        if not 0 < wanted < len(self):
+            share = 0.1 if len(self) >= 20 else 0.5
+            raise DataError(
+                f"validation {validation} of {self.path} ({len(self):,} tokens) was to part it in "
+                f"two and leaves one empty. Set data.validation={share}, or prepare more text."
+            )
+        cut = int(self.ends[_nearest(self.ends, wanted)])
+        far = abs(cut - wanted) > 0.1 * min(wanted, len(self) - wanted)
+        cut = wanted if far else cut
+        return Stretch(self, 0, cut), Stretch(self, cut, len(self))
+
+    def gather(self, starts: np.ndarray, count: int) -> np.ndarray:
+        """`count` tokens from each of `starts` (int64, b) on, b count.
+
+        Raises:
+            DataError: a token that the tokenizer does not have, by file and byte.
+        """
+        out = np.empty((len(starts), count), self.dtype)
+        shards = np.searchsorted(self._begins, starts, "right") - 1
+        for number in set(shards.tolist()):
+            tokens, local = self._shards[number], starts - self._begins[number]
+            here = np.flatnonzero((shards == number) & (local + count <= len(tokens)))
+            if count and len(here):
+                view = np.lib.stride_tricks.sliding_window_view(tokens, count)
+                out[here] = view[local[here]]
+            for row in np.flatnonzero((shards == number) & (local + count > len(tokens))):
+                out[row] = self._across(int(starts[row]), count)
+        if out.size and out.max() >= self.vocab:
+            row, column = np.argwhere(out >= self.vocab)[0]
+            self._refuse_token(int(starts[row] + column), int(out[row, column]))
+        return out
+
+    def verify(self) -> None:
+        """Reads every byte.
+
+        Raises:
+            DataError: the first file that is not as it was written.
+        """
+        files = [*self.header["shards"], *self.header["ends"]]
+        for file, numbers in zip(files, [*self._shards, self.ends], strict=True):
+            found = 0
+            for first in range(0, len(numbers), 1 << 20):
+                found = zlib.crc32(numbers[first : first + (1 << 20)].tobytes(), found)
+            if found != file["crc32"]:
+                raise DataError(
+                    f"{self.path / file['name']} was written with the checksum {file['crc32']:08x} "
+                    f"and has {found:08x}: it was changed since. {self._again}"
+                )
+
+    @property
+    def _again(self) -> str:
+        return f"Write it again: rm -r {self.path}; jtrain data prepare FILES --out {self.path}"
+
+    def _tokenizer(self, wanted: str) -> Tokenizer:
+        found = read_tokenizer(self.path / "tokenizer.json")
+        if fingerprint(found) != self.header["tokenizer"]:
+            raise DataError(
+                f"{self.path} was written by tokenizer {self.header['tokenizer']}, and its "
+                f"tokenizer.json is now {spelt(found)}. {self._again}"
+            )
+        if wanted and wanted != self.header["tokenizer"]:
+            raise DataError(
+                f"Tokenizer {wanted} was asked for, and {self.path} was written by {spelt(found)}. "
+                f"Set data.tokenizer={self.header['tokenizer']}, or write it again: jtrain data "
+                f"prepare FILES --tokenizer TOKENIZER.json --out {self.path}-2"
+            )
+        return found
+
+    def _mapped(self, file: dict[str, Any], dtype: np.dtype) -> np.ndarray:
+        """The numbers of one file, mapped."""
+        path = inside(self.path, file["name"], DataError, self.path / "header.json")
+        wanted = file["count"] * dtype.itemsize
+        found = path.stat().st_size if path.is_file() else None
+        if found is None:
+            raise DataError(f"{path} was to hold {wanted} bytes and is not there. {self._again}")
+        if found != wanted:
+            what = "was cut" if found < wanted else "holds something else behind that"
+            raise DataError(
+                f"{path} was to end at byte {wanted} and ends at {found}: it {what}. {self._again}"
+            )
+        return np.memmap(path, dtype, mode="r") if wanted else np.empty(0, dtype)
+
+    def _across(self, start: int, count: int) -> np.ndarray:
+        """Tokens that lie in more than one file."""
+        parts = []
+        for number in range(len(self._shards)):
+            begin = int(self._begins[number])
+            first, last = max(start - begin, 0), start + count - begin
+            if first < len(self._shards[number]) and last > 0:
+                parts.append(self._shards[number][first:last])
+        return np.concatenate(parts)
+
+    def _refuse_ends(self) -> None:
+        """Raises unless documents end one after another, the last with the tokens."""
+        wrong = np.diff(self.ends, prepend=0) < 0
+        if len(wrong):
+            wrong[-1] |= self.ends[-1] != len(self)
+        if wrong.any():
+            document = int(wrong.argmax())
+            raise DataError(
+                f"{self.path / self.header['ends'][0]['name']} was to hold where documents end, "
+                f"up to {len(self)}, and has {self.ends[document]} at byte {8 * document}: it is "
+                f"of something else. {self._again}"
+            )
+
+    def _refuse_token(self, place: int, token: int) -> None:
+        number = int(np.searchsorted(self._begins, place, "right")) - 1
+        offset = (place - int(self._begins[number])) * self.dtype.itemsize
+        raise DataError(
+            f"{self.path / self._names[number]} was to hold tokens below {self.vocab} and has "
+            f"{token} at byte {offset}: it is of something else. {self._again}"
+        )
+
+
+def _nearest(ends: np.ndarray, wanted: int) -> int:
+    """The place of the end that is nearest to `wanted`."""
+    after = min(int(np.searchsorted(ends, wanted)), len(ends) - 1)
+    before = max(after - 1, 0)
+    return min(before, after, key=lambda place: abs(int(ends[place]) - wanted))

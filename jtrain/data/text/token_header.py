@@ -1,0 +1,93 @@
+"""What a folder of token files says of itself."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jtrain.errors import DataError
+from jtrain.io.regular_files import TooMuchError, read_json
+
+FORMAT = "jtrain tokens 1"
+AGAIN = "Write it: jtrain data prepare FILES --out"
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    """The header of a folder of token files, which is whole.
+
+    Raises:
+        DataError: no such folder, none of token files, or one that is not finished.
+    """
+    path = folder / "header.json"
+    if not path.is_file():
+        raise DataError(_missing(folder))
+    try:
+        header = read_json(path)
+    except (OSError, TooMuchError) as error:
+        words = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+        raise DataError(
+            f"{path} was to be the header of token files, and {words}. {AGAIN} {folder}-2"
+        ) from None
+    except ValueError as error:
+        place = getattr(error, "pos", getattr(error, "start", 0))
+        raise DataError(
+            f"{path} was to be the header of token files and is no JSON from byte {place} on: it "
+            f"was cut or is of something else. {AGAIN} {folder}-2"
+        ) from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        found = header.get("format", "no format") if isinstance(header, dict) else "no object"
+        raise DataError(
+            f"{path} was to be the header of {FORMAT!r} and says {found}. {AGAIN} {folder}-2"
+        )
+    if wrong := [name for name, right in _TYPES.items() if not right(header.get(name))]:
+        raise DataError(
+            f"{path} was to be the header of token files, and what it says of {wrong[0]} is "
+            f"{header.get(wrong[0])!r:.60}: it was changed. {AGAIN} {folder}-2"
+        )
+    return header
+
+
+def are_files(found: Any) -> bool:
+    """Return whether a value of JSON lists files, each with its name, count and checksum."""
+    return isinstance(found, list) and all(map(_is_file, found))
+
+
+def _is_file(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and isinstance(found.get("name"), str)
+        and _is_count(found.get("count"))
+        and _is_count(found.get("crc32"))
+    )
+
+
+def _is_count(found: Any) -> bool:
+    return type(found) is int and 0 <= found < 2**63
+
+
+def _is_text(found: Any) -> bool:
+    return isinstance(found, str)
+
+
+_TYPES: Mapping[str, Callable[[Any], bool]] = {
+    "tokens": _is_count,
+    "documents": _is_count,
+    "dtype": lambda found: found in ("uint16", "uint32"),
+    "tokenizer": _is_text,
+    "kind": _is_text,
+    "vocab": _is_count,
+    "shards": are_files,
+    "ends": lambda found: are_files(found) and len(found) == 1,
+    "asked": lambda found: isinstance(found, dict),
+}
+
+
+def _missing(folder: Path) -> str:
+    if (folder / "progress.json").is_file():
+        return (
+            f"{folder} was to hold token files and is not finished. Go on by the command that "
+            f"began it: jtrain data prepare FILES --out {folder}"
+        )
+    if not folder.is_dir():
+        seen = "" if folder.is_absolute() else f", seen from {Path.cwd()}"
+        return f"{folder}: no such folder of token files{seen}. {AGAIN} {folder}"
+    return f"{folder} was to hold token files and has no header.json. {AGAIN} {folder}/tokens"

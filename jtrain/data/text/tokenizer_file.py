@@ -1,0 +1,68 @@
+"""Tokenizers from the files that keep them."""
+
+from pathlib import Path
+from typing import Any
+
+from jtrain.data.sources.files import found
+from jtrain.data.text.bpe import BPE
+from jtrain.data.text.byte_tokenizer import ByteTokenizer
+from jtrain.data.text.characters import Vocabulary
+from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.errors import DataError
+from jtrain.io.regular_files import TooMuchError, read_json
+
+END = "<|endoftext|>"
+
+
+def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
+    """The tokenizer of a file: one that `jtrain data prepare` wrote, or a tokenizer.json.
+
+    Raises:
+        DataError: no such file, or no tokenizer in it.
+    """
+    (path,) = found(path)
+    try:
+        parsed = read_json(path)
+    except OSError as error:
+        raise DataError(
+            f"{path} was to hold a tokenizer, and cannot be read ({error.strerror}). Make it "
+            f"readable, or give another file: chmod u+r {path}"
+        ) from None
+    except TooMuchError as error:
+        raise DataError(
+            f"{path} was to hold a tokenizer as JSON, and {error}. Give a tokenizer.json, or the "
+            f"one in a folder that jtrain data prepare wrote."
+        ) from None
+    except ValueError as error:
+        place = getattr(error, "pos", getattr(error, "start", 0))
+        raise DataError(
+            f"{path} was to hold a tokenizer as JSON and does not, from byte {place} on. "
+            f"Give a tokenizer.json, or the one in a folder that jtrain data prepare wrote."
+        ) from error
+    if not isinstance(parsed, dict):
+        raise DataError(
+            f"{path} was to hold a tokenizer and holds a {type(parsed).__name__}. "
+            f"Give a tokenizer.json, or the one in a folder that jtrain data prepare wrote."
+        )
+    if "kind" in parsed:
+        return tokenizer_of(parsed)
+    return BPE(parsed, end=end)
+
+
+def tokenizer_of(description: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that described itself so.
+
+    Raises:
+        DataError: a kind that there is not.
+    """
+    match description:
+        case {"kind": "bytes"}:
+            return ByteTokenizer()
+        case {"kind": "characters", "characters": str(characters)}:
+            return Vocabulary(characters)
+        case {"kind": "bpe", "tokenizer": dict(parsed), "end": str(end)}:
+            return BPE(parsed, end=end)
+    raise DataError(
+        f"A tokenizer of kind {description.get('kind')!r} was to be made again, and there is "
+        f"bytes, characters and bpe. Write the data again: jtrain data prepare FILES --out DIR"
+    )

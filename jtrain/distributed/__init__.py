@@ -1,0 +1,1 @@
+"""Processes: how they meet, what they exchange, how they are watched and started."""

@@ -1,0 +1,165 @@
+"""What to type about errors in a user's own code: a table of (kind of error, pattern, advice)."""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jtrain.errors.user_code.explain import (
+    WHOLE,
+    Advice,
+    Failure,
+    missing_key,
+    missing_path,
+    numpy_call,
+    subscripted_module,
+    unfit_shapes,
+    unknown_name,
+)
+
+CARRY_EXTRA = (
+    "Let jt.classifier(model), or another of those helpers, carry it; or write a jt.stateful(loss) "
+    "of (params, extra, batch, rng), and start from both that init gives: params, extra = "
+    "model.init(key)."
+)
+
+
+class Row(NamedTuple):
+    """A row of the table: an error of this kind whose text has this pattern."""
+
+    kind: str  # of the class, or of one above it; several are joined by |
+    pattern: str
+    advise: Callable[[Failure], Advice]
+
+
+def advise(failure: Failure) -> Advice:
+    """Return the advice of the first row that matches, or where to see more."""
+    kinds = {cls.__name__ for cls in type(failure.error).__mro__}
+    text = str(failure.error)
+    for row in TABLE:
+        if kinds.intersection(row.kind.split("|")) and re.search(row.pattern, text):
+            return row.advise(failure)
+    return Advice(f"{failure.what} failed", WHOLE)
+
+
+def _says(happened: str, typed: str) -> Callable[[Failure], Advice]:
+    return lambda failure: Advice(f"{failure.what} {happened}", typed)
+
+
+TABLE = (
+    Row(
+        "TracerBoolConversionError",
+        "",
+        _says(
+            "asks whether a value holds that JAX has not computed yet (`if`, `while`, `and`)",
+            "Choose by jnp.where(condition, a, b); call one of two functions by "
+            "jax.lax.cond(condition, f, g, x).",
+        ),
+    ),
+    Row(
+        "NonConcreteBooleanIndexError",
+        "",
+        _says(
+            "picks values by a mask, which gives as many as the mask says",
+            "Keep the shape: jnp.where(mask, x, 0); or weigh the rows: jt.Mean.of(values, mask).",
+        ),
+    ),
+    Row(
+        "TracerIntegerConversionError",
+        "",
+        _says(
+            "takes a value that JAX has not computed yet for an index, a size or a range",
+            "Take sizes from shapes, x.shape[0]; pick by jnp.take(x, i, axis=0).",
+        ),
+    ),
+    Row("TracerArrayConversionError", "", numpy_call),
+    Row(
+        "ConcretizationTypeError",
+        "",
+        _says(
+            "takes a value that JAX has not computed yet for a Python number (float, int, .item())",
+            'Print it by jax.debug.print("{}", x); to have it in the history, return it as a '
+            'metric: return loss, {"name": jt.Mean.of(values, batch["mask"])}.',
+        ),
+    ),
+    Row(
+        "UnexpectedTracerError",
+        "",
+        _says(
+            "uses a value that was kept while it was traced before (in a list, an attribute)",
+            'Return what is needed later as a metric: return loss, {"name": '
+            'jt.Mean.of(values, batch["mask"])}.',
+        ),
+    ),
+    Row(
+        "ScopeCollectionNotFound|ValueError",
+        "collection is empty|Unable to retrieve state",
+        _says(
+            "uses a model that carries more than parameters (running statistics), without that",
+            CARRY_EXTRA,
+        ),
+    ),
+    Row(
+        "TypeError",
+        "concrete values of integer type",
+        _says(
+            "takes a value that JAX has not computed yet for a size",
+            "Take sizes from shapes: x.shape[0].",
+        ),
+    ),
+    Row("KeyError", "", missing_key),
+    Row(
+        "NameError",
+        "axis name",
+        _says(
+            "adds up over devices by itself (psum, pmean, axis_index)",
+            "Leave that to the step, which does so with what the loss returns for its rows: "
+            'jt.Mean.of(values, batch["mask"]).',
+        ),
+    ),
+    Row("NameError|AttributeError", "", unknown_name),
+    Row("TypeError", "object is not subscriptable", subscripted_module),
+    Row(
+        "TypeError",
+        "(list|tuple) indices must be integers",
+        _says(
+            "asks a list for a name",
+            'Count, params[0]; or give a dict, {"w": ...}, for what has names.',
+        ),
+    ),
+    Row(
+        "TypeError",
+        "subdtype of <class 'numpy.integer'>|must be of integer type|must have integer",
+        _says(
+            "is given numbers with a fraction where whole numbers count classes or places",
+            "Make them whole where the data is made: y.astype(np.int32).",
+        ),
+    ),
+    Row(
+        "TypeError",
+        "PRNG key type <class 'NoneType'>|PRNG key.*None",
+        _says(
+            "draws without a key: `rng` is None in an evaluation, where nothing is to be drawn",
+            "Draw where there is one: x = x if rng is None else dropped(x, rng).",
+        ),
+    ),
+    Row(
+        "TypeError",
+        "must be Tensor, not|expected Tensor",
+        _says(
+            "gives torch an array of JAX, and torch would compute no gradient of it",
+            "Write it with jax.numpy (jnp) or optax: "
+            "optax.softmax_cross_entropy_with_integer_labels for torch's cross_entropy.",
+        ),
+    ),
+    Row("TypeError", "incompatible shapes|contracting dimensions", unfit_shapes),
+    Row("ValueError", "(?i)incompatible shapes|(could not|cannot) be broadcast", unfit_shapes),
+    Row(
+        "TypeError",
+        "is not a valid JAX (array )?type|Cannot interpret value of type",
+        _says(
+            "gives JAX what is no array of numbers",
+            "Make it one: jnp.asarray(x), np.asarray(x) of a list, x.numpy() of a torch tensor.",
+        ),
+    ),
+    Row("OSError", "", missing_path),
+)

@@ -1,0 +1,113 @@
+"""Public functions: their errors have short tracebacks, and end a script by their own exit code."""
+
+import difflib
+import functools
+import inspect
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from jtrain.errors import ConfigError, DeviceError, PeerError, UserError
+from jtrain.errors.synonyms import SYNONYMS
+from jtrain.errors.tracebacks import cut, interactive, message
+from jtrain.errors.user_code.user_calls import whole_tracebacks
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def api_boundary(function: Callable[P, R]) -> Callable[P, R]:
+    """Make the errors of a public function short.
+
+    What a person can mend (UserError) leaves without the frames of jtrain and JAX. Uncaught, it
+    ends a script by the exit code of `jtrain`. JAX_TRACEBACK_FILTERING=off leaves all frames.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (UserError, PeerError, DeviceError) as error:
+            found: Exception = error
+        except (RuntimeError, AssertionError, TypeError) as error:
+            told = refused_platform(error) or _unknown_arguments(error, function, kwargs)
+            if told is None:
+                raise
+            found = told
+        exit_by_code()
+        if not whole_tracebacks():
+            _shorten(found)
+        raise found
+
+    return call
+
+
+def _shorten(error: Exception) -> None:
+    """Take the frames off an error, and what it came of out of sight; that stays its `__context__`.
+
+    JAX's note about its own frames goes with them.
+    """
+    error.__traceback__ = None
+    error.__context__, error.__cause__ = error.__cause__ or error.__context__, None  # shows it
+    error.__suppress_context__ = True
+    notes = getattr(error, "__notes__", [])
+    notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
+
+
+def _unknown_arguments(
+    error: Exception, function: Callable[..., object], given: Mapping[str, object]
+) -> ConfigError | None:
+    """Return what to tell of arguments that a function has not, with the nearest that it has."""
+    refused = re.search(r"unexpected keyword argument '\w+'", str(error))
+    trace = error.__traceback__
+    if refused is None or trace is None or trace.tb_next is not None:  # it came from further in
+        return None
+    names = list(inspect.signature(function).parameters)
+    others = {other: name for other, name in SYNONYMS.items() if name in names}
+    wrong = [name for name in given if name not in names]
+    near = [difflib.get_close_matches(name, [*names, *others], 1) for name in wrong]
+    meant = dict.fromkeys(others.get(found[0], found[0]) for found in near if found)
+    there = f"Did you mean {_assigned(meant)}?" if all(near) else f"It has {', '.join(names)}."
+    many = "s" if len(wrong) > 1 else ""
+    return ConfigError(f"{function.__name__} has no argument{many} {_assigned(wrong)}. {there}")
+
+
+def _assigned(names: Iterable[str]) -> str:
+    return ", ".join(f"{name}=" for name in names)
+
+
+def exit_by_code() -> None:
+    """From now on let an uncaught error of ours end the script by its `code`, in short."""
+    previous = sys.excepthook
+    if getattr(previous, "of_jtrain", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        ours = isinstance(error, UserError | PeerError | DeviceError)
+        if ours and not whole_tracebacks():
+            error.__traceback__ = trace = cut(trace)
+        previous(kind, error, trace)
+        if ours and not interactive():
+            sys.stdout.flush()
+            raise SystemExit(error.code)
+
+    hook.of_jtrain = True  # pyright: ignore[reportFunctionMemberAccess]
+    sys.excepthook = hook
+
+
+def refused_platform(error: Exception) -> ConfigError | None:
+    """Return what to tell where JAX has no devices of the platform that JAX_PLATFORMS names."""
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    frames = traceback.extract_tb(error.__traceback__)
+    if not asked or not any(frame.filename.endswith("xla_bridge.py") for frame in frames):
+        return None
+    reason = f" ({message(error).partition(': ')[2]})" if str(error) else ""
+    return ConfigError(
+        f"JAX_PLATFORMS={asked} asks for devices that JAX does not find here{reason}. To use the "
+        f"CPU type: export JAX_PLATFORMS=cpu. For an NVIDIA GPU: pip install 'jtrain[cuda13]', "
+        f"'jtrain[cuda12]' with a driver older than 580; for a TPU: pip install 'jtrain[tpu]'."
+    )

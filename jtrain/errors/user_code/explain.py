@@ -1,0 +1,165 @@
+"""Advice that depends on the failing line: its keys, names, shapes, functions and paths."""
+
+import ast
+import builtins
+import difflib
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from jtrain.errors.tracebacks import failing_code
+
+WHOLE = (
+    "The whole traceback, JAX's frames among them: JAX_TRACEBACK_FILTERING=off before the command."
+)
+PRINT = "Print shapes as it is traced, print(x.shape): rows are the first dim of every array."
+
+
+class Failure(NamedTuple):
+    """An error in a user's code, and what is known about it."""
+
+    error: Exception
+    what: str
+    """That was called: "the loss"."""
+    link: TracebackType
+    """The innermost frame of the user's own."""
+    batch: Mapping[str, Any]
+    """That it was called with; empty where it was called with none."""
+
+
+class Advice(NamedTuple):
+    """What happened, in one sentence without its full stop, and one thing to type."""
+
+    happened: str
+    type: str
+
+
+def numpy_call(failure: Failure) -> Advice:
+    """Name the function of numpy that was called, where the line says it."""
+    names = re.findall(r"\bnp\.(\w+)", failing_code(failure.link))
+    typed = f"jnp.{names[0]}(...) in the place of np.{names[0]}(...)" if names else "jnp for np"
+    happened = f"{failure.what} gives numpy a value that JAX has not computed yet"
+    return Advice(happened, f"Write {typed}, with `import jax.numpy as jnp`.")
+
+
+def missing_key(failure: Failure) -> Advice:
+    """Name the keys that there are, of the mapping that was asked."""
+    key = failure.error.args[0] if failure.error.args else None
+    name, mapping = _asked(failure.link)
+    if mapping is None and failure.batch and key not in failure.batch:
+        name, mapping = "the batch", failure.batch
+    if mapping is None or not mapping:
+        return Advice(f"{failure.what} asks for {key!r}, which is not there", WHOLE)
+    near = difflib.get_close_matches(str(key), [str(name) for name in mapping], 1)
+    happened = f"{failure.what} asks for {key!r}, and {name} has {_listed(mapping)}"
+    if near:
+        return Advice(happened, f"Write {near[0]!r}.")
+    first = next((name for name in mapping if name not in ("row", "mask")), next(iter(mapping)))
+    return Advice(happened, f"Write {first!r}, or give the array that name: {{{key!r}: ...}}.")
+
+
+def _listed(mapping: Mapping[Any, Any]) -> str:
+    """The keys and what they hold; of a batch first what its data has."""
+    names = sorted(mapping, key=lambda name: name in ("row", "mask"))
+    return ", ".join(_described(name, mapping[name]) for name in names)
+
+
+def _described(name: Any, value: Any) -> str:
+    """`x (float32[32,8])`."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    kind = f" ({dtype}[{','.join(map(str, shape))}])" if shape is not None and dtype else ""
+    return f"{name}{kind}"
+
+
+def _asked(link: TracebackType) -> tuple[str, Mapping[Any, Any] | None]:
+    """Return the mapping that the failing code, `batch["image"]`, asked, and how it is written."""
+    try:
+        asked = ast.parse(failing_code(link).strip(), mode="eval").body
+    except SyntaxError:
+        return "", None
+    if not isinstance(asked, ast.Subscript):
+        return "", None
+    names = {**link.tb_frame.f_globals, **link.tb_frame.f_locals}
+
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Name):
+            return names.get(node.id)
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            inner = value(node.value)
+            return inner.get(node.slice.value) if isinstance(inner, Mapping) else None
+        return None
+
+    found = value(asked.value)
+    return f"`{ast.unparse(asked.value)}`", found if isinstance(found, Mapping) else None
+
+
+def unfit_shapes(failure: Failure) -> Advice:
+    """Say whether one of the shapes has the rows in the wrong place."""
+    rows = len(failure.batch["mask"]) if "mask" in failure.batch else None
+    text = str(failure.error)
+    shapes = [tuple(map(int, re.findall(r"\d+", s))) for s in re.findall(r"\(([\d, ]+)\)", text)]
+    happened = f"{failure.what} brings together arrays whose shapes do not fit"
+    if rows is None:
+        return Advice(happened, PRINT)
+    led = [shape for shape in shapes if shape[0] == rows]
+    turned = [shape for shape in shapes if shape[0] not in (rows, 1)]
+    happened = f"{happened} (the batch has {_listed(failure.batch)})"
+    if led and turned and "contracting" not in text:
+        return Advice(
+            happened,
+            f"The rows, {rows} here, are the first dim of every array, and one begins with "
+            f"{turned[0][0]}: turn it by x.T, or sum over its last dim by axis=-1.",
+        )
+    return Advice(happened, PRINT)
+
+
+def unknown_name(failure: Failure) -> Advice:
+    """Name what is written nearly so: a variable, or what a module or an object has."""
+    error = failure.error
+    frame, name = failure.link.tb_frame, str(getattr(error, "name", "") or "")
+    if isinstance(error, AttributeError):
+        there: Sequence[str] = [x for x in dir(getattr(error, "obj", None)) if x[0] != "_"]
+        nn = sys.modules.get("jax.nn")  # imported by whom it concerns
+        if getattr(error.obj, "__name__", "") == "jax.numpy" and hasattr(nn, name):
+            return Advice(f"{failure.what} failed", f"Write jax.nn.{name}.")
+    else:
+        there = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
+    near = difflib.get_close_matches(name, there, 1)
+    return Advice(f"{failure.what} failed", f"Did you mean {near[0]}?" if near else WHOLE)
+
+
+def subscripted_module(failure: Failure) -> Advice:
+    """Say that a loss gets the module itself where an nnx module is trained."""
+    if not re.search(r"\[", failing_code(failure.link)):
+        return Advice(f"{failure.what} failed", WHOLE)
+    return Advice(
+        f"{failure.what} takes an object for a dict",
+        "Where an nnx module is trained the loss gets the module itself: def loss(module, batch, "
+        'rng): outputs = module(batch["x"]). To get arrays, give fit the arrays.',
+    )
+
+
+def missing_path(failure: Failure) -> Advice:
+    """Name what there is beside a path that is not there."""
+    error = failure.error
+    path = Path(str(getattr(error, "filename", None) or ""))
+    reason = getattr(error, "strerror", None) or "not there"
+    happened = f"{failure.what} cannot open {path or 'a file'} ({reason.lower()})"
+    above = next((p for p in path.parents if p.is_dir()), Path())
+    there = sorted(os.listdir(above)) if os.access(above, os.R_OK) else []
+    missing, *rest = path.parts[len(above.parts) :] or [""]  # the first that is not there
+    near = difflib.get_close_matches(missing, there, 1)
+    where = f"It was looked for in {above.resolve()}"
+    if near:
+        return Advice(happened, f"{where}. Did you mean {above.joinpath(near[0], *rest)}?")
+    listed = f", which has {', '.join(there[:8])}" if there else ""
+    relative = (
+        "" if path.is_absolute() else "; a relative path counts from where you type the command"
+    )
+    return Advice(
+        happened, f"{where}{listed}{relative}. Write the path in full: {path.absolute()}."
+    )

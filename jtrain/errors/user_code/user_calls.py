@@ -1,0 +1,112 @@
+"""Calls of a user's functions: errors within show the user's own frames and what to type."""
+
+import contextlib
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jtrain.errors import CodeError, LossError, UserError
+from jtrain.errors.tracebacks import frame_lines, is_own, message, own_frames
+from jtrain.errors.user_code.advice import advise
+from jtrain.errors.user_code.explain import Failure
+
+# Raised by what a run depends on and not by what its code says: another try may go well.
+OUTSIDE = (MemoryError, KeyboardInterrupt, ConnectionError, TimeoutError)
+
+
+@contextlib.contextmanager
+def user_code(what: str, batch: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Raise what fails within as a CodeError, if it was the user's own code that called for it.
+
+    The error that it was is its `__context__`, and its `__cause__` where JAX is asked for whole
+    tracebacks (JAX_TRACEBACK_FILTERING=off).
+
+    Args:
+        what: is called: "the loss", "`build`".
+        batch: that it is called with, for advice.
+
+    Raises:
+        CodeError: in the place of the error, with the user's frames, its own first line and what
+            to type.
+    """
+    try:
+        yield
+    except UserError as error:
+        _add_place(error)
+        raise
+    except OUTSIDE:
+        raise
+    except Exception as error:
+        told = describe(error, what, batch)
+        if told is None:
+            raise
+        raise CodeError(told) from (error if whole_tracebacks() else None)
+
+
+def describe(error: Exception, what: str, batch: Mapping[str, Any] | None = None) -> str | None:
+    """Return what to tell of an error in a user's code; None if it is none of theirs to mend."""
+    links = list(own_frames(error.__traceback__))
+    if not links or _comes_from_outside(error):
+        return None
+    found = advise(Failure(error, what, links[-1], batch or {}))
+    return f"{found.happened}:\n{frame_lines(error.__traceback__)}\n{message(error)}\n{found.type}"
+
+
+def _add_place(error: UserError) -> None:
+    """Say the lines of the user's that led to an error which says what to type already."""
+    frames = frame_lines(error.__traceback__)
+    if frames and '  File "' not in str(error):
+        error.args = (f"{error}\n{frames}",)
+
+
+def _comes_from_outside(error: Exception) -> bool:
+    """Return whether an error is of the machine: a disk, a network, a device without memory."""
+    paths = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+    if isinstance(error, OSError):
+        return not isinstance(error, (FileExistsError, *paths))
+    return type(error).__name__ in {"JaxRuntimeError", "XlaRuntimeError"}
+
+
+def whole_tracebacks() -> bool:
+    """Return whether tracebacks are to stay as long as they are, by JAX's own setting."""
+    return os.environ.get("JAX_TRACEBACK_FILTERING", "") == "off"
+
+
+def check_takes(function: Any, names: Sequence[str], what: str) -> None:
+    """Check that a function can be called with arguments of these names, in their order.
+
+    Raises:
+        LossError: with its place, what it takes, and the line to write.
+    """
+    if not callable(function):
+        made = " For a classifier: jt.classifier(model)." if what == "the loss" else ""
+        raise LossError(
+            f"{what} is a function of ({', '.join(names)}), and this is a "
+            f"{type(function).__name__}. Write: def {_name(what)}({', '.join(names)}): ...{made}"
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function of C says nothing
+        return
+    try:
+        signature.bind(*names)
+    except TypeError:
+        called = getattr(function, "__name__", type(function).__name__)
+        called = _name(what) if called == "<lambda>" else called
+        raise LossError(
+            f"{what} is called as {called}({', '.join(names)}), and it takes {signature}:\n"
+            f"{_place(function)}Write: def {called}({', '.join(names)}):"
+        ) from None
+
+
+def _name(what: str) -> str:
+    return what.split()[-1].strip("`")
+
+
+def _place(function: Callable[..., Any]) -> str:
+    """Return the line on which a function begins, as a traceback shows it."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or not is_own(code.co_filename):
+        return ""
+    return f'  File "{code.co_filename}", line {code.co_firstlineno}, in {code.co_name}\n'

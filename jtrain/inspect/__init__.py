@@ -1,0 +1,1 @@
+"""Looking at a step or at a run: plans, debugging, reports."""

@@ -1,0 +1,73 @@
+"""A run in a line: status, step, losses, evaluations, speed, as plain numbers."""
+
+from statistics import median
+from typing import Any
+
+from jtrain.checkpoint.retention import Goal, best_of
+from jtrain.inspect.report.read_run import Row, Story, finite
+from jtrain.inspect.report.series import RATES
+
+
+def facts(story: Story) -> dict[str, Any]:
+    """Return status, step, losses, evaluations, rows or tokens a second, seconds, and troubles."""
+    sets = story.facts.get("sets")
+    first = sets[0] if isinstance(sets, list) and sets and isinstance(sets[0], str) else "valid"
+    valid = _values(story, f"{first}/loss")
+    losses = [row["loss"] for row in (*story.metrics, *story.steps[-1:]) if _has(row, "loss")]
+    paces = [row for row in story.speed if _has(row, "waiting")]
+    rate = next((r for r in RATES if any(_has(row, r) for row in story.speed)), None)
+    least = min(valid.items(), key=lambda found: found[1], default=(None, None))
+    return {
+        "run": str(story.path),
+        "name": story.name,
+        "status": story.status,
+        "step": story.step,
+        "steps": story.config.get("steps"),
+        "loss": losses[-1] if losses else None,
+        "valid_loss": list(valid.values())[-1] if valid else None,
+        "best_valid_loss": least[1],
+        "best_step": least[0],
+        "validation": validation(story, first),
+        "best": _best(story, first),
+        "rate": median(row[rate] for row in story.speed if _has(row, rate)) if rate else None,
+        "rate_of": rate,
+        "waiting": median(row["waiting"] for row in paces) if paces else None,
+        "trained_seconds": max(
+            (r["trained"] for r in story.speed if _has(r, "trained")), default=0
+        ),
+        "troubles": list(story.troubles),
+    }
+
+
+def validation(story: Story, first: str = "valid") -> dict[str, float]:
+    """Return the newest number of each metric of each evaluation set, `valid/accuracy` by name.
+
+    Those of the `first` set come first, and its loss before them; arrays, and how many rows were
+    evaluated, are left out.
+    """
+    names = dict.fromkeys(name for row in story.metrics for name in row if "/" in name)
+    found = {name: list(_values(story, name).values()) for name in names}
+    newest = {n: values[-1] for n, values in found.items() if values and not n.endswith("/rows")}
+    order = lambda name: (not name.startswith(f"{first}/"), not name.endswith("/loss"))
+    return {name: newest[name] for name in sorted(newest, key=order)}
+
+
+def _best(story: Story, first: str) -> dict[str, Any] | None:
+    """The best evaluation by the run's checkpoint.best, by the loss where that is empty."""
+    said = story.config.get("checkpoint.best")
+    goal = Goal.parse(said if isinstance(said, str) and said else "loss")
+    if goal is None:
+        return None
+    name = goal.name if "/" in goal.name else f"{first}/{goal.name}"
+    values = _values(story, name)
+    step = best_of(values, goal)
+    return None if step is None else {"name": name, "value": values[step], "step": step}
+
+
+def _values(story: Story, name: str) -> dict[int, float]:
+    """A metric by step, where it is a finite number."""
+    return {row["step"]: float(row[name]) for row in story.metrics if _has(row, name)}
+
+
+def _has(row: Row, key: str) -> bool:
+    return isinstance(row.get(key), int | float) and finite(row[key])

@@ -1,0 +1,70 @@
+"""The first table of a page: a line for each run."""
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+
+from jtrain.inspect.report.facts import facts
+from jtrain.inspect.report.html import colour, table
+from jtrain.inspect.report.read_run import Story, age
+from jtrain.io.formatting import count, duration
+from jtrain.io.formatting import number as spelt
+
+METRICS = 8  # columns of evaluations
+
+
+def overview(stories: Sequence[Story], names: Sequence[str]) -> str:
+    """Return the table of all runs: status, step, losses, evaluations, speed."""
+    known = [facts(story) for story in stories]
+    metrics = list(dict.fromkeys(name for each in known for name in each["validation"]))[:METRICS]
+    goals = {each["best"]["name"] for each in known if each["best"]}
+    best = f"best {escape(next(iter(goals)))}" if len(goals) == 1 else "best"
+    head = ["run", "status", "step", "loss", *map(escape, metrics), best]
+    rows = []
+    for i, (name, story, each) in enumerate(zip(names, stories, known, strict=True)):
+        numbers = [_or_dash(each["validation"].get(metric), spelt) for metric in metrics]
+        cells = [_button(i, name), _status(story), _step(story, each["steps"])]
+        cells += [_or_dash(each["loss"], spelt), *numbers, _best(each["best"], goals)]
+        rows.append(cells + _speed(each))
+    return table([*head, "speed", "waiting", "trained"], rows)
+
+
+def _button(run: int, name: str) -> str:
+    return (
+        f'<button class="run" data-run="{run}" aria-pressed="true">'
+        f'<i class="swatch" style="background:{colour(run)}"></i>{escape(name)}</button>'
+    )
+
+
+def _status(story: Story) -> str:
+    why = str(story.facts.get("why") or "")
+    word = story.status if story.status.isalpha() else "unknown"
+    open_end = word in {"running", "unknown"} and story.written is not None
+    seen = f"last written {age(story.written)}" if open_end else why
+    told = f'<span class="status {word}">{escape(story.status)}</span>'
+    return f"{told} <small>{escape(seen)}</small>"
+
+
+def _step(story: Story, steps: Any) -> str:
+    return f"{story.step:,}" + (f" / {escape(str(steps))}" if steps else "")
+
+
+def _best(best: dict[str, Any] | None, goals: set[str]) -> str:
+    if best is None:
+        return "-"
+    of = f"{escape(best['name'])} " if len(goals) > 1 else ""
+    return f"{of}{spelt(best['value'])} <small>at {best['step']:,}</small>"
+
+
+def _speed(known: dict[str, Any]) -> list[str]:
+    unit = escape((known["rate_of"] or "").partition("_")[0])
+    rate = known["rate"]
+    return [
+        "-" if rate is None else f"{count(rate)} {unit}/s",
+        _or_dash(known["waiting"], "{:.1%}".format),
+        _or_dash(known["trained_seconds"] or None, duration),
+    ]
+
+
+def _or_dash(value: Any, text: Callable[[Any], str]) -> str:
+    return "-" if value is None else text(value)

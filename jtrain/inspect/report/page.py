@@ -1,0 +1,222 @@
+"""One page about some runs: no file beside it, no network, nothing of a run that is not escaped."""
+
+import base64
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from jtrain.config.command_line import spell
+from jtrain.config.dump import ABSENT
+from jtrain.inspect.report.html import table
+from jtrain.inspect.report.overview import overview
+from jtrain.inspect.report.read_run import Story
+from jtrain.inspect.report.series import charts, clocks, leaf_charts, matrices, speeds
+
+ENVIRONMENT = (
+    "started",
+    "jtrain",
+    "python",
+    "packages",
+    "devices",
+    "layout",
+    "shards",
+    "machine",
+    "git",
+    "argv",
+)
+LOG_LINES = 200
+NAMED = 8  # runs in a title
+
+
+def page(stories: Sequence[Story], *, title: str = "", ranking: Sequence[str] = ()) -> str:
+    """The page as HTML: curves, differences, speed, samples, pictures, environment and status.
+
+    Args:
+        title: of the page, where the runs are those of a sweep or a folder; else their names.
+        ranking: lines that say which of them is best.
+    """
+    names = _names(stories)
+    title = f"{title}: {len(names)} runs" if title else _joined(names)
+    data = {
+        "runs": names,
+        "clocks": clocks(stories),
+        "charts": charts(stories),
+        "speeds": speeds(stories),
+        "leaves": leaf_charts(stories),
+    }
+    parts = [
+        _troubles(stories, names),
+        f'<section id="overview">{overview(stories, names)}</section>\n',
+        _section(
+            "Ranking",
+            f'<pre class="table">{escape(chr(10).join(ranking))}</pre>' if ranking else "",
+        ),
+        _section("Curves", '<div id="charts" class="grid"></div>' if data["charts"] else ""),
+        _section("What differs", _differences(stories, names)),
+        _section("Pictures", _pictures(stories, names)),
+        _section("Tables of numbers", _matrices(stories, names)),
+        _section("Samples", _texts(stories, names, lambda story: story.samples)),
+        _section("Speed", '<div id="speeds" class="grid"></div>' if data["speeds"] else ""),
+        _section("Leaves", '<div id="leaves"></div>' if data["leaves"] else ""),
+        _section("Environment", _environment(stories, names)),
+        _section("Values", _values(stories, names)),
+        _section("Logs", _texts(stories, names, _end_of_log)),
+    ]
+    here = files("jtrain.inspect.report")
+    style, script = ((here / f).read_text("utf-8") for f in ("page.css", "charts.js"))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:">
+<title>{escape(title)}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<h1>{escape(title)}</h1>
+<noscript><p>The curves are drawn by a script in this page; it is switched off here.</p></noscript>
+{"".join(parts)}
+<script type="application/json" id="data">{in_script(data)}</script>
+<script>
+{script}</script>
+</body>
+</html>
+"""
+
+
+def in_script(data: Any) -> str:
+    """JSON that no text in it can end, inside a script element."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def _names(stories: Sequence[Story]) -> list[str]:
+    """What each run is called: its name, and its directory where two have the same."""
+    names = [story.name for story in stories]
+    return [n if names.count(n) == 1 else str(s.path) for n, s in zip(names, stories, strict=True)]
+
+
+def _joined(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _section(title: str, body: str) -> str:
+    anchor = title.lower().replace(" ", "-")
+    return f'<section id="{anchor}-section"><h2>{title}</h2>{body}</section>\n' if body else ""
+
+
+def _troubles(stories: Sequence[Story], names: Sequence[str]) -> str:
+    told = [(n, line) for n, s in zip(names, stories, strict=True) for line in s.troubles]
+    lines = "".join(f"<li><b>{escape(n)}</b> {escape(line)}</li>" for n, line in told)
+    return f'<section class="troubles"><h2>Damaged</h2><ul>{lines}</ul></section>' if told else ""
+
+
+def _differences(stories: Sequence[Story], names: Sequence[str]) -> str:
+    told = [(name, s) for name, s in zip(names, stories, strict=True) if s.config]
+    if len(told) < 2:
+        return ""
+    stories = [story for _, story in told]
+    keys = dict.fromkeys(key for story in stories for key in story.config)
+    rows = []
+    for key in keys:
+        values = [_spell(story.config.get(key, ABSENT)) for story in stories]
+        if len(set(values)) > 1:
+            rows.append([f"<code>{escape(key)}</code>", *map(escape, values)])
+    if not rows:
+        return "<p>Nothing: these runs have the same values.</p>"
+    return table(["value", *(escape(name) for name, _ in told)], rows)
+
+
+def _values(stories: Sequence[Story], names: Sequence[str]) -> str:
+    text = lambda s: "\n".join(f"{key}: {_spell(value)}" for key, value in s.config.items())
+    return _texts(stories, names, text)
+
+
+def _environment(stories: Sequence[Story], names: Sequence[str]) -> str:
+    rows = []
+    for fact in ENVIRONMENT:
+        values = [_plain(story.facts.get(fact, "")) for story in stories]
+        known = set(filter(None, values))
+        one = fact in {"started", "argv"} or len(known) < 2  # those two are each run's own
+        mark = "" if one else ' <small class="differs">differs</small>'
+        if any(values):
+            rows.append([f"{escape(fact)}{mark}", *map(escape, values)])
+    return table(["", *map(escape, names)], rows) if rows else ""
+
+
+def _pictures(stories: Sequence[Story], names: Sequence[str]) -> str:
+    figures = [
+        f'<figure><img alt="{escape(picture.name)}" src="data:image/png;base64,'
+        f'{base64.b64encode(picture.png).decode()}"><figcaption>{escape(name)}: '
+        f"{escape(picture.name)}, step {picture.step:,}</figcaption></figure>"
+        for name, story in zip(names, stories, strict=True)
+        for picture in story.pictures
+    ]
+    return f'<div class="pictures">{"".join(figures)}</div>' if figures else ""
+
+
+def _matrices(stories: Sequence[Story], names: Sequence[str]) -> str:
+    figures = [
+        f"<figure>{_heat(matrix['cells'])}<figcaption>{escape(name)}: {escape(matrix['name'])}, "
+        f"step {matrix['step']:,}</figcaption></figure>"
+        for name, story in zip(names, stories, strict=True)
+        for matrix in matrices(story)
+    ]
+    return f'<div class="pictures">{"".join(figures)}</div>' if figures else ""
+
+
+def _heat(cells: Sequence[Sequence[float | int | None]]) -> str:
+    """A square a number, the darker the larger its share of its row."""
+    wide, high = len(cells[0]), len(cells)
+    squares = []
+    for y, row in enumerate(cells):
+        # By rows, so that a rare class is seen as well as a frequent one; one row by its largest.
+        known = [abs(cell) for cell in row if cell is not None]
+        whole = (sum(known) if high > 1 else max(known, default=0.0)) or 1.0
+        for x, cell in enumerate(row):
+            share = 0.0 if cell is None else abs(cell) / whole
+            told = "not a number" if cell is None else f"{cell:.4g}, {share:.1%} of its row"
+            squares.append(
+                f'<rect x="{x}" y="{y}" width="1" height="1" fill-opacity="{share:.3f}">'
+                f"<title>row {y}, column {x}: {told}</title></rect>"
+            )
+    return (
+        f'<svg class="heat" viewBox="0 0 {wide} {high}" role="img" '
+        f'style="aspect-ratio:{wide}/{high}">{"".join(squares)}</svg>'
+    )
+
+
+def _texts(stories: Sequence[Story], names: Sequence[str], text: Any) -> str:
+    short = lambda words: words.count("\n") <= 40
+    told = [(name, text(story)) for name, story in zip(names, stories, strict=True)]
+    opened = " open" if len(told) == 1 and short(told[0][1]) else ""
+    return "".join(
+        f"<details{opened}><summary>{escape(name)}</summary><pre>{escape(words)}</pre></details>"
+        for name, words in told
+        if words.strip()
+    )
+
+
+def _end_of_log(story: Story) -> str:
+    return "\n".join(story.log.splitlines()[-LOG_LINES:])
+
+
+def _spell(value: Any) -> str:
+    return "absent" if value is ABSENT else spell(value)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {version}" for name, version in value.items() if version)
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value)

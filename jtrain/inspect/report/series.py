@@ -1,0 +1,140 @@
+"""What a page draws: of each metric the points of each run, no more than a screen can show."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from jtrain.inspect.report.read_run import Row, Story, finite, number
+
+Points: TypeAlias = list[list[float | int | None]]  # step, value; None where it was not finite
+MOST = 1200  # points a line
+RATES = ("tokens_per_second", "rows_per_second")
+LEAF_KINDS = ("grad_norm", "grad_max", "ratio")
+
+
+def charts(stories: Sequence[Story]) -> list[dict[str, Any]]:
+    """The charts of metrics: `loss` with `valid/loss` in it, for all runs, what matters first."""
+    found: dict[str, dict[str, list[Points]]] = {}
+    for i, story in enumerate(stories):
+        for key, points in _curves(story).items():
+            name = key.rpartition("/")[2]
+            lines = found.setdefault(name, {}).setdefault(key, [[] for _ in stories])
+            lines[i] = thin(points)
+    found.pop("skipped", None) if not _ever(found.get("skipped", {})) else None
+    found.pop("rows", None)  # how many were evaluated: the same at every step
+    validated = lambda name: any("/" in key for key in found[name])
+    order = sorted(found, key=lambda name: (name != "loss", not validated(name), name))
+    return [{"title": name, "lines": _lines(found[name])} for name in order]
+
+
+def speeds(stories: Sequence[Story]) -> list[dict[str, Any]]:
+    """Pace over the steps, and the share of the time that waited for data."""
+    rate = next((r for r in RATES if any(r in row for s in stories for row in s.speed)), RATES[-1])
+    named = {rate.replace("_per_", " per "): rate, "share of time waiting for data": "waiting"}
+    return [
+        {
+            "title": title.replace("_", " "),
+            "lines": [{"name": key, "runs": [thin(_of(s.speed, key)) for s in stories]}],
+            "zero": True,
+        }
+        for title, key in named.items()
+        if any(_of(story.speed, key) for story in stories)
+    ]
+
+
+def clocks(stories: Sequence[Story]) -> list[Points]:
+    """Of each run its steps and the seconds that it had trained by then."""
+    return [thin(_of(story.speed, "trained")) for story in stories]
+
+
+def leaf_charts(stories: Sequence[Story]) -> list[dict[str, Any]]:
+    """A small chart for each leaf: norm and largest value of its gradient, and of its update."""
+    found: dict[tuple[str, str], list[Points]] = {}
+    for i, story in enumerate(stories):
+        for row in story.leaves:
+            for kind in LEAF_KINDS:
+                by_leaf = row.get(kind)
+                for leaf, value in by_leaf.items() if isinstance(by_leaf, dict) else ():
+                    lines = found.setdefault((kind, leaf), [[] for _ in stories])
+                    lines[i].append([row["step"], _finite(value)])
+    return [
+        {"kind": kind, "title": leaf, "runs": [thin(points) for points in runs]}
+        for (kind, leaf), runs in found.items()
+    ]
+
+
+def matrices(story: Story) -> list[dict[str, Any]]:
+    """Metrics that are arrays: the newest of each, as rows of numbers."""
+    newest: dict[str, dict[str, Any]] = {}
+    for row in story.metrics:
+        for key, value in row.items():
+            cells = _cells(value)
+            if cells:
+                newest[key] = {"name": key, "step": row["step"], "cells": cells}
+    return list(newest.values())
+
+
+def _curves(story: Story) -> dict[str, Points]:
+    """Each metric; those that steps.jsonl has of more steps are taken from there."""
+    found = _scalars(story.metrics)
+    for key, points in _scalars(story.steps).items():
+        if len(points) > len(found.get(key, [])):
+            found[key] = points
+    return found
+
+
+def thin(points: Points, most: int = MOST) -> Points:
+    """About `most` points at most: of each stretch the lowest and the highest, so peaks stay."""
+    if len(points) <= most:
+        return points
+    size = math.ceil(2 * len(points) / most)
+    kept: Points = []
+    for start in range(0, len(points), size):
+        stretch = points[start : start + size]
+        seen = [p for p in stretch if p[1] is not None]
+        ends = {id(p): p for p in (min(seen, key=_value), max(seen, key=_value))} if seen else {}
+        kept += sorted(ends.values(), key=lambda p: p[0] or 0) or stretch[:1]
+    return kept
+
+
+def _value(point: list[float | int | None]) -> float | int:
+    assert point[1] is not None, "only what is finite is compared"
+    return point[1]
+
+
+def _scalars(rows: Iterable[Row]) -> dict[str, Points]:
+    found: dict[str, Points] = {}
+    for row in rows:
+        for key, value in row.items():
+            if key != "step" and number(value) is not None:
+                found.setdefault(key, []).append([row["step"], _finite(value)])
+    return found
+
+
+def _of(rows: Iterable[Row], key: str) -> Points:
+    return _scalars(rows).get(key, [])
+
+
+def _finite(value: Any) -> float | None:
+    return number(value) if finite(value) else None
+
+
+def _lines(lines: dict[str, list[Points]]) -> list[dict[str, Any]]:
+    return [{"name": key, "runs": lines[key]} for key in sorted(lines, key=lambda k: ("/" in k, k))]
+
+
+def _ever(lines: dict[str, list[Points]]) -> bool:
+    return any(point[1] for runs in lines.values() for points in runs for point in points)
+
+
+def _cells(value: Any) -> list[list[float | int | None]] | None:
+    """A list of numbers, or of equally long lists of them, as rows."""
+    if not isinstance(value, list) or not value:
+        return None
+    rows = value if all(isinstance(row, list) for row in value) else [value]
+    wide = len(rows[0])
+    if not wide or any(len(row) != wide for row in rows):
+        return None
+    if any(number(cell) is None for row in rows for cell in row):
+        return None
+    return [[_finite(cell) for cell in row] for row in rows]

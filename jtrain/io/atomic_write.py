@@ -1,0 +1,21 @@
+"""A file that changes whole or not at all, whenever the process dies."""
+
+import os
+from pathlib import Path
+
+from jtrain.io.private_files import created
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    """Puts `content` in place of what `path` held, by one rename of a file that was flushed."""
+    new = path.with_name(path.name + ".new")
+    with created(new) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)  # the rename too
+    finally:
+        os.close(directory)

@@ -1,0 +1,1 @@
+"""Adapters: a model of any framework as the two pure functions of a `Model`."""

@@ -1,0 +1,167 @@
+"""Any equinox module as two pure functions over plain dicts of arrays."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from jtrain.core.pytree import name
+from jtrain.core.rows import refuse_hidden_rows
+from jtrain.core.types import Extra, Key, Keys, Leaf, Model, Params
+from jtrain.errors import ConfigError, LossError
+from jtrain.errors.user_code import CARRY_EXTRA
+
+Module: TypeAlias = Any  # eqx.Module; equinox is no dependency
+Path: TypeAlias = tuple[str, ...]
+
+
+def from_equinox(make: Callable[[Key], Module | tuple[Module, Any]]) -> Model:
+    """The module that `make(key)` builds, as `Model(init, apply)`.
+
+    A module with state is made by `eqx.nn.make_with_state(Net)`. `params` (every array of floats)
+    and `extra` (`buffers`, which are all other arrays, and `state`) are plain nested dicts; what is
+    static is closed over. No array is made here.
+
+    The module is written for one row, as equinox modules are: `module(*inputs)`, after the inputs
+    the state if it has one, and `key=` if it takes that. `apply(params, extra, rng, train,
+    *inputs)` maps it over the rows of the inputs and returns the outputs and the new `extra`. Not
+    training, it is in inference mode.
+
+    `rng` are the keys of the rows (`jtrain.row_keys`): what a row drops then depends on no device
+    and no microbatch. A single key is folded with the place of the row among those that it sees.
+
+    `eqx.nn.BatchNorm` makes rows meet, over the axis name that it was given: say
+    `couples="batch"`. It takes no mask, so it trains on full batches only.
+
+    Raises:
+        ConfigError: if equinox is not installed.
+        LossError: if batch norms name several axes; from `apply`, if the module draws while
+            training and `rng` is None, or has a batch norm and trains where rows may be hidden.
+    """
+    eqx = _equinox()
+    built = eqx.filter_eval_shape(make, jax.random.key(0))
+    with_state = isinstance(built, tuple)
+    module, state = built if with_state else (built, ())
+    axis = _axis_of_rows(eqx, module)
+    takes_key = "key" in inspect.signature(module.__call__).parameters
+    leaves, structure = jax.tree_util.tree_flatten_with_path(module)
+    kinds = [_kind(leaf) for _, leaf in leaves]
+    paths = [_strings(path) for path, _ in leaves]
+    carried = ["buffers"] * ("buffers" in kinds) + ["state"] * bool(jax.tree.leaves(state))
+    state_paths = [_strings(p) for p, _ in jax.tree_util.tree_leaves_with_path(state)]
+
+    def part(arrays: Sequence[Leaf], kind: str) -> dict[str, Any]:
+        chosen = zip(paths, arrays, kinds, strict=True)
+        return _nested([(path, array) for path, array, this in chosen if this == kind])
+
+    def init(key: Key) -> tuple[Params, Extra]:
+        made, begun = make(key) if with_state else (make(key), ())
+        arrays = jax.tree.leaves(made)
+        pairs = zip(state_paths, jax.tree.leaves(begun), strict=True)
+        extra = {"buffers": part(arrays, "buffers"), "state": _nested(list(pairs))}
+        return part(arrays, "params"), {name: tree for name, tree in extra.items() if tree}
+
+    def apply(params: Params, extra: Extra, rng: Keys | None, train: bool, *inputs: Any):
+        if train and axis:
+            refuse_hidden_rows("a batch norm of equinox")
+        if lacking := [name for name in carried if name not in extra]:
+            raise LossError(
+                f"the module carries {' and '.join(lacking)} beside its parameters (running "
+                f"statistics, say), and `apply` got extra without. {CARRY_EXTRA}"
+            )
+        trees = {"params": params, **extra}
+        arrays = [
+            _at(trees[kind], path) if kind else leaf
+            for kind, path, (_, leaf) in zip(kinds, paths, leaves, strict=True)
+        ]
+        net = eqx.nn.inference_mode(jax.tree.unflatten(structure, arrays), not train)
+        before = [_at(extra["state"], path) for path in state_paths]
+
+        def of_row(key: Key | None, row: tuple[Any, ...], state: Any) -> Any:
+            keyword = {"key": key} if takes_key else {}
+            return net(*row, state, **keyword) if with_state else (net(*row, **keyword), ())
+
+        keys = _row_keys(rng, len(inputs[0])) if train and takes_key else None
+        over_rows = jax.vmap(of_row, (0, 0, None), (0, None), axis_name=axis or "batch")
+        try:
+            outputs, after = over_rows(
+                keys, inputs, jax.tree.unflatten(jax.tree.structure(state), before)
+            )
+        except RuntimeError as error:
+            raise _undrawn(error) from None
+        if not (train and with_state):
+            return outputs, extra
+        pairs = zip(state_paths, jax.tree.leaves(after), strict=True)
+        return outputs, {**extra, "state": _nested(list(pairs))}
+
+    return Model(init, apply, couples="batch" if axis else "nothing")
+
+
+def _equinox() -> Any:
+    try:
+        import equinox
+    except ImportError:
+        raise ConfigError(
+            "from_equinox was asked for a model, and equinox is not installed. Type: "
+            "pip install equinox"
+        ) from None
+    return equinox
+
+
+def _axis_of_rows(eqx: Any, module: Module) -> str:
+    """The axis name that the batch norms of a module know the rows by; empty without any."""
+    is_norm = lambda x: isinstance(x, eqx.nn.BatchNorm)
+    norms = filter(is_norm, jax.tree.leaves(module, is_leaf=is_norm))
+    names = sorted({str(norm.axis_name) for norm in norms})
+    if len(names) > 1:
+        raise LossError(
+            f"the rows of a batch are one axis, and the batch norms of this module know it by "
+            f"several names: {', '.join(names)}. Give them all axis_name={names[0]!r}."
+        )
+    return names[0] if names else ""
+
+
+def _kind(leaf: Any) -> str:
+    """Which tree a leaf of the module goes into; empty for what is no array."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return ""
+    return "params" if jnp.issubdtype(leaf.dtype, jnp.inexact) else "buffers"
+
+
+def _row_keys(rng: Keys | None, rows: int) -> Any:
+    if rng is None or rng.ndim:
+        return rng
+    return jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(rows))
+
+
+def _undrawn(error: RuntimeError) -> Exception:
+    if "requires a key" not in str(error):
+        return error
+    return LossError(
+        "this model draws random numbers while it trains, and got no key. Pass "
+        "`jt.row_keys(rng, batch)` as the rng of `apply`, and in the module `key=key` on to the "
+        "layers that draw; or train=False where nothing may be drawn."
+    )
+
+
+def _strings(path: tuple[Any, ...]) -> Path:
+    return tuple(name((entry,)) for entry in path)
+
+
+def _nested(pairs: Sequence[tuple[Path, Leaf]]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for (*folders, last), leaf in pairs:
+        inner = tree
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        inner[last] = leaf
+    return tree
+
+
+def _at(tree: dict[str, Any], path: Path) -> Leaf:
+    inner: Any = tree
+    for folder in path:
+        inner = inner[folder]
+    return inner

@@ -1,0 +1,75 @@
+"""Any haiku function as two pure functions over plain dicts of arrays."""
+
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+
+from jtrain.core.rows import first_key, refuse_hidden_rows
+from jtrain.core.types import Extra, Key, Keys, Leaf, Model, Params
+from jtrain.errors import ConfigError, LossError
+from jtrain.models.adapters.switch import switch_of
+
+Transformed: TypeAlias = Any  # hk.Transformed or hk.TransformedWithState; haiku is no dependency
+
+
+def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
+    """`hk.transform(f)` or `hk.transform_with_state(f)` as `Model(init, apply)`.
+
+    `inputs` are arrays or shapes like those that `f` takes. `params` and `extra` (haiku's state)
+    are its own dicts of dicts. `apply(params, extra, rng, train, *inputs)` tells `f` whether it
+    trains by the argument that it has for it (`train`, `is_training`, ...; `jtrain.models.adapters.switch`).
+
+    `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which it takes the first:
+    `hk.dropout` draws one mask for all rows that it sees.
+
+    `hk.BatchNorm` makes rows meet: say `couples="batch"`. It takes no mask, so a function with
+    state trains on full batches only.
+
+    Raises:
+        ConfigError: if haiku is not installed.
+        LossError: if `transformed` is neither, or `f` takes `**keywords`; from `apply`, if it draws
+            and `rng` is None, or if it has state and trains where rows may be hidden.
+    """
+    if not (hasattr(transformed, "init") and hasattr(transformed, "apply")):
+        raise LossError(
+            f"from_haiku was to get hk.transform(f) or hk.transform_with_state(f), and got "
+            f"{type(transformed).__name__}. Write from_haiku(hk.transform_with_state(f), x)."
+        )
+    hk = _haiku()
+    if isinstance(transformed, hk.Transformed):
+        transformed = hk.with_empty_state(transformed)
+    switch = switch_of(transformed.apply, "the haiku function")
+
+    def init(key: Key) -> tuple[Params, Extra]:
+        like = [jnp.zeros(x.shape, x.dtype) for x in inputs]
+        # Made as it trains: only then does hk.BatchNorm compute statistics, and make their state.
+        params, state = transformed.init(key, *like, **switch(True))
+        return dict(params), dict(state)
+
+    def apply(params: Params, extra: Extra, rng: Keys | None, train: bool, *inputs: Any):
+        if train and extra:
+            refuse_hidden_rows("a haiku function with state")
+        key = None if rng is None else first_key(rng)
+        try:
+            outputs, changed = transformed.apply(params, extra, key, *inputs, **switch(train))
+        except ValueError as error:  # haiku's own class for it is private
+            if key is not None or "PRNGKey" not in str(error):
+                raise
+            raise LossError(
+                "this model draws random numbers, and `apply` got rng=None. Pass the loss's `rng` "
+                "on, or draw only where the argument `train` of the function is true."
+            ) from None
+        return outputs, dict(changed) if train else extra
+
+    return Model(init, apply)
+
+
+def _haiku() -> Any:
+    try:
+        import haiku
+    except ImportError:
+        raise ConfigError(
+            "from_haiku was asked for a model, and haiku is not installed. Type: "
+            "pip install dm-haiku"
+        ) from None
+    return haiku

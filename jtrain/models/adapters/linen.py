@@ -1,0 +1,81 @@
+"""Any flax linen module as two pure functions over plain dicts of arrays."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import flax.core.meta
+import flax.errors
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jtrain.core.rows import first_key
+from jtrain.core.types import Extra, Key, Keys, Leaf, Model, Params
+from jtrain.errors import LossError
+from jtrain.models.adapters.switch import switch_of
+
+
+def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("dropout",)) -> Model:
+    """A linen module as `Model(init, apply)`; `inputs` are arrays or shapes like those it takes.
+
+    `params` is the collection of that name and `extra` holds the others (`batch_stats`), as plain
+    nested dicts. `apply(params, extra, rng, train, *inputs)` tells the module whether it trains by
+    the argument that it has for it (`train`, `deterministic`, ...; `jtrain.models.adapters.switch`), draws
+    stream i of `streams` from `fold_in(rng, i)` and returns the outputs and the new `extra`.
+
+    `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which it takes the first: a
+    layer of flax draws one mask for all rows that it sees.
+
+    `BatchNorm` makes rows meet: say `couples="batch"`, and hand it the batch's mask
+    (`nn.BatchNorm(...)(x, mask=mask)`, the mask among the inputs) where batches may be ragged.
+
+    Raises:
+        LossError: if the module takes `**keywords`; from `apply`, if it draws while training and
+            `rng` is None.
+    """
+    switch = switch_of(module.__call__, f"the linen module {type(module).__name__}")
+    taken = inspect.signature(module.__call__).parameters
+    named = tuple(name for name in ("keys", "mask") if name in taken)
+
+    def init(key: Key) -> tuple[Params, Extra]:
+        like = [jnp.zeros(x.shape, x.dtype) for x in inputs]
+        rngs = _rngs(("params", *streams), key)
+        variables = flax.core.meta.unbox(module.init(rngs, *like, **switch(False)))
+        return variables.pop("params", {}), variables
+
+    def apply(
+        params: Params, extra: Extra, rng: Keys | None, train: bool, *inputs: Any, **named: Any
+    ):
+        rngs = {} if rng is None or not train else _rngs(streams, first_key(rng))
+        try:
+            outputs, changed = module.apply(
+                {"params": params, **extra},
+                *inputs,
+                **named,
+                **switch(train),
+                rngs=rngs,
+                mutable=list(extra) if train else [],
+            )
+        except flax.errors.InvalidRngError as error:
+            raise _undrawn(error, streams, rng) from None
+        return outputs, {**extra, **changed}
+
+    return Model(init, apply, named=named)
+
+
+def _rngs(streams: Sequence[str], key: Key) -> dict[str, Key]:
+    return {name: jax.random.fold_in(key, i) for i, name in enumerate(streams)}
+
+
+def _undrawn(error: Exception, streams: Sequence[str], rng: Keys | None) -> LossError:
+    if rng is None:
+        return LossError(
+            "this model draws random numbers while it trains, and `apply` got rng=None. Pass the "
+            "loss's `rng` on, or train=False where nothing may be drawn."
+        )
+    return LossError(
+        f"this model was to draw from {', '.join(streams) or 'no stream'}, and asks for another "
+        f"({str(error).split(' (')[0]}). Name all that it draws from: from_linen(..., "
+        f'streams=("dropout", "noise")).'
+    )

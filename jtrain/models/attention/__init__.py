@@ -1,0 +1,1 @@
+"""Attention: kernels, masks, rotary positions and the cache of keys and values."""

@@ -1,0 +1,91 @@
+"""The values of how a transformer knows where a token stands; importing them imports no flax."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from jtrain.config.configclass import values
+from jtrain.errors import ConfigError
+
+
+@values
+class Learned:
+    """A vector for each position of the context, added to the token's."""
+
+    kind: Literal["learned"] = "learned"
+
+
+@values
+class NoPositions:
+    """Nothing but the causal mask tells the order."""
+
+    kind: Literal["none"] = "none"
+
+
+@values
+class NoScaling:
+    """The angles as they are."""
+
+    kind: Literal["none"] = "none"
+
+
+@values
+class LinearScaling:
+    """Every angle divided by a factor: a context `factor` times as long as the one trained on.
+
+    Source: Chen et al. 2023, https://arxiv.org/abs/2306.15595.
+    """
+
+    kind: Literal["linear"] = "linear"
+    factor: float = Field(gt=0)
+    """What the angles are divided by."""
+
+
+@values
+class Llama3Scaling:
+    """Slow angles divided by a factor, fast ones kept, and those between blended.
+
+    Source: Llama 3.1, `apply_scaling` in
+    https://github.com/meta-llama/llama-models/blob/main/models/llama3/model.py.
+    """
+
+    kind: Literal["llama3"] = "llama3"
+    factor: float = Field(default=8.0, gt=0)
+    """What the angles of the slowest are divided by."""
+    low: float = Field(default=1.0, gt=0)
+    """Turns in `context` tokens below which an angle is divided whole."""
+    high: float = Field(default=4.0, gt=0)
+    """Turns in `context` tokens above which an angle is kept."""
+    context: int = Field(default=8192, gt=0)
+    """Tokens of the context trained on first."""
+
+    @model_validator(mode="after")
+    def _low_below_high(self) -> "Llama3Scaling":
+        if self.low >= self.high:
+            raise ConfigError(
+                f"llama3 scaling blends from low={self.low} to high={self.high} turns, and the "
+                f"first is to be below the second. Llama 3.1 has low=1.0 and high=4.0."
+            )
+        return self
+
+
+Scaling: TypeAlias = Annotated[
+    NoScaling | LinearScaling | Llama3Scaling, Field(discriminator="kind")
+]
+
+
+@values
+class Rotary:
+    """Queries and keys turned by angles that grow with the position.
+
+    Source: Su et al. 2021, https://arxiv.org/abs/2104.09864.
+    """
+
+    kind: Literal["rotary"] = "rotary"
+    base: float = Field(default=10000.0, gt=1)
+    """The slowest pair of numbers turns by about 1 / base a token; the fastest by 1."""
+    scaling: Scaling = NoScaling()
+    """How the angles are changed for a longer context."""
+
+
+Positions: TypeAlias = Annotated[Learned | Rotary | NoPositions, Field(discriminator="kind")]

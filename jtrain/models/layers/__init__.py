@@ -1,0 +1,1 @@
+"""Layers that networks are made of."""

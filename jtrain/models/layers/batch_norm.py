@@ -1,0 +1,109 @@
+"""Batch normalisation over the rows that are real, its backward pass in closed form."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from jtrain.core.pytree import at_least_f32
+from jtrain.core.types import Mean
+
+EPSILON = 1e-5
+KEPT = 0.9  # of the running statistics a step, as in the published ResNets
+
+
+class BatchNorm(nnx.Module):
+    """`x` with mean 0 and variance 1 in each channel, times `scale`, plus `bias`.
+
+    While training these are the mean and variance of the rows of the batch that the mask shows, so
+    rows meet: the model says `couples="batch"`. They are taken in at least float32, and the running
+    ones, `mean` and `var`, come back as Means of those rows, by the contract of `extra`. In
+    evaluation the running ones are used, and come back as they were.
+
+    Source: Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167; the running variance is the
+    unbiased one, as there.
+    """
+
+    def __init__(self, channels: int, *, scale: float = 1.0):
+        self.use_running_average = False  # what `train()` and `eval()` of a module switch
+        self.scale = nnx.Param(jnp.full(channels, scale))
+        self.bias = nnx.Param(jnp.zeros(channels))
+        self.mean = nnx.BatchStat(jnp.zeros(channels))
+        self.var = nnx.BatchStat(jnp.ones(channels))
+
+    def __call__(
+        self, x: Float[Array, "b h w c"], mask: Bool[Array, "b"] | None = None
+    ) -> Float[Array, "b h w c"]:
+        """`x`, normalised. None as a mask shows every row."""
+        leading = (0, 1, 2)
+        scale, bias = (at_least_f32(p[...]) for p in (self.scale, self.bias))
+        if self.use_running_average:
+            rate = scale * jax.lax.rsqrt(self.var[...] + EPSILON)
+            shift = bias - self.mean[...] * rate
+            y = at_least_f32(x) * jnp.expand_dims(rate, leading) + jnp.expand_dims(shift, leading)
+            return y.astype(x.dtype)
+        real = jnp.ones(x.shape[0]) if mask is None else mask.astype(jnp.float32)
+        y, mean, var = standardize_rows(x, real)
+        self._keep(mean, var, real.sum(), x.shape[1] * x.shape[2])
+        y = at_least_f32(y) * jnp.expand_dims(scale, leading) + jnp.expand_dims(bias, leading)
+        return y.astype(x.dtype)
+
+    def _keep(self, mean: Array, var: Array, rows: Array, each: int) -> None:
+        """Moves the running statistics towards those of these rows."""
+        numbers = rows * each
+        unbiased = var * numbers / jnp.maximum(numbers - 1, 1)
+        for running, new in ((self.mean, mean), (self.var, unbiased)):
+            after = KEPT * running[...] + (1 - KEPT) * jax.lax.stop_gradient(new)
+            kept: Any = Mean(after * rows, rows)  # what a stateful loss hands back
+            running.set_value(kept)
+
+
+@jax.custom_vjp
+def standardize_rows(
+    x: Float[Array, "b h w c"], real: Float[Array, "b"]
+) -> tuple[Float[Array, "b h w c"], Float[Array, "c"], Float[Array, "c"]]:
+    """`x` with mean 0 and variance 1 in each channel over the rows where `real` is 1, not 0.
+
+    Also that mean and that variance, which are constants to autodiff. Only reverse mode: `jax.jvp`
+    raises. A row that is not real is normalised alike and is in no statistic, but its gradient
+    counts: leave it out of the loss.
+    """
+    return _forward(x, real)[0]
+
+
+def _mean(x: Array, real: Array) -> Array:
+    """Over the real rows, 1 1 1 c; summed within rows and then over them.
+
+    One after the other XLA:CPU adds up hundreds of thousands of numbers, which is off by more than
+    the order of the devices may be.
+    """
+    by_row = jax.lax.optimization_barrier(x.sum((1, 2)))  # b c
+    total = (by_row * real[:, None]).sum(0)
+    return (total / (jnp.maximum(real.sum(), 1) * x.shape[1] * x.shape[2]))[None, None, None]
+
+
+def _forward(x, real):
+    wide = at_least_f32(x)
+    mean = _mean(wide, real)
+    centred = wide - mean
+    var = _mean(jnp.square(centred), real)
+    rate = jax.lax.rsqrt(var + EPSILON)
+    y = (centred * rate).astype(x.dtype)
+    return (y, mean.reshape(-1), var.reshape(-1)), (y, rate, real)
+
+
+def _backward(saved, grads):
+    y, rate, real = saved
+    wide, g = at_least_f32(y), at_least_f32(grads[0])
+    # Every row moves with the statistics, and the real ones alone move them.
+    everywhere = jnp.ones_like(real)
+    share = len(real) / jnp.maximum(real.sum(), 1)
+    level = _mean(g, everywhere) * share
+    along = _mean(g * wide, everywhere) * share
+    shows = jnp.expand_dims(real, (1, 2, 3))
+    return (rate * (g - shows * (level + wide * along))).astype(y.dtype), jnp.zeros_like(real)
+
+
+standardize_rows.defvjp(_forward, _backward)

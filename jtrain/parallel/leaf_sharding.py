@@ -1,0 +1,122 @@
+"""Where each leaf of a state goes, by its name, its dims and the rules; and why."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+
+from jtrain.core.pytree import name, named_leaves
+from jtrain.core.types import Dims
+from jtrain.parallel.rules import (
+    SPLIT,
+    SPLITS,
+    STATE,
+    Choice,
+    Sizes,
+    axes_of,
+    split_largest,
+    split_named,
+)
+
+Zero: TypeAlias = Literal[0, 1, 2, 3]
+
+
+class Decision(NamedTuple):
+    """One leaf."""
+
+    leaf: str
+    shape: tuple[int, ...]
+    choice: Choice
+    whole: int  # bytes of it
+    bytes: int  # on each device
+    host: bool = False  # whether these are in the memory of the host, between steps
+
+    @property
+    def axes(self) -> tuple[tuple[str, ...], ...]:
+        """The axes that each dim is split over."""
+        return tuple(axes_of(self.choice.spec, dim) for dim in range(len(self.shape)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaves:
+    """How the leaves of a state are split over a mesh.
+
+    A leaf whose dims have names goes by the rules; then, what is still the same on all devices of
+    an axis of `over` is split over it by its largest dim, if `zero` reaches it and it has at least
+    `min_size` elements.
+
+    `zero`: of what is split so. 1: the optimizer's state; 2: also the gradients that
+    microbatches add up; 3: also the parameters and all else. Source: Rajbhandari et al. 2020,
+    https://arxiv.org/abs/1910.02054.
+    """
+
+    sizes: Sizes
+    zero: Zero = 3
+    min_size: int = 0
+    over: tuple[str, ...] = SPLITS
+    """The axes that state is split over where it would else be the same on all their devices."""
+
+    @property
+    def used(self) -> "Leaves":
+        """How parameters are split that a step computes with: what the devices of `context` and
+        `expert` hold a part each of between steps, all of them need at once."""
+        return dataclasses.replace(self, over=(SPLIT,))
+
+    def specs(self, tree: Any, dims: Mapping[str, Dims], *, split: bool | None = None) -> Any:
+        """The spec of each leaf, in a tree of its structure; `split` overrules `zero`."""
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: self.choose(name(path), leaf.shape, dims, split).spec, tree
+        )
+
+    def decisions(
+        self, tree: Any, dims: Mapping[str, Dims], *, split: bool | None = None
+    ) -> list[Decision]:
+        """What was decided of each leaf, in order."""
+        found = []
+        for leaf, array in named_leaves(tree).items():
+            choice = self.choose(leaf, array.shape, dims, split)
+            parts = math.prod(
+                self.sizes[a] for d in range(array.ndim) for a in axes_of(choice.spec, d)
+            )
+            size = math.prod(array.shape) * array.dtype.itemsize
+            found.append(Decision(leaf, tuple(array.shape), choice, size, size // parts))
+        return found
+
+    def choose(
+        self, leaf: str, shape: tuple[int, ...], dims: Mapping[str, Dims], split: bool | None = None
+    ) -> Choice:
+        """How a leaf is split."""
+        moments = leaf.split("/")[0] == "opt_state"
+        reached = (self.zero >= (1 if moments else 3)) if split is None else split
+        splits = [axis for axis in self.over if self.sizes.get(axis, 1) > 1]
+        small = math.prod(shape) < self.min_size
+        over = reached and splits and not small
+        rules = {**STATE, "width": splits if over else ()}
+        choice = Choice()
+        named = dims_of(leaf, len(shape), dims)
+        if named is not None:
+            choice = split_named(shape, named, rules, self.sizes)
+        if over:
+            for axis in splits:
+                if not any(axis in axes_of(choice.spec, dim) for dim in range(len(shape))):
+                    choice = split_largest(shape, choice, axis, self.sizes)
+            return choice
+        if reached and splits and small and shape:
+            why = f"fewer than {self.min_size} elements"
+            return choice._replace(left=(*choice.left, why))
+        return choice
+
+
+def dims_of(leaf: str, ndim: int, dims: Mapping[str, Dims]) -> Dims | None:
+    """The names of a leaf's dims: those of the parameter whose name its own ends with, if any.
+
+    So Adam's moments, `opt_state/0/mu/blocks/0/up/kernel`, have the dims of `blocks/0/up/kernel`.
+    """
+    parts = leaf.split("/")
+    for first in range(len(parts)):
+        named = dims.get("/".join(parts[first:]))
+        if named is not None:
+            return named if len(named) == ndim else None
+    return None

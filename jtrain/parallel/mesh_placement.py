@@ -1,0 +1,105 @@
+"""Where activations go, by the names of their dims."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array, Float, Int, Shaped
+
+from jtrain.core.types import Anywhere, Attention, Dims, Layer, Params
+from jtrain.parallel.attention.sequence_parallel import Attending, ContextBy
+from jtrain.parallel.axis_usage import Seen
+from jtrain.parallel.expert_exchange import over_experts
+from jtrain.parallel.offload import Offload, policy
+from jtrain.parallel.pipeline.pipeline import through_stages
+from jtrain.parallel.pipeline.schedule import Schedule
+from jtrain.parallel.pipeline.stages import Split
+from jtrain.parallel.rules import ROWS, split_evenly
+
+
+class ByName:
+    """The placement over a mesh: rules for named dims."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        rules: Mapping[str, tuple[str, ...]],
+        seen: Seen,
+        context_by: ContextBy = "ring",
+        offload: Offload = (),
+        schedule: Schedule | None = None,
+    ):
+        self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
+        self._attending = Attending(mesh, rules, context_by)
+        self._seen, self._offload, self._schedule = seen, offload, schedule
+
+    @property
+    def rows(self) -> int:
+        """The product of the sizes of the axes that rows are split over."""
+        return math.prod(self._sizes.get(axis, 1) for axis in ROWS)
+
+    @property
+    def times(self) -> int:
+        """The size of `context`."""
+        return self._sizes.get("context", 1)
+
+    def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
+        """`x`, its named dims split over their axes, the others whole.
+
+        Raises:
+            ShardingError: if heads, experts or stages do not divide into whole ones.
+        """
+        choice = split_evenly(x.shape, dims, self._rules, self._sizes)
+        self._seen.note(choice, dims)
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, choice.spec))
+
+    def attend(
+        self,
+        attention: Attention,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s g k"],
+        v: Float[Array, "b s g k"],
+        segments: Int[Array, "b s"] | None = None,
+    ) -> Float[Array, "b t h k"]:
+        """`attention(q, k, v, segments)`; how, and what it raises: `jtrain.parallel.attention.sequence_parallel`."""
+        return self._attending.attend(attention, q, k, v, segments)
+
+    def order(self, time: int) -> np.ndarray | None:
+        """The order of positions in which the devices of `context` have the same work."""
+        return self._attending.order(time)
+
+    def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        """`x`, whose positions are in that order, in their own."""
+        return self._attending.put_back(x)
+
+    def saved(self, names: Sequence[str]) -> Callable[..., Any]:
+        """Here or in the memory of the host."""
+        self._seen.saved.extend(names)
+        return policy(names, self._offload)
+
+    def experts(
+        self,
+        mix: Callable[..., Array],
+        x: Float[Array, "b t d"],
+        chosen: Int[Array, "b t n"],
+        weights: Float[Array, "b t n"],
+        kernels: Sequence[Array],
+        dims: Sequence[Dims],
+    ) -> Float[Array, "b t d"]:
+        """`mix` on each device, of the tokens of its `expert` axis and its own experts."""
+        copies = self._rules["copies"] if self._schedule else ()
+        return over_experts(self._mesh, mix, x, chosen, weights, kernels, dims, copies)
+
+    def layers(
+        self, layer: Layer, stack: Params, x: Float[Array, "b t d"], rows: Any
+    ) -> tuple[Float[Array, "b t d"], Any]:
+        """One after the other; stage by stage where there are some: `jtrain.parallel.pipeline.pipeline`."""
+        if self._schedule is None:
+            return Anywhere().layers(layer, stack, x, rows)
+        axes = tuple(axis for axis in self._rules["copies"] if axis in self._sizes)
+        copies = math.prod(self._sizes[axis] for axis in axes)
+        split = Split(copies, self.rows // self._schedule.stages // copies, axes, self._mesh)
+        return through_stages(self._schedule, self.constrain, layer, stack, x, rows, split)

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: stages, their schedule and what they exchange."""

@@ -1,0 +1,1 @@
+"""Strategies: how the arrays of a step are split over devices."""

@@ -1,0 +1,44 @@
+"""One copy of the step a device and explicit sums, by `jax.pmap`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from jtrain.errors import ShardingError
+from jtrain.parallel.devices import DATA
+from jtrain.parallel.strategies.mesh_strategy import OnMesh
+
+
+class Pmap(OnMesh):
+    """As ShardMap, by the older transformation; for one process.
+
+    Kept for those who come from it: since JAX 0.8 it is itself written with `jit` and `shard_map`.
+    """
+
+    def __init__(self, mesh: Mesh):
+        if jax.process_count() > 1:
+            raise ShardingError(
+                "parallel.impl=pmap runs in one process, and this run has "
+                f"{jax.process_count()}. Take parallel.impl=shard_map: the same copies and sums."
+            )
+        super().__init__(mesh)
+
+    @property
+    def psum(self) -> Callable[[Any], Any]:
+        """Sums over the devices."""
+        return lambda tree: jax.lax.psum(tree, DATA)
+
+    def whole(self, fn: Callable, stacked: bool) -> Callable:
+        """`fn` under `jax.pmap`; every device comes to the same state."""
+        dim, shares = int(stacked), self.shares
+
+        def by_device(x: Array) -> Array:  # b ... -> devices b/devices ...
+            return x.reshape(*x.shape[:dim], shares, -1, *x.shape[dim + 1 :])
+
+        copies = jax.pmap(
+            fn, DATA, in_axes=(None, dim), out_axes=None, devices=list(self.mesh.devices)
+        )
+        return lambda state, batch: copies(state, jax.tree.map(by_device, batch))

@@ -1,3 +1,0 @@
-"""Runs that are hurt on purpose, and compared with those that nobody hurt."""
-
-from jtrain.testing.chaos.trial import Trial as Trial

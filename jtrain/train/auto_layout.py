@@ -1,0 +1,83 @@
+"""`parallel.kind: auto` settled: the layout that its memory asks for, and why."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jtrain.core.loss import combine, in_terms
+from jtrain.core.precision.cast import narrowed
+from jtrain.core.residuals import Recomputed, kept, recomputed, size
+from jtrain.core.state import TrainState
+from jtrain.parallel import Auto, Axes, Device, Layout, Needs
+from jtrain.train.experiment import Experiment, RunConfig, build_experiment
+from jtrain.train.experiment_shapes import makers, shapes
+from jtrain.train.schedule_steps import in_steps
+
+
+def layout_of(config: RunConfig, among: Sequence[Device] | None) -> tuple[Layout, str]:
+    """The layout that a config names; or one in the place of `auto`, and why that.
+
+    For `auto` the loss is traced once to see what it keeps for its backward pass, and once under
+    each layout that splits more than rows and state, to see that the model has the dims for it.
+
+    Raises:
+        UserError: as `assemble`; or if the rows of a batch divide into no layout.
+    """
+    if not isinstance(config.parallel, Auto):
+        return config.parallel, ""
+    there = config.parallel.among(among)
+
+    def check(layout: Axes) -> None:
+        if max(layout.expert, layout.tensor, layout.context) > 1 or layout.offload:
+            traced(config, layout, there)
+
+    needs = traced(config, Axes(), there[:1])
+    return config.parallel.choose(needs, there, check)
+
+
+def traced(config: RunConfig, layout: Axes, there: Sequence[Device]) -> Needs:
+    """What the config's step takes, its model and loss traced under this layout.
+
+    Raises:
+        ShardingError: if an axis of the layout is of no use to it, or does not divide it.
+        UserError: as `assemble`.
+    """
+    strategy = dataclasses.replace(layout, devices=0).build(there)
+    config, _ = in_steps(config, strategy.placement)
+    x = build_experiment(config, strategy.placement)
+    weights, state = makers(config, x)
+    like = jax.eval_shape(lambda: state(weights()))
+    args, loss = _loss(config, x, like)
+    parts = recomputed(loss, *args)
+    largest = max(parts, default=Recomputed(0, ()))
+    rows = config.batch // config.microbatches
+    weights_of = [of for of in largest.given if rows not in of.shape[:1]]
+    needs = Needs(
+        state=like,
+        dims=x.dims,
+        rows=rows,
+        microbatches=config.microbatches,
+        tokens=x.tokens,
+        compute=config.precision.compute,
+        saved=kept(loss, *args),
+        passing=largest.kept,
+        gathered=sum(map(size, weights_of)),
+    )
+    strategy.refuse_unused_axes(like, x.dims)
+    return needs
+
+
+def _loss(config: RunConfig, x: Experiment, like: TrainState) -> tuple[tuple, Callable]:
+    """What the loss of a microbatch takes, as shapes, and the loss, a scalar of it."""
+    terms = in_terms(x.loss, ragged=x.train.ragged)
+    rows = shapes(x.train, parts=config.microbatches)
+    copy = jax.eval_shape(lambda p: narrowed(p, config.precision.compute), like.params)
+    key = jax.eval_shape(TrainState.step_key, like)
+
+    def loss(params: Any, extra: Any, batch: Any, rng: Any) -> Any:
+        means = terms(params, extra, batch, rng).terms
+        return combine(means, [mean.weight for mean in means.means])
+
+    return (copy, like.extra, rows, key), loss

@@ -1,0 +1,152 @@
+"""What a run does about bad steps: the hooks that the config's `guard` stands for, and the file."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jtrain.config.guard import Skip
+from jtrain.core.loop import Hook
+from jtrain.core.precision.loss_scale import LossScale
+from jtrain.core.state import TrainState
+from jtrain.core.types import Batch
+from jtrain.data.batches.not_finite import first_not_finite
+from jtrain.train.bad_steps import taken
+from jtrain.train.hooks.bad_step_guard import Guard
+from jtrain.train.hooks.bad_step_log import Bad, Done, Events
+from jtrain.train.hooks.nonfinite_data import BadInputs
+from jtrain.train.hooks.recent_steps import Recent
+from jtrain.train.hooks.skipped_steps import Finite
+from jtrain.train.overflow_check import Overflow
+from jtrain.train.run_dir import Directory
+from jtrain.train.setup import Assembly
+
+
+class Guarded:
+    """Use it in a `with` block.
+
+    Args:
+        directory: of the run, if it has one; of several processes the first writes there.
+        start: the step of the checkpoint that the run goes on from; None at its beginning.
+        earlier: the bad steps for which it went back.
+        known: what `about` gave when the checkpoint was saved.
+    """
+
+    def __init__(
+        self,
+        parts: Assembly,
+        directory: Directory | None = None,
+        *,
+        start: int | None = None,
+        earlier: Sequence[int] = (),
+        known: Mapping[str, Any] = {},
+    ):
+        self._parts, self._earlier, self._known = parts, earlier, known
+        writes = directory is not None and directory.first
+        self.events = Events(
+            directory.events if directory and writes else None,
+            resumed_at=start,
+            lost=directory.lost if directory else lambda line: None,
+        )
+        """Where they are written."""
+        scaled = isinstance(parts.like.scale, LossScale) and not isinstance(
+            parts.config.guard, Skip
+        )
+        self._overflow = Overflow(parts) if scaled else None
+        self._guard: Guard | None = None
+        self._finite: Finite | None = None
+        self._inputs: BadInputs | None = None
+
+    def hooks(
+        self, state: TrainState, *, every: int, tell: Callable[[str], None]
+    ) -> Sequence[Hook]:
+        """Those that see the steps after `state`.
+
+        Args:
+            every: steps between two lines of warning, where bad steps are skipped.
+            tell: takes a line of warning.
+        """
+        policy, minimum = self._parts.config.guard, getattr(state.scale, "minimum", 0.0)
+        if not isinstance(policy, Skip):
+            scaled = {"helps": self._overflow.helps} if self._overflow else {}
+            self._guard = Guard(
+                policy,
+                minimum=minimum,
+                earlier=self._earlier,
+                known=self._known,
+                skipped=int(state.skipped),
+                **scaled,
+            )
+            return [self._guard]
+        config = self._parts.config
+        recent = Recent(every=config.steps_per_call)
+
+        def skipped(bad: Bad) -> None:
+            self.wrote(bad, "skipped")
+            inputs.skipped(bad.step)
+
+        self._finite = Finite(
+            recent=recent,
+            tell=tell,
+            tell_every=every,
+            steps_per_call=config.steps_per_call,
+            window=min(policy.window, config.steps),
+            most=policy.most,
+            within=policy.within,
+            minimum=minimum,
+            event=skipped,
+            cause=lambda: inputs.cause(),
+            start=int(state.step),
+            skipped=int(state.skipped),
+            known=self._known,
+        )
+        inputs = self._inputs = BadInputs(
+            every=self._finite.every,
+            find=self._not_finite,
+            tell=tell,
+            known=self._known.get("bad_inputs", {}),
+        )
+        return [recent, self._finite, inputs]
+
+    @property
+    def saw(self) -> Callable[[int, Batch], None] | None:
+        """Takes what each call of the step is going to be given; None where nobody asks."""
+        return self._overflow and self._overflow.saw
+
+    def _not_finite(self, step: int) -> str:
+        """What is not finite in the data that a step took, in words; empty if all is."""
+        found = first_not_finite(self._parts.train[step - 1])
+        if found is None:
+            return ""
+        rows = taken(self._parts, step).get("rows")
+        row = f"row {rows[found.row]}" if rows else f"row {found.row} of the batch of step {step}"
+        return f"{row} of `{found.array}` has {found}"
+
+    @property
+    def bad(self) -> Bad | None:
+        """The step that ends the run, or sends it back: nothing after it is worth keeping."""
+        return self._guard and self._guard.bad
+
+    def about(self, step: int) -> dict[str, Any]:
+        """What the checkpoint of a step keeps: the windows left out, and what the guard knows."""
+        known = self._guard.means.state() if self._guard else {}
+        if self._finite:
+            self._finite.catch_up(step)
+            known = self._finite.state()
+        if self._inputs:
+            known = {**known, "bad_inputs": self._inputs.state()}
+        return {"without": [list(window) for window in self._parts.windows], "guard": known}
+
+    def ended(self, step: int) -> None:
+        """Count the steps up to the last that was taken, and warn of those that were skipped."""
+        if self._finite:
+            self._finite.catch_up(step)
+            self._finite.warn(step)
+
+    def wrote(self, bad: Bad, done: Done, **more: Any) -> None:
+        """Has a bad step on the disk, with the data that it took."""
+        self.events.append(bad, done, **taken(self._parts, bad.step), **more)
+
+    def __enter__(self) -> "Guarded":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.events.close()

@@ -1,0 +1,98 @@
+"""What is known of a bad step: the data it took, and the leaf of the parameters it shows in."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtrain.core.accumulate import accumulate
+from jtrain.core.loss import combine, in_terms
+from jtrain.core.pytree import at_least_f32, named_leaves, norm
+from jtrain.core.rows import with_rows
+from jtrain.core.state import TrainState
+from jtrain.core.types import Batch, Leaf
+from jtrain.optim.recipe import Recipe
+from jtrain.parallel.offload import brought
+from jtrain.train.hooks.bad_step_log import Bad
+from jtrain.train.setup import Assembly
+
+
+def taken(parts: Assembly, step: int) -> dict[str, Any]:
+    """The number of the batch that a step took, from 0, and its rows in the data set, if it tells.
+
+    The first step is 1. All rows of the batch, whichever process read them.
+    """
+    number = parts.train.number(step - 1)
+    indices = getattr(parts.experiment.train, "indices", None)
+    return {"batch": number, **({"rows": indices(number).tolist()} if indices else {})}
+
+
+def told(parts: Assembly, state: TrainState, bad: Bad, last: int) -> str:
+    """What a person wants to know of a bad step when a run was ended by it, and what to type.
+
+    A program for its gradient is compiled, so each process of the run calls this.
+
+    Args:
+        state: after step `last`, which may be later: the one before the bad step is no more.
+    """
+    number, run = taken(parts, bad.step)["batch"], f"runs/{parts.config.name}/config.yaml"
+    if bad.of_update_alone:
+        return (
+            f"It took batch {number}, and loss and gradient of that are finite: the update alone "
+            f"is not, which is no matter of the data. {_smaller_updates(parts, run)}"
+        )
+    return (
+        f"It took batch {number}; of its gradient at the parameters after step {last}, leaf by "
+        f"leaf, {_leaf(parts, state, bad.step)} To go on without that batch: jtrain run {run} "
+        f"guard.without='[[{number}, {number + 1}]]'"
+    )
+
+
+def _smaller_updates(parts: Assembly, run: str) -> str:
+    """What to type for them."""
+    optimizer = parts.config.optimizer
+    if not isinstance(optimizer, Recipe):  # one that was handed over whole
+        return "Lower its learning rate, or clip the gradient: optax.clip_by_global_norm(1.0)."
+    clip = "" if optimizer.clip or optimizer.kind == "lbfgs" else " or set optimizer.clip=1.0"
+    return (
+        f"Lower optimizer.lr{clip}, in a run of its own: jtrain run {run} "
+        f"name={parts.config.name}-2 optimizer.lr={min(1e-3, optimizer.lr / 10):g}"
+    )
+
+
+def _leaf(parts: Assembly, state: TrainState, step: int) -> str:
+    """The leaf whose gradient a step's batch makes largest, or not finite, at this state."""
+    batch = parts.strategy.place(parts.train[step - 1])
+    state = dataclasses.replace(state, step=jnp.full_like(state.step, step - 1))
+    norms = jax.device_get(parts.strategy.compile(_norms(parts), parts.like, batch)(state, batch))
+    broken = [name for name, x in norms.items() if not np.isfinite(x)]
+    if broken:
+        count = f"{len(broken)} of {len(norms)} are not finite"
+        return f"{count}, the first of them {broken[0]}."
+    most = max(norms, key=lambda name: norms[name])
+    return f"{most} is the largest, of norm {norms[most]:.4g}."
+
+
+def _norms(parts: Assembly):
+    """`(state, batch) -> norms` of the gradient, of each leaf by name."""
+    psum, micro = parts.strategy.psum, parts.config.microbatches
+    terms = in_terms(parts.loss, ragged=parts.experiment.train.ragged)
+
+    def norms(state: TrainState, batch: Batch) -> dict[str, Leaf]:
+        state = brought(state, parts.like)
+        batch = with_rows(batch, copies=psum is not None)
+        rng = state.step_key()
+
+        def total(of_rows):
+            sums = accumulate(of_rows, micro)(batch)
+            return sums if psum is None else psum(at_least_f32(sums))
+
+        got = lambda params, rows: terms(params, state.extra, rows, rng).terms
+        weights = total(lambda rows: [mean.weight for mean in got(state.params, rows).means])
+        share = lambda params, rows: combine(got(params, rows), weights)
+        grads = total(lambda rows: jax.grad(share)(state.params, rows))
+        return {name: norm(leaf) for name, leaf in named_leaves(grads).items()}
+
+    return norms

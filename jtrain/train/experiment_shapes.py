@@ -1,0 +1,56 @@
+"""What an experiment is made of, before anything of it lies on a device."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+
+from jtrain.core.state import TrainState, new_state
+from jtrain.core.types import Batch, Extra, Key, Params
+from jtrain.errors import LossError
+from jtrain.errors.user_code import user_code
+from jtrain.train.experiment import Experiment, RunConfig
+from jtrain.train.fit_arguments import check_trainable
+
+Weights: TypeAlias = tuple[Params, Extra]
+
+
+def makers(
+    config: RunConfig, x: Experiment
+) -> tuple[Callable[[], Weights], Callable[[Weights], TrainState]]:
+    """The weights by the seed; and the state before the first step, from weights."""
+    keys = lambda: jax.random.split(jax.random.key(config.seed))  # of the weights, of the run
+    weights = lambda: _drawn(x.init, keys()[0]) if callable(x.init) else x.init
+
+    def state(weights: Weights) -> TrainState:
+        params, extra = weights
+        return new_state(params, x.optimizer, keys()[1], extra, scale=config.precision.scale())
+
+    return weights, state
+
+
+def _drawn(init: Callable[[Key], Weights], key: Key) -> Weights:
+    """Return the parameters and what is carried beside them, as `init` makes them of a key."""
+    with user_code("init"):
+        made = init(key)
+        if not (isinstance(made, tuple) and len(made) == 2):
+            raise LossError(
+                f"init returns (params, extra), and this one returned a {type(made).__name__}. "
+                f"Write: return params, ()"
+            )
+    check_trainable(made[0])
+    return made
+
+
+def shapes(batches: Any, *stack: int, parts: int = 1, part: tuple[int, int] | None = None) -> Batch:
+    """A whole batch, or one of so many `parts`, as shapes and dtypes alone; or a stack of them.
+
+    `part` is that of the rows which are read to find out: `Strategy.part`; none said, this
+    process's of all processes.
+    """
+    of = lambda array: jax.ShapeDtypeStruct(
+        (*stack, batches.size // parts, *array.shape[1:]),
+        jax.dtypes.canonicalize_dtype(array.dtype),
+    )
+    seen = batches.shard(*part or (jax.process_index(), jax.process_count()))
+    return {name: of(array) for name, array in seen[0].items()}

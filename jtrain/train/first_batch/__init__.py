@@ -1,0 +1,1 @@
+"""Checks of a run's first batch, before anything trains on it."""

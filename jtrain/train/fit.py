@@ -1,0 +1,275 @@
+"""Trains from a script or a notebook: what a config says, said by a call."""
+
+import dataclasses
+import functools
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import optax
+from pydantic import ValidationError
+
+from jtrain.checkpoint.retention import Goal
+from jtrain.config.configclass import values
+from jtrain.config.guard import Guard
+from jtrain.config.precision import Precision
+from jtrain.config.top import Checkpoint, Checks, Evaluate, Log
+from jtrain.core.loop import Stop
+from jtrain.core.types import Couples, Extra, LossFn, Params, Placement, Stateful
+from jtrain.distributed.heartbeat import PULSE
+from jtrain.distributed.heartbeat.startup_progress import Slow
+from jtrain.errors import ConfigError, LossError
+from jtrain.errors.user_code import api_boundary
+from jtrain.optim.recipe import Recipe
+from jtrain.optim.schedules import Schedule
+from jtrain.parallel import Parallel
+from jtrain.train import fit_arguments
+from jtrain.train.compilation_cache import keep_compiled_programs
+from jtrain.train.experiment import Experiment, RunConfig
+from jtrain.train.fit_result import Fitted
+from jtrain.train.hooks.evaluation import Result
+from jtrain.train.hooks.function_hooks import Observer
+from jtrain.train.hooks.history import History
+from jtrain.train.hooks.metrics import read
+from jtrain.train.hooks.signals import Signals
+from jtrain.train.longer_run import check_rate
+from jtrain.train.multihost_checks import join
+from jtrain.train.restore_run import trained
+from jtrain.train.run import run
+from jtrain.train.run_hooks import Watch
+from jtrain.train.step_time import paced
+from jtrain.train.train_loop import compiled, drive
+
+
+@api_boundary
+def fit(
+    loss: LossFn | Stateful,
+    params: Params,
+    data: fit_arguments.Data,
+    optimizer: str | Recipe | optax.GradientTransformation = "adamw",
+    *,
+    steps: int | str | None = None,
+    epochs: int | float | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    schedule: str | Schedule | None = None,
+    valid: fit_arguments.Data = None,
+    valid_every: int | str = 0,
+    valid_batch: int = 0,
+    valid_couples: Literal["batch", "slice"] = "batch",
+    best: str = "",
+    hooks: Sequence[Observer] = (),
+    every: int | str = 0,
+    extra: Extra = (),
+    seed: int = 0,
+    microbatches: int = 1,
+    steps_per_call: int = 1,
+    couples: Couples | None = None,
+    precision: str | Precision = "f32",
+    parallel: str | Parallel = "mirrored",
+    devices: Any = 0,
+    guard: str | Guard = "skip",
+    tokens: int = 0,
+    name: str = "",
+    directory: Path | str | None = None,
+    checkpoint_every: int | str = 0,
+    check_batch: bool = True,
+    quiet: bool = False,
+) -> Fitted:
+    """Trains `params` to make `loss` small, over all devices, and gives what it came to.
+
+    Processes that a launcher started train together, as those of `jt.run`; a script that makes
+    arrays before it calls `jt.join_processes` first.
+
+    ```python
+    result = jt.fit(loss, params, (x, y), steps=1000, lr=1e-2)
+    result.params, result.history["loss"]
+    ```
+
+    Args:
+        loss: `(params, batch, rng)`, as `make_step` takes it; or made of a model, `jt.classifier`.
+            Where an nnx module is trained, a function of `(module, batch, rng)`.
+        params: a pytree of arrays, which is left as it is, `key -> (params, extra)`, an nnx module
+            or a Model.
+        data: arrays by name, `(x, y)`, a source of rows, or batches; also of torch: tensors, a data
+            set, a DataLoader.
+        optimizer: a name, a value of `jtrain.optim`, or an optax transformation.
+        steps: updates; as other durations below also "3 epochs", "2M tokens", "10%", "5 minutes".
+        epochs: times that all rows are seen, in the place of `steps`.
+        batch: rows a step, over all devices; 32 unless the data has a size of its own.
+        lr: peak learning rate of an optimizer that is named; 1e-3 for adam, adamw and nadamw.
+        schedule: how it goes over the run, a name or a value; the same rate all through by default.
+        valid: what it is judged by, as `data`; several of them by name: `{"valid": (x, y), ...}`;
+            or a share of the data's rows, 0.2, which are drawn once for all and held out.
+        valid_every: steps between evaluations; 0: ten times a run. There is one at the end.
+        valid_batch: rows a batch of `valid`; 0: as many as in training.
+        valid_couples: of a loss whose rows meet (`couples="batch"`) in evaluation too. "batch": all
+            rows of a set meet, in one batch, or it is refused. "slice": those of each batch do.
+        best: `loss`, `highest accuracy`, `NAME/loss`: give back what was best by this.
+        hooks: `jt.Hook`s, `jt.EarlyStop`, or functions of (step, numbers), (step, state) or (step,
+            results).
+        every: steps between two numbers in the history, and two lines; 0: about 50 of them. The
+            last step has its own in any case.
+        extra: what is carried beside the parameters and not differentiated.
+        seed: of the order of rows and of what the loss draws.
+        microbatches: slices of a batch whose gradients are summed.
+        steps_per_call: steps in one call of the compiled function.
+        couples: whether the loss makes rows meet; see `make_step`. By default what the model says
+            (batch norm), else "nothing".
+        precision: that the loss computes in: f32, bf16, f16, or a value.
+        parallel: how the work is split: mirrored, fsdp, single, or a value.
+        devices: which it is split over: how many, 0 for all; their indices, `[0, 2]`; names,
+            "cpu", "gpu:1", `["gpu:0", "gpu:1"]`; or devices of JAX.
+        guard: what is done about a step that is not finite: skip, stop, rollback (of a run that is
+            kept), or a value of `jtrain.config.guard`.
+        tokens: in a row, to show the speed in; 0 counts rows.
+        name: of a run that is kept in runs/NAME: the same call again goes on with it, and with
+            more `steps` trains it longer.
+        directory: the same, elsewhere.
+        checkpoint_every: steps between checkpoints of such a run; 0: ten times.
+        check_batch: whether the first batch is looked at before it is trained on; see
+            `jt.check_batch`.
+        quiet: say nothing.
+
+    Raises:
+        UserError: for what does not fit together, before anything is trained.
+        LossError: if no step is finite any more.
+    """
+    lasts = fit_arguments.lasts(steps, epochs)
+    start = fit_arguments.start(loss, params, extra, couples)
+    batch = batch or fit_arguments.loader_size(data)
+    data, valid = fit_arguments.split(data, valid)
+    training = fit_arguments.shuffled(data, batch, seed=seed)
+    rows, updates = training.size, fit_arguments.optimizer(optimizer, lr, schedule)
+    judged = fit_arguments.sets(valid, valid_batch or rows)
+    handed = optimizer if isinstance(optimizer, optax.GradientTransformation) else None
+
+    @values
+    class Config(RunConfig):
+        """What the call said."""
+
+        optimizer: Any
+
+        def build(self, place: Placement) -> Experiment:
+            del place
+            return Experiment(
+                init=start.init,
+                loss=start.loss,
+                train=training,
+                optimizer=handed or self.optimizer.build(self.steps),
+                valid=judged,
+                couples=start.couples,
+                tokens=tokens,
+            )
+
+    evaluated: Any = valid_every or "10%"  # an int once the data is known, as these three
+    saved: Any = checkpoint_every or "10%"
+    told: Any = every or "2%"
+    kept = bool(name) or directory is not None
+    try:
+        config = Config(
+            experiment="fit",
+            name=name or "fit",
+            seed=seed,
+            steps=lasts,
+            batch=rows,
+            microbatches=microbatches,
+            steps_per_call=steps_per_call,
+            optimizer=updates,
+            precision=fit_arguments.precision(precision),
+            parallel=fit_arguments.strategy(parallel, devices),
+            guard=fit_arguments.guard(guard, kept=kept),
+            evaluate=Evaluate(every=evaluated, batch=valid_batch, couples=valid_couples),
+            checkpoint=Checkpoint(every=saved, best=best),
+            log=Log(every=told),
+            checks=Checks(first_batch=check_batch),
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{error.title}.{key}: {first['msg']}") from None
+    for key, words in config.misfits():
+        told = f"{key}: {words}".replace("evaluate.every", "valid_every")
+        raise ConfigError(told.replace("checkpoint.every", "checkpoint_every"))
+    with open(os.devnull, "w") as nowhere:
+        screen = nowhere if quiet else None
+        if kept:
+            found = _kept(config, Path(directory or Path("runs") / name), hooks, screen)
+        else:
+            speaks = join(config, None).index == 0
+            found = _in_memory(config, hooks, screen if speaks else nowhere)
+    return dataclasses.replace(found, loss=loss, start=start)
+
+
+def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None) -> Fitted:
+    """Trains, and writes nothing."""
+    keep_compiled_programs()
+    PULSE.phase("start")
+    with Slow(functools.partial(print, file=screen, flush=True)):
+        parts = paced(config)
+        check_rate(parts.config)
+        step, state = compiled(parts, parts.fresh)
+    with (
+        Signals(every=config.steps_per_call) as signals,
+        Watch(parts, screen=screen) as watch,
+    ):
+        ended = drive(parts, step, state, watch, signals, hooks=hooks)
+        stop = ended.stop or Stop("", "finished")
+        if stop.kind == "failed":
+            raise LossError(stop.why)
+        if stop.kind == "finished":
+            for evaluation in watch.evaluations.values():
+                evaluation.at(ended.step, ended.state)
+        if ended.numbers:
+            watch.history.row(ended.step, "", ended.numbers)
+        found = watch.best()
+        last = parts.evaluation_params(ended.state), ended.state.extra
+        params, extra = watch.held or last
+        if ended.stop:
+            watch.lines.say(f"ended after step {ended.step}: {stop.why}")
+        return Fitted(
+            params=params,
+            extra=extra,
+            state=ended.state,
+            history=watch.history.numbers,
+            step=ended.step,
+            best=found and found.best,
+            why=stop.why,
+            directory=None,
+        )
+
+
+def _kept(
+    config: RunConfig,
+    directory: Path,
+    hooks: Sequence[Observer],
+    screen: TextIO | None,
+) -> Fitted:
+    """Trains in a directory, or goes on there."""
+    again = "the same call of jt.fit again"
+    outcome = run(config, hooks=hooks, screen=screen, directory=directory, again=again)
+    if outcome.status == "failed" and not outcome.lost:
+        raise LossError(outcome.why)
+    if outcome.lost:
+        warnings.warn(f"jt.fit: {outcome.why}", stacklevel=3)
+    goal = Goal.parse(config.checkpoint.best)
+    of = outcome.sets.get(goal.name.rpartition("/")[0], outcome.results) if goal else {}
+    which: Literal["newest", "best"] = "best" if of else "newest"
+    step, parts, state = trained(config, directory, which)
+    numbers = History()
+    for row in read(outcome.directory.metrics):
+        numbers.row(row.pop("step"), "", row)
+    if outcome.numbers:  # the file has no row for a step at which the run was interrupted
+        numbers.row(outcome.step, "", outcome.numbers)
+    return Fitted(
+        params=parts.evaluation_params(state),
+        extra=state.extra,
+        state=state if step == outcome.step else trained(config, directory)[2],
+        history=numbers.numbers,
+        step=outcome.step,
+        best=Result(step, of[step]) if of else None,
+        why=outcome.why,
+        directory=directory,
+    )

@@ -1,0 +1,85 @@
+"""The parameters of a run that `jt.fit` made, read without the script that made it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jtrain.checkpoint import inspect, layout
+from jtrain.config.lookup import find
+from jtrain.config.node import FILE, plain
+from jtrain.config.read import read
+from jtrain.core.types import Extra, Params
+from jtrain.errors import ConfigError
+
+FIT = "fit"  # what such a run calls its experiment
+
+
+def is_of_fit(directory: Path) -> bool:
+    """Return whether `jt.fit` made the run in a directory, so that its code is in a script."""
+    config = directory / "config.yaml"
+    if _values(config).get("experiment") != FIT:
+        return False
+    try:
+        find(FIT, config)
+    except ConfigError:
+        return True
+    return False
+
+
+def read_weights(
+    directory: Path, step: int | Literal["newest", "best"] = "newest"
+) -> tuple[int, Params, Extra]:
+    """Return a step, and its parameters and extra in dicts and lists by the names of the leaves.
+
+    The parameters are those to use: the average, with `ema`.
+
+    Raises:
+        ConfigError: if the optimizer computes the parameters to use from its own state.
+        CheckpointError: if there is no such checkpoint.
+    """
+    optimizer = _values(directory / "config.yaml").get("optimizer", {})
+    if optimizer.get("kind") == "schedule_free":
+        raise ConfigError(
+            f"{directory} was made by jt.fit with schedule_free, which computes the parameters to "
+            f"use from its state. Make the same call of jt.fit again: its result has them."
+        )
+    checkpoints = directory / "checkpoints"
+    found = inspect.step_of(checkpoints, step)
+    layout.check(checkpoints, found)
+    leaves = layout.record(checkpoints, found)["leaves"]
+    taken = {name: name for name in leaves if name.partition("/")[0] in {"params", "extra"}}
+    if optimizer.get("ema"):
+        taken |= {name: _average(name, leaves) for name in taken if name.startswith("params")}
+    arrays = inspect.arrays(checkpoints, found, list(taken.values()))
+    whole = nested({name: arrays[stored] for name, stored in taken.items()})
+    return found, whole["params"], whole.get("extra", ())
+
+
+def nested(leaves: Mapping[str, np.ndarray]) -> Any:
+    """Return leaves by name as nested dicts; keys that count from 0 on make a list.
+
+    `{"a/0/w": x, "a/1/w": y}` becomes `{"a": [{"w": x}, {"w": y}]}`.
+    """
+    if "" in leaves:
+        return leaves[""]
+    inner: dict[str, dict[str, np.ndarray]] = {}
+    for name, leaf in leaves.items():
+        first, _, rest = name.partition("/")
+        inner.setdefault(first, {})[rest] = leaf
+    made = {name: nested(rest) for name, rest in inner.items()}
+    counted = sorted(made) == sorted(map(str, range(len(made))))
+    return [made[str(i)] for i in range(len(made))] if counted else made
+
+
+def _average(name: str, leaves: Mapping[str, str]) -> str:
+    """The leaf that holds the average of a parameter; a frozen one has none, and stays."""
+    ending = f"/average/{name.partition('/')[2]}"
+    return next((leaf for leaf in leaves if leaf.endswith(ending)), name)
+
+
+def _values(config: Path) -> dict[str, Any]:
+    values = plain(read(config, FILE)[0])
+    assert isinstance(values, dict), "a config is a mapping, or it could not be read"
+    return values

@@ -1,0 +1,38 @@
+"""Hooks: they observe a run and change nothing.
+
+A hook of your own is a function, or a class that overrides one method of `jtrain.core.loop.Hook`:
+
+```python
+class Worst(Hook):
+    def __init__(self):
+        self.loss = 0.0
+
+    def on_numbers(self, step, numbers):
+        self.loss = max(self.loss, numbers["loss"])
+```
+
+Their order in a list is that of their calls: `Signals`, `Speed`, what reads it (`Log`, `Progress`),
+`Metrics`, `Finite`, `Evaluate`, `Samples`, and `Save` last.
+"""
+
+from jtrain.train.hooks.checkpointing import Save as Save
+from jtrain.train.hooks.curve import curve as curve
+from jtrain.train.hooks.curve import only_ascii as only_ascii
+from jtrain.train.hooks.curve import smooth as smooth
+from jtrain.train.hooks.early_stop import EarlyStop as EarlyStop
+from jtrain.train.hooks.evaluation import Evaluate as Evaluate
+from jtrain.train.hooks.evaluation import Judge as Judge
+from jtrain.train.hooks.evaluation import Result as Result
+from jtrain.train.hooks.function_hooks import on_numbers as on_numbers
+from jtrain.train.hooks.function_hooks import on_results as on_results
+from jtrain.train.hooks.function_hooks import on_state as on_state
+from jtrain.train.hooks.history import History as History
+from jtrain.train.hooks.log import Lines as Lines
+from jtrain.train.hooks.log import Log as Log
+from jtrain.train.hooks.metrics import Metrics as Metrics
+from jtrain.train.hooks.progress import Progress as Progress
+from jtrain.train.hooks.samples import Samples as Samples
+from jtrain.train.hooks.signals import Signals as Signals
+from jtrain.train.hooks.skipped_steps import Finite as Finite
+from jtrain.train.hooks.speed import Pace as Pace
+from jtrain.train.hooks.speed import Speed as Speed

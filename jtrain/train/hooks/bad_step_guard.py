@@ -1,0 +1,105 @@
+"""Ends the loop at a bad step: one that is not finite, or a spike."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jtrain.config.guard import Rollback as GoBack
+from jtrain.config.guard import Stop as End
+from jtrain.core.loop import Hook, Rollback, Stop
+from jtrain.core.types import Metrics
+from jtrain.train.hooks.bad_step_log import Bad, not_finite
+from jtrain.train.hooks.running_mean import Running
+
+
+class Guard(Hook):
+    """Asks to go back, or to stop, when it is told of a bad step.
+
+    It is told of each step, some calls late, and of all up to a checkpoint before that is written:
+    so what is saved is never later than a bad step. In several processes the numbers are those of
+    the whole batch and equal to the bit, and so is what is decided.
+
+    Args:
+        policy: of the config.
+        minimum: of the loss scale, if there is one. Above it a gradient that overflows is how the
+            scale finds its place, and not bad.
+        helps: a step, and a state that is not donated yet -> whether the gradient of that
+            step's batch is finite at the smallest loss scale. One that is not is not finite at any.
+        earlier: the bad steps for which the run went back before.
+        known: what `Running.state` gave when the checkpoint was saved.
+        skipped: steps that were skipped before the first that it is told of (`state.skipped`).
+    """
+
+    def __init__(
+        self,
+        policy: GoBack | End,
+        *,
+        minimum: float = 0.0,
+        helps: Callable[[int, Any], bool] = lambda step, state: True,
+        earlier: Sequence[int] = (),
+        known: Mapping[str, Any] = {},
+        skipped: int = 0,
+    ):
+        self._policy, self._minimum, self._earlier = policy, minimum, earlier
+        self._helps, self._state = helps, None
+        self.means = Running(policy.spike.memory)
+        """Of the steps that were taken."""
+        self.means.restore(known)
+        self._skipped = skipped
+        self.bad: Bad | None = None
+        """The first bad step; when there is one nothing later is worth keeping."""
+
+    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
+        """Judges a step."""
+        loss, grad_norm, update_norm = (
+            numbers[name] for name in ("loss", "grad_norm", "update_norm")
+        )
+        before, self._skipped = self._skipped, round(numbers.get("skipped", self._skipped))
+        skipped = self._skipped > before or not math.isfinite(loss + grad_norm)
+        overflow = math.isfinite(loss) and not math.isfinite(grad_norm)
+        scaled = skipped and overflow and numbers.get("loss_scale", 0.0) > self._minimum
+        if self.bad or (scaled and self._helps(step, self._state)):
+            return None
+        what = self._wrong(loss, grad_norm, update_norm)
+        if skipped and math.isfinite(loss + grad_norm):
+            what = not_finite(loss, grad_norm)
+        if scaled:
+            what += ", at the smallest loss scale too"
+        if not what:
+            self.means.absorb(loss, grad_norm)
+            return None
+        self.bad = Bad(step, what, loss, grad_norm, update_norm)
+        return self._answer(self.bad)
+
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+        """Knows the newest state until it is donated; `on_numbers` is called before that."""
+        self._state = state
+
+    def _wrong(self, loss: float, grad_norm: float, update_norm: float) -> str:
+        """What is, in words; nothing of a good step."""
+        spike, means = self._policy.spike, self.means
+        if not all(map(math.isfinite, (loss, grad_norm, update_norm))):
+            of_update = f", update norm {update_norm:g}" if math.isfinite(grad_norm) else ""
+            return f"is not finite: loss {loss:.4g}, gradient norm {grad_norm:.4g}{of_update}"
+        if means.above("loss", loss, spike.loss):
+            return f"is a spike: loss {loss:.4g}, and the mean before it {means.loss:.4g}"
+        if means.above("grad_norm", grad_norm, spike.grad_norm):
+            return (
+                f"is a spike: gradient norm {grad_norm:.4g}, and the mean before it "
+                f"{means.grad_norm:.4g}"
+            )
+        return ""
+
+    def _answer(self, bad: Bad) -> Stop:
+        policy, why = self._policy, f"step {bad.step} {bad.what}."
+        if isinstance(policy, End):
+            return Stop(why, "failed")
+        recent = [step for step in self._earlier if step > bad.step - policy.within]
+        if len(recent) < policy.most:
+            return Rollback(why, step=bad.step, back=policy.back, skip=policy.skip)
+        steps = ", ".join(map(str, recent))
+        return Stop(
+            f"{why} The run went back {len(recent)} times within {policy.within} steps (for "
+            f"{steps or 'none'}), and guard.most is {policy.most}.",
+            "failed",
+        )

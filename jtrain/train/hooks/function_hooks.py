@@ -1,0 +1,98 @@
+"""Hooks from plain functions."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from jtrain.core.loop import Hook, Stop
+from jtrain.core.types import Metrics
+from jtrain.errors import ConfigError
+from jtrain.train.hooks.evaluation import Results
+
+Observer: TypeAlias = Hook | Callable[..., Stop | None]
+
+
+def hook_of(observer: Observer, *, steps_per_call: int = 1) -> Hook:
+    """A hook as it is, or one from a function, by the names of what it takes.
+
+    `(step, numbers)`: the numbers of each step, as `on_numbers` gives them.
+    `(step, state)`: the state after each call of the step, as `on_state` does.
+    `(step, results)`: those of each evaluation, `{"valid/loss": ...}`.
+
+    Raises:
+        ConfigError: if it is nothing that can be called so.
+    """
+    if isinstance(observer, Hook):
+        return observer
+    if callable(observer) and not isinstance(observer, type):
+        match _names(observer):
+            case ["step", "numbers"]:
+                return on_numbers(observer)
+            case ["step", "state"]:
+                return on_state(observer, every=steps_per_call)
+            case ["step", "results"]:
+                return on_results(observer)
+    name = getattr(observer, "__name__", type(observer).__name__)
+    raise ConfigError(
+        f"{name} is no hook: it is neither a jt.Hook nor a function of (step, numbers), (step, "
+        f"state) or (step, results), by these names. Write def {_plain(name)}(step, numbers): ..."
+    )
+
+
+def _names(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # made by other than Python
+        return []
+    return [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+
+
+def _plain(name: str) -> str:
+    return name.lower() if name.isidentifier() else "look"
+
+
+def on_numbers(
+    function: Callable[[int, Mapping[str, float]], Stop | None], *, every: int = 1
+) -> Hook:
+    """A hook that gives the numbers of each step `every`, 2 `every`, ... to `function`.
+
+    `on_numbers(lambda step, numbers: print(step, numbers["loss"]), every=10)`
+    """
+    return _OnNumbers(function, every)
+
+
+def on_state(function: Callable[[int, Any], Stop | None], *, every: int = 1) -> Hook:
+    """A hook that gives the state after each step `every`, 2 `every`, ... to `function`.
+
+    It must not keep the state, whose memory the next step takes: `jax.device_get` copies.
+    """
+    return _OnState(function, every)
+
+
+def on_results(function: Callable[[int, Mapping[str, float]], Stop | None]) -> Hook:
+    """A hook that gives the results of each evaluation, `{"valid/loss": ...}`, to `function`."""
+    return _OnResults(function)
+
+
+class _OnNumbers(Hook):
+    def __init__(self, function: Callable[[int, Mapping[str, float]], Stop | None], every: int):
+        self._function, self.every = function, every
+
+    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
+        return self._function(step, numbers)
+
+
+class _OnState(Hook):
+    def __init__(self, function: Callable[[int, Any], Stop | None], every: int):
+        self._function, self.every = function, every
+
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> Stop | None:
+        return self._function(step, state)
+
+
+class _OnResults(Hook):
+    def __init__(self, function: Callable[[int, Mapping[str, float]], Stop | None]):
+        self._function = function
+
+    def on_results(self, step: int, name: str, results: Results) -> Stop | None:
+        return self._function(step, {f"{name}/{key}": x for key, x in results[step].items()})

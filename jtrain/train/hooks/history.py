@@ -1,0 +1,39 @@
+"""Keeps the numbers of a run in memory."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jtrain.core.loop import Hook
+
+
+class History(Hook):
+    """The numbers of steps `every`, 2 `every`, ... and the last, by name and step.
+
+    `numbers["loss"][100]`
+
+    Args:
+        every: steps.
+    """
+
+    last = True
+
+    def __init__(self, *, every: int = 1):
+        self.every = every
+        self.numbers: dict[str, dict[int, Any]] = {}
+        """Of each name the number at each step, in order."""
+
+    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Keeps them."""
+        self.row(step, "", numbers)
+
+    def row(self, step: int, prefix: str, numbers: Mapping[str, Any]) -> None:
+        """Keeps results: of prefix `valid` and `{"loss": ...}`, `valid/loss`."""
+        for name, number in numbers.items():
+            name = f"{prefix}/{name}" if prefix else name
+            self.numbers.setdefault(name, {})[step] = number
+
+    def sync(self) -> None:
+        """Nothing: there is no disk."""
+
+    def close(self) -> None:
+        """Nothing: there is no file."""

@@ -1,0 +1,49 @@
+"""Writes leaves.jsonl: what the step does to each leaf of the parameters, at a cadence."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jtrain.core.loop import Hook
+from jtrain.core.types import Metrics
+from jtrain.io.jsonl import Rows
+
+
+class Leaves(Hook):
+    """A row after steps `every`, 2 `every`, ...: `{"step": 100, "grad_norm": {"w": 0.5}, ...}`.
+
+    Args:
+        path: the file, None to write none; it is begun anew unless the run resumes.
+        every: steps.
+        stop: the last step of the run, after which nothing is looked at.
+        look: a step and the state after it -> of each kind, of each leaf a number.
+        resumed_at, lost: as `Metrics` takes them.
+    """
+
+    settles = True  # so that its time is not taken for that of the steps before it
+
+    def __init__(
+        self,
+        path: Path | str | None,
+        *,
+        every: int,
+        stop: int,
+        look: Callable[[int, Any], Mapping[str, Mapping[str, float]]],
+        resumed_at: int | None = None,
+        lost: Callable[[str], object] = lambda line: None,
+    ):
+        self.every, self._stop, self._look = every, stop, look
+        self.rows = None if path is None else Rows(path, resumed_at=resumed_at, lost=lost)
+        """The file."""
+
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+        """Writes a row."""
+        if step < self._stop:
+            found = self._look(step, state)
+            if self.rows is not None:
+                self.rows.append({"step": step, **found})
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self.rows is not None:
+            self.rows.close()

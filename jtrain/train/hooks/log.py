@@ -1,0 +1,125 @@
+"""Says in plain lines how a run goes."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from jtrain.core.loop import Hook
+from jtrain.io.formatting import count, duration, number
+from jtrain.io.redact import redacted
+from jtrain.io.regular_files import open_regular
+from jtrain.io.same_file import HeldFolder
+from jtrain.train.hooks.speed import Speed
+
+
+class Log(Hook):
+    """A line for each step `every`, 2 `every`, ... and the last, in columns.
+
+    `step   400/2000  loss   2.1432  valid   2.2011  lr 9.80e-04   52.1k tokens/s ...`
+
+    Args:
+        every: steps.
+        stop: the last step of the run.
+        tell: takes a line.
+        speed: read for the pace, the time left and the share of time that waits for data.
+        valid: gives the newest validation loss, None while there is none.
+        learning_rate: of a step; None where there is none to show.
+    """
+
+    last = True
+
+    def __init__(
+        self,
+        *,
+        every: int,
+        stop: int,
+        tell: Callable[[str], None],
+        speed: Speed | None = None,
+        valid: Callable[[], float | None] | None = None,
+        learning_rate: Callable[[int], float] | None = None,
+    ):
+        self.every = every
+        self._stop, self._tell, self._speed = stop, tell, speed
+        self._valid, self._learning_rate = valid, learning_rate
+
+    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Says the line."""
+        cells = [f"step {step:>{len(str(self._stop))}}/{self._stop}"]
+        cells.append(f"loss {number(numbers['loss']):>8}")
+        if self._valid is not None:
+            cells.append(f"valid {_or_blank(self._valid(), number):>8}")
+        if self._learning_rate is not None:
+            cells.append(f"lr {float(self._learning_rate(step)):.2e}")
+        if self._speed is not None:
+            cells += _speed_cells(self._speed)
+        if numbers.get("skipped", 0) > 0:
+            cells.append(f"skipped {numbers['skipped']:.0f}")
+        self._tell("  ".join(cells).rstrip())
+
+
+class Lines:
+    """Writes lines to a log file, and to the screen.
+
+    `say` is for what a person must see; `note` for what a live progress line shows already, which
+    stays off a screen that has one.
+
+    Args:
+        path: the file; a resumed run goes on in it. None to write none.
+        screen: takes a line for the screen (`Progress.print`); plain stdout by default.
+        live: whether the screen has a live line.
+    """
+
+    def __init__(
+        self,
+        path: Path | str | None,
+        *,
+        screen: Callable[[str], None] | None = None,
+        live: bool = False,
+    ):
+        self._path = Path(path) if path else None
+        self._screen, self._live = screen or _stdout, live
+        self._folder: HeldFolder | None = None
+        if self._path:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._folder = HeldFolder(self._path.parent)
+
+    def say(self, line: str) -> None:
+        """Writes a line to the file and to the screen."""
+        self._screen(self.write(line))
+
+    def note(self, line: str) -> None:
+        """Writes a line to the file, and to the screen where nothing shows it already."""
+        line = self.write(line)
+        if not self._live:
+            self._screen(line)
+
+    def write(self, line: str) -> str:
+        """Writes a line to the file alone; gives it as it is written, without secrets."""
+        line = redacted(line)
+        if self._path and self._folder and self._folder.is_there:  # or it would make another
+            with (
+                contextlib.suppress(OSError),  # a full disk, which the saves tell of, on the screen
+                open_regular(self._path, "ab") as file,
+            ):
+                file.write(f"{line}\n".encode("utf-8", "replace"))
+        return line
+
+
+def _speed_cells(speed: Speed) -> list[str]:
+    pace = speed.pace
+    rate = pace and (pace.rows_per_second if speed.unit == "rows" else pace.tokens_per_second)
+    return [
+        f"{_or_blank(rate, count):>6} {speed.unit}/s",
+        f"{_or_blank(pace and pace.left, duration):>8} left",
+        f"waiting {_or_blank(pace and pace.waiting, '{:.1%}'.format):>6}",
+    ]
+
+
+def _or_blank(x: float | None, text: Callable[[float], str]) -> str:
+    return "-" if x is None else text(x)
+
+
+def _stdout(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

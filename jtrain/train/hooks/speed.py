@@ -1,0 +1,150 @@
+"""Measures how fast a run trains, of steps that are done and of nothing else."""
+
+import collections
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from jtrain.core.loop import Hook
+from jtrain.io.jsonl import Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """How fast a run was when a step was done."""
+
+    step: int
+    seconds_per_step: float
+    rows_per_second: float
+    tokens_per_second: float | None
+    waiting: float
+    """Share of the time, 0 to 1, in which the loop waited for data."""
+    left: float
+    """Seconds until the last step is done, pauses as frequent as so far among them."""
+
+    @property
+    def steps_per_second(self) -> float:
+        """Steps a second."""
+        return 1 / self.seconds_per_step
+
+    @property
+    def ms_per_step(self) -> float:
+        """Milliseconds a step."""
+        return 1e3 * self.seconds_per_step
+
+
+class Speed(Hook):
+    """Knows the pace of a run, and writes it to speed.jsonl.
+
+    Time runs from the end of the first call, which compiles; what happens inside `pause()` does not
+    count. The pace is that of the last `window` seconds. Numbers come up to 8 calls late and in
+    bunches around a pause; where calls are long they come when the call is done, and where they
+    are short 8 of them are nothing in a window.
+
+    It stands before the hooks that read it. A hook that pauses it settles (`Hook.settles`), or the
+    steps in flight would be done while no time is counted.
+
+    Args:
+        path: the file; None to write none.
+        every: steps between two looks.
+        stop: the last step of the run.
+        rows: in a step, over all processes.
+        tokens: in a step; None where there are none to count.
+        waited: seconds that the loop has waited for data so far.
+        resumed_at, lost: as `Metrics` takes them.
+    """
+
+    def __init__(
+        self,
+        path: Path | str | None,
+        *,
+        every: int,
+        stop: int,
+        rows: int,
+        tokens: int | None = None,
+        waited: Callable[[], float] = lambda: 0.0,
+        resumed_at: int | None = None,
+        steps_per_call: int = 1,
+        window: float = 10.0,
+        lost: Callable[[str], object] = lambda line: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self.every = steps_per_call  # until the first call is done
+        self.pace: Pace | None = None
+        """The newest; None until two looks were taken."""
+        self.paused = 0.0
+        """Seconds in pauses since the first call."""
+        self._every, self._stop, self._steps_per_call = every, stop, steps_per_call
+        self._rows, self._tokens, self._waited = rows, tokens, waited
+        self._window, self._clock = window, clock
+        self._file = None if path is None else Rows(path, resumed_at=resumed_at, lost=lost)
+        self._looks: collections.deque[_Look] = collections.deque()
+        self._first: _Look | None = None
+        self._depth = 0
+
+    @property
+    def unit(self) -> str:
+        """What is counted: "tokens" or "rows"."""
+        return "rows" if self._tokens is None else "tokens"
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time in which nothing is trained: evaluation, saving, sampling; one may hold another."""
+        began, self._depth = self._clock(), self._depth + 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self.paused += self._clock() - began
+
+    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Takes the time."""
+        done = -(-step // self._steps_per_call) * self._steps_per_call  # its whole call is
+        if self._first is None:
+            self.every, self.paused = self._every, 0.0
+            self._first = self._look(done)
+            self._looks.append(self._first)
+            return
+        now = self._look(done)
+        while len(self._looks) > 1 and self._looks[1].seconds <= now.seconds - self._window:
+            self._looks.popleft()
+        old = self._looks[0]
+        if now.step == old.step or now.seconds <= old.seconds:
+            return  # nothing that a clock can tell
+        self._looks.append(now)
+        self.pace = self._pace(old, now, pauses=self.paused / (done - self._first.step))
+        if self._file is not None:
+            self._file.append(self._row(self.pace, now.seconds - self._first.seconds))
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _look(self, step: int) -> "_Look":
+        return _Look(step, self._clock() - self.paused, self._waited())
+
+    def _pace(self, old: "_Look", now: "_Look", *, pauses: float) -> Pace:
+        seconds, steps = now.seconds - old.seconds, now.step - old.step
+        return Pace(
+            step=now.step,
+            seconds_per_step=seconds / steps,
+            rows_per_second=self._rows * steps / seconds,
+            tokens_per_second=self._tokens and self._tokens * steps / seconds,
+            waiting=min(1.0, (now.waited - old.waited) / seconds),
+            left=(self._stop - now.step) * (seconds / steps + pauses),
+        )
+
+    def _row(self, pace: Pace, trained: float) -> dict[str, float | int]:
+        row = {name: x for name, x in dataclasses.asdict(pace).items() if x is not None}
+        return {**row, "trained": trained, "paused": self.paused}
+
+
+class _Look(NamedTuple):
+    step: int
+    seconds: float  # in which the run trained
+    waited: float

@@ -1,0 +1,209 @@
+"""Training a run longer than it was written for: its new steps, and what becomes of its schedules.
+
+A schedule keeps the length that it was written for, unless its own `steps` say another. What a run
+was asked for before is kept in its checkpoints, so that the values of any of its steps are known.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from jtrain.config.dump import plain_values
+from jtrain.config.durations import durations, own_lengths
+from jtrain.config.top import Top
+from jtrain.errors import ConfigError
+from jtrain.io.formatting import number
+
+C = TypeVar("C", bound=Top)
+
+
+class Change(NamedTuple):
+    """Steps after which a run had other lengths than before."""
+
+    step: int
+    """The last step under the old lengths."""
+    before: Mapping[str, Any]
+    """The old lengths by key: `steps`, and those of schedules."""
+
+
+def lengths(config: Top) -> dict[str, Any]:
+    """Return `steps` and the own length of each schedule, by dotted key."""
+    own = {f"{key}.steps": part.steps for key, part in own_lengths(config).items()}
+    return {"steps": config.steps, **own}
+
+
+def stored_lengths(config: Top, stored: Any) -> dict[str, Any]:
+    """Return the same of a run that lies on the disk, at the keys of `config`.
+
+    Args:
+        stored: its config, or what JSON has of it. An optimizer that was given in code is read
+            back as plain values.
+    """
+    values = plain_values(stored)
+    return {key: _at(values, key.split(".")) for key in lengths(config)}
+
+
+def keep_lengths(config: C, stored: Top | None) -> C:
+    """Return `config`, in which each schedule that says no length has that of the stored run.
+
+    A schedule of the stored run that says none is as long as that run. Where the two are equally
+    long, nothing has to be said.
+    """
+    if stored is None:
+        return config
+    known = stored_lengths(config, stored)
+    longer = config.steps != stored.steps
+    open_ends = [key for key, steps in lengths(config).items() if steps == 0]
+    kept = {key: known[key] or stored.steps for key in open_ends if known[key] or longer}
+    return replace(config, kept)
+
+
+def replace(config: C, values: Mapping[str, Any]) -> C:
+    """Return the config with other values at some dotted keys."""
+    for key, value in values.items():
+        config = _replaced(config, key.split("."), value)
+    return config
+
+
+def changes(config: Top, start: int, about: Mapping[str, Any]) -> list[Change]:
+    """Return the changes of length of a run that goes on from a checkpoint.
+
+    Args:
+        config: its values from now on, with durations in steps.
+        start: the step of the checkpoint.
+        about: what the checkpoint says of itself.
+    """
+    found = [Change(each["step"], each["before"]) for each in about.get("extended", [])]
+    before = stored_lengths(config, about.get("config", {}))
+    if before["steps"] and before != lengths(config):
+        found.append(Change(start, before))
+    return found
+
+
+def config_at(config: C, changed: Sequence[Change], step: int) -> C:
+    """Return the values under which a step was taken, the first of which is 1.
+
+    Args:
+        config: its values now, with durations as they were written: 5 % of another length is
+            another warmup.
+    """
+    before = next((change.before for change in changed if step <= change.step), None)
+    if before is None:
+        return config
+    return replace(config, {key: x for key, x in before.items() if key in lengths(config)})
+
+
+def schedule_lengths(config: Top) -> dict[str, Any]:
+    """Return the steps that each schedule lasts, by dotted key; with durations in steps."""
+    return {key: part.steps or config.steps for key, part in own_lengths(config).items()}
+
+
+def check_steps(config: Top, start: int, path: Path, another: str) -> None:
+    """Check that a run is not asked for fewer steps than it has taken.
+
+    Args:
+        config: the values from now on, with durations in steps.
+        start: the steps that were taken.
+        path: of the run's directory, for the message.
+        another: what starts another run, for the message.
+
+    Raises:
+        ConfigError: if it is.
+    """
+    if config.steps < start:
+        raise ConfigError(
+            f"{path} has taken {start} steps, and steps={config.steps} was asked for: what was "
+            f"learned is not unlearned. Train it longer, steps={start} or more, or start a new "
+            f"run: {another}"
+        )
+
+
+def check_rate(config: Top) -> None:
+    """Check that the steps past the end of a schedule have a learning rate.
+
+    Args:
+        config: with durations in steps.
+
+    Raises:
+        ConfigError: if it is 0 for all of them.
+    """
+    part = own_lengths(config).get("optimizer.schedule")
+    if part is None or not part.steps or part.steps >= config.steps:
+        return
+    rate = _rate(config)
+    if rate and rate(part.steps) == rate(config.steps - 1) == 0:
+        raise ConfigError(
+            f"optimizer.schedule {part.kind} is made for {part.steps} steps and ends at a learning "
+            f"rate of 0, so that the steps from there to {config.steps} would change nothing. "
+            f"Stretch it over the run: optimizer.schedule.steps=100%"
+        )
+
+
+def longer(config: Top, steps: int) -> list[str]:
+    """Return the settings that train a finished run to `steps`.
+
+    Args:
+        config: the run's, as it was written.
+    """
+    rate = None if durations(config) else _rate(config)
+    ended = rate is not None and rate(config.steps - 1) == 0
+    return [f"steps={steps}", *(["optimizer.schedule.steps=100%"] if ended else [])]
+
+
+def describe(config: Top, change: Change) -> list[str]:
+    """Return lines that say what becomes of the schedules after a change of length.
+
+    Args:
+        config: the values after it, with durations in steps.
+    """
+    old = replace(config, {k: x for k, x in change.before.items() if k in lengths(config)})
+    return [_fate(key, old, config, change.step) for key in own_lengths(config)]
+
+
+def _fate(key: str, old: Top, new: Top, step: int) -> str:
+    """What becomes of the schedule at a key after `step`."""
+    was, now = schedule_lengths(old)[key], schedule_lengths(new)[key]
+    rate = _rate(new) if key == "optimizer.schedule" else None
+    if was != now:
+        line = f"{key} is stretched from {was} to {now} steps"
+        if rate and step < new.steps:
+            line += f": the learning rate of step {step + 1} is {number(rate(step))}"
+        return line
+    line = f"{key} keeps the {now} steps that it was made for"
+    if rate and now < new.steps:
+        first, last = rate(now), rate(new.steps - 1)
+        then = f"stays {number(first)}" if first == last else f"goes on to {number(last)}"
+        line += f": after them the learning rate {then}"
+    return f"{line}. {key}.steps=100% stretches it over the run" if now != new.steps else line
+
+
+def _rate(config: Any) -> Any:
+    """The learning rate at each step, from 0 on; None where nobody knows it."""
+    return config.optimizer.learning_rate(config.steps)
+
+
+def _at(values: Any, keys: Sequence[str]) -> Any:
+    """What plain values have at a key; 0 where they do not have it."""
+    for key in keys:
+        if isinstance(values, list) and key.isdecimal() and int(key) < len(values):
+            values = values[int(key)]
+        elif isinstance(values, Mapping) and key in values:
+            values = values[key]
+        else:
+            return 0
+    return values
+
+
+def _replaced(value: Any, keys: Sequence[str], new: Any) -> Any:
+    if not keys:
+        return new
+    first, *rest = keys
+    if isinstance(value, tuple | list):
+        place = int(first)
+        return type(value)(
+            [*value[:place], _replaced(value[place], rest, new), *value[place + 1 :]]
+        )
+    if isinstance(value, Mapping):
+        return {**value, first: _replaced(value[first], rest, new)}
+    return dataclasses.replace(value, **{first: _replaced(getattr(value, first), rest, new)})

@@ -1,0 +1,352 @@
+"""The hooks of a run, put together: what it says, writes, measures and keeps."""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+import jax
+import jax.numpy as jnp
+
+from jtrain.checkpoint import Checkpoints, Retries
+from jtrain.checkpoint.retention import Goal
+from jtrain.config.durations import Duration
+from jtrain.core.loop import Hook, Stop
+from jtrain.core.state import TrainState
+from jtrain.core.types import Batch, Extra, Params
+from jtrain.distributed.heartbeat import PULSE
+from jtrain.distributed.multihost import together
+from jtrain.io.jsonl import Rows
+from jtrain.io.lost_files import LostFiles
+from jtrain.train.bad_step_policy import Guarded
+from jtrain.train.experiment import RunConfig
+from jtrain.train.hooks.checkpointing import Save, SaveAgain, SaveBest
+from jtrain.train.hooks.early_stop import EarlyStop
+from jtrain.train.hooks.evaluation import Evaluate, hearing
+from jtrain.train.hooks.fault_injection import rehearsal
+from jtrain.train.hooks.function_hooks import Observer, hook_of
+from jtrain.train.hooks.grace_period import Grace
+from jtrain.train.hooks.heartbeat import Heartbeat
+from jtrain.train.hooks.history import History
+from jtrain.train.hooks.leaf_log import Leaves
+from jtrain.train.hooks.log import Lines, Log
+from jtrain.train.hooks.metrics import Metrics, results
+from jtrain.train.hooks.pictures import Pictures
+from jtrain.train.hooks.progress import Progress
+from jtrain.train.hooks.recompute_check import Twice
+from jtrain.train.hooks.speed import Speed
+from jtrain.train.hooks.step_record import Record
+from jtrain.train.hooks.tracking import Tracking
+from jtrain.train.leaf_statistics import leaves
+from jtrain.train.longer_run import Change
+from jtrain.train.run_dir import Directory
+from jtrain.train.run_trackers import tracking
+from jtrain.train.save_state import Keep
+from jtrain.train.setup import Assembly
+from jtrain.train.trackers import End
+
+_PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}  # as the pulse says it
+
+
+class Watch:
+    """What observes a run from `start` on; use it in a `with` block.
+
+    Without a directory and checkpoints it keeps in memory what is measured, and writes nothing.
+
+    Args:
+        start: the step of the checkpoint that the run goes on from; None at its beginning.
+        earlier, known: as `Guarded` takes them.
+        extended: the changes of the run's length before `start`.
+        screen: where it is told.
+        copy: as `Keep` takes it.
+    """
+
+    def __init__(
+        self,
+        parts: Assembly,
+        directory: Directory | None = None,
+        checkpoints: Checkpoints | None = None,
+        *,
+        start: int | None = None,
+        earlier: Sequence[int] = (),
+        known: Mapping[str, Any] = {},
+        extended: Sequence[Change] = (),
+        screen: TextIO | None = None,
+        copy: Callable[[int], None] = lambda step: None,
+    ):
+        config, x = parts.config, parts.experiment
+        every = min(config.log.every, config.steps)  # a short run says something too
+        first = directory if directory and directory.first else None  # the process that writes
+        lost = directory.lost if directory else LostFiles()
+        self._parts, self._directory, self._extended = parts, directory, extended
+        self.waited = lambda: 0.0
+        """Gives the seconds that the loop has waited for data; set where the data is read."""
+        self.reading: Callable[[Iterable[Batch], str], Iterable[Batch]] = lambda batches, _: batches
+        """Hands on the batches of an evaluation, and says what goes on between; set likewise."""
+        self._stack = contextlib.ExitStack()
+        if directory and not first:
+            screen = io.StringIO()  # of the processes one speaks
+        self.speed = Speed(
+            first and first.speed,
+            every=every,
+            stop=config.steps,
+            rows=config.batch,
+            tokens=config.batch * x.tokens or None,
+            waited=lambda: self.waited(),
+            resumed_at=start,
+            steps_per_call=config.steps_per_call,
+            lost=lost,
+        )
+        self.history = History(every=every)
+        """What was measured, if there is no directory, or another process writes in it."""
+        self.metrics = (
+            Metrics(first.metrics, every=every, resumed_at=start, lost=lost)
+            if first
+            else self.history
+        )
+        call = config.steps_per_call
+        self.record = directory and Record(
+            first and first.steps, every=call, resumed_at=start, lost=lost
+        )
+        """What is recorded of every step, where there is a directory."""
+        self.twice = Twice.where(config.checks.recompute, each=call, start=start or 0)
+        """What computes some steps twice, if the config asks for it."""
+        for file in (self.record, self.speed, self.metrics):
+            self._stack.callback(file.close if file else lambda: None)
+        self.guarded = self._stack.enter_context(
+            Guarded(parts, directory, start=start, earlier=earlier, known=known)
+        )
+        """What is done about bad steps."""
+        self.evaluations = {
+            name: self._evaluation(parts, directory, name, start) for name in parts.sets
+        }
+        """By set, the first of which the run is mostly judged by."""
+        judged = next(iter(self.evaluations.values()), None)
+        valid = judged.latest if judged else None
+        self.progress = Progress(
+            start=start or 0,
+            stop=config.steps,
+            speed=self.speed,
+            valid=valid,
+            steps_per_call=config.steps_per_call,
+            stream=screen,
+        )
+        log, progress = directory and directory.log, self.progress
+        self.lines = Lines(log, screen=progress.print, live=progress.live)
+        self.retries = checkpoints and Retries(checkpoints, self.lines.say)
+        self.keep = directory and self.retries and self._keep(parts, directory, self.retries, copy)
+        self.save = _save(config, self.keep or self._hold)
+        self.held: tuple[Params, Extra] | None = None
+        """The best weights, where a best is kept and there is no directory for it."""
+        self._log = Log(
+            every=every,
+            stop=config.steps,
+            tell=self.lines.note,
+            speed=self.speed,
+            valid=valid,
+            learning_rate=config.optimizer.learning_rate(config.steps),
+        )
+        self.grace = Grace(
+            config.checkpoint.grace,
+            every=every,
+            call=lambda: self.speed.pace and call * self.speed.pace.seconds_per_step,
+            save=lambda: self.keep and self.keep.seconds,
+            kept=_often(config),
+            tell=self.lines.say,
+        )
+        self._looks: list[Leaves] = []
+        self._tracking: Tracking | None = None
+        if directory and config.log.leaves:
+            self._looks.append(leaves(parts, first and first.leaves, self.pause, start, lost))
+            self._stack.callback(self._looks[0].close)
+        self.pictures: Pictures | None = None
+        """Draws a state, where the experiment makes pictures and there is a directory."""
+        if directory and x.pictures is not None:
+            self.pictures = self._pictures(directory, x.pictures)
+        if first and config.trackers:
+            self._tracking = tracking(
+                config,
+                first.path,
+                self.speed,
+                run=first.id,
+                tell=self.lines.say,
+                resumed_at=start,
+            )
+            self._stack.callback(self._tracking.close, "failed")  # unless the end was told
+
+    def hooks(self, own: Sequence[Observer], state: TrainState) -> list[Hook]:
+        """All of them in the order they act, `own` before what is kept.
+
+        Raises:
+            ConfigError: if one of `own` is no hook, or waits for a set that there is not.
+        """
+        config = self._parts.config
+        mine = [hook_of(each, steps_per_call=config.steps_per_call) for each in own]
+        if config.evaluate.patience:
+            mine.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
+        steps = [change.step for change in self._extended]
+        mine = [each.extended(steps) if isinstance(each, EarlyStop) else each for each in mine]
+        evaluations = hearing(self.evaluations, mine)
+        guards = self.guarded.hooks(state, every=self._log.every, tell=self.lines.say)
+        best = self.best()
+        return [
+            Heartbeat(every=config.steps_per_call),
+            *rehearsal(),
+            *(self.speed, self._log, self.progress, self.metrics),
+            *([self.record] if self.record else []),
+            *([self.twice] if self.twice else []),
+            *([self._tracking] if self._tracking else []),
+            *([self.grace] if self._directory else []),
+            *(*guards, *self._looks, *evaluations, *mine),
+            *([self.pictures] if self.pictures and config.log.pictures else []),
+            *([SaveBest(best, self.save)] if best else []),
+            *([self.save] if self._directory else []),
+            *([SaveAgain(self.retries.owed, self.save)] if self.retries else []),
+        ]
+
+    def saw(self, call: int, batch: Batch) -> None:
+        """Take what a call of the step is going to be given, the first being 0; on any thread."""
+        for takes in (self.record and self.record.saw, self.guarded.saw):
+            if takes:
+                takes(call, batch)
+
+    def settle(self, step: int, state: TrainState) -> None:
+        """Returns when what was to be saved is on the disk; `state` where it could not be."""
+        while self.retries and self.retries.settle():
+            self.save.again(step, state)
+
+    def catch_up(self, step: int | None, state: TrainState) -> None:
+        """Measures what was due at the step that a run goes on from, and was given up for a signal.
+
+        Call it after `hooks`.
+        """
+        if not step or step == self._parts.config.steps:
+            return  # at the last step there is an evaluation in any case
+        due = [
+            x for x in self.evaluations.values() if step % x.every == 0 and step not in x.results
+        ]
+        for evaluation in due:
+            evaluation.at(step, state)
+        best = self.best()
+        if best in due and best is not None and best.best and best.best.step == step:
+            self.save.at(step, state)
+
+    def over(self) -> Stop | None:
+        """Why a run that was killed is done, if what was measured before says so."""
+        return next((stop for each in self.evaluations.values() if (stop := each.verdict())), None)
+
+    @contextlib.contextmanager
+    def pause(self, what: str) -> Iterator[None]:
+        """Shows what is done beside training, and counts no time for it."""
+        with (
+            self.speed.pause(),
+            self.progress.during(what),
+            PULSE.during(_PHASES.get(what, "eval")),
+        ):
+            yield
+
+    def __enter__(self) -> "Watch":
+        self._stack.enter_context(self.progress)
+        if self._directory:
+            self._directory.lost.tell_by(self.lines.say)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _evaluation(
+        self, parts: Assembly, directory: Directory | None, name: str, start: int | None
+    ) -> Evaluate:
+        asked = parts.config.evaluate
+        every = asked.sets[name].every if name in asked.sets else asked.every
+
+        def measure(state: TrainState) -> dict[str, float]:
+            with self.pause("evaluating"):
+                return parts.measure(state, name, lambda batches: self.reading(batches, "eval"))
+
+        return Evaluate(
+            every=every or parts.config.steps,
+            measure=measure,
+            tell=lambda step, numbers: self._results(step, name, numbers),
+            name=name,
+            best=parts.config.checkpoint.best.replace(f"{name}/", ""),
+            # Another process may not yet have cut off what came after the checkpoint.
+            earlier={
+                step: numbers
+                for step, numbers in (results(directory.metrics, name) if directory else {}).items()
+                if start is not None and step <= start
+            },
+        )
+
+    def _results(self, step: int, name: str, numbers: Mapping[str, float]) -> None:
+        self.metrics.row(step, name, numbers)
+        if self._tracking:
+            self._tracking.row(step, name, numbers)
+
+    def _pictures(self, directory: Directory, make: Callable[..., Mapping[str, Any]]) -> Pictures:
+        def draw(state: TrainState) -> Mapping[str, Any]:
+            with self.pause("drawing"):
+                here = self._parts.here(state)
+                made = make(*here) if directory.first else {}
+                together()
+                return made
+
+        every = self._parts.config.log.pictures or self._parts.config.steps
+        return Pictures(directory.pictures, every=every, draw=draw)
+
+    def ended(self, status: End) -> None:
+        """Tells the trackers how the run ended, and waits a little for them."""
+        if self._tracking:
+            self._tracking.close(status)
+
+    def best(self) -> Evaluate | None:
+        """The evaluation whose best is kept; None if none is."""
+        goal = Goal.parse(self._parts.config.checkpoint.best)
+        if goal is None or not self.evaluations:
+            return None
+        name, _, _ = goal.name.rpartition("/")
+        return self.evaluations.get(name) or next(iter(self.evaluations.values()))
+
+    def _keep(
+        self,
+        parts: Assembly,
+        directory: Directory,
+        retries: Retries,
+        copy: Callable[[int], None],
+    ) -> Keep:
+        return Keep(
+            parts,
+            directory,
+            retries,
+            guarded=self.guarded,
+            extended=self._extended,
+            evaluations=self.evaluations,
+            best=self.best,
+            files=self._files,
+            record=self.record,
+            twice=self.twice,
+            pause=self.pause,
+            copy=copy,
+        )
+
+    def _files(self) -> list[Rows]:
+        """The files of rows that go with a checkpoint; times do not."""
+        of = (self.metrics, self.record, *self._looks, self.guarded.events)
+        return [rows for each in of if (rows := getattr(each, "rows", None))]
+
+    def _hold(self, step: int, state: TrainState) -> None:
+        del step
+        weights = self._parts.evaluation_params(state), state.extra
+        self.held = jax.tree.map(jnp.copy, weights)
+
+
+def _save(config: RunConfig, keep: Callable[[int, TrainState], None]) -> Save:
+    often = config.checkpoint.every
+    if isinstance(often, Duration):  # in time
+        return Save(every=config.steps_per_call, save=keep, seconds=often.seconds)
+    return Save(every=often or config.steps, save=keep)
+
+
+def _often(config: RunConfig) -> str:
+    often = config.checkpoint.every
+    return str(often) if isinstance(often, Duration) else f"{often or config.steps} steps"

@@ -1,0 +1,204 @@
+"""Run record: what run.json says of a run, and what each of its checkpoints repeats of it.
+
+run.json is one file that anybody may lose or cut. What a run cannot do without (its id, its values,
+what it trains on) is sealed into each checkpoint too, under `identity`; where run.json does not say
+it, the newest checkpoint does.
+"""
+
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jtrain.checkpoint import layout, seal
+from jtrain.checkpoint.ownership import Owner
+from jtrain.errors import CheckpointError, ConfigError
+from jtrain.io.regular_files import read_json
+
+RUN_JSON, IDENTITY = "run.json", "identity"
+MOST = 1 << 24  # bytes of a run.json
+
+
+class Record(NamedTuple):
+    """What run.json says, as far as it can be read."""
+
+    facts: dict[str, Any]
+    trouble: str
+    """What is wrong with it; empty if nothing is, or there is none."""
+
+
+class Sealed(NamedTuple):
+    """What the newest readable checkpoint says of its run."""
+
+    step: int
+    facts: dict[str, Any]
+    """As in run.json."""
+    values: Any
+    """The config as it was given, None in a checkpoint from before that was kept."""
+    counted: Any
+    """The config with durations in steps."""
+
+
+def read_record(path: Path) -> Record:
+    """Return what a run.json says; what is not of the type that it should be is left out."""
+    try:
+        found = read_json(path, most=MOST, inside=path.parent)
+    except FileNotFoundError:
+        return Record({}, "")
+    except NotADirectoryError:
+        return Record({}, "")
+    except OSError as error:
+        return Record({}, f"cannot be read ({error.strerror})")
+    except ValueError as error:
+        return Record({}, f"is no JSON ({error})")
+    if not isinstance(found, dict):
+        return Record({}, f"is no JSON object ({type(found).__name__})")
+    if not found:
+        return Record({}, "is empty")
+    facts = _typed(found)
+    lost = [name for name in found if name not in facts]
+    lost += [name for name in ("status", "step") if name not in found]
+    return Record(facts, f"says nothing usable of {', '.join(lost)}" if lost else "")
+
+
+def newest_sealed(checkpoints: Path, owner: Owner | None) -> Sealed | None:
+    """Return what the newest checkpoint of a run says of it, as far as its record can be read."""
+    for step in reversed(layout.named(checkpoints)):
+        if layout.is_foreign(checkpoints, step, owner):
+            continue
+        try:
+            about = layout.record(checkpoints, step)["about"]
+        except CheckpointError:  # damaged, or gone meanwhile
+            continue
+        identity = about.get(IDENTITY)
+        identity = identity if isinstance(identity, dict) else {}
+        data = {"data": about["data"]} if "data" in about else {}
+        facts = _typed({**data, **identity})
+        return Sealed(step, facts, identity.get("config"), about.get("config"))
+    return None
+
+
+def find_facts(path: Path) -> dict[str, Any]:
+    """Return what is known of the run in a directory: by run.json, or by its newest checkpoint."""
+    found = read_record(path / RUN_JSON).facts
+    if "id" in found:
+        return found
+    sealed = newest_sealed(path / "checkpoints", None)
+    return {**sealed.facts, **found} if sealed else found
+
+
+def find_owner(path: Path) -> Owner | None:
+    """Return the run that the checkpoints in a directory should belong to; None if none has an id.
+
+    Raises:
+        ConfigError: if run.json does not say it, and the checkpoints are of several runs.
+    """
+    known = owner_of(read_record(path / RUN_JSON).facts)
+    if known is not None:
+        return known
+    checkpoints = path / "checkpoints"
+    sealed = {step: seal.run_of(checkpoints / str(step)) for step in layout.named(checkpoints)}
+    steps = [step for step, run in sealed.items() if run]
+    candidates = {}
+    for step in reversed(steps):
+        owner = Owner(sealed[step], _ancestors(checkpoints, step))
+        if all(owner.owns(sealed[other], other) for other in steps):
+            return owner
+        candidates.setdefault(owner.run, []).append(step)
+    if not candidates:
+        return None
+    lines = [f"  {run}: {', '.join(map(str, of))}" for run, of in candidates.items()]
+    first = checkpoints / str(steps[-1])
+    raise ConfigError(
+        f"{path / RUN_JSON} does not say which run this is, and the checkpoints beside it are of "
+        f"several:\n" + "\n".join(lines) + f"\nMove those of the others away, {first} say, and "
+        f"type the same again: mv {first} {path}-{first.name}"
+    )
+
+
+def owner_of(facts: Mapping[str, Any]) -> Owner | None:
+    """Return the owner of the checkpoints of a run with these facts; None if it has no id."""
+    return Owner(facts["id"], facts.get("ancestors", {})) if "id" in facts else None
+
+
+def draw_identity(path: Path) -> dict[str, Any]:
+    """Return the id of the run in a directory, drawn for a new one, and those it was copied from.
+
+    A directory under another name than the run had is another run: a copy, which goes on from the
+    checkpoints that lie in it. The place is the last two names of its path, so that the folder in
+    which all runs lie may be moved.
+
+    Raises:
+        ConfigError: as `find_owner`.
+    """
+    facts, owner = find_facts(path), find_owner(path)
+    place = os.sep.join(path.absolute().parts[-2:])
+    new = {"id": str(uuid.uuid4()), "ancestors": {}, "place": place}
+    if owner is None:
+        return new
+    if facts.get("place", place) == place:
+        return {"id": owner.run, "ancestors": dict(owner.ancestors), "place": place}
+    checkpoints = path / "checkpoints"
+    copied = [s for s in layout.named(checkpoints) if not layout.is_foreign(checkpoints, s, owner)]
+    ancestors = {**owner.ancestors, **({owner.run: copied[-1]} if copied else {})}
+    return {**new, "ancestors": ancestors}
+
+
+def _ancestors(checkpoints: Path, step: int) -> dict[str, int]:
+    try:
+        identity = layout.record(checkpoints, step)["about"].get(IDENTITY)
+    except CheckpointError:
+        return {}
+    return _typed(identity).get("ancestors", {}) if isinstance(identity, dict) else {}
+
+
+def _typed(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts whose values are of their type; others than those of `_TYPES` may be any."""
+    return {name: x for name, x in found.items() if name not in _TYPES or _TYPES[name](x)}
+
+
+def _is_text(x: Any) -> bool:
+    return isinstance(x, str)
+
+
+def _is_count(x: Any) -> bool:
+    return type(x) is int and 0 <= x < 2**63
+
+
+def _is_seconds(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x < 1e12
+
+
+def _is_id(x: Any) -> bool:
+    return isinstance(x, str) and 0 < len(x) <= 100
+
+
+def _are_texts(x: Any) -> bool:
+    return isinstance(x, list) and all(map(_is_text, x))
+
+
+def _are_ancestors(x: Any) -> bool:
+    return isinstance(x, dict) and all(map(_is_count, x.values()))
+
+
+def _are_readers(x: Any) -> bool:
+    pair = lambda each: isinstance(each, list) and len(each) == 2 and all(map(_is_count, each))
+    return isinstance(x, list) and all(map(pair, x))
+
+
+_TYPES: Mapping[str, Callable[[Any], bool]] = {
+    "status": _is_text,
+    "step": _is_count,
+    "why": _is_text,
+    "id": _is_id,
+    "ancestors": _are_ancestors,
+    "place": _is_text,
+    "readers": _are_readers,
+    "sets": _are_texts,
+    "data": _is_text,
+    "tokenizer": _is_text,
+    "devices": _are_texts,
+    "seconds_per_step": _is_seconds,
+    "seconds_per_save": _is_seconds,
+}

@@ -1,0 +1,143 @@
+"""What is done when a state of a run is kept: told, compared, saved with all that goes with it."""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import numpy as np
+
+from jtrain.checkpoint import Retries
+from jtrain.config.dump import dump, told
+from jtrain.core.state import TrainState
+from jtrain.distributed.heartbeat import PULSE
+from jtrain.distributed.multihost import of_all, refuse_apart
+from jtrain.io.jsonl import Rows
+from jtrain.parallel.custom_loop import gather
+from jtrain.train.bad_step_policy import Guarded
+from jtrain.train.hooks.evaluation import Evaluate
+from jtrain.train.hooks.recompute_check import Twice
+from jtrain.train.hooks.step_record import Record
+from jtrain.train.longer_run import Change
+from jtrain.train.run_dir import Directory
+from jtrain.train.run_record import IDENTITY
+from jtrain.train.setup import Assembly
+
+
+class Keep:
+    """Saves a state in a run's directory, unless a bad step came before it.
+
+    Args:
+        guarded: what goes with a state about bad steps.
+        extended: the changes of the run's length, which go with it too.
+        evaluations: by set; their results go with it.
+        best: the evaluation whose best is kept.
+        files: gives those whose rows are on the disk before it is.
+        record: the steps that were taken, likewise.
+        twice: has to agree first.
+        pause: what is done beside training is done within.
+        copy: copies a step that is on the disk to where else it is to be.
+    """
+
+    def __init__(
+        self,
+        parts: Assembly,
+        directory: Directory,
+        retries: Retries,
+        *,
+        guarded: Guarded,
+        extended: Sequence[Change],
+        evaluations: Mapping[str, Evaluate],
+        best: Callable[[], Evaluate | None],
+        files: Callable[[], Sequence[Rows]],
+        record: Record | None,
+        twice: Twice | None,
+        pause: Callable[[str], AbstractContextManager[None]],
+        copy: Callable[[int], None] = lambda step: None,
+    ):
+        stands = directory.stands() if directory.first else {}
+        self.seconds: float | None = stands.get("seconds_per_save")
+        """That the last save took until it was on the disk; None: not measured."""
+        self._parts, self._directory, self._retries = parts, directory, retries
+        self._guarded, self._evaluations, self._best = guarded, evaluations, best
+        self._extended = [change._asdict() for change in extended]
+        self._files, self._record, self._twice = files, record, twice
+        self._pause, self._began, self._copy = pause, 0.0, copy
+
+    def __call__(self, step: int, state: TrainState) -> None:
+        """Returns when the state may be donated.
+
+        Raises:
+            SaveError: if it could not be saved, nor those before it.
+            DeviceError: if a device computes wrongly, as far as is known.
+            PeerError: if the processes of the run have come apart.
+        """
+        if self._guarded.bad:
+            return
+        if self._twice:
+            self._twice.settle()
+        self._began = time.monotonic()
+        with self._pause("saving"):
+            best = self._best()
+            number = best.number(step) if best else None
+            about = self._about(step)
+            before = lambda: self._before(step, state, about)
+            self._retries.save(step, state, about, number, self._sealed, before=before)
+
+    def _before(self, step: int, state: TrainState, about: dict[str, Any]) -> None:
+        """Has all numbers up to a step on the disk, and the processes of the run agree.
+
+        The checkpoint keeps what the files were, so that who goes on from it knows what is missing.
+        """
+        if self._record:
+            self._record.sync()
+        for file in self._files():
+            file.sync()
+        about["rows"] = {file.path.name: file.mark() for file in self._files()}
+        if self._record:
+            self._refuse_apart(step, state, self._record.newest)
+
+    def _about(self, step: int) -> dict[str, Any]:
+        """What a checkpoint says of itself."""
+        found = {name: each.results.get(step, {}) for name, each in self._evaluations.items()}
+        return {
+            "config": told(self._parts.config),
+            "jtrain": version("jtrain"),
+            "jax": jax.__version__,
+            "data": self._parts.data,
+            "valid": {},
+            "batches": of_all(self._parts.calls.state(step)),
+            **({"extended": self._extended} if self._extended else {}),
+            **self._guarded.about(step),
+            **{name: _numbers(results) for name, results in found.items()},
+            IDENTITY: self._directory.sealed(),
+        }
+
+    def _refuse_apart(self, step: int, state: TrainState, batch: int) -> None:
+        """Of several processes, they compare where they are."""
+        if jax.process_count() == 1:
+            return
+        index, count = self._parts.strategy.part
+        facts = {
+            "the config": hashlib.sha256(dump(self._parts.config).encode()).hexdigest()[:16],
+            "the step": f"{int(state.step)}",
+            "the key": " ".join(f"{x:08x}" for x in np.ravel(gather(state.seed)).tolist()),
+            f"part {index + 1} of {count} of the last batch": f"{batch:016x}",
+        }
+        refuse_apart(facts, f"at step {step}")
+
+    def _sealed(self, step: int) -> None:
+        """Says it when it is so: run.json names no step that a power cut would take."""
+        PULSE.kept(step)
+        self.seconds = time.monotonic() - self._began
+        self._directory.say("running", step=step, seconds_per_save=round(self.seconds, 3))
+        if self._directory.first:
+            self._copy(step)
+
+
+def _numbers(results: Mapping[str, Any]) -> dict[str, float]:
+    """What of an evaluation is a number; arrays, a confusion matrix say, are in metrics.jsonl."""
+    return {name: x for name, x in results.items() if isinstance(x, int | float)}

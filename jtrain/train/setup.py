@@ -1,0 +1,362 @@
+"""The parts of a run, put together and compiled; nothing is trained here."""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.stages import Lowered
+
+from jtrain.checkpoint import Start, starting
+from jtrain.core.evaluate import EvaluateFn, check_rows_apart, evaluate, make_evaluate
+from jtrain.core.jaxpr import operations
+from jtrain.core.leaked_tracers import warn_of_kept
+from jtrain.core.loss import Returned, in_terms
+from jtrain.core.loss_checks import refuse_unused_params, refuse_wide_products
+from jtrain.core.precision.cast import computed_in
+from jtrain.core.state import TrainState
+from jtrain.core.step import StepFn, make_step, many
+from jtrain.core.types import Batch, Couples, Extra, Key, LossFn, Once, Params, Stateful
+from jtrain.data.batches.fingerprint import fingerprint
+from jtrain.data.batches.skip import Window, Without
+from jtrain.data.batches.stacked import Calls
+from jtrain.data.batches.workers import Reader, Workers, streamed
+from jtrain.optim import Evaluated, evaluation_params
+from jtrain.parallel import Device, Strategy, check_divides
+from jtrain.parallel.custom_loop import gather
+from jtrain.parallel.offload import at_rest, brought, laid_near
+from jtrain.parallel.program_cache import compiled
+from jtrain.train.auto_layout import layout_of
+from jtrain.train.evaluation_sets import check_best, check_names
+from jtrain.train.experiment import Experiment, RunConfig, build_experiment
+from jtrain.train.experiment_shapes import Weights, makers, shapes
+from jtrain.train.run_record import find_owner
+from jtrain.train.schedule_steps import Lengths, in_steps
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """An experiment under a strategy."""
+
+    config: RunConfig
+    strategy: Strategy
+    experiment: Experiment
+    like: TrainState  # shapes, dtypes and shardings
+    lengths: Lengths  # the config's durations, before they were counted in steps
+    why: str = ""  # the layout was chosen, if it was
+    windows: tuple[Window, ...] = ()  # of batches that are left out
+
+    def fresh(self) -> TrainState:
+        """The state before the first step, made straight into its shardings.
+
+        Raises:
+            UserError: if `init_from` names what is not there or does not fit.
+        """
+        to = _shardings(self.like)
+        weights, state = makers(self.config, self.experiment)
+        given = self.experiment.init
+        if self.begins is not None:
+            given = self.begins.read(jax.jit(weights, out_shardings=(to.params, to.extra))())
+        if callable(given):
+            return compiled(
+                jax.jit(lambda: state(weights()), out_shardings=to).lower(), self.like
+            )()
+        # Copied, for the first step gives up its state, and who gave the weights may keep them.
+        placed = jax.device_put(given, _shardings(self._weights))
+        return jax.jit(lambda w: state(jax.tree.map(jnp.copy, w)), out_shardings=to)(placed)
+
+    @functools.cached_property
+    def begins(self) -> Start | None:
+        """What a new state takes from elsewhere, if anything; see `fresh` for what it raises."""
+        asked = self.config.init_from
+        if not asked.path:
+            return None
+        return starting(asked, self.like.params, self.like.extra, find_owner)
+
+    @functools.cached_property
+    def loss(self) -> LossFn | Stateful:
+        """The loss, computed in the config's precision; one object, that it is traced once."""
+        x, compute = self.experiment, self.config.precision.compute
+        return computed_in(x.loss, compute, self.strategy.lay(self.like.params, x.dims).params)
+
+    @functools.cached_property
+    def calls(self) -> Calls:
+        """What each call of the step takes, as numpy arrays: this process's rows."""
+        return Calls(self.train, self.config.steps_per_call)
+
+    def calls_from(self, start: int, stop: int) -> Reader:
+        """What the calls `start` .. `stop - 1` take, read by the config's workers; to be closed.
+
+        Raises:
+            DataError: if several workers cannot read these batches.
+        """
+        self.config.workers.check(self.experiment.train)
+        return self.config.workers.build(self.calls.__getitem__, start=start, stop=stop)
+
+    @functools.cached_property
+    def train(self) -> Without:
+        """The batch of each step, as this process reads it."""
+        return Without(self.mine(self.experiment.train), self.windows)
+
+    def without(self, windows: tuple[Window, ...]) -> "Assembly":
+        """The same parts, all that was compiled among them, which leave these batches out."""
+        other = copy.copy(self)
+        for made in ("train", "calls"):
+            vars(other).pop(made, None)
+        vars(other)["windows"] = windows
+        return other
+
+    @functools.cached_property
+    def data(self) -> str:
+        """The fingerprint of what is trained on; empty where the batches cannot say."""
+        return fingerprint(self.experiment.train)
+
+    @functools.cached_property
+    def devices(self) -> list[Device]:
+        """Return the devices that the layout takes, of all processes, by their ids."""
+        taken = jax.tree.leaves(self.like)[0].sharding.device_set
+        return sorted(taken, key=lambda device: device.id)
+
+    def mine(self, batches: Any) -> Any:
+        """The same batches, of which this process reads only the rows of its devices."""
+        return batches.shard(*self.strategy.part)
+
+    def place(self, batch: Batch) -> Batch:
+        """What a call of the step takes, on the devices."""
+        return self.strategy.place(batch, stacked=bool(self._stack))
+
+    def compile_step(self) -> StepFn:
+        """The step, or `steps_per_call` of them in one program; raises what `lower_step` does."""
+        return self.strategy.compile(*self._step(), **self._how)
+
+    def lower_step(self) -> Lowered:
+        """The same, traced; on devices that are not here it can be compiled, too.
+
+        Raises:
+            LossError: if the loss or the model keeps no contract.
+            ShardingError: if an axis of the mesh is of no use to it.
+        """
+        return self.strategy.lower(*self._step(), **self._how)
+
+    @property
+    def _how(self) -> dict[str, bool]:
+        return {"stacked": bool(self._stack), "keeps": True}
+
+    def _step(self) -> tuple[StepFn, TrainState, Batch]:
+        """What is compiled, and what for."""
+        config, x, strategy = self.config, self.experiment, self.strategy
+        terms, params = self._terms(self._alike(x.train)), self._weights[0]
+        refuse_unused_params(terms, params)
+        warn_of_kept(x.loss)
+        strategy.refuse_unused_axes(self.like, x.dims)
+        if config.precision.compute is not None:
+            refuse_wide_products(terms, params, config.precision.compute)
+        # XLA:CPU runs a convolution many times slower in a loop than written out.
+        unroll = self.devices[0].platform == "cpu" and "conv_general_dilated" in operations(
+            terms, params
+        )
+        step = make_step(
+            x.loss,
+            x.optimizer,
+            microbatches=config.microbatches,
+            couples=x.couples,
+            psum=strategy.psum,
+            ragged=x.train.ragged,
+            unroll=unroll,
+            compute=config.precision.compute,
+            lay=strategy.lay(self.like.params, x.dims),
+        )
+        step = at_rest(step, self.like)
+        step = many(step, unroll=unroll) if self._stack else step
+        return step, self.like, self._shapes(x.train, *self._stack)
+
+    @property
+    def _stack(self) -> tuple[int, ...]:
+        """The dims of what a call takes that stand before the rows."""
+        each = self.config.steps_per_call
+        return (each,) if each > 1 else ()
+
+    @functools.cached_property
+    def sets(self) -> Mapping[str, Once]:
+        """What the experiment is judged by, by name; a single set is called `valid`."""
+        valid = self.experiment.valid
+        if isinstance(valid, Mapping):
+            return valid
+        return {} if valid is None else {"valid": valid}
+
+    def check_evaluation(self) -> None:
+        """Traces the evaluation, so that what is wrong with it is told before training.
+
+        Raises:
+            LossError: if the loss does not take the rows of `valid`.
+            ConfigError: if `checkpoint.best` is none of its metrics.
+        """
+        metrics: dict[str, list[str]] = {}
+        for name, rows in self.sets.items():
+            program = make_evaluate(self.loss, ragged=rows.ragged)
+            metrics[name] = ["loss", *jax.eval_shape(program, self._weights, self._shapes(rows))[1]]
+        check_best(self.config.checkpoint.best, metrics)
+
+    def measure(
+        self,
+        state: TrainState,
+        name: str = "valid",
+        reading: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
+    ) -> dict[str, float]:
+        """The metrics of a state over all of a set; `reading` hands on its batches.
+
+        Raises:
+            LossError: if rows meet that are in several batches.
+        """
+        self.check_set(name, state)
+        rows = self.sets[name]
+        mine = self.mine(rows)
+        program, weights = self._evaluation(name), (self.evaluation_params(state), state.extra)
+        workers = Workers() if streamed(rows) else self.config.workers
+        read = workers.build_threads(mine.__getitem__, start=0, stop=len(rows))
+        try:
+            batches = (self.strategy.place(read(i)) for i in range(len(rows)))
+            return evaluate(program, weights, reading(batches))
+        finally:
+            read.close()
+
+    def check_set(self, name: str, state: TrainState) -> None:
+        """Check that a set is one batch where its rows meet, once for each set.
+
+        A loss may make rows meet in training alone, as batch norm does: one batch is measured with
+        its rows beside others, where the set has several.
+
+        Raises:
+            LossError: with the values that keep the rows together.
+        """
+        rows = self.sets[name]
+        if self._couples != "batch" or len(rows) == 1 or name in self._seen_apart:
+            return
+        program, weights = self._evaluation(name), (self.evaluation_params(state), state.extra)
+        of_host = lambda batch: program(weights, self.strategy.place(batch))
+        check_rows_apart(of_host, self.mine(rows)[0], rows, name, self.strategy.shares)
+        self._seen_apart.add(name)
+
+    @property
+    def _couples(self) -> Couples:
+        """How the rows of an evaluation meet, as is known of training."""
+        couples = self.experiment.couples
+        return self.config.evaluate.couples if couples == "batch" else couples
+
+    @functools.cached_property
+    def _seen_apart(self) -> set[str]:
+        return set()
+
+    def evaluation_params(self, state: TrainState) -> Params:
+        """What a state is measured and sampled by: an average of the optimizer's, or `params`.
+
+        Laid out as the trained ones, on the devices. Made once for a whole evaluation, by a program
+        beside it.
+        """
+        if not isinstance(self.experiment.optimizer, Evaluated):
+            return brought(state.params, self.like.params)
+        return self._evaluation_params(state)
+
+    def here(self, state: TrainState) -> tuple[Params, Extra, Key]:
+        """What samples and pictures are made of: parameters to measure by, extra, the step's key.
+
+        Every process of several calls this, and has them as arrays of its own, whole: so that one
+        alone can use them.
+        """
+        params, extra = self.evaluation_params(state), state.extra
+        if jax.process_count() == 1:
+            return params, extra, state.step_key()
+        params, extra, seed, step = gather((params, extra, state.seed, state.step))
+        return params, extra, jax.random.fold_in(jax.random.wrap_key_data(jnp.array(seed)), step)
+
+    @functools.cached_property
+    def _evaluation_params(self) -> Callable[[TrainState], Params]:
+        return jax.jit(
+            lambda state: evaluation_params(self.experiment.optimizer, brought(state, self.like)),
+            in_shardings=(_shardings(self.like),),
+            out_shardings=_shardings(laid_near(self.like.params)),
+        )
+
+    @property
+    def _weights(self) -> Weights:
+        """What an evaluation takes, as shapes: on the devices."""
+        return laid_near((self.like.params, self.like.extra))
+
+    def _evaluation(self, name: str) -> EvaluateFn:
+        """Compiled at its first use; sets whose batches are alike share one."""
+        rows, strategy = self.sets[name], self.strategy
+        kind = rows.ragged, repr(self._shapes(rows))
+        if kind not in self._evaluations:
+            how = {"couples": self._couples, "psum": strategy.psum, "ragged": rows.ragged}
+            fn = make_evaluate(self.loss, **how)
+            example = strategy.place(self.mine(rows)[0])
+            self._evaluations[kind] = strategy.compile(fn, self._weights, example)
+        return self._evaluations[kind]
+
+    @functools.cached_property
+    def _evaluations(self) -> dict[tuple[bool, str], EvaluateFn]:
+        return {}
+
+    def _alike(self, batches: Any) -> Batch:
+        """A batch of as many rows as a whole one, to trace what is traced with values: of this
+        process's rows, again and again."""
+        own, parts = self.mine(batches)[0], self.strategy.part[1]
+        return own if parts == 1 else {n: np.concatenate([x] * parts) for n, x in own.items()}
+
+    def _shapes(self, batches: Any, *stack: int) -> Batch:
+        return shapes(batches, *stack, part=self.strategy.part)
+
+    def _terms(self, batch: Batch) -> Callable[[Params], Returned]:
+        terms = in_terms(self.loss, ragged=self.experiment.train.ragged)
+        key = jax.eval_shape(TrainState.step_key, self.like)
+        return lambda params: terms(params, self.like.extra, batch, key)
+
+
+def assemble(
+    config: RunConfig, seconds: float = 0.0, *, among: Sequence[Device] | None = None
+) -> Assembly:
+    """The parts that a config stands for.
+
+    Args:
+        among: devices that it is laid out over in the place of those of this machine.
+        seconds: that a step takes, where the config says durations in time. While it is 0 their
+            steps are provisional; `jtrain.train.step_time.paced` measures it.
+
+    Raises:
+        ConfigError: if batches do not divide into the devices and microbatches, or `build` gives
+            no Experiment.
+        DataError: if the data is not what the config says it is.
+    """
+    layout, why = layout_of(config, among)
+    config, strategy = dataclasses.replace(config, parallel=layout), layout.build(among)
+    check_divides(config.batch, strategy.shares, config.microbatches)
+    config, lengths = in_steps(config, strategy.placement, seconds)
+    experiment = build_experiment(config, strategy.placement)
+    weights, state = makers(config, experiment)
+    shapes = jax.eval_shape(lambda: state(weights()))
+    like = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        strategy.shardings(shapes, experiment.dims),
+    )
+    parts = Assembly(
+        config=config,
+        strategy=strategy,
+        experiment=experiment,
+        like=like,
+        lengths=lengths,
+        why=why,
+        windows=config.guard.without,
+    )
+    for rows in parts.sets.values():
+        check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")
+    check_names(config, parts.sets)
+    return parts
+
+
+def _shardings(like: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding, like)

@@ -1,0 +1,171 @@
+"""What a run holds and does: its leaves, their bytes on a device, the work of a step."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from jtrain.core.flops import flops
+from jtrain.core.loss import combine, in_terms
+from jtrain.core.pytree import named_leaves
+from jtrain.core.state import TrainState
+from jtrain.io.formatting import columns, count, size
+from jtrain.parallel.offload import laid_near
+from jtrain.train.setup import Assembly
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafSize:
+    """A leaf of the parameters."""
+
+    name: str
+    shape: tuple[int, ...]
+    shard: tuple[int, ...]
+    """The part of it that one device holds."""
+    dtype: str
+    numbers: int
+    bytes: int
+    device_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes:
+    """What a part of the state takes: all of it, once, and what one device holds of it."""
+
+    total: int
+    device: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """The sizes of a run; nothing of it is made."""
+
+    leaves: tuple[LeafSize, ...]
+    """Of the parameters, in the order of their tree."""
+    params: Bytes
+    extra: Bytes
+    optimizer: Bytes
+
+    @property
+    def numbers(self) -> int:
+        """How many parameters there are."""
+        return sum(leaf.numbers for leaf in self.leaves)
+
+    @property
+    def device_bytes(self) -> int:
+        """What one device holds of the whole state."""
+        return self.params.device + self.extra.device + self.optimizer.device
+
+
+def summary(like: TrainState) -> Summary:
+    """The sizes of a state, given as shapes, dtypes and shardings."""
+    leaves = tuple(_leaf(name, leaf) for name, leaf in named_leaves(like.params).items())
+    return Summary(leaves, _bytes(like.params), _bytes(like.extra), _bytes(like.opt_state))
+
+
+def step_flops(parts: Assembly) -> float | None:
+    """The work of loss and gradient over the whole batch, in operations; None where not known.
+
+    As `jtrain.core.flops` counts: by tracing, so that no device works and nothing is compiled. The
+    optimizer's own products (Muon's) are not among them.
+
+    Raises:
+        LossError: if the loss keeps no contract.
+        DataError: if the first batch cannot be read.
+    """
+    x, like = parts.experiment, laid_near(parts.like)
+    terms = in_terms(parts.loss, ragged=x.train.ragged)
+
+    def loss(params, extra, batch, key):
+        got = terms(params, extra, batch, key)
+        return combine(got.terms, [mean.weight for mean in got.terms.means])
+
+    key = jax.eval_shape(TrainState.step_key, like)
+    return flops(jax.grad(loss), like.params, like.extra, x.train[0], key)
+
+
+def table(sizes: Summary, work: float | None = None) -> str:
+    """A line for each module and leaf, then the sums, in columns."""
+    rows = [("leaf", "shape", "dtype", "numbers", "bytes", "on a device"), *_rows(sizes)]
+    return "\n".join([*columns(rows, right=(3, 4)), "", *_sums(sizes, work)])
+
+
+def short(sizes: Summary) -> str:
+    """The sums in one line, for the log of a run."""
+    carried = f", {size(sizes.extra.total)} beside them" if sizes.extra.total else ""
+    return (
+        f"{len(sizes.leaves)} leaves of {size(sizes.params.total)}{carried}, "
+        f"{size(sizes.optimizer.total)} of the optimizer; "
+        f"a device holds {size(sizes.device_bytes)} of state"
+    )
+
+
+def plain(sizes: Summary, work: float | None) -> dict[str, Any]:
+    """The same as plain numbers, in bytes and operations; `flops` only where known."""
+    known = {} if work is None else {"flops": work}
+    return {
+        "parameters": sizes.numbers,
+        "bytes": {
+            part: dataclasses.asdict(getattr(sizes, part))
+            for part in ("params", "extra", "optimizer")
+        },
+        "device_bytes": sizes.device_bytes,
+        **known,
+        "leaves": [dataclasses.asdict(leaf) for leaf in sizes.leaves],
+    }
+
+
+def _rows(sizes: Summary) -> Iterator[tuple[str, ...]]:
+    modules: dict[str, list[LeafSize]] = {}
+    for leaf in sizes.leaves:
+        modules.setdefault(leaf.name.rpartition("/")[0], []).append(leaf)
+    for module, leaves in modules.items():
+        if module:
+            numbers, held = sum(x.numbers for x in leaves), sum(x.bytes for x in leaves)
+            yield module, "", "", f"{numbers:,}", size(held), ""
+        for leaf in leaves:
+            name = leaf.name.rpartition("/")[2]
+            yield (
+                f"  {name}" if module else name,
+                _dims(leaf.shape),
+                leaf.dtype,
+                f"{leaf.numbers:,}",
+                size(leaf.bytes),
+                "whole" if leaf.shard == leaf.shape else _dims(leaf.shard),
+            )
+
+
+def _sums(sizes: Summary, work: float | None) -> Iterator[str]:
+    yield f"parameters  {sizes.numbers:,} in {len(sizes.leaves)} leaves"
+    for name in ("params", "extra", "optimizer"):
+        held: Bytes = getattr(sizes, name)
+        if held.total:
+            yield f"{name:10}  {size(held.total)}, {size(held.device)} of it on a device"
+    yield f"state       {size(sizes.device_bytes)} on a device"
+    if work is not None:
+        yield f"step        {count(work)}FLOP in products of loss and gradient"
+
+
+def _leaf(name: str, leaf: Any) -> LeafSize:
+    shard = tuple(leaf.sharding.shard_shape(leaf.shape))
+    each = leaf.dtype.itemsize
+    return LeafSize(
+        name=name,
+        shape=tuple(leaf.shape),
+        shard=shard,
+        dtype=str(leaf.dtype),
+        numbers=leaf.size,
+        bytes=leaf.size * each,
+        device_bytes=math.prod(shard) * each,
+    )
+
+
+def _bytes(tree: Any) -> Bytes:
+    leaves = [_leaf(name, leaf) for name, leaf in named_leaves(tree).items()]
+    return Bytes(sum(x.bytes for x in leaves), sum(x.device_bytes for x in leaves))
+
+
+def _dims(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "scalar"

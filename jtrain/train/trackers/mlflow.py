@@ -1,0 +1,68 @@
+"""MLflow, at a server or in files."""
+
+import importlib
+import os
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from jtrain.config.configclass import values
+from jtrain.train.trackers.tracker import About, End
+
+_STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+_MOST = 100  # parameters a call
+
+
+@values
+class MLflow:
+    """A run of MLflow; `pip install 'jtrain[mlflow]'`."""
+
+    kind: Literal["mlflow"] = "mlflow"
+    uri: str = ""
+    """Of the server, or of a directory (file:mlruns) or data base (sqlite:///mlflow.db); empty:
+    what MLFLOW_TRACKING_URI says, or MLflow's default."""
+    experiment: str = "jtrain"
+    """What the run is filed under."""
+
+    package: ClassVar[str] = "mlflow"
+
+    def open(self, about: About) -> "_Run":
+        """Begins a run, or goes on with one."""
+        tracking = importlib.import_module("mlflow.tracking")
+        if self.uri.startswith("file:"):  # which MLflow 3.17 refuses without this
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        client = tracking.MlflowClient(tracking_uri=self.uri or None)
+        if about.id:
+            client.update_run(about.id, status="RUNNING")
+            return _Run(client, about.id)
+        found = client.get_experiment_by_name(self.experiment)
+        there = found.experiment_id if found else client.create_experiment(self.experiment)
+        run = _Run(client, client.create_run(there, run_name=about.name).info.run_id)
+        run.say(about.config)
+        return run
+
+
+class _Run:
+    def __init__(self, client: Any, id: str):
+        self.id, self._client = id, client
+
+    def say(self, config: Mapping[str, Any]) -> None:
+        entities = importlib.import_module("mlflow.entities")
+        params = [entities.Param(_allowed(key), str(value)[:6000]) for key, value in config.items()]
+        for i in range(0, len(params), _MOST):
+            self._client.log_batch(self.id, params=params[i : i + _MOST])
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        entities = importlib.import_module("mlflow.entities")
+        now = int(time.time() * 1000)
+        metrics = [entities.Metric(_allowed(n), x, now, step) for n, x in numbers.items()]
+        self._client.log_batch(self.id, metrics=metrics)
+
+    def close(self, end: End) -> None:
+        self._client.set_terminated(self.id, status=_STATUS[end])
+
+
+def _allowed(name: str) -> str:
+    """A name as MLflow takes it."""
+    return re.sub(r"[^\w\-. :/]", "_", name)
