@@ -23,9 +23,9 @@ import optax
 from pairs import machine
 
 import jtrain as jt
+from jtrain.core.placement import Anywhere
 from jtrain.core.pytree import named_leaves
 from jtrain.core.step import make_step
-from jtrain.core.types import Anywhere
 from jtrain.losses.next_token import next_token
 from jtrain.models.mlp import MLP
 from jtrain.models.transformer import Transformer

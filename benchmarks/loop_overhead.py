@@ -27,7 +27,7 @@ from pairs import machine, ratio, table, take_turns
 import jtrain as jt
 from jtrain.checkpoint import Checkpoints
 from jtrain.config.top import Checkpoint, Log
-from jtrain.core.types import Placement
+from jtrain.core.placement import Placement
 from jtrain.data import Arrays, ReadAhead, Shuffled
 from jtrain.data.text.windows import Windows
 from jtrain.losses.next_token import inputs_and_targets, next_token

@@ -23,7 +23,7 @@ from loop_overhead import Ours, config, images
 from pairs import machine, ratio, table, take_turns
 
 import jtrain as jt
-from jtrain.core.types import Placement
+from jtrain.core.placement import Placement
 from jtrain.data import Arrays, Shuffled
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.adapters.nnx import from_nnx

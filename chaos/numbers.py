@@ -19,8 +19,11 @@ from jtrain.config.configclass import values
 from jtrain.config.guard import Rollback
 from jtrain.config.top import Checkpoint, Log
 from jtrain.core.loop import Hook
+from jtrain.core.loss import stateful
+from jtrain.core.mean import Mean
+from jtrain.core.placement import Placement
 from jtrain.core.pytree import named_leaves
-from jtrain.core.types import Batch, Extra, Key, Leaf, Mean, Metrics, Params, Placement, stateful
+from jtrain.core.types import Batch, Extra, Key, Leaf, Metrics, Params
 from jtrain.data import Arrays, Shuffled
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.optim import AdamW

@@ -6,8 +6,10 @@ import numpy as np
 
 from jtrain.config.configclass import values
 from jtrain.config.top import Checkpoint, Evaluate, Log
+from jtrain.core.mean import Mean
+from jtrain.core.placement import Placement
 from jtrain.core.rows import row_keys
-from jtrain.core.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
+from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import Arrays, InOrder, Shuffled
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.optim import AdamW

@@ -10,7 +10,10 @@ from jaxtyping import Array, Float
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.types import Batch, Extra, Key, Mean, Metrics, Model, Params, Placement, Terms
+from jtrain.core.mean import Mean, Terms
+from jtrain.core.model import Model
+from jtrain.core.placement import Placement
+from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import Arrays, InOrder, Shuffled
 from jtrain.models.mlp import MLP
 from jtrain.optim import Adam, Optimizer

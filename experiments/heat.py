@@ -9,7 +9,9 @@ from jaxtyping import Array, Float
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.types import Batch, Extra, Key, Mean, Metrics, Params, Placement, Terms
+from jtrain.core.mean import Mean, Terms
+from jtrain.core.placement import Placement
+from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import Arrays, InOrder
 
 

@@ -6,7 +6,9 @@ from typing import Annotated
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.types import Batch, Key, Mean, Metrics, Params, Placement, Terms
+from jtrain.core.mean import Mean, Terms
+from jtrain.core.placement import Placement
+from jtrain.core.types import Batch, Key, Metrics, Params
 from jtrain.data.text.line_corpus import TextLines
 from jtrain.data.text.mixture import Mixture
 from jtrain.data.text.random_tokens import Random

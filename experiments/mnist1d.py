@@ -9,7 +9,9 @@ from jaxtyping import Array, Float
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
+from jtrain.core.mean import Mean
+from jtrain.core.placement import Placement
+from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
 from jtrain.data.batches.full import Whole
 from jtrain.data.images.mnist1d import LENGTH, MNIST1D

@@ -7,7 +7,10 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.types import Batch, Key, LossFn, Mean, Metrics, Model, Params, Placement, Terms
+from jtrain.core.mean import Mean, Terms
+from jtrain.core.model import Model
+from jtrain.core.placement import Placement
+from jtrain.core.types import Batch, Key, LossFn, Metrics, Params
 from jtrain.data import Arrays, InOrder, Shuffled
 from jtrain.models.mlp import MLP
 

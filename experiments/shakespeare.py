@@ -6,7 +6,10 @@ from typing import Annotated
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.types import Batch, Key, LossFn, Mean, Metrics, Model, Params, Placement
+from jtrain.core.mean import Mean
+from jtrain.core.model import Model
+from jtrain.core.placement import Placement
+from jtrain.core.types import Batch, Key, LossFn, Metrics, Params
 from jtrain.data.text.mixture import Mixture
 from jtrain.data.text.shakespeare import Shakespeare
 from jtrain.data.text.text import Text

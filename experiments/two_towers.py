@@ -6,7 +6,9 @@ from jaxtyping import Array
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.types import Batch, Extra, Key, Mean, Metrics, Params, Placement
+from jtrain.core.mean import Mean
+from jtrain.core.placement import Placement
+from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
 from jtrain.data.images.digits import Digits
 from jtrain.losses.contrastive import contrastive

@@ -8,7 +8,9 @@ from jaxtyping import Array, Float
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.types import Batch, Extra, Key, Metrics, Params, Placement, Terms
+from jtrain.core.mean import Terms
+from jtrain.core.placement import Placement
+from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
 from jtrain.data.images.digits import INKS, Digits
 from jtrain.losses.elbo import elbo, latents

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from jtrain.core.loop import Rollback as Rollback
     from jtrain.core.loop import Stop as Stop
     from jtrain.core.loop import train as train
+    from jtrain.core.loss import stateful as stateful
+    from jtrain.core.mean import Mean as Mean
+    from jtrain.core.mean import Terms as Terms
+    from jtrain.core.model import Model as Model
     from jtrain.core.rows import row_keys as row_keys
     from jtrain.core.state import TrainState as TrainState
     from jtrain.core.state import new_state as new_state
     from jtrain.core.step import make_step as make_step
     from jtrain.core.step import many as many
-    from jtrain.core.types import Mean as Mean
-    from jtrain.core.types import Model as Model
-    from jtrain.core.types import Terms as Terms
-    from jtrain.core.types import stateful as stateful
     from jtrain.models.generate import generate as generate
     from jtrain.models.model_loss import binary_classifier as binary_classifier
     from jtrain.models.model_loss import classifier as classifier
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 _HOME = {
     "values": "config.configclass",
-    "Mean": "core.types",
-    "Terms": "core.types",
-    "Model": "core.types",
-    "stateful": "core.types",
+    "Mean": "core.mean",
+    "Terms": "core.mean",
+    "Model": "core.model",
+    "stateful": "core.loss",
     "row_keys": "core.rows",
     "classifier": "models.model_loss",
     "binary_classifier": "models.model_loss",

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jtrain.core.mean import Mean
 from jtrain.core.state import TrainState, new_state
-from jtrain.core.types import Mean
 from jtrain.parallel import Strategy
 
 

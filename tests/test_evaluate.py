@@ -10,8 +10,9 @@ from layouts import strategy
 from line import height, line, points, squared, start
 
 from jtrain.core.evaluate import evaluate, make_evaluate
+from jtrain.core.loss import stateful
+from jtrain.core.mean import Mean
 from jtrain.core.step import make_step
-from jtrain.core.types import Mean, stateful
 from jtrain.data.batches.by_step import InOrder
 from jtrain.data.sources.arrays import Arrays
 from jtrain.errors import LossError

@@ -14,13 +14,14 @@ from jaxtyping import config as jaxtyping_config
 from quick_study import CODE, at_home, trained, write_study
 
 import jtrain as jt
+from jtrain.core.index_marks import in_range
 from jtrain.errors import DataError, LossError
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.cross_entropy import cross_entropy, nats
 from jtrain.losses.next_token import next_token
 from jtrain.losses.squared_error import squared_error
 from jtrain.parallel import FSDP, Mirrored
-from jtrain.train.first_batch.index_uses import find_uses, in_range
+from jtrain.train.first_batch.index_uses import find_uses
 
 ROWS, CLASSES, BAD = 8, 10, 5
 DRAW = np.random.default_rng(0)

@@ -12,8 +12,8 @@ from layouts import strategy
 from line import points, squared, start
 
 from jtrain.core.loop import Hook, Stop, train
+from jtrain.core.mean import Mean
 from jtrain.core.step import make_step
-from jtrain.core.types import Mean
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

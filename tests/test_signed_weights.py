@@ -13,11 +13,11 @@ from line import height, line, points, start
 
 import jtrain as jt
 from jtrain.core.evaluate import evaluate, make_evaluate
-from jtrain.core.loss import combine
+from jtrain.core.loss import combine, stateful
+from jtrain.core.mean import Mean
 from jtrain.core.precision.loss_scale import LossScale
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
-from jtrain.core.types import Mean, stateful
 from jtrain.data import Arrays, InOrder
 from jtrain.testing import subject
 from jtrain.testing.row_sums import OfRows, together

@@ -12,9 +12,9 @@ import tiny_language
 from comparison import assert_close, bitwise, distance
 from line import height, line, points, squared, start
 
+from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step, many
-from jtrain.core.types import Mean
 from jtrain.parallel import Mirrored
 
 SGD = optax.sgd(0.1)

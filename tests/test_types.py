@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.core.types import Mean, Model, Terms
+from jtrain.core.mean import Mean, Terms
+from jtrain.core.model import Model
 
 
 def drawn(shape, seed=0):

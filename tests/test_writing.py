@@ -6,7 +6,6 @@ from jtrain import Prompt
 from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.characters import Vocabulary
 from jtrain.data.text.tokenizer import Tokenizer
-from jtrain.train import complete_text
 from jtrain.train.complete_text import writes
 
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtrain.core.mean import Mean
 from jtrain.core.rows import row_keys
-from jtrain.core.types import Mean
 
 VOCABULARY, TIME, WIDTH, HIDDEN = 32, 8, 16, 32
 DATA = ["full", "ragged", "weighted", "terms"]

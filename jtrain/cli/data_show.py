@@ -11,7 +11,7 @@ import numpy as np
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.pictures import as_bytes, in_blocks, in_shades
 from jtrain.config.resolve import resolve
-from jtrain.core.types import Anywhere
+from jtrain.core.placement import Anywhere
 from jtrain.data.text.tokenizer import fingerprint
 from jtrain.errors import ConfigError
 from jtrain.io.png import grid, png

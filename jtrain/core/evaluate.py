@@ -8,21 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.core.loss import in_terms
+from jtrain.core.batches import Once
+from jtrain.core.loss import Stateful, in_terms
 from jtrain.core.loss_checks import refuse_split_rows
+from jtrain.core.mean import Mean, Terms
 from jtrain.core.rows import with_rows
-from jtrain.core.types import (
-    Batch,
-    Couples,
-    Extra,
-    LossFn,
-    Mean,
-    Metrics,
-    Once,
-    Params,
-    Stateful,
-    Terms,
-)
+from jtrain.core.types import Batch, Couples, Extra, LossFn, Metrics, Params
 from jtrain.errors import LossError
 
 ROUNDING = 1e-5  # of sums over rows in float32, relative

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
+from jtrain.core.mean import Mean
 from jtrain.core.pytree import norm
-from jtrain.core.types import Extra, Leaf, Mean, Params
+from jtrain.core.types import Extra, Leaf, Params
 
 
 class Taken(NamedTuple):

@@ -1,5 +1,6 @@
 """What a loss returns, in one form: terms to minimise, metrics, and the state it carries."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -8,20 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jtrain.core.mean import Mean, Terms
 from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import may_hide
-from jtrain.core.types import (
-    Batch,
-    Extra,
-    Key,
-    Leaf,
-    LossFn,
-    Mean,
-    Metrics,
-    Params,
-    Stateful,
-    Terms,
-)
+from jtrain.core.types import Batch, Extra, Key, Leaf, LossFn, LossValue, Metrics, Params
 from jtrain.errors import LossError
 from jtrain.errors.user_code import user_code
 
@@ -30,6 +21,22 @@ SCALAR = (
     "data has rows that a mask hides. Return a Mean instead: "
     '`jt.Mean.of(values_by_row, batch["mask"])`.'
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Stateful:
+    """A loss with state: `(params, extra, batch, rng) -> (Mean | Terms, Metrics, extra)`.
+
+    In the `extra` that comes back a leaf that changes is a Mean over the rows (so that it is exact
+    under any split), and every other leaf is the one that went in.
+    """
+
+    loss: Callable[[Params, Extra, Batch, Key | None], tuple[LossValue, Metrics, Extra]]
+
+
+def stateful(loss: Callable[..., tuple[LossValue, Metrics, Extra]]) -> Stateful:
+    """Marks a loss that takes and returns `extra`."""
+    return Stateful(loss)
 
 
 class Returned(NamedTuple):

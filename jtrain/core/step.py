@@ -9,13 +9,15 @@ import optax
 
 from jtrain.core.accumulate import accumulate, value_of
 from jtrain.core.finite import stays_finite, take_if
-from jtrain.core.loss import absorb, combine, in_terms
+from jtrain.core.loss import Stateful, absorb, combine, in_terms
 from jtrain.core.loss_checks import refuse_split_rows, refuse_weights_of_params
+from jtrain.core.mean import Mean
 from jtrain.core.precision.cast import narrowed
 from jtrain.core.pytree import at_least_f32, norm
 from jtrain.core.rows import with_rows
+from jtrain.core.sharding import UNLAID, Lay
 from jtrain.core.state import TrainState
-from jtrain.core.types import UNLAID, Batch, Couples, Lay, LossFn, Mean, Metrics, Stateful
+from jtrain.core.types import Batch, Couples, LossFn, Metrics
 
 StepFn: TypeAlias = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 Carry = TypeVar("Carry")

@@ -1,10 +1,12 @@
 """Data sets as rows by index, and batches as functions of the step; numpy only.
 
-The values of configs lie in files of their own, which import pydantic: `jtrain.data.text.text.Text`,
-`jtrain.data.text.shakespeare.Shakespeare`, `jtrain.data.images.fashion_mnist.FashionMnist`,
-`jtrain.data.images.digits.Digits`, `jtrain.data.images.augment.Augment`, `jtrain.data.text.token_corpus.Tokens`,
-`jtrain.data.text.mixture.Mixture`, `jtrain.data.text.line_corpus.TextLines`,
-`jtrain.data.images.image_folder.ImageFolder`, `jtrain.data.batches.workers.Workers`.
+Config dataclasses live in modules of their own, because they import pydantic:
+
+- `jtrain.data.text`: `text.Text`, `shakespeare.Shakespeare`, `token_corpus.Tokens`,
+  `mixture.Mixture`, `line_corpus.TextLines`;
+- `jtrain.data.images`: `fashion_mnist.FashionMnist`, `digits.Digits`, `augment.Augment`,
+  `image_folder.ImageFolder`;
+- `jtrain.data.batches.workers.Workers`.
 """
 
 from jtrain.data.batches.by_step import InOrder, Shuffled

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 from jtrain.errors import LossError
 from jtrain.losses.shapes import check_labels_shape
 

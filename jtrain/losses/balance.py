@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jtrain.core.mean import Mean, Terms
 from jtrain.core.pytree import at_least_f32
-from jtrain.core.types import Mean, Metrics, Terms
+from jtrain.core.types import Metrics
 from jtrain.errors import LossError
 from jtrain.losses.z_loss import z_loss
 

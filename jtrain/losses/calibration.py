@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
-from jtrain.core.types import Mean, Metrics
+from jtrain.core.types import Metrics
 from jtrain.errors import LossError
 from jtrain.losses.shapes import check_labels_shape
 

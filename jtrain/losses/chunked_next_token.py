@@ -9,7 +9,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.core.index_marks import in_range
-from jtrain.core.types import Anywhere, Mean, Metrics, Placement
+from jtrain.core.mean import Mean
+from jtrain.core.placement import Anywhere, Placement
+from jtrain.core.types import Metrics
 from jtrain.errors import LossError
 from jtrain.losses.shapes import check_labels_shape
 

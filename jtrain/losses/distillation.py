@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
-from jtrain.core.types import Mean, Metrics
+from jtrain.core.types import Metrics
 from jtrain.errors import LossError
 from jtrain.losses.shapes import check_mask
 from jtrain.losses.soft_cross_entropy import refuse_other_width

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
+from jtrain.core.mean import Mean, Terms
 from jtrain.core.pytree import at_least_f32
-from jtrain.core.types import Mean, Metrics, Terms
+from jtrain.core.types import Metrics
 from jtrain.losses.shapes import check_same_shape
 
 

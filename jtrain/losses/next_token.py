@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jtrain.core.types import Batch, Mean, Metrics
+from jtrain.core.mean import Mean
+from jtrain.core.types import Batch, Metrics
 from jtrain.losses.cross_entropy import nats
 from jtrain.losses.shapes import check_labels_shape
 

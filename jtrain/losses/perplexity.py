@@ -2,7 +2,7 @@
 
 import math
 
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 
 
 def perplexity(nats: Mean | float) -> float:

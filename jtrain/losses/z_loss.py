@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
-from jtrain.core.types import Mean
 from jtrain.losses.shapes import check_mask
 
 

@@ -1,1 +1,36 @@
-"""Models as pure functions: flax modules and the adapter that makes a Model of them."""
+"""Models as pure functions: configs of networks, and adapters for those of other libraries.
+
+Names are imported when they are first used, so that a config is read without flax.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jtrain.models.adapters.equinox import from_equinox as from_equinox
+    from jtrain.models.adapters.haiku import from_haiku as from_haiku
+    from jtrain.models.adapters.linen import from_linen as from_linen
+    from jtrain.models.adapters.nnx import from_nnx as from_nnx
+    from jtrain.models.cnn import CNN as CNN
+    from jtrain.models.mlp import MLP as MLP
+    from jtrain.models.resnet import ResNet as ResNet
+    from jtrain.models.transformer import Transformer as Transformer
+    from jtrain.models.vit import ViT as ViT
+
+_HOME = {
+    "CNN": "cnn",
+    "MLP": "mlp",
+    "ResNet": "resnet",
+    "Transformer": "transformer",
+    "ViT": "vit",
+    "from_equinox": "adapters.equinox",
+    "from_haiku": "adapters.haiku",
+    "from_linen": "adapters.linen",
+    "from_nnx": "adapters.nnx",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'jtrain.models' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"jtrain.models.{_HOME[name]}"), name)

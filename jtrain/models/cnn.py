@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from jtrain.config.configclass import values
-from jtrain.core.types import Anywhere, Model, Placement
+from jtrain.core.model import Model
+from jtrain.core.placement import Anywhere, Placement
 from jtrain.errors import ConfigError
 from jtrain.models.layers.images import check_sizes
 

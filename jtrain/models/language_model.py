@@ -3,7 +3,9 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from jtrain.core.types import Extra, Key, Model, Params, Placement
+from jtrain.core.model import Model
+from jtrain.core.placement import Placement
+from jtrain.core.types import Extra, Key, Params
 from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.attention.kv_cache import Kept
 from jtrain.models.networks.decoder import Decoder

@@ -8,19 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtrain.core.loss import Stateful
+from jtrain.core.mean import Mean
+from jtrain.core.model import Model
 from jtrain.core.rows import refuse_hidden_rows, row_keys
-from jtrain.core.types import (
-    Batch,
-    Couples,
-    Extra,
-    Key,
-    Leaf,
-    Mean,
-    Metrics,
-    Model,
-    Params,
-    Stateful,
-)
+from jtrain.core.types import Batch, Couples, Extra, Key, Leaf, Metrics, Params
 from jtrain.errors import LossError
 from jtrain.losses.binary_cross_entropy import binary_cross_entropy
 from jtrain.losses.chunked_next_token import chunked_next_token

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from jtrain.config.configclass import values
-from jtrain.core.types import Anywhere, Placement
+from jtrain.core.placement import Anywhere, Placement
 from jtrain.errors import ConfigError
 from jtrain.models.attention.positions import Learned, Positions
 from jtrain.models.experts.experts import Experts, NoExperts

@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from jtrain.config.configclass import values
-from jtrain.core.types import Anywhere, Model, Placement
+from jtrain.core.model import Model
+from jtrain.core.placement import Anywhere, Placement
 from jtrain.errors import ConfigError
 from jtrain.models.layers.images import check_sizes
 from jtrain.models.presets.choose import with_preset

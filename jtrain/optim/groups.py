@@ -1,7 +1,7 @@
 """Which leaves an optimizer treats how: patterns on leaf names, such as `*/embed/*`.
 
-A name is what `jtrain.core.pytree.name` gives, `blocks/0/mlp/kernel` say. In a pattern `*` stands for any
-characters, slashes too, `?` for one and `[ab]` for one of these; a leading `*/` also matches
+A name is what `jtrain.core.pytree.name` gives, `blocks/0/mlp/kernel` say. In a pattern `*` stands
+for any characters, slashes too, `?` for one and `[ab]` for one of these; a leading `*/` also matches
 at the top, so `*/embed/*` finds `embed/table`.
 """
 

@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Shaped
 
-from jtrain.core.types import Mean, Tree
+from jtrain.core.mean import Mean
+from jtrain.core.types import Tree
 from jtrain.errors import ShardingError
 from jtrain.parallel.specs import axes_left, check_rank, check_split, leaves_with_specs
 

@@ -40,7 +40,7 @@ def over_experts(
     dims: Sequence[Dims],
     copies: tuple[str, ...] = (),
 ) -> Float[Array, "b t d"]:
-    """`mix(x, chosen, weights, *kernels)`; see `jtrain.core.types.Placement`.
+    """`mix(x, chosen, weights, *kernels)`; see `jtrain.core.placement.Placement`.
 
     Args:
         copies: axes whose devices have each a copy of the layers of a pipeline.

@@ -9,7 +9,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, Shaped
 
-from jtrain.core.types import Anywhere, Attention, Dims, Layer, Params
+from jtrain.core.placement import Anywhere, Layer
+from jtrain.core.types import Dims, Params
+from jtrain.parallel.attention.protocol import Attention
 from jtrain.parallel.attention.sequence_parallel import Attending, ContextBy
 from jtrain.parallel.axis_usage import Seen
 from jtrain.parallel.expert_exchange import over_experts
@@ -64,7 +66,7 @@ class ByName:
         v: Float[Array, "b s g k"],
         segments: Int[Array, "b s"] | None = None,
     ) -> Float[Array, "b t h k"]:
-        """`attention(q, k, v, segments)`; how, and what it raises: `jtrain.parallel.attention.sequence_parallel`."""
+        """`attention(q, k, v, segments)`; see `jtrain.parallel.attention.sequence_parallel`."""
         return self._attending.attend(attention, q, k, v, segments)
 
     def order(self, time: int) -> np.ndarray | None:
@@ -96,7 +98,7 @@ class ByName:
     def layers(
         self, layer: Layer, stack: Params, x: Float[Array, "b t d"], rows: Any
     ) -> tuple[Float[Array, "b t d"], Any]:
-        """One after the other; stage by stage where there are some: `jtrain.parallel.pipeline.pipeline`."""
+        """One after the other; stage by stage where there are some: `parallel.pipeline`."""
         if self._schedule is None:
             return Anywhere().layers(layer, stack, x, rows)
         axes = tuple(axis for axis in self._rules["copies"] if axis in self._sizes)

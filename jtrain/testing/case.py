@@ -11,22 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jtrain.core.loss import Returned, in_terms
+from jtrain.core.loss import Returned, Stateful, in_terms
 from jtrain.core.loss_checks import refuse_weights_of_params
+from jtrain.core.placement import Anywhere, Placement
 from jtrain.core.rows import with_rows
 from jtrain.core.step import StepFn, make_step
-from jtrain.core.types import (
-    Anywhere,
-    Batch,
-    Couples,
-    Dims,
-    Extra,
-    Key,
-    LossFn,
-    Params,
-    Placement,
-    Stateful,
-)
+from jtrain.core.types import Batch, Couples, Dims, Extra, Key, LossFn, Params
 from jtrain.errors import LossError
 from jtrain.testing.fixed_rows import fails_on_half
 from jtrain.testing.splits import taken

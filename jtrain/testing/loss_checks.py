@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jtrain.core.types import Batch, Mean
+from jtrain.core.mean import Mean
+from jtrain.core.types import Batch
 from jtrain.testing.case import Subject
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import NOTHING, apart, flat

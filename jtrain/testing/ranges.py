@@ -26,8 +26,8 @@ class OutOfRange(NamedTuple):
 def out_of_range(of: Subject, trials: Trials) -> OutOfRange | None:
     """Return the first integer that chooses nothing and is counted; None if there is none.
 
-    It is found and judged as in the first batch of a run (`jtrain.train.first_batch.first_batch`), in the batch of
-    the check and in those of `of.further()`.
+    It is found and judged as in the first batch of a run (`jtrain.train.first_batch`), in the batch of the
+    check and in those of `of.further()`.
     """
     uses = find_uses(of.trace.program, of.batch, of.trace.leaves_of_batch())
     if not uses.found:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jtrain.core.loss import Returned
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 from jtrain.testing.case import Subject
 from jtrain.testing.flow import DifferentError, Flow, flows
 

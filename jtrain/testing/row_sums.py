@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.loss import Returned, absorb, combine, in_terms
-from jtrain.core.types import Batch, Key, Mean
+from jtrain.core.mean import Mean
+from jtrain.core.types import Batch, Key
 from jtrain.testing.case import Loss, Subject
 from jtrain.testing.float64 import Rules, wide, widened
 from jtrain.testing.result import Result

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jtrain.core.loss import Stateful
+from jtrain.core.placement import Anywhere
 from jtrain.core.state import TrainState, new_state
-from jtrain.core.types import Anywhere, Params, Stateful
+from jtrain.core.types import Params
 from jtrain.parallel import Strategy
 from jtrain.testing.case import Loss, MakeStep, Subject
 from jtrain.testing.float64 import Rules, wide, widened

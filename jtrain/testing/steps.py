@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jtrain.core.jaxpr import operations
-from jtrain.core.loss import in_terms
+from jtrain.core.loss import Stateful, in_terms
 from jtrain.core.step import make_step
-from jtrain.core.types import Batch, Stateful
+from jtrain.core.types import Batch
 from jtrain.errors import ConfigError, ShardingError
 from jtrain.testing.along_time import cause_along_time
 from jtrain.testing.case import Loss, Subject

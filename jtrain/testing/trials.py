@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrain.core.types import Batch, Key, Mean, Params
+from jtrain.core.mean import Mean
+from jtrain.core.types import Batch, Key, Params
 from jtrain.testing.case import Subject
 from jtrain.testing.compare import flat
 from jtrain.testing.float64 import if_seen

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jtrain.core.loss import Stateful
 from jtrain.core.pytree import named_leaves
-from jtrain.core.types import LossFn, Stateful
+from jtrain.core.types import LossFn
 
 
 @dataclasses.dataclass(eq=False)

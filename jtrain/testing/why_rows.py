@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import apart, flat
 from jtrain.testing.row_flow import means

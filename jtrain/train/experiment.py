@@ -12,20 +12,11 @@ from pydantic import Field
 from jtrain.config.configclass import values
 from jtrain.config.precision import F32, Precision
 from jtrain.config.top import Top
-from jtrain.core.types import (
-    Batch,
-    Batches,
-    Couples,
-    Dims,
-    Extra,
-    Key,
-    LossFn,
-    Model,
-    Once,
-    Params,
-    Placement,
-    Stateful,
-)
+from jtrain.core.batches import Batches, Once
+from jtrain.core.loss import Stateful
+from jtrain.core.model import Model
+from jtrain.core.placement import Placement
+from jtrain.core.types import Batch, Couples, Dims, Extra, Key, LossFn, Params
 from jtrain.data.batches.workers import Workers
 from jtrain.errors import ConfigError
 from jtrain.errors.user_code import check_takes, user_code

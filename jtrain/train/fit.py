@@ -17,7 +17,9 @@ from jtrain.config.guard import Guard
 from jtrain.config.precision import Precision
 from jtrain.config.top import Checkpoint, Checks, Evaluate, Log
 from jtrain.core.loop import Stop
-from jtrain.core.types import Couples, Extra, LossFn, Params, Placement, Stateful
+from jtrain.core.loss import Stateful
+from jtrain.core.placement import Placement
+from jtrain.core.types import Couples, Extra, LossFn, Params
 from jtrain.distributed.heartbeat import PULSE
 from jtrain.distributed.heartbeat.startup_progress import Slow
 from jtrain.errors import ConfigError, LossError

@@ -14,18 +14,11 @@ from jtrain.config.configclass import values
 from jtrain.config.guard import Guard, Rollback
 from jtrain.config.precision import Precision
 from jtrain.config.suggestions import did_you_mean
+from jtrain.core.batches import Batches, Once
+from jtrain.core.loss import Stateful
+from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
-from jtrain.core.types import (
-    Batches,
-    Couples,
-    Extra,
-    LossFn,
-    Model,
-    Once,
-    Params,
-    Stateful,
-    Tree,
-)
+from jtrain.core.types import Couples, Extra, LossFn, Params, Tree
 from jtrain.data import Arrays, InOrder, Shuffled, Source
 from jtrain.data.sources.foreign_arrays import as_array, columns_of, library
 from jtrain.data.sources.hugging_face import HuggingFace

@@ -74,7 +74,7 @@ class Fitted:
         Args:
             data: as for `jt.fit`.
             batch: rows at a time.
-            couples: as for `jt.evaluate`; by default what `jt.fit` was fit_arguments. The layers of a model
+            couples: as for `jt.evaluate`; by default what `jt.fit` was given. The layers of a model
                 (batch norm) make rows meet in training alone.
 
         Raises:

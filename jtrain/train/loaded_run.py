@@ -11,10 +11,12 @@ import jax
 import numpy as np
 
 from jtrain.config.resolve import resolve
+from jtrain.core.batches import Once
 from jtrain.core.jaxpr import dependence
+from jtrain.core.model import Model
 from jtrain.core.precision.cast import narrowed
 from jtrain.core.pytree import at_least_f32, elements
-from jtrain.core.types import Batch, Extra, Model, Once, Params
+from jtrain.core.types import Batch, Extra, Params
 from jtrain.data import Arrays, InOrder
 from jtrain.data.sources.row_shapes import check_rows
 from jtrain.errors import ConfigError, DataError
@@ -104,7 +106,7 @@ class LoadedRun:
             batch: rows at a time, over all devices; 0: 128.
 
         Raises:
-            ConfigError: if the experiment gives no `predict` and `apply` is not fit_arguments.
+            ConfigError: if the experiment gives no `predict` and `apply` is not given.
             DataError: if the data has not what the run takes.
         """
         outputs, strategy = self._outputs(apply), self._strategy

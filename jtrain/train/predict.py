@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from jtrain.core.batches import Once
 from jtrain.core.evaluate import evaluate as over
 from jtrain.core.evaluate import make_evaluate
-from jtrain.core.loss import in_terms
+from jtrain.core.loss import Stateful, in_terms
 from jtrain.core.pytree import named_leaves
-from jtrain.core.types import Batch, Couples, Extra, LossFn, Once, Params, Stateful
+from jtrain.core.types import Batch, Couples, Extra, LossFn, Params
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import api_boundary, check_takes, user_code
 from jtrain.models.adapters.any_model import is_nnx, refuse_foreign

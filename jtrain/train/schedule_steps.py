@@ -8,7 +8,8 @@ import jax
 
 from jtrain.checkpoint.retention import Goal
 from jtrain.config.durations import Duration, Facts, by_the_clock, durations, own_lengths, settled
-from jtrain.core.types import Batches, Placement
+from jtrain.core.batches import Batches
+from jtrain.core.placement import Placement
 from jtrain.errors import ConfigError
 from jtrain.optim import SGD
 from jtrain.train.experiment import RunConfig, build_experiment

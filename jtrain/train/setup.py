@@ -12,15 +12,15 @@ import numpy as np
 from jax.stages import Lowered
 
 from jtrain.checkpoint import Start, starting
+from jtrain.core.batches import Once
 from jtrain.core.evaluate import EvaluateFn, check_rows_apart, evaluate, make_evaluate
 from jtrain.core.jaxpr import operations
-from jtrain.core.leaked_tracers import warn_of_kept
-from jtrain.core.loss import Returned, in_terms
+from jtrain.core.loss import Returned, Stateful, in_terms
 from jtrain.core.loss_checks import refuse_unused_params, refuse_wide_products
 from jtrain.core.precision.cast import computed_in
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn, make_step, many
-from jtrain.core.types import Batch, Couples, Extra, Key, LossFn, Once, Params, Stateful
+from jtrain.core.types import Batch, Couples, Extra, Key, LossFn, Params
 from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.batches.skip import Window, Without
 from jtrain.data.batches.stacked import Calls
@@ -34,6 +34,7 @@ from jtrain.train.auto_layout import layout_of
 from jtrain.train.evaluation_sets import check_best, check_names
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
 from jtrain.train.experiment_shapes import Weights, makers, shapes
+from jtrain.train.leaked_tracers import warn_of_kept
 from jtrain.train.run_record import find_owner
 from jtrain.train.schedule_steps import Lengths, in_steps
 

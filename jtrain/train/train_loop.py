@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from jtrain.core.leaked_tracers import explain_kept
 from jtrain.core.loop import IN_FLIGHT, Ended, StoppedError, train
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
@@ -19,6 +18,7 @@ from jtrain.train.first_batch.first_batch import FirstBatch
 from jtrain.train.first_batch.set_checks import check, look, look_at_sets
 from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.signals import Signals
+from jtrain.train.leaked_tracers import explain_kept
 from jtrain.train.run_hooks import Watch
 from jtrain.train.setup import Assembly
 

@@ -12,11 +12,11 @@ from comparison import assert_close
 from line import height, line, points, squared, start
 
 from jtrain.core.accumulate import accumulate
-from jtrain.core.loss import in_terms
+from jtrain.core.loss import in_terms, stateful
 from jtrain.core.loss_checks import refuse_unused_params
+from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
-from jtrain.core.types import Mean, stateful
 from jtrain.errors import ConfigError, LossError
 from jtrain.parallel import FSDP, Mirrored, Single, check_divides
 

@@ -140,7 +140,8 @@ def test_the_experiments_that_come_with_jtrain_are_found_from_anywhere(tmp_path:
 
 def test_an_experiment_imports_one_that_comes_with_jtrain(tmp_path: Path):
     path = write_study(tmp_path)
-    study = "from experiments.digits import Config as Digits\nfrom jtrain.config.configclass import values\n"
+    study = "from experiments.digits import Config as Digits\n"
+    study += "from jtrain.config.configclass import values\n"
     study += "@values\nclass Config(Digits):\n    steps: int = 9\n"
     (tmp_path / "experiments" / "mine.py").write_text(study)
     path.write_text("experiment: mine\nbatch: 8\noptimizer: {kind: adam, lr: 1e-3}\n")

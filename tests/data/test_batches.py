@@ -3,7 +3,7 @@ import zlib
 import numpy as np
 import pytest
 
-from jtrain.core.types import Batches, Once
+from jtrain.core.batches import Batches, Once
 from jtrain.data import Arrays, InOrder, Shuffled
 
 GOLDEN = [4, 2, 5, 3, 1, 0, 3, 4, 1, 5, 2, 0]

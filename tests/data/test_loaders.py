@@ -13,7 +13,7 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
-from jtrain.core.types import Batches
+from jtrain.core.batches import Batches
 from jtrain.data import GrainRows, Loaded, Shuffled
 from jtrain.data.sources.example import read_example
 from jtrain.data.sources.tfrecord import TFRecords

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jtrain.core.types import Batches
+from jtrain.core.batches import Batches
 from jtrain.data import Arrays
 from jtrain.data.batches.full import Whole
 from jtrain.data.batches.stacked import Calls

@@ -17,6 +17,7 @@ from layouts import STRATEGIES, strategy
 
 import jtrain as jt
 from jtrain.core.state import TrainState
+from jtrain.core.types import Couples
 from jtrain.errors import LossError
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.losses.next_token import inputs_and_targets, next_token
@@ -50,7 +51,7 @@ class Case(NamedTuple):
     microbatches: int
 
 
-def couples(member: str) -> jt.types.Couples:
+def couples(member: str) -> Couples:
     return getattr(MEMBERS[member], "couples", "nothing")
 
 

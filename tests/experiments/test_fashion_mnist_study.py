@@ -7,8 +7,8 @@ import pytest
 from image_files import write_fashion_mnist
 from quick_study import config_of, trained
 
+from jtrain.core.placement import Anywhere
 from jtrain.core.pytree import named_leaves
-from jtrain.core.types import Anywhere
 
 pytestmark = pytest.mark.thorough
 

@@ -12,8 +12,8 @@ from comparison import assert_leaves_close
 from quick_study import config_of, trained
 
 import jtrain as jt
+from jtrain.core.placement import Anywhere
 from jtrain.core.pytree import named_leaves
-from jtrain.core.types import Anywhere
 
 pytestmark = pytest.mark.thorough
 

@@ -10,7 +10,8 @@ import pytest
 from comparison import assert_close
 from quick_study import config_of, trained
 
-from jtrain.core.types import Anywhere, Batches
+from jtrain.core.batches import Batches
+from jtrain.core.placement import Anywhere
 
 pytestmark = pytest.mark.thorough
 

@@ -10,7 +10,8 @@ from comparison import assert_close, distance
 from quick_study import config_of, trained
 
 import jtrain as jt
-from jtrain.core.types import Anywhere, Terms
+from jtrain.core.mean import Terms
+from jtrain.core.placement import Anywhere
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizing import ByBytes
 from jtrain.errors import ConfigError

@@ -10,7 +10,8 @@ from comparison import assert_close
 from quick_study import config_of, trained
 
 import jtrain as jt
-from jtrain.core.types import Anywhere, Model
+from jtrain.core.model import Model
+from jtrain.core.placement import Anywhere
 from jtrain.train.hooks.metrics import results
 
 pytestmark = pytest.mark.thorough

@@ -8,7 +8,7 @@ from image_files import write_digits
 from quick_study import config_of, trained
 
 import jtrain as jt
-from jtrain.core.types import Anywhere
+from jtrain.core.placement import Anywhere
 from jtrain.errors import LossError
 from jtrain.train.hooks.metrics import results
 

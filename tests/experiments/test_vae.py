@@ -12,7 +12,7 @@ from comparison import assert_close
 from image_files import write_digits
 from quick_study import config_of, trained
 
-from jtrain.core.types import Anywhere
+from jtrain.core.placement import Anywhere
 from jtrain.data.images.digits import Digits
 
 pytestmark = pytest.mark.thorough

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jtrain.core.loop import Ended, Hook, train
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 
 
 @jax.jit

@@ -44,7 +44,10 @@ def told(params, extra, key):
         nap("sampling")
     return "a sample"
 '''
-HEAD = "import ctypes\nimport os\nimport signal\nimport time\nfrom jtrain.distributed.heartbeat import PULSE\n"
+HEAD = (
+    "import ctypes\nimport os\nimport signal\nimport time\n"
+    "from jtrain.distributed.heartbeat import PULSE\n"
+)
 STUDY = HEAD + (
     CODE.replace("    return Arrays(", "    return Slow(")
     .replace("\n\n@jt.values\nclass Data", SLOW + "\n\n@jt.values\nclass Data")

@@ -144,7 +144,7 @@ from jtrain.train.hooks import Evaluate, Save
 from jtrain.train.hooks.metrics import Metrics
 from jtrain.io.atomic_write import rewrite
 from jtrain.core.loop import train
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 
 def step(state, batch):
     time.sleep(5e-4)

@@ -18,7 +18,7 @@ import itertools, signal, sys, time
 import numpy as np
 from jtrain.train.hooks import Lines, Log, Progress, Speed
 from jtrain.core.loop import train
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 
 def step(state, batch):
     time.sleep(4e-3)

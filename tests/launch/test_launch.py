@@ -103,8 +103,10 @@ def test_runs_that_were_stopped_are_waited_for(tmp_path: Path):
 def launched(code: str, *before: str, **options) -> subprocess.Popen:
     """A launch of two processes; a signal repeats another one within 0.5 s."""
     starts = (
-        "from jtrain.distributed.heartbeat import shutdown_request; shutdown_request.REPEATS = 0.5\n"
-        f"from jtrain.distributed.launcher import launch; raise SystemExit(launch({of(code)!r}, processes=2))"
+        "from jtrain.distributed.heartbeat import shutdown_request\n"
+        "shutdown_request.REPEATS = 0.5\n"
+        "from jtrain.distributed.launcher import launch; "
+        f"raise SystemExit(launch({of(code)!r}, processes=2))"
     )
     options.setdefault("stderr", subprocess.DEVNULL)
     return subprocess.Popen([*before, sys.executable, "-c", starts], **options)
@@ -212,7 +214,8 @@ def test_of_launches_on_one_port_at_one_moment_one_goes_on_and_the_others_are_re
     port = free_port()
     starts = f"raise SystemExit(launch({of(code)!r}, processes=2, port={port}))"
     starts = (
-        "import sys, time; from jtrain.distributed.launcher import launch; from jtrain.errors import UserError\n"
+        "import sys, time; from jtrain.distributed.launcher import launch\n"
+        "from jtrain.errors import UserError\n"
         "time.sleep(max(0, float(sys.argv[1]) - time.time()))\n"
         f"try: {starts}\n"
         "except UserError as error: print(error, file=sys.stderr); raise SystemExit(error.code)"

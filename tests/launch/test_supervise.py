@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from jtrain.launch import launch
 from test_launch import gone, of, when_written
 
 from jtrain.distributed.heartbeat import Patience
 from jtrain.distributed.heartbeat.fault import faults
-from jtrain.distributed.launcher import process_group
+from jtrain.distributed.launcher import launch, process_group
 
 # Each life appends a letter to its own file, so the number of lives is the file's size.
 LIFE = "mine = open(f'{os.environ[\"HERE\"]}/{me}', 'a+'); mine.write('x'); mine.flush();"

@@ -8,7 +8,7 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
-from jtrain.core.types import Mean, Terms
+from jtrain.core.mean import Mean, Terms
 from jtrain.losses.balance import balance, with_router
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")

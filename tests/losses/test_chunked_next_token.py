@@ -10,7 +10,7 @@ from comparison import assert_close, distance
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jtrain.core.types import Anywhere
+from jtrain.core.placement import Anywhere
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import next_token
 from jtrain.losses.z_loss import z_loss

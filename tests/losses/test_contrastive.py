@@ -7,9 +7,9 @@ import optax
 import pytest
 from comparison import assert_close
 
+from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
-from jtrain.core.types import Mean
 from jtrain.losses.contrastive import contrastive
 from jtrain.parallel import FSDP, Mirrored
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.core.types import Terms
+from jtrain.core.mean import Terms
 from jtrain.losses.cross_entropy import cross_entropy, nats
 from jtrain.losses.soft_cross_entropy import soft_cross_entropy
 from jtrain.losses.z_loss import z_loss

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from comparison import assert_close, assert_leaves_close
 
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 from jtrain.losses.accuracy import accuracy
 from jtrain.losses.calibration import calibration, expected_calibration_error
 from jtrain.losses.confusion import confusion

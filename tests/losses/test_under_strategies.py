@@ -14,10 +14,10 @@ import pytest
 from comparison import assert_close, distance
 from layouts import keep_gradient, strategy
 
+from jtrain.core.loss import stateful
 from jtrain.core.rows import row_keys
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
-from jtrain.core.types import stateful
 from jtrain.losses.accuracy import accuracy
 from jtrain.losses.binary_cross_entropy import binary_cross_entropy
 from jtrain.losses.calibration import calibration, expected_calibration_error

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from comparison import assert_close, assert_leaves_close
 
-from jtrain.core.types import Stand
 from jtrain.models.attention import blockwise
 from jtrain.models.attention.attention import attention
 from jtrain.models.attention.blockwise import Sight, part, part_gradient
+from jtrain.parallel.attention.protocol import Stand
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 B, T, H, G, K = 2, 12, 4, 2, 8

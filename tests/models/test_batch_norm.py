@@ -7,7 +7,7 @@ import pytest
 from comparison import assert_close
 from flax import nnx
 
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.layers.batch_norm import EPSILON, BatchNorm, standardize_rows
 

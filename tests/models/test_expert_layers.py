@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from comparison import assert_close, assert_leaves_close
 
-from jtrain.core.types import Anywhere
+from jtrain.core.placement import Anywhere
 from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.experts.dispatch import Slots, from_slots, to_slots
 from jtrain.models.experts.experts import Capacity, Dropless

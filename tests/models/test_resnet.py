@@ -8,8 +8,8 @@ import pytest
 from comparison import assert_close, assert_leaves_close
 
 import jtrain as jt
+from jtrain.core.placement import Anywhere
 from jtrain.core.pytree import elements, named_leaves
-from jtrain.core.types import Anywhere
 from jtrain.errors import ConfigError, LossError
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.resnet import ResNet

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from comparison import assert_close, distance
 
-from jtrain.core.types import Anywhere
+from jtrain.core.placement import Anywhere
 from jtrain.data.text.packed import Packed
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.models.attention.segments import places_within

@@ -11,9 +11,9 @@ import pytest
 from comparison import assert_close, distance
 from layouts import strategy
 
+from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
-from jtrain.core.types import Mean
 from jtrain.errors import ConfigError
 from jtrain.optim import LBFGS, AdamW, Group
 

@@ -9,9 +9,10 @@ from comparison import assert_close, bitwise, distance
 from layouts import STRATEGIES, strategy
 from line import height, line, points, squared, start
 
+from jtrain.core.loss import stateful
+from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step, many
-from jtrain.core.types import Mean, stateful
 from jtrain.errors import RetraceError
 from jtrain.parallel import Strategy
 

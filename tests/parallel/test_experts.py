@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from comparison import distance
 
-from jtrain.core.types import Anywhere
+from jtrain.core.placement import Anywhere
 from jtrain.errors import ShardingError
 from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.experts.mixture import Mixture

@@ -15,8 +15,8 @@ import pytest
 from cases import by_name
 from comparison import assert_close, distance
 
+from jtrain.core.placement import Anywhere
 from jtrain.core.rows import row_keys
-from jtrain.core.types import Anywhere
 from jtrain.errors import ConfigError, ShardingError
 from jtrain.inspect.plan.collectives import collectives
 from jtrain.models.transformer import Transformer

@@ -10,7 +10,7 @@ import pytest
 
 from jtrain.core.flops import flops
 from jtrain.core.jaxpr import inner, operations
-from jtrain.core.types import Placement
+from jtrain.core.placement import Placement
 from jtrain.errors import ShardingError
 from jtrain.inspect.plan.collectives import collectives
 from jtrain.models.attention.causal import Causal

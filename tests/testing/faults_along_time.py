@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 from jtrain.testing import placed
 
 ROWS, TIME, VOCAB, WIDTH = 8, 8, 16, 8

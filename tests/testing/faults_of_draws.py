@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from planted import Planted, errors, good, height
 
+from jtrain.core.mean import Mean
 from jtrain.core.rows import first_key, row_keys
-from jtrain.core.types import Mean
 
 
 def scaled(draw):

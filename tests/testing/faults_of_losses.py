@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from line import height, line, points
 
+from jtrain.core.mean import Mean
 from jtrain.core.rows import first_key, row_keys
-from jtrain.core.types import Mean
 
 
 class Fault(NamedTuple):

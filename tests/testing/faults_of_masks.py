@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from planted import Planted, counted, errors, good, height, total
 
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 
 
 def inverted(params, batch, rng):

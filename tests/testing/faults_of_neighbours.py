@@ -17,7 +17,8 @@ from planted import (
     total,
 )
 
-from jtrain.core.types import Mean, stateful
+from jtrain.core.loss import stateful
+from jtrain.core.mean import Mean
 from jtrain.models.adapters.linen import from_linen
 from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.adapters.statistics import replaced

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from planted import Planted, counted, errors, good, points
 
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 
 HALF, BRAIN = jnp.float16, jnp.bfloat16
 

@@ -16,7 +16,7 @@ from planted import (
     total,
 )
 
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 from jtrain.losses.cross_entropy import cross_entropy
 
 

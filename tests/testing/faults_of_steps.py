@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import optax
 from faults_of_losses import Fault, auxiliary, dropout, errors, good, height, line, points
 
-from jtrain.core.loss import absorb, combine, in_terms
+from jtrain.core.loss import absorb, combine, in_terms, stateful
+from jtrain.core.mean import Mean
 from jtrain.core.rows import with_rows
 from jtrain.core.state import TrainState
-from jtrain.core.types import Mean, stateful
 from jtrain.parallel import Mirrored
 
 AXIS = "data"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from line import height, line, points
 
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 
 CLASSES = 4
 

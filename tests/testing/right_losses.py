@@ -23,8 +23,9 @@ from planted import (
     total,
 )
 
+from jtrain.core.loss import stateful
+from jtrain.core.mean import Mean
 from jtrain.core.rows import row_keys
-from jtrain.core.types import Mean, stateful
 from jtrain.models.adapters.linen import from_linen
 
 BATCH = {"couples": "batch"}

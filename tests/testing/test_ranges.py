@@ -6,7 +6,7 @@ from faults_of_programs import LATE, TOKENS, embedded, from_one, house_entropy, 
 from planted import CLASSIFIER, classes, entropy, linear, nats
 
 import jtrain as jt
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 from jtrain.testing.ranges import out_of_range
 from jtrain.testing.trials import Trials
 

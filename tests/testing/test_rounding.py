@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jtrain.core.types import Mean
+from jtrain.core.mean import Mean
 from jtrain.testing.case import subject
 from jtrain.testing.rounding import UNIT, in_bfloat16, spread_of
 from jtrain.testing.row_sums import sums_of

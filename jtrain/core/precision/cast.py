@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.types import UNLAID, Leaf, LossFn, Params, Stateful
+from jtrain.core.loss import Stateful
+from jtrain.core.sharding import UNLAID
+from jtrain.core.types import Leaf, LossFn, Params
 
 
 def computed_in(

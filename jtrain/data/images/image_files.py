@@ -25,8 +25,8 @@ class ImageFiles:
         label: the class of each, int32, n.
         size: what every image becomes.
         damaged: what becomes of a file that cannot be decoded: `stop` raises; `skip` says so in a
-            line of the log `jtrain.data.images.image_files`, and gives the next whole image instead, with
-            its label, so that every index still has a row, and always the same.
+            line of the log `jtrain.data.images.image_files`, and gives the next whole image
+            instead, with its label, so that every index still has a row, and always the same.
 
     Raises:
         DataError: when it is read, a file that cannot be decoded; see `decode_image`.

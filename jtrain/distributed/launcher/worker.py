@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from jtrain.distributed.heartbeat import heartbeat
+from jtrain.distributed.heartbeat import Beat, heartbeat, read
 from jtrain.distributed.heartbeat.channel import STACKS, Channel
-from jtrain.pulse import Beat, read
 
 KEPT = 400  # lines of what it said last
 # Runs what follows so that Linux kills it when who started it is gone, killed say: by

@@ -14,11 +14,12 @@ import numpy as np
 
 from jtrain.checkpoint import Checkpoints
 from jtrain.config.dump import plain_values
+from jtrain.core.batches import Batches
 from jtrain.core.loop import Ended, train
 from jtrain.core.pytree import elements, named_leaves
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
-from jtrain.core.types import Batch, Batches
+from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
 from jtrain.distributed.cluster import detect
 from jtrain.errors import CheckpointError, ConfigError

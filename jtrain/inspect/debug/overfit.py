@@ -12,9 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jtrain.core.batches import Batches
 from jtrain.core.loop import Hook, Stop, train
 from jtrain.core.pytree import named_leaves
-from jtrain.core.types import Batch, Batches
+from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
 from jtrain.errors import ConfigError
 from jtrain.io.formatting import number

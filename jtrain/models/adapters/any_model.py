@@ -3,15 +3,15 @@
 import sys
 from typing import Any, TypeAlias
 
-from jtrain.core.types import Model
+from jtrain.core.model import Model
 from jtrain.errors import LossError
 
 # A Model, an nnx module, or a function of (params, *inputs) where there is nothing to switch.
 AnyModel: TypeAlias = Any
 LIBRARIES = {
-    "equinox": "write jtrain.models.adapters.equinox.from_equinox(lambda key: Net(key)) and give that",
-    "flax": "write jtrain.models.adapters.linen.from_linen(module, x[:1]) and give that",
-    "haiku": "write jtrain.models.adapters.haiku.from_haiku(transformed, x[:1]) and give that",
+    "equinox": "write jt.models.from_equinox(lambda key: Net(key)) and give that",
+    "flax": "write jt.models.from_linen(module, x[:1]) and give that",
+    "haiku": "write jt.models.from_haiku(transformed, x[:1]) and give that",
     "torch": "torch's parameters are none that JAX differentiates: write the model with flax.nnx, "
     "and load its weights by jtrain.models.presets or from model.state_dict()",
     "keras": "Keras' layers hold their own weights: write the model with flax.nnx",

@@ -7,9 +7,10 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from jtrain.core.model import Model
 from jtrain.core.pytree import name
 from jtrain.core.rows import refuse_hidden_rows
-from jtrain.core.types import Extra, Key, Keys, Leaf, Model, Params
+from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import CARRY_EXTRA
 

@@ -4,7 +4,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from jtrain.core.types import Extra, Key, Keys, Model, Params
+from jtrain.core.model import Model
+from jtrain.core.types import Extra, Key, Keys, Params
 from jtrain.errors import LossError
 
 OFFERED = ("extra", "rng", "train")

@@ -4,8 +4,9 @@ from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
+from jtrain.core.model import Model
 from jtrain.core.rows import first_key, refuse_hidden_rows
-from jtrain.core.types import Extra, Key, Keys, Leaf, Model, Params
+from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
 from jtrain.models.adapters.switch import switch_of
 
@@ -17,7 +18,8 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
 
     `inputs` are arrays or shapes like those that `f` takes. `params` and `extra` (haiku's state)
     are its own dicts of dicts. `apply(params, extra, rng, train, *inputs)` tells `f` whether it
-    trains by the argument that it has for it (`train`, `is_training`, ...; `jtrain.models.adapters.switch`).
+    trains by the argument that it has for it (`train`, `is_training`, ...; see
+    `jtrain.models.adapters.switch`).
 
     `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which it takes the first:
     `hk.dropout` draws one mask for all rows that it sees.

@@ -10,8 +10,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jtrain.core.model import Model
 from jtrain.core.rows import first_key
-from jtrain.core.types import Extra, Key, Keys, Leaf, Model, Params
+from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import LossError
 from jtrain.models.adapters.switch import switch_of
 
@@ -21,7 +22,7 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
 
     `params` is the collection of that name and `extra` holds the others (`batch_stats`), as plain
     nested dicts. `apply(params, extra, rng, train, *inputs)` tells the module whether it trains by
-    the argument that it has for it (`train`, `deterministic`, ...; `jtrain.models.adapters.switch`), draws
+    the argument that it has for it (`train`, `deterministic`, ...; see `models.adapters.switch`), draws
     stream i of `streams` from `fold_in(rng, i)` and returns the outputs and the new `extra`.
 
     `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which it takes the first: a

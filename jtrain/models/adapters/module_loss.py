@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from jtrain.core.loss import Stateful
 from jtrain.core.rows import row_keys
-from jtrain.core.types import Batch, Extra, Key, Metrics, Params, Stateful
+from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.errors.user_code import check_takes
 from jtrain.models.adapters.nnx import SplitModule
 from jtrain.models.adapters.statistics import carried

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import first_key
-from jtrain.core.types import Couples, Dims, Extra, Key, Keys, Model, Params
+from jtrain.core.types import Couples, Dims, Extra, Key, Keys, Params
 from jtrain.errors import LossError
 from jtrain.errors.user_code import CARRY_EXTRA
 from jtrain.models.adapters.switch import RESTS, TRAINS

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jtrain.core.types import Extra, Leaf, Mean
+from jtrain.core.mean import Mean
+from jtrain.core.types import Extra, Leaf
 
 
 def replaced(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:

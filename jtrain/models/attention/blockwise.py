@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrain.core.pytree import at_least_f32
-from jtrain.core.types import Stand
+from jtrain.parallel.attention.protocol import Stand
 
 BLOCK = 512
 HIDDEN = -1e30  # added to a score that shall count for nothing beside one that is seen

@@ -4,14 +4,14 @@ import dataclasses
 
 from jaxtyping import Array, Float, Int
 
-from jtrain.core.types import Stand
 from jtrain.models.attention.attention import attention
 from jtrain.models.attention.blockwise import Sight, part, part_gradient
+from jtrain.parallel.attention.protocol import Stand
 
 
 @dataclasses.dataclass(frozen=True)
 class Causal:
-    """Attention of each position to itself and what came before: `jtrain.models.attention.attention`."""
+    """Attention of each position to itself and what came before; see `attention`."""
 
     window: int | None = None
     soft_cap: float | None = None

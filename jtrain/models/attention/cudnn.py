@@ -17,7 +17,7 @@ def cudnn(
     scale: float,
     segments: Int[Array, "b t"] | None,
 ) -> Float[Array, "b t h k"]:
-    """`attention` of `jtrain.models.attention.attention`, in float16 or bfloat16, summed in float32.
+    """`jtrain.models.attention.attention`, in float16 or bfloat16, summed in float32.
 
     With `segments` an array b t t says who sees whom: its memory grows as that of one head's
     scores.

@@ -1,7 +1,8 @@
 """Attention by the splash kernel, on a TPU: the scores are never written out.
 
 The kernel is a public part of `jax.experimental`. The compiler cannot split it over devices: under
-a mesh the placement runs it on each device's rows and heads (`jtrain.parallel.attention.sequence_parallel`).
+a mesh the placement runs it on each device's rows and heads
+(`jtrain.parallel.attention.sequence_parallel`).
 """
 
 from typing import Any

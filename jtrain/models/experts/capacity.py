@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jtrain.core.types import Placement
+from jtrain.core.placement import Placement
 from jtrain.models.experts.dispatch import Slots, from_slots, queues, to_slots
 
 

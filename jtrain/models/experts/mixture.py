@@ -10,8 +10,8 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from jtrain.core.placement import Placement
 from jtrain.core.pytree import at_least_f32
-from jtrain.core.types import Placement
 from jtrain.models.experts.capacity import within_capacity
 from jtrain.models.experts.dropless import dropless, weighed
 from jtrain.models.experts.experts import Capacity, NoExperts

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
-from jtrain.core.types import Mean
 
 EPSILON = 1e-5
 KEPT = 0.9  # of the running statistics a step, as in the published ResNets

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jtrain.core.types import Anywhere, Params, Placement
+from jtrain.core.placement import Anywhere, Placement
+from jtrain.core.types import Params
 from jtrain.models.layers.key_sequence import Draws
 
 Remat: TypeAlias = Literal["none", "full", "dots", "dots_with_no_batch_dims", "names"]

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Shaped
 
-from jtrain.core.types import Placement
+from jtrain.core.placement import Placement
 from jtrain.models.attention.rotary import Turn, rotate
 from jtrain.models.experts.mixture import Mixture
 from jtrain.models.layers.dropout import drop

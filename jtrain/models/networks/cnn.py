@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Num, Shaped
 
-from jtrain.core.types import Placement
+from jtrain.core.placement import Placement
 from jtrain.models.cnn import CNN
 from jtrain.models.layers.convolution import Convolution
 from jtrain.models.layers.dropout import drawn_from, drop

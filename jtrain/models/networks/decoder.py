@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Shaped
 
-from jtrain.core.types import Placement
+from jtrain.core.placement import Placement
 from jtrain.errors import DataError
 from jtrain.models.attention.causal import Causal
 from jtrain.models.attention.kv_cache import remembering

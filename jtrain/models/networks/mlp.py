@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Num, Shaped
 
-from jtrain.core.types import Placement
+from jtrain.core.placement import Placement
 from jtrain.errors import DataError
 from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.linear import Linear

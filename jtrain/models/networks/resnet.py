@@ -6,8 +6,8 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Num, Shaped
 
+from jtrain.core.placement import Placement
 from jtrain.core.pytree import at_least_f32
-from jtrain.core.types import Placement
 from jtrain.models.layers.batch_norm import BatchNorm
 from jtrain.models.layers.convolution import Convolution
 from jtrain.models.layers.dropout import drawn_from, drop

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
+from jtrain.core.placement import Placement
 from jtrain.core.pytree import at_least_f32
-from jtrain.core.types import Placement
 from jtrain.models.attention.attention import attention_where
 from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.feed_forward import bend

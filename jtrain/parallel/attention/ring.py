@@ -1,8 +1,8 @@
 """Ring attention: keys and values travel from device to device, and queries stay.
 
 Every device computes 2n + 1 of the n (2n + 1) pairs of chunks in which a query sees a key, and none
-in which it sees none: see `jtrain.parallel.attention.zigzag`. While one computes with what it has, what comes
-next is on its way. Gradients of keys and values travel behind them and then home.
+in which it sees none: see `zigzag.py`. While one computes with what it has, what comes next is on
+its way. Gradients of keys and values travel behind them and then home.
 
 Source: Liu et al. 2023, arXiv 2310.01889.
 """
@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jtrain.core.pytree import at_least_f32
-from jtrain.core.types import Parts, Stand
+from jtrain.parallel.attention.protocol import Parts, Stand
 from jtrain.parallel.attention.zigzag import chunk_of
 
 NOTHING = -1e30  # the log of the sum of no weights

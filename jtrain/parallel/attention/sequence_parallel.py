@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jtrain.core.types import Attention, Parts
 from jtrain.errors import ShardingError
+from jtrain.parallel.attention.protocol import Attention, Parts
 from jtrain.parallel.attention.ring import Ring
 from jtrain.parallel.attention.ulysses import refuse_few_groups, ulysses
 from jtrain.parallel.attention.zigzag import in_order, refuse_uneven_time, zigzag

@@ -6,8 +6,8 @@ Source: Jacobs et al. 2023, arXiv 2309.14509.
 import jax
 from jaxtyping import Array, Float, Int
 
-from jtrain.core.types import Attention
 from jtrain.errors import ShardingError
+from jtrain.parallel.attention.protocol import Attention
 
 
 def ulysses(

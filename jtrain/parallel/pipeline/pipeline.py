@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrain.core.types import Layer, Params
+from jtrain.core.placement import Layer
+from jtrain.core.types import Params
 from jtrain.errors import ShardingError
 from jtrain.parallel.pipeline.exchange import How, exchange, roll
 from jtrain.parallel.pipeline.schedule import Schedule
@@ -41,7 +42,7 @@ def through_stages(
     rows: Any,
     split: Split,
 ) -> tuple[Float[Array, "b t d"], Any]:
-    """`x` after all layers, and what each gave; see `jtrain.core.types.Placement`.
+    """`x` after all layers, and what each gave; see `jtrain.core.placement.Placement`.
 
     Args:
         constrain: lays an array out by the names of its dims.

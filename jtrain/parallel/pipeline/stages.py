@@ -13,8 +13,9 @@ from jax.core import eval_jaxpr
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jtrain.core.placement import Layer
 from jtrain.core.pytree import at_least_f32
-from jtrain.core.types import Layer, Params
+from jtrain.core.types import Params
 from jtrain.parallel.pipeline.schedule import Schedule
 
 STAGE = "stage"

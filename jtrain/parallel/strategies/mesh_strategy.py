@@ -11,7 +11,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
 
-from jtrain.core.types import UNLAID, Anywhere, Batch, Dims, Lay, Params, Placement
+from jtrain.core.placement import Anywhere, Placement
+from jtrain.core.sharding import UNLAID, Lay
+from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ShardingError
 from jtrain.parallel.leaf_sharding import Decision
 from jtrain.parallel.offload import told_far

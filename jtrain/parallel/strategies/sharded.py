@@ -6,7 +6,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from jtrain.core.types import UNLAID, Dims, Lay, Params, Placement
+from jtrain.core.placement import Placement
+from jtrain.core.sharding import UNLAID, Lay
+from jtrain.core.types import Dims, Params
 from jtrain.parallel.attention.sequence_parallel import ContextBy
 from jtrain.parallel.axis_usage import Seen, refuse_unused
 from jtrain.parallel.leaf_sharding import Decision, Leaves, Zero

@@ -9,7 +9,9 @@ from jax.sharding import SingleDeviceSharding
 from jax.stages import Lowered
 
 from jtrain.config.configclass import values
-from jtrain.core.types import UNLAID, Anywhere, Batch, Dims, Lay, Params, Placement
+from jtrain.core.placement import Anywhere, Placement
+from jtrain.core.sharding import UNLAID, Lay
+from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ShardingError
 from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import Device, one_device

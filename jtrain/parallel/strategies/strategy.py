@@ -10,8 +10,10 @@ import numpy as np
 from jax.sharding import Sharding
 from jax.stages import Lowered
 
+from jtrain.core.placement import Placement
 from jtrain.core.pytree import named_leaves
-from jtrain.core.types import Batch, Dims, Lay, Params, Placement
+from jtrain.core.sharding import Lay
+from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ConfigError, RetraceError
 from jtrain.parallel.leaf_sharding import Decision
 from jtrain.parallel.pipeline.schedule import Schedule

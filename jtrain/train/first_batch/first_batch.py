@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.core.loss import Returned, in_terms
+from jtrain.core.loss import Returned, Stateful, in_terms
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.rows import with_rows
-from jtrain.core.types import Batch, Extra, Key, LossFn, Params, Stateful
+from jtrain.core.types import Batch, Extra, Key, LossFn, Params
 from jtrain.distributed.multihost import of_each
 from jtrain.train.first_batch.index_uses import find_uses
 from jtrain.train.first_batch.labels import (

@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jtrain.core.batches import Batches
 from jtrain.core.loss import in_terms
 from jtrain.core.state import TrainState
-from jtrain.core.types import Batch, Batches
+from jtrain.core.types import Batch
 from jtrain.parallel.offload import brought, laid_near
 from jtrain.train.first_batch.first_batch import FirstBatch
 from jtrain.train.setup import Assembly

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax.core
 
-from jtrain.core.types import LossFn, Stateful
+from jtrain.core.loss import Stateful
+from jtrain.core.types import LossFn
 from jtrain.errors import LossError
 
 TYPE = (

@@ -1,0 +1,28 @@
+"""Batches as a function of the step, endless or over a finite data set."""
+
+from typing import Protocol, runtime_checkable
+
+from jtrain.core.types import Batch
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """A batch as a function of the step: nothing to save, nothing to rewind."""
+
+    size: int  # rows a batch, over all processes
+    ragged: bool  # whether a mask may hide a row
+
+    def __getitem__(self, step: int, /) -> Batch:
+        """The batch of a step, as numpy arrays."""
+        ...
+
+    def shard(self, index: int, count: int) -> "Batches":
+        """The same batches, of which only the rows of process `index` of `count` are read."""
+        ...
+
+
+@runtime_checkable
+class Once(Batches, Protocol):
+    """A whole data set once, in order: `len` batches, the last padded under its mask."""
+
+    def __len__(self) -> int: ...

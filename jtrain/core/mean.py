@@ -1,0 +1,108 @@
+"""Sums over rows with their weights: `Mean`, and `Terms`, a weighted sum of means."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Shaped
+
+from jtrain.errors import LossError
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """A sum over rows and its weight, divided only when read: exact under any split of the batch.
+
+    The weight depends on the batch alone, never on the parameters.
+    """
+
+    total: Any  # f32, any shape; a scalar where it is a loss
+    weight: Any  # f32, the shape of `total` or a scalar
+
+    @classmethod
+    def of(
+        cls,
+        values: Shaped[Array, "*s"],
+        mask: Bool[Array, "*s"],
+        weights: Shaped[Array, "*s"] | None = None,
+    ) -> "Mean":
+        """The mean of `values` where `mask` holds, each counted `weights` times (1 by default).
+
+        Weights may be of either sign: advantages, importance weights. What the mask hides may be
+        NaN or infinite.
+
+        Raises:
+            LossError: if `mask` or `weights` have fewer dims than `values`, or more numbers.
+        """
+        _check_belongs(values, mask, "a mask")
+        _check_belongs(values, mask if weights is None else weights, "weights")
+        weight = mask.astype(jnp.float32)
+        if weights is not None:
+            weight = jnp.where(mask, weights, 0).astype(jnp.float32)
+        seen = jnp.where(mask, values, 0).astype(jnp.float32)
+        return cls(_sum(seen * weight), _sum(weight))
+
+    def value(self) -> Any:
+        """The mean on the host, float64; NaN where the weight is 0. Waits for the device."""
+        total, weight = (np.asarray(x, np.float64) for x in (self.total, self.weight))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = total / weight
+        return float(mean) if mean.ndim == 0 else mean
+
+    def __rmul__(self, coefficient: Any) -> "Terms":
+        return Terms((self,), (coefficient,))
+
+    def __add__(self, other: "Mean | Terms") -> "Terms":
+        return 1.0 * self + other
+
+
+def _check_belongs(values: Any, other: Any, called: str) -> None:
+    """Checks that NumPy's rules give each of `values` its place in another array, and no more."""
+    shape, found = jnp.shape(values), jnp.shape(other)
+    fits = len(shape) == len(found) and all(n in (1, m) for m, n in zip(shape, found, strict=True))
+    if shape and not fits:
+        raise LossError(
+            f"a mean of values of shape {shape} was asked for, with {called} of shape {found}. "
+            f"Give both one shape: a value a row is `values[:, 0]` or `values.sum(-1)`; where a row"
+            f" has several values the mask is `mask[:, None]`."
+        )
+
+
+def _sum(x: Float[Array, "*s"]) -> Float[Array, ""]:
+    """The sum, within rows and then over rows.
+
+    XLA:CPU sums 32 x 32 numbers one after the other, which is off by up to 3e-6; kept apart, the
+    two stages are off by 4e-7 (weighted rows, the worst of 30 draws).
+    """
+    if x.ndim < 2:
+        return x.sum()
+    by_row = x.sum(tuple(range(1, x.ndim)))
+    return jax.lax.optimization_barrier(by_row).sum()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What is minimised: the sum of coefficient x mean, each mean with a weight of its own.
+
+    `cross_entropy + 1e-2 * balance` makes one. A coefficient may be an array, a schedule of the
+    step say, and depends on no row.
+    """
+
+    means: tuple[Mean, ...]
+    coefficients: tuple[Any, ...]
+
+    def __rmul__(self, coefficient: Any) -> "Terms":
+        return Terms(self.means, tuple(coefficient * c for c in self.coefficients))
+
+    def __add__(self, other: "Mean | Terms") -> "Terms":
+        other = other if isinstance(other, Terms) else 1.0 * other
+        return Terms(self.means + other.means, self.coefficients + other.coefficients)
+
+    def value(self) -> float:
+        """Return the sum on the host, float64; a mean of weight 0 adds 0. Waits for the device."""
+        means = zip(self.coefficients, self.means, strict=True)
+        return float(sum(float(c) * mean.value() for c, mean in means if mean.weight != 0))
