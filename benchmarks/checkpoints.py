@@ -21,7 +21,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 from pairs import machine
 
-from jtrain.checkpoint import Checkpoints, fingerprint, layout, seal
+from jtrain.checkpoint import CheckpointManager, fingerprint, layout, seal
 
 LEAVES = 8
 WAITS, SEALED = "save: training waits", "save: until it is sealed"
@@ -41,7 +41,7 @@ def main() -> None:
     print(machine())
     with (
         tempfile.TemporaryDirectory(dir=asked.directory) as place,
-        Checkpoints(Path(place)) as checkpoints,
+        CheckpointManager(Path(place)) as checkpoints,
     ):
         found = measured(checkpoints, state, asked.rounds)
         for name, seconds in found.items():
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measured(
-    checkpoints: Checkpoints, state: Mapping[str, jax.Array], rounds: int
+    checkpoints: CheckpointManager, state: Mapping[str, jax.Array], rounds: int
 ) -> Mapping[str, list[float]]:
     """Seconds of each thing, in each round."""
     waits, saves = [], []

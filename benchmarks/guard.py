@@ -26,31 +26,31 @@ from pairs import machine, ratio, table, take_turns
 
 import jtrain as jt
 from jtrain.config.resolve import resolve
-from jtrain.core.finite import Taken
+from jtrain.core.finite import UpdateResult
 from jtrain.core.pytree import norm
-from jtrain.train.bad_step_policy import Guarded
-from jtrain.train.hooks.heartbeat import Heartbeat
-from jtrain.train.hooks.step_record import Record
-from jtrain.train.run_dir import Directory
-from jtrain.train.setup import Assembly, assemble
+from jtrain.train.bad_step_policy import BadStepPolicy
+from jtrain.train.hooks.heartbeat import HeartbeatHook
+from jtrain.train.hooks.step_record import StepRecorder
+from jtrain.train.run_dir import RunDir
+from jtrain.train.setup import TrainSetup, assemble
 
 ROLLBACK = "guard={kind: rollback, spike: {loss: 3, grad_norm: 10}}"
 GOAL = 1.01
 
 
-def parts_of(*settings: str) -> Assembly:
+def parts_of(*settings: str) -> TrainSetup:
     """The character transformer on one device, for ever."""
     path = Path(__file__).parent.parent / "configs" / "shakespeare.yaml"
     settings = ("parallel={kind: single}", "steps=100000000", *settings)
     return assemble(resolve(path, settings).config)
 
 
-def always(finite, update, grads, opt_state, params, before, extra, **known) -> Taken:
+def always(finite, update, grads, opt_state, params, before, extra, **known) -> UpdateResult:
     """`jtrain.core.finite.take_if` without the if."""
     del finite, before
     updates, opt_state = update(grads, opt_state, params, **known)
     taken = optax.apply_updates(params, updates)
-    return Taken(taken, opt_state, extra, norm(updates))
+    return UpdateResult(taken, opt_state, extra, norm(updates))
 
 
 class Turn:
@@ -58,7 +58,7 @@ class Turn:
 
     def __init__(
         self,
-        parts: Assembly,
+        parts: TrainSetup,
         program: Callable,
         steps: int,
         *,
@@ -67,17 +67,17 @@ class Turn:
         self.program, self.state, self.steps, self.done = program, parts.fresh(), steps, 0
         self.clock = clock
         self.hooks: Sequence[jt.Hook] = ()
-        self.record: Record | None = None
+        self.record: StepRecorder | None = None
         self._parts = parts
 
     def watched(self, stack: contextlib.ExitStack) -> "Turn":
         """The same with the hooks of a run."""
-        directory = Directory(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        guarded = stack.enter_context(Guarded(self._parts, directory))
-        self.record = Record(directory.steps, every=1)
+        directory = RunDir(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        guarded = stack.enter_context(BadStepPolicy(self._parts, directory))
+        self.record = StepRecorder(directory.steps, every=1)
         stack.callback(self.record.close)
         guards = guarded.hooks(self.state, every=self._parts.config.log.every, tell=print)
-        self.hooks = [Heartbeat(), self.record, *guards]
+        self.hooks = [HeartbeatHook(), self.record, *guards]
         return self
 
     def feed(self) -> Iterator:

@@ -23,7 +23,7 @@ import optax
 from pairs import machine
 
 import jtrain as jt
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.core.pytree import named_leaves
 from jtrain.core.step import make_step
 from jtrain.losses.next_token import next_token
@@ -86,7 +86,7 @@ def vector(rows: int) -> Case:
     return regression("`x @ vector`", apply, params, rows)
 
 
-class RowByRow(Anywhere):
+class RowByRow(Unplaced):
     """Attention to one row at a time: the scores of 32 x 4,096 tokens would take 4 GB."""
 
     def attend(self, attention, q, k, v, segments=None):

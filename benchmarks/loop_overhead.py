@@ -25,8 +25,8 @@ import optax
 from pairs import machine, ratio, table, take_turns
 
 import jtrain as jt
-from jtrain.checkpoint import Checkpoints
-from jtrain.config.top import Checkpoint, Log
+from jtrain.checkpoint import CheckpointManager
+from jtrain.config.top import Checkpoint, LogConfig
 from jtrain.core.placement import Placement
 from jtrain.data import Arrays, ReadAhead, Shuffled
 from jtrain.data.text.windows import Windows
@@ -35,8 +35,8 @@ from jtrain.models.transformer import Transformer
 from jtrain.optim.adamw import AdamW
 from jtrain.parallel import Single
 from jtrain.train.hooks.signals import Signals
-from jtrain.train.run_dir import Directory
-from jtrain.train.run_hooks import Watch
+from jtrain.train.run_dir import RunDir
+from jtrain.train.run_hooks import RunHooks
 from jtrain.train.setup import assemble
 
 STEPS = 10**8  # the run never ends; a turn is a part of it
@@ -118,10 +118,12 @@ class Ours:
 
     def __init__(self, config: jt.RunConfig, steps: int, stack: contextlib.ExitStack):
         parts = assemble(config)
-        directory = Directory(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        directory = RunDir(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         directory.begin(config)
-        kept = stack.enter_context(Checkpoints(directory.checkpoints))
-        watch = stack.enter_context(Watch(parts, directory, kept, start=None, screen=io.StringIO()))
+        kept = stack.enter_context(CheckpointManager(directory.checkpoints))
+        watch = stack.enter_context(
+            RunHooks(parts, directory, kept, start=None, screen=io.StringIO())
+        )
         signals = stack.enter_context(Signals(every=config.steps_per_call))
         self.step, self.state = parts.compile_step(), parts.fresh()
         self.hooks = [signals, *watch.hooks([], self.state)]
@@ -189,7 +191,7 @@ def config(kind: type[jt.RunConfig], batch: int, steps_per_call: int = 1) -> jt.
         optimizer=AdamW(lr=1e-3),
         parallel=Single(),
         checkpoint=Checkpoint(every=0),
-        log=Log(every=1000),  # steps of 0.1 ms: ten lines a second
+        log=LogConfig(every=1000),  # steps of 0.1 ms: ten lines a second
     )
 
 

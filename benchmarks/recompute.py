@@ -12,7 +12,7 @@ import time
 from guard import Turn, parts_of
 from pairs import machine, ratio, table, take_turns
 
-from jtrain.train.hooks.recompute_check import Twice
+from jtrain.train.hooks.recompute_check import RecomputeCheck
 
 SPARSE, GOAL = 200, 0.006
 
@@ -27,7 +27,7 @@ def main() -> None:
     given = parser.parse_args()
     clock = time.process_time if given.cpu else time.perf_counter
     # In the middle of its steps, and settled within its turn: else the next turn pays for the last.
-    parts, checks = parts_of(), Twice(every=given.every, start=given.every // 2)
+    parts, checks = parts_of(), RecomputeCheck(every=given.every, start=given.every // 2)
     program = parts.compile_step()
     once = Turn(parts, program, given.steps, clock=clock)
     twice = Turn(parts, checks.of(program), given.steps, clock=clock)

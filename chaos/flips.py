@@ -14,14 +14,14 @@ import optax
 
 from chaos import subject
 from chaos.trial import Trial
-from jtrain.checkpoint import Checkpoints, leaf_table
+from jtrain.checkpoint import CheckpointManager, leaf_table
 from jtrain.core.state import TrainState
 from jtrain.core.step import make_step
 from jtrain.core.types import Batch, Params
 from jtrain.errors import DeviceError
 from jtrain.parallel import Mirrored
-from jtrain.train.hooks.recompute_check import Twice
-from jtrain.train.setup import Assembly, assemble
+from jtrain.train.hooks.recompute_check import RecomputeCheck
+from jtrain.train.setup import TrainSetup, assemble
 
 DEVICES, CALM, LONGEST = 4, 100, 6  # devices; steps of a calm trial; steps before a flip at most
 NOTHING = np.zeros(4, np.int32)  # which leaf, which element, which bit, and whether at all
@@ -55,7 +55,7 @@ def _copy(draw: np.random.Generator, folder: Path) -> tuple[bool, str]:
     state = _walk(parts, int(draw.integers(100)), steps, _program()[0])
     device = int(draw.integers(DEVICES))
     name, state = _flipped(draw, state, device)
-    with Checkpoints(folder / "copy") as checkpoints:
+    with CheckpointManager(folder / "copy") as checkpoints:
         try:
             checkpoints.save(steps, state, {})
             checkpoints.wait()
@@ -118,7 +118,7 @@ def _found(step: Any, seed: int, steps: int, name: Callable[[], str]) -> tuple[b
 
 
 def _twice(step: Any) -> Any:
-    twice = Twice(every=1)
+    twice = RecomputeCheck(every=1)
     taken = twice.of(step)
 
     def settled(state: TrainState, batch: Batch) -> Any:
@@ -130,20 +130,20 @@ def _twice(step: Any) -> Any:
 
 
 def _walk(
-    parts: Assembly, seed: int, steps: int, step: Any, saved: Path | None = None
+    parts: TrainSetup, seed: int, steps: int, step: Any, saved: Path | None = None
 ) -> TrainState:
     """The state after some steps, on batches from `seed` on; it is saved at the end."""
     state = jax.tree.map(jnp.copy, _fresh())  # the first step gives it up
     for number in range(steps):
         state, _ = step(state, parts.place(parts.calls[seed * LONGEST + number]))
     if saved is not None:
-        with Checkpoints(saved, keep=1) as checkpoints:
+        with CheckpointManager(saved, keep=1) as checkpoints:
             checkpoints.save(steps, state, {})
     return state
 
 
 @functools.cache
-def _parts() -> Assembly:
+def _parts() -> TrainSetup:
     return assemble(subject.config(parallel=Mirrored(devices=DEVICES)))
 
 

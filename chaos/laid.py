@@ -21,7 +21,7 @@ STEPS = 50
 def main(kind: str, devices: str, each: str, stop: str) -> None:
     """Trains under a layout, until after step `stop`; to its end if that is 0."""
     from chaos import subject
-    from jtrain.config.top import Checkpoint, Evaluate
+    from jtrain.config.top import Checkpoint, EvaluateConfig
     from jtrain.core.loop import Hook, Stop
     from jtrain.parallel import FSDP, Axes, Mirrored, Single
     from jtrain.train.run import run
@@ -46,7 +46,7 @@ def main(kind: str, devices: str, each: str, stop: str) -> None:
             steps=STEPS,
             parallel=parallel,
             checkpoint=Checkpoint(every=0),
-            evaluate=Evaluate(every=25),
+            evaluate=EvaluateConfig(every=25),
         ),
         hooks=[StopAt()] if int(stop) else [],
     )
@@ -54,13 +54,13 @@ def main(kind: str, devices: str, each: str, stop: str) -> None:
 
 def _note_rows(part: str) -> None:
     from jtrain.data.batches.digest import digest
-    from jtrain.train.hooks.step_record import Record
+    from jtrain.train.hooks.step_record import StepRecorder
 
-    saw = Record.saw
+    saw = StepRecorder.saw
     path = Path(SEEN.format(part, os.environ["JTRAIN_PROCESS"]))
     path.unlink(missing_ok=True)
 
-    def noted(self: Record, call: int, batch: Mapping[str, Any]) -> None:
+    def noted(self: StepRecorder, call: int, batch: Mapping[str, Any]) -> None:
         rows = {
             int(row): digest({name: array[place] for name, array in batch.items()})
             for place, row in enumerate(batch["row"])
@@ -69,21 +69,21 @@ def _note_rows(part: str) -> None:
             file.write(json.dumps([call + 1, rows]) + "\n")
         saw(self, call, batch)
 
-    Record.saw = noted
+    StepRecorder.saw = noted
 
 
 def _save_again() -> None:
-    from jtrain.checkpoint import Checkpoints
+    from jtrain.checkpoint import CheckpointManager
 
-    restore = Checkpoints.restore
+    restore = CheckpointManager.restore
 
-    def restored(self: Checkpoints, step: int, like: Any, **asked: bool) -> Any:
+    def restored(self: CheckpointManager, step: int, like: Any, **asked: bool) -> Any:
         state = restore(self, step, like, **asked)
-        with Checkpoints(AGAIN) as again:
+        with CheckpointManager(AGAIN) as again:
             again.save(step, state, {})
         return state
 
-    Checkpoints.restore = restored
+    CheckpointManager.restore = restored
 
 
 if __name__ == "__main__":

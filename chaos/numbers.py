@@ -16,8 +16,8 @@ import numpy as np
 from chaos.trial import Trial
 from jtrain.checkpoint.inspect import differing, step_of
 from jtrain.config.configclass import values
-from jtrain.config.guard import Rollback
-from jtrain.config.top import Checkpoint, Log
+from jtrain.config.guard import RollbackPolicy
+from jtrain.config.top import Checkpoint, LogConfig
 from jtrain.core.loop import Hook
 from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean
@@ -136,8 +136,8 @@ def injected(seed: int, folder: Path) -> Trial:
         row=draw.randrange(16),
     )
     first = max(0, fault.batch - back)
-    went = config(folder.name, (fault,), Rollback(back=back, skip=after))
-    never = config(folder.name, (fault,), Rollback(without=((first, first + after),)))
+    went = config(folder.name, (fault,), RollbackPolicy(back=back, skip=after))
+    never = config(folder.name, (fault,), RollbackPolicy(without=((first, first + after),)))
     looks = Clean()
     with open(os.devnull, "w") as nowhere:
         ends = [
@@ -160,7 +160,7 @@ def config(name: str, faults: tuple[Fault, ...] = (), guard: Any = None, **more:
         "parallel": Single(),
         "checkpoint": Checkpoint(every=EVERY),
         "optimizer": AdamW(lr=3e-2, clip=1.0, ema=0.9),
-        "log": Log(every=1),
+        "log": LogConfig(every=1),
         **more,
     }
     guard = {} if guard is None else {"guard": guard}

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.config.configclass import values
-from jtrain.config.top import Checkpoint, Evaluate, Log
+from jtrain.config.top import Checkpoint, EvaluateConfig, LogConfig
 from jtrain.core.mean import Mean
 from jtrain.core.placement import Placement
 from jtrain.core.rows import row_keys
@@ -54,9 +54,9 @@ def config(each: int = 1, **changed: object) -> Config:
         "batch": 8,
         "optimizer": AdamW(lr=1e-2),
         "steps_per_call": each,
-        "evaluate": Evaluate(every=4 if each == 1 else 6),
+        "evaluate": EvaluateConfig(every=4 if each == 1 else 6),
         "checkpoint": Checkpoint(every=3, keep=KEPT, best="loss"),
-        "log": Log(every=1),
+        "log": LogConfig(every=1),
         **changed,
     }
     return Config(experiment="chaos", **given)

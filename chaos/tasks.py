@@ -16,7 +16,7 @@ import numpy as np
 
 from chaos import subject
 from chaos.shim import Shim
-from jtrain.checkpoint import Checkpoints, Retries, layout, storage
+from jtrain.checkpoint import CheckpointManager, SaveRetries, layout, storage
 from jtrain.checkpoint.disk_space import bytes_of
 from jtrain.checkpoint.save_errors import SaveError
 from jtrain.core.pytree import named_leaves
@@ -74,7 +74,7 @@ def came_to(each: int = 1) -> dict[str, Any]:
     from jtrain.train.setup import assemble
 
     like = assemble(subject.config(each)).like
-    checkpoints = Checkpoints(CHECKPOINTS)
+    checkpoints = CheckpointManager(CHECKPOINTS)
     newest = checkpoints.newest()
     assert newest is not None
     return {
@@ -109,7 +109,7 @@ def save(step: int, kill_at: int = 0) -> dict[str, Any]:
         kill_at: the operation before which the process is killed; 0: it isn't.
     """
     file = Shim()
-    with Checkpoints(SAVED, keep=2) as checkpoints:
+    with CheckpointManager(SAVED, keep=2) as checkpoints:
         if kill_at:
             file.kill_at(SAVED, kill_at)
         else:
@@ -127,7 +127,7 @@ def save_recorded(log: str) -> dict[str, Any]:
     Path("runs").mkdir()
     root = Path().resolve()
     file.watch(root / "runs", Path(log))
-    with Checkpoints(root / "runs" / "cut" / "checkpoints", keep=2) as checkpoints:
+    with CheckpointManager(root / "runs" / "cut" / "checkpoints", keep=2) as checkpoints:
         for step in (1, 2, 2, 3, 4, 5):
             checkpoints.save(step, state_of(step), {"s": step}, sealed=file.mark)
         checkpoints.wait()
@@ -138,7 +138,7 @@ def save_recorded(log: str) -> dict[str, Any]:
 def go_on(step: int, there: str = str(SAVED)) -> dict[str, Any]:
     """The next start: from which step it goes on, and what there is after it has saved another."""
     place = Path(there)
-    with Checkpoints(place, keep=2) as checkpoints:
+    with CheckpointManager(place, keep=2) as checkpoints:
         resumed = checkpoints.resume()
         checkpoints.save(step, state_of(step), {"s": step})
         checkpoints.wait()
@@ -162,9 +162,9 @@ def save_failing(step: int, error: int, point: int) -> dict[str, Any]:
     file, told = Shim(), []
     began = time.monotonic()
     say = lambda line: told.append([time.monotonic() - began, line])
-    with Checkpoints(SAVED, keep=2) as checkpoints:
+    with CheckpointManager(SAVED, keep=2) as checkpoints:
         checkpoints.prepare()
-        retries = Retries(checkpoints, say)
+        retries = SaveRetries(checkpoints, say)
         file.fail(SAVED, error, point, point)
         _insist(retries, step)
         once, ended = len(told), ""
@@ -176,11 +176,11 @@ def save_failing(step: int, error: int, point: int) -> dict[str, Any]:
             ended = str(last)
         seconds = time.monotonic() - began
         file.rest()
-        _insist(Retries(checkpoints, say), step + 2)
+        _insist(SaveRetries(checkpoints, say), step + 2)
     return {"told": told, "once": once, "ended": ended, "seconds": seconds, **whole()}
 
 
-def _insist(retries: Retries, step: int) -> None:
+def _insist(retries: SaveRetries, step: int) -> None:
     """Saves as a run does at its end."""
     retries.save(step, state_of(step), {"s": step})
     while retries.settle():
@@ -189,7 +189,7 @@ def _insist(retries: Retries, step: int) -> None:
 
 def whole(there: str = str(SAVED)) -> dict[str, Any]:
     """The steps that are listed, and of each why it is not what was saved, if it isn't."""
-    checkpoints, wrong = Checkpoints(Path(there)), {}
+    checkpoints, wrong = CheckpointManager(Path(there)), {}
     for step in (steps := checkpoints.steps()):
         try:
             back = checkpoints.restore(step, jax.eval_shape(lambda step=step: state_of(step)))
@@ -205,7 +205,7 @@ def hammer(who: int, seconds: float, seed: int) -> dict[str, Any]:
     draw, end = random.Random(seed), time.monotonic() + seconds
     saved, refused = 0, []
     while time.monotonic() < end:
-        checkpoints, began = Checkpoints(SAVED, keep=0), time.monotonic()
+        checkpoints, began = CheckpointManager(SAVED, keep=0), time.monotonic()
         try:
             checkpoints.take()
         except CheckpointError as error:
@@ -224,7 +224,7 @@ def hammer(who: int, seconds: float, seed: int) -> dict[str, Any]:
 
 def hammered() -> dict[str, Any]:
     """The steps that two left, and of each why it is not wholly of one of them, if it isn't."""
-    checkpoints, wrong = Checkpoints(SAVED), {}
+    checkpoints, wrong = CheckpointManager(SAVED), {}
     for step in (steps := checkpoints.steps()):
         try:
             who = checkpoints.about(step)["who"]
@@ -270,7 +270,7 @@ def train_nowhere(error: int) -> dict[str, Any]:
 
 def end(how: str, size: int) -> dict[str, Any]:
     """Begins to save step 1, and ends in some way."""
-    checkpoints = Checkpoints(SAVED)
+    checkpoints = CheckpointManager(SAVED)
     checkpoints.save(1, {"w": jnp.arange(float(size))}, {})
     os.write(1, b"saving\n")
     if how == "exit":
@@ -284,7 +284,7 @@ def end(how: str, size: int) -> dict[str, Any]:
 
 def listed() -> dict[str, Any]:
     """The steps that are listed, and which of them are damaged."""
-    checkpoints = Checkpoints(SAVED)
+    checkpoints = CheckpointManager(SAVED)
     steps = checkpoints.steps()
     wrong = {step: found for step in steps if (found := layout.faults(SAVED, step, full=True))}
     return {"steps": steps, "wrong": wrong}

@@ -11,7 +11,7 @@ from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Key, Metrics, Params
 from jtrain.data.text.line_corpus import TextLines
 from jtrain.data.text.mixture import Mixture
-from jtrain.data.text.random_tokens import Random
+from jtrain.data.text.random_tokens import UniformTokens
 from jtrain.data.text.token_corpus import Tokens
 from jtrain.data.text.tokenizer import fingerprint
 from jtrain.losses.balance import with_router
@@ -26,7 +26,7 @@ from jtrain.train.complete_text import writes
 class Config(jt.RunConfig):
     """A transformer and its tokens."""
 
-    data: Annotated[Tokens | Mixture | TextLines | Random, Field(discriminator="kind")]
+    data: Annotated[Tokens | Mixture | TextLines | UniformTokens, Field(discriminator="kind")]
     """The tokens."""
     model: Transformer = Transformer(preset="gpt2")
     """The network; with vocab=0 it has the tokens of the data."""

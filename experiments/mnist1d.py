@@ -13,7 +13,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
-from jtrain.data.batches.full import Whole
+from jtrain.data.batches.full import FullBatches
 from jtrain.data.images.mnist1d import LENGTH, MNIST1D
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.adapters.function import from_function
@@ -150,7 +150,7 @@ class Config(jt.RunConfig):
         return jt.Experiment(
             init=lambda key: (self.model.init(key), ()),
             loss=loss,
-            train=Whole(train) if self.batch == len(train) else shuffled,
+            train=FullBatches(train) if self.batch == len(train) else shuffled,
             valid=InOrder(test, size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer.build(self.steps),
             model=from_function(self.model.init, self.model.apply),

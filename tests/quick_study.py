@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import jtrain as jt
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import CheckpointManager
 from jtrain.config.resolve import resolve
 from jtrain.core.pytree import named_leaves
 from jtrain.train.hooks.function_hooks import Observer
-from jtrain.train.run import Outcome
+from jtrain.train.run import RunResult
 from jtrain.train.setup import assemble
 
 CODE = '''\
@@ -128,7 +128,7 @@ def config_of(path: Path | str, settings: Sequence[str] = ()):
     return resolve(Path(path), settings).config
 
 
-def trained(path: Path | str, *settings: str, hooks: Sequence[Observer] = ()) -> Outcome:
+def trained(path: Path | str, *settings: str, hooks: Sequence[Observer] = ()) -> RunResult:
     """How a run of a config ended; it says nothing on the screen."""
     with open(os.devnull, "w") as screen:
         return jt.run(config_of(path, settings), hooks=hooks, screen=screen)
@@ -142,11 +142,11 @@ def read_otherwise(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def kept(outcome: Outcome, config: Path | None = None) -> dict[str, bytes]:
+def kept(outcome: RunResult, config: Path | None = None) -> dict[str, bytes]:
     """What a run has come to, bit for bit: its metrics and its last state."""
     directory = outcome.directory
     like = assemble(config_of(config or directory.config)).like
-    with Checkpoints(directory.checkpoints) as checkpoints:
+    with CheckpointManager(directory.checkpoints) as checkpoints:
         step = checkpoints.newest()
         assert step == outcome.step, "the last state is kept"
         state = checkpoints.restore(step, like)

@@ -21,7 +21,7 @@ def python(code: str, cwd: Path) -> str:
 
 def test_is_found_from_the_folder_that_the_clone_lies_in(tmp_path: Path):
     (tmp_path / "jtrain" / "jtrain").mkdir(parents=True)  # as the clone and the package in it
-    found = python("import jtrain; print(jtrain.__file__); jtrain.train.fit", tmp_path)
+    found = python("import jtrain; print(jtrain.__file__); jtrain.fit", tmp_path)
     assert Path(found).name == "__init__.py"
 
 

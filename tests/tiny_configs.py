@@ -5,7 +5,7 @@ from pathlib import Path
 from image_files import write_digits, write_fashion_mnist, write_image_folder
 
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.tokenizing import ByBytes
+from jtrain.data.text.tokenizing import ByteTokens
 
 CHARACTERS = [
     "batch=8",
@@ -86,4 +86,4 @@ def write_sets(folder: Path) -> None:
     write_fashion_mnist(folder / "fashion-mnist")
     write_image_folder(folder / "images", classes=4, each=12, side=16)
     (folder / "text").write_text("to be or not to be, that is the question. " * 20)
-    prepare(str(folder / "text"), folder / "tokens", tokenizing=ByBytes())
+    prepare(str(folder / "text"), folder / "tokens", tokenizing=ByteTokens())

@@ -2,8 +2,8 @@
 
 from jtrain.checkpoint.disk_space import bytes_of as bytes_of
 from jtrain.checkpoint.disk_space import check_writable as check_writable
-from jtrain.checkpoint.init_from import Start as Start
+from jtrain.checkpoint.init_from import WeightsPlan as WeightsPlan
 from jtrain.checkpoint.init_from import starting as starting
-from jtrain.checkpoint.manager import Checkpoints as Checkpoints
+from jtrain.checkpoint.manager import CheckpointManager as CheckpointManager
 from jtrain.checkpoint.manager import SetAsideError as SetAsideError
-from jtrain.checkpoint.retries import Retries as Retries
+from jtrain.checkpoint.retries import SaveRetries as SaveRetries

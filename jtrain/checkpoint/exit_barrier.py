@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Protocol, runtime_checkable
 
-from jtrain.checkpoint.thread_task import Task
+from jtrain.checkpoint.thread_task import ThreadTask
 from jtrain.errors import FAULT
 
 _PATIENCE = 600.0  # seconds
@@ -21,7 +21,7 @@ _LEAVING = 30.0  # seconds from the end of the program on, where a save has fail
 
 
 @runtime_checkable
-class Closes(Protocol):
+class Closeable(Protocol):
     """What is closed at the end."""
 
     def close(self) -> None:
@@ -29,18 +29,18 @@ class Closes(Protocol):
         ...
 
 
-_promised: list[Closes] = []
+_promised: list[Closeable] = []
 _registered = _failed = False
 
 
-def promise(closes: Closes) -> None:
+def promise(closes: Closeable) -> None:
     """Has it closed at the end of the program; if that fails, its error is told and the code 70."""
     _register()
     if closes not in _promised:
         _promised.append(closes)
 
 
-def kept(closes: Closes) -> None:
+def kept(closes: Closeable) -> None:
     """It was closed: nothing is left to do."""
     if closes in _promised:
         _promised.remove(closes)
@@ -69,7 +69,7 @@ def _keep() -> None:
     if _failed:
         threading.Thread(target=_leave, daemon=True).start()
     for closes in list(_promised):
-        closing = Task(closes.close)
+        closing = ThreadTask(closes.close)
         closing.start()
         error = closing.wait(_PATIENCE)
         if error is None and not closing.ended():

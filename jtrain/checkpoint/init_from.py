@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jtrain.checkpoint.leaf_table import table
-from jtrain.checkpoint.ownership import Owner
-from jtrain.checkpoint.weights_source import Origin, find, place
+from jtrain.checkpoint.ownership import RunIdentity
+from jtrain.checkpoint.weights_source import WeightsSource, find, place
 from jtrain.config.init_from import InitFrom
 from jtrain.core import pytree
 from jtrain.core.types import Extra, Leaf, Params
@@ -23,10 +23,10 @@ SHOWN = 20  # lines of each kind before "and 13 more"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Start:
+class WeightsPlan:
     """What `init_from` comes to for one model; nothing is read yet."""
 
-    origin: Origin
+    origin: WeightsSource
     taken: Mapping[str, str]
     """The name there of each leaf that is taken, by its name here."""
     turned: frozenset[str]
@@ -86,8 +86,8 @@ def starting(
     asked: InitFrom,
     params: Params,
     extra: Extra,
-    owner_of: Callable[[Path], Owner | None] = lambda run: None,
-) -> Start:
+    owner_of: Callable[[Path], RunIdentity | None] = lambda run: None,
+) -> WeightsPlan:
     """What `asked` comes to for a model with leaves like these; `owner_of` is as `find` takes it.
 
     Raises:
@@ -107,7 +107,7 @@ def starting(
     turned = frozenset(name for name in taken if _any(name, asked.transpose))
     missing = tuple(name for name in wanted if name not in taken)
     unused = sorted(found.keys() - taken.values())
-    start = Start(
+    start = WeightsPlan(
         origin=origin,
         taken=taken,
         turned=turned,
@@ -120,7 +120,7 @@ def starting(
     return start
 
 
-def _refuse_misfits(start: Start, asked: InitFrom, there_by_name: Mapping[str, str]) -> None:
+def _refuse_misfits(start: WeightsPlan, asked: InitFrom, there_by_name: Mapping[str, str]) -> None:
     rows = []
     free = [name for name, there in there_by_name.items() if there in start.unused]
     for name, there in start.taken.items():

@@ -21,7 +21,7 @@ from jtrain.checkpoint import (
     storage,
 )
 from jtrain.checkpoint.lock import Lock
-from jtrain.checkpoint.ownership import Owner
+from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.suggestions import did_you_mean
 from jtrain.core.types import Leaf
 from jtrain.errors import CheckpointError, DamagedError
@@ -57,7 +57,7 @@ def find(path: str) -> tuple[Path, int | None]:
 
 
 def step_of(
-    directory: Path, asked: int | Literal["newest", "best"], owner: Owner | None = None
+    directory: Path, asked: int | Literal["newest", "best"], owner: RunIdentity | None = None
 ) -> int:
     """The step that is asked for; the newest or best of a run, if one is named.
 
@@ -83,7 +83,7 @@ def step_of(
     return step
 
 
-def listed(directory: Path, owner: Owner | None = None) -> list[dict[str, Any]]:
+def listed(directory: Path, owner: RunIdentity | None = None) -> list[dict[str, Any]]:
     """Of each step, ascending, what `jtrain ckpt ls` tells; names and sizes are looked at."""
     whole, best = layout.steps(directory, owner), _best(directory, owner)
     rows = []
@@ -107,7 +107,7 @@ def listed(directory: Path, owner: Owner | None = None) -> list[dict[str, Any]]:
     return rows
 
 
-def verified(directory: Path, step: int, owner: Owner | None = None) -> dict[str, Any]:
+def verified(directory: Path, step: int, owner: RunIdentity | None = None) -> dict[str, Any]:
     """What is wrong with a step after every byte of it was read, and how long that took."""
     start = time.perf_counter()
     found = layout.faults(directory, step, full=True, owner=owner)
@@ -160,7 +160,9 @@ def differing(one: tuple[Path, int], other: tuple[Path, int]) -> list[dict[str, 
     return rows
 
 
-def removed(directory: Path, step: int, *, force: bool = False, owner: Owner | None = None) -> int:
+def removed(
+    directory: Path, step: int, *, force: bool = False, owner: RunIdentity | None = None
+) -> int:
     """Bytes that are free after a checkpoint was removed.
 
     Raises:
@@ -252,7 +254,7 @@ def _remove(path: Path) -> None:
         ) from None
 
 
-def _best(directory: Path, owner: Owner | None) -> int | None:
+def _best(directory: Path, owner: RunIdentity | None) -> int | None:
     """The best by the metric that the newest was saved under."""
     there = layout.steps(directory, owner)
     said = {step: layout.record(directory, step)["best"] for step in there}
@@ -260,7 +262,7 @@ def _best(directory: Path, owner: Owner | None) -> int | None:
     if not name:
         return None
     asked = record_check.asked_best(layout.record(directory, there[-1])["about"])
-    goal = retention.Goal.parse(asked or name)
+    goal = retention.BestMetric.parse(asked or name)
     values = {
         step: best["value"]
         for step, best in said.items()

@@ -30,7 +30,7 @@ from typing import Any
 
 from jtrain.checkpoint import seal
 from jtrain.checkpoint.directory_entries import DAMAGED, entries, is_step
-from jtrain.checkpoint.ownership import Owner
+from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.record_check import check_record
 from jtrain.errors import CheckpointError, DamagedError
 from jtrain.io.disk_errors import advice
@@ -55,7 +55,7 @@ def make(directory: Path) -> None:
         seal.sync(directory.parent)
 
 
-def steps(directory: Path, owner: Owner | None = None) -> list[int]:
+def steps(directory: Path, owner: RunIdentity | None = None) -> list[int]:
     """The steps of the complete checkpoints (of a run, if one is named), ascending; their bytes are
     not read."""
     found = named(directory)
@@ -67,7 +67,9 @@ def named(directory: Path) -> list[int]:
     return sorted(int(name) for name in entries(directory) if is_step(name))
 
 
-def faults(directory: Path, step: int, *, full: bool, owner: Owner | None = None) -> list[str]:
+def faults(
+    directory: Path, step: int, *, full: bool, owner: RunIdentity | None = None
+) -> list[str]:
     """What of a checkpoint is otherwise than when it was sealed; nothing if it is whole.
 
     Args:
@@ -95,7 +97,7 @@ def faults(directory: Path, step: int, *, full: bool, owner: Owner | None = None
         return [f"cannot be read ({error.strerror})"]
 
 
-def is_foreign(directory: Path, step: int, owner: Owner | None) -> bool:
+def is_foreign(directory: Path, step: int, owner: RunIdentity | None) -> bool:
     """Return whether a checkpoint was sealed by another run than `owner`."""
     return owner is not None and not owner.owns(seal.run_of(directory / str(step)), step)
 
@@ -260,7 +262,7 @@ def record(directory: Path, step: int) -> dict[str, Any]:
     return {**sizes, **prints, **{key: found[key] for key in _RECORD}}
 
 
-def check(directory: Path, step: int, owner: Owner | None = None) -> None:
+def check(directory: Path, step: int, owner: RunIdentity | None = None) -> None:
     """Makes sure that a checkpoint is there (of a run, if one is named), and reads every byte.
 
     Raises:
@@ -278,7 +280,9 @@ def first(found: Sequence[str]) -> str:
     return found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
 
 
-def damaged(directory: Path, step: int, what: str, owner: Owner | None = None) -> DamagedError:
+def damaged(
+    directory: Path, step: int, what: str, owner: RunIdentity | None = None
+) -> DamagedError:
     """The error that says what is wrong with a checkpoint, and which others there are."""
     others = [other for other in steps(directory, owner) if other != step]
     advice = "It is the only one: start the run again from its beginning."

@@ -20,22 +20,22 @@ from jtrain.checkpoint import (
 )
 from jtrain.checkpoint.lock import NAME, Lock
 from jtrain.checkpoint.newest_valid import apart, held, newest_whole
-from jtrain.checkpoint.ownership import Owner
+from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.save_errors import SaveError, failed
-from jtrain.checkpoint.thread_task import Task
-from jtrain.checkpoint.writer import Saver, spare
+from jtrain.checkpoint.thread_task import ThreadTask
+from jtrain.checkpoint.writer import CheckpointWriter, spare
 from jtrain.core import pytree
 from jtrain.core.types import Leaf, Tree
 from jtrain.distributed.multihost import of_each
 from jtrain.errors import CheckpointError, DamagedError
-from jtrain.io.message_backlog import Backlog
+from jtrain.io.message_backlog import MessageBacklog
 
 
 class SetAsideError(DamagedError):
     """A checkpoint that was to be gone on from is damaged, and was put away: ask for another."""
 
 
-class Checkpoints:
+class CheckpointManager:
     """The checkpoints in a directory: `keep` of the newest, and the best by a number.
 
     Making one costs nothing and changes nothing on the disk: a reader may look on while another
@@ -56,7 +56,7 @@ class Checkpoints:
         first: bool | None = None,
         fall_back: bool = True,
         lost: Callable[[str], object] = lambda line: None,
-        owner: Owner | None = None,
+        owner: RunIdentity | None = None,
     ):
         """`keep` 0 keeps all; `best` is `loss`, `lowest loss` or `highest accuracy`, or empty.
 
@@ -67,13 +67,13 @@ class Checkpoints:
         checkpoint of another run counts as damaged. None takes those of any run.
         """
         self.directory = Path(directory).absolute()
-        self._keep, self._goal, self._first = keep, retention.Goal.parse(best), first
+        self._keep, self._goal, self._first = keep, retention.BestMetric.parse(best), first
         self._owner = owner
-        self.tell = Backlog()
+        self.tell = MessageBacklog()
         """Takes what is to be told of the directory while it is written."""
         self.news: list[str] = []
         """Lines about checkpoints that were set aside because they are damaged."""
-        self._saver = Saver(
+        self._saver = CheckpointWriter(
             self.directory, self._dispensable, self.tell, run=owner.run if owner else ""
         )
         self._lock: Lock | None = None
@@ -81,8 +81,8 @@ class Checkpoints:
         self._there: set[int] = set()  # that this process sealed and did not delete
         self._fall_back = fall_back
         self._whole: set[int] = set()
-        self._preparing: Task | None = None
-        self._saving: Task | None = None
+        self._preparing: ThreadTask | None = None
+        self._saving: ThreadTask | None = None
 
     def save(
         self,
@@ -135,7 +135,7 @@ class Checkpoints:
             sealed(step)
 
         # `ending` waits for it. Where it fails, threads of Orbax wait 10 minutes for one another.
-        self._saving = Task(lambda: write(step, arrays, record, copied, seals), daemon=True)
+        self._saving = ThreadTask(lambda: write(step, arrays, record, copied, seals), daemon=True)
         exit_barrier.promise(self)
         self._saving.start()
         copied.wait()
@@ -174,7 +174,7 @@ class Checkpoints:
                 self._lock.release()
                 self._lock = None
 
-    def __enter__(self) -> "Checkpoints":
+    def __enter__(self) -> "CheckpointManager":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -286,7 +286,7 @@ class Checkpoints:
             CheckpointError: if another process writes in the directory, or it cannot be written.
         """
         self.take()
-        self._preparing = Task(self._saver.open)
+        self._preparing = ThreadTask(self._saver.open)
         self._preparing.start()
 
     def take(self) -> None:

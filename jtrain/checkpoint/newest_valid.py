@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.checkpoint import directory_entries, layout
-from jtrain.checkpoint.ownership import Owner
+from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.distributed import multihost
 from jtrain.errors import DamagedError, DeviceError
 
 
 def newest_whole(
-    directory: Path, *, fall_back: bool = True, owner: Owner | None = None
+    directory: Path, *, fall_back: bool = True, owner: RunIdentity | None = None
 ) -> tuple[int | None, list[str]]:
     """That step, and a line for each that was set aside: newer ones that are damaged, and all of
     another run than `owner`.
@@ -63,13 +63,13 @@ def apart(step: int, found: Sequence[str]) -> DeviceError:
     )
 
 
-def _newest(directory: Path, owner: Owner | None) -> dict[str, Any]:
+def _newest(directory: Path, owner: RunIdentity | None) -> dict[str, Any]:
     step = next(reversed(layout.named(directory)), None)
     found = layout.faults(directory, step, full=True, owner=owner) if step is not None else []
     return {"step": step, "damaged": layout.first(found)} if found else {"step": step}
 
 
-def _search(directory: Path, owner: Owner | None, news: list[str]) -> int | None:
+def _search(directory: Path, owner: RunIdentity | None, news: list[str]) -> int | None:
     for step in reversed(layout.named(directory)):
         if layout.is_foreign(directory, step, owner):
             found = layout.faults(directory, step, full=False, owner=owner)

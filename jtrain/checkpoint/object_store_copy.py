@@ -10,11 +10,11 @@ from pathlib import Path
 
 from jtrain.checkpoint import object_store_layout, retention, seal
 from jtrain.checkpoint.save_errors import SaveError, TakenError
-from jtrain.io.object_store import Objects, ObjectsError
+from jtrain.io.object_store import ObjectStore, ObjectStoreError
 from jtrain.io.regular_files import LinkError, check_no_link, parse_json
 
 
-class Mirror:
+class ObjectStoreCopy:
     """Copies of the checkpoints of one run, written by its first process.
 
     A store has no locks. Whoever began last is the one who copies: he leaves his name in an object,
@@ -23,7 +23,7 @@ class Mirror:
 
     def __init__(
         self,
-        objects: Objects,
+        objects: ObjectStore,
         path: Path,
         *,
         keep: int,
@@ -57,7 +57,7 @@ class Mirror:
         try:
             self._copy(step)
             self._owed = None
-        except (ObjectsError, OSError) as error:
+        except (ObjectStoreError, OSError) as error:
             self._owed = step
             self._tell(
                 f"checkpoint {step} is on this disk and was not copied: {error} Training goes on; "
@@ -81,7 +81,7 @@ class Mirror:
                 self._copy(newest)
                 self._owed = None
             self._copy_files()
-        except (ObjectsError, OSError) as error:
+        except (ObjectStoreError, OSError) as error:
             raise SaveError(
                 f"checkpoint {newest} is whole in {self._path} and is not in "
                 f"{self._objects.address}: {error}",
@@ -127,7 +127,7 @@ class Mirror:
     def _refuse_another(self) -> None:
         try:
             found = parse_json(self._objects.read(object_store_layout.WRITER) or b"{}")
-        except (ObjectsError, ValueError):
+        except (ObjectStoreError, ValueError):
             return  # the copy itself will say what is wrong
         if isinstance(found, dict) and found.get("name", self._name) != self._name:
             raise TakenError(

@@ -20,17 +20,17 @@ from pathlib import Path
 from jtrain.checkpoint import layout, seal
 from jtrain.checkpoint.directory_entries import is_step
 from jtrain.errors import CheckpointError
-from jtrain.io.object_store import Objects
+from jtrain.io.object_store import ObjectStore
 
 CHECKPOINTS, WRITER = "checkpoints", "writer.json"
 
 
-def steps(objects: Objects) -> list[int]:
+def steps(objects: ObjectStore) -> list[int]:
     """Return the steps of the copies that have a seal, ascending; their bytes are not read."""
     return [step for step, sizes in listed(objects).items() if seal.SEAL in sizes]
 
 
-def listed(objects: Objects) -> dict[int, dict[str, int]]:
+def listed(objects: ObjectStore) -> dict[int, dict[str, int]]:
     """Return the bytes of each object of each step, ascending, sealed or not."""
     found: dict[int, dict[str, int]] = {}
     for name, size in objects.sizes(CHECKPOINTS).items():
@@ -41,7 +41,7 @@ def listed(objects: Objects) -> dict[int, dict[str, int]]:
     return dict(sorted(found.items()))
 
 
-def fetch(objects: Objects, step: int, directory: Path) -> list[str]:
+def fetch(objects: ObjectStore, step: int, directory: Path) -> list[str]:
     """Write a copy into a directory of checkpoints, under its step; return what is wrong with it.
 
     Every byte is compared with the seal before the step gets its name; where something is wrong,
@@ -68,7 +68,7 @@ def fetch(objects: Objects, step: int, directory: Path) -> list[str]:
         layout.clear(place)
 
 
-def fetch_files(objects: Objects, path: Path) -> None:
+def fetch_files(objects: ObjectStore, path: Path) -> None:
     """Write the run's own files, and its pictures, into its directory."""
     for name in own_files(objects.sizes()):
         objects.fetch(name, path / name)
@@ -80,14 +80,14 @@ def own_files(sizes: Mapping[str, int]) -> list[str]:
     return [n for n in kept if "/" not in n or (n.startswith("pictures/") and n.count("/") == 1)]
 
 
-def remove(objects: Objects, step: int, sizes: Mapping[str, int]) -> None:
+def remove(objects: ObjectStore, step: int, sizes: Mapping[str, int]) -> None:
     """Remove a copy: first its seal, so that what a killed removal leaves is no checkpoint."""
     names = sorted(sizes, key=lambda name: name != seal.SEAL)
     objects.remove(f"{CHECKPOINTS}/{step}/{name}" for name in names)
 
 
 @contextmanager
-def here(objects: Objects, step: int) -> Iterator[tuple[Path, list[str]]]:
+def here(objects: ObjectStore, step: int) -> Iterator[tuple[Path, list[str]]]:
     """A directory of checkpoints with one copy in it, and what is wrong with that, for a while."""
     with tempfile.TemporaryDirectory(prefix="jtrain-copy-") as place:
         directory = Path(place) / (objects.address.rpartition("/")[2] or "run") / CHECKPOINTS
@@ -95,7 +95,9 @@ def here(objects: Objects, step: int) -> Iterator[tuple[Path, list[str]]]:
         yield directory, fetch(objects, step, directory)
 
 
-def fetch_newest(objects: Objects, path: Path, *, above: int = -1) -> tuple[int | None, list[str]]:
+def fetch_newest(
+    objects: ObjectStore, path: Path, *, above: int = -1
+) -> tuple[int | None, list[str]]:
     """Write the run into `path`: its files, and the newest copy that is whole.
 
     Args:
@@ -128,7 +130,7 @@ def fetch_newest(objects: Objects, path: Path, *, above: int = -1) -> tuple[int 
     return None, news
 
 
-def no_copy(objects: Objects) -> CheckpointError:
+def no_copy(objects: ObjectStore) -> CheckpointError:
     """Return the error for an address without a copy of a run."""
     there = ", ".join(sorted({name.partition("/")[0] for name in objects.sizes()})[:8])
     return CheckpointError(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True)
-class Owner:
+class RunIdentity:
     """A run, by the random id that it was given at its beginning and seals into its checkpoints."""
 
     run: str

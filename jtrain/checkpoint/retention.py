@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 
-class Goal(NamedTuple):
+class BestMetric(NamedTuple):
     """A number, and which end of it is best."""
 
     end: Literal["lowest", "highest"]
     name: str
 
     @classmethod
-    def parse(cls, text: str) -> "Goal | None":
+    def parse(cls, text: str) -> "BestMetric | None":
         """Of `loss`, `lowest loss`, `highest accuracy`; of an empty text, none."""
         first, _, rest = text.strip().partition(" ")
         if first in ("lowest", "highest") and rest.strip():
@@ -20,7 +20,7 @@ class Goal(NamedTuple):
         return cls("lowest", text.strip()) if text.strip() else None
 
 
-def best_of(values: Mapping[int, float], goal: Goal) -> int | None:
+def best_of(values: Mapping[int, float], goal: BestMetric) -> int | None:
     """The step with the best value, the earliest of equals; NaN is never best."""
     sign = 1 if goal.end == "lowest" else -1
     ranked = [(sign * v, step) for step, v in values.items() if not math.isnan(v)]

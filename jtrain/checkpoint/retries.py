@@ -6,13 +6,13 @@ from typing import Any
 import jax
 
 from jtrain.checkpoint.leaf_table import flatten
-from jtrain.checkpoint.manager import Checkpoints
+from jtrain.checkpoint.manager import CheckpointManager
 from jtrain.checkpoint.save_errors import SaveError, failed
 
 TRIES = 3
 
 
-class Retries:
+class SaveRetries:
     """Saves for a run that rather goes on than ends, and rather ends than goes on without.
 
     The first save that fails is told and owed: the next state is saved in its place. Where that
@@ -21,7 +21,7 @@ class Retries:
     have to agree: whoever started them starts them again.
     """
 
-    def __init__(self, checkpoints: Checkpoints, tell: Callable[[str], None]):
+    def __init__(self, checkpoints: CheckpointManager, tell: Callable[[str], None]):
         """`tell` is given a line for each save that fails."""
         self._checkpoints, self._tell = checkpoints, tell
         self._failed, self._owed = 0, False
@@ -37,7 +37,7 @@ class Retries:
         *,
         before: Callable[[], None] = lambda: None,
     ) -> None:
-        """As `Checkpoints.save`, once the last one has ended well or badly.
+        """As `CheckpointManager.save`, once the last one has ended well or badly.
 
         Args:
             before: writes what has to be on the disk before; where it raises OSError, the save has

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from jtrain.checkpoint.ownership import Owner
+from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.errors import CheckpointError
 from jtrain.io.regular_files import JSON_BYTES, check_regular, open_regular, parse_json, read_bytes
 
@@ -45,7 +45,9 @@ def seal(directory: Path, step: int, run: str = "") -> None:
     sync(directory)
 
 
-def faults(directory: Path, step: int, *, full: bool, owner: Owner | None = None) -> list[str]:
+def faults(
+    directory: Path, step: int, *, full: bool, owner: RunIdentity | None = None
+) -> list[str]:
     """What is otherwise than when it was sealed, each with its file; nothing if it is whole.
 
     Args:

@@ -31,7 +31,7 @@ def load() -> None:
     import orbax.checkpoint  # noqa: F401
 
 
-class Writer:
+class ArrayWriter:
     """Writes one table of arrays at a time. Every process makes one and calls the same methods."""
 
     def __init__(self):

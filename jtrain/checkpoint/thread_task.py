@@ -6,7 +6,7 @@ from collections.abc import Callable
 _BEGINS_WITHIN = 10.0  # seconds
 
 
-class Task:
+class ThreadTask:
     """A function that runs beside the caller; what it raised waits for whoever asks.
 
     An executor would not do: interrupted while it starts its thread, it forgets that it has one

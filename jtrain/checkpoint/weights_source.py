@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from jtrain.checkpoint import directory_entries, layout, leaf_table, record_check, storage
-from jtrain.checkpoint.manager import Checkpoints
-from jtrain.checkpoint.ownership import Owner
+from jtrain.checkpoint.manager import CheckpointManager
+from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.tensors import ENDING, INDEX, tensors
 from jtrain.config.suggestions import did_you_mean
 from jtrain.core.types import Leaf
@@ -22,7 +22,7 @@ RUNS = Path("runs")
 
 
 @runtime_checkable
-class Origin(Protocol):
+class WeightsSource(Protocol):
     """Arrays that can be had by name."""
 
     where: str
@@ -35,7 +35,7 @@ class Origin(Protocol):
         ...
 
 
-class Tensors:
+class TensorFile:
     """The tensors of a file, dots in their names as slashes."""
 
     def __init__(self, path: Path):
@@ -51,7 +51,7 @@ class Tensors:
         return {name: place(self._arrays[name], leaf) for name, leaf in wanted.items()}
 
 
-class Stored:
+class CheckpointWeights:
     """A checkpoint: its parameters, and what stands beside them."""
 
     def __init__(self, directory: Path, step: int):
@@ -81,8 +81,8 @@ class Stored:
 def find(
     path: str,
     step: Literal["newest", "best"] = "newest",
-    owner_of: Callable[[Path], Owner | None] = lambda run: None,
-) -> Origin:
+    owner_of: Callable[[Path], RunIdentity | None] = lambda run: None,
+) -> WeightsSource:
     """What lies at `path`: a run, or its name in runs/, a checkpoint, or a file of tensors.
 
     Args:
@@ -100,15 +100,15 @@ def find(
             f"Fetch the run, and name it: jtrain ckpt fetch {path}"
         )
     if path.endswith((ENDING, INDEX)):
-        return Tensors(Path(path))
+        return TensorFile(Path(path))
     for place in (Path(path), RUNS / path):
         if (place / layout.ABOUT).is_file() and place.name.isdigit():
-            return Stored(place.parent, int(place.name))
+            return CheckpointWeights(place.parent, int(place.name))
         for directory in (place / "checkpoints", place):
             if layout.steps(directory, owner := owner_of(directory.parent)):
                 # The run may go on meanwhile: every process takes what the first has found.
                 look = functools.partial(_look, directory, step, owner)
-                return Stored(directory, of_first(look)["step"])
+                return CheckpointWeights(directory, of_first(look)["step"])
     every = (d for d in RUNS.glob("*/checkpoints") if not directory_entries.leads_outside(d))
     kept = filter(layout.steps, every)
     there = sorted(directory.parent.name for directory in kept)
@@ -129,16 +129,18 @@ def place(array: np.ndarray, like: Leaf) -> Leaf:
     return jax.make_array_from_callback(array.shape, sharding, part)
 
 
-def _look(directory: Path, which: Literal["newest", "best"], owner: Owner | None) -> dict[str, int]:
+def _look(
+    directory: Path, which: Literal["newest", "best"], owner: RunIdentity | None
+) -> dict[str, int]:
     return {"step": _step(directory, which, owner)}
 
 
-def _step(directory: Path, which: Literal["newest", "best"], owner: Owner | None) -> int:
+def _step(directory: Path, which: Literal["newest", "best"], owner: RunIdentity | None) -> int:
     newest = layout.steps(directory, owner)[-1]
     if which == "newest":
         return newest
     goal = record_check.asked_best(layout.record(directory, newest)["about"])
-    best = Checkpoints(directory, best=goal, owner=owner).best()
+    best = CheckpointManager(directory, best=goal, owner=owner).best()
     if best is None:
         raise CheckpointError(
             f"init_from.step=best was asked of {directory}, and it was kept by no metric "

@@ -17,7 +17,7 @@ from jtrain.errors import CheckpointError, DeviceError
 from jtrain.io.same_file import HeldFolder
 
 
-class Saver:
+class CheckpointWriter:
     """Writes the checkpoints of a directory, one at a time, in threads that others begin."""
 
     def __init__(
@@ -35,17 +35,17 @@ class Saver:
         self._directory, self._dispensable, self._tell = directory, dispensable, tell
         self._run = run
         self._told: set[str] = set()
-        self._writer: storage.Writer | None = None
+        self._writer: storage.ArrayWriter | None = None
         self._opening = threading.Lock()
         self._left: set[Path] = set()  # of failed saves, where Orbax may still have been writing
 
-    def open(self) -> storage.Writer:
+    def open(self) -> storage.ArrayWriter:
         """What writes; the first call loads Orbax and removes what killed saves left."""
         with self._opening:
             if self._writer is None:
                 if jax.process_index() == 0:
                     layout.clear_leftovers(self._directory, self._tell_once)
-                self._writer = storage.Writer()
+                self._writer = storage.ArrayWriter()
             return self._writer
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Saver:
         if lost:
             raise unsealed(self._directory, step)
 
-    def _lost(self, step: int, writer: storage.Writer) -> bool:
+    def _lost(self, step: int, writer: storage.ArrayWriter) -> bool:
         """Whether the first process, when all have come here, has not sealed the step.
 
         None goes on before all have looked: the first may delete it a moment later, to go back.

@@ -12,7 +12,7 @@ from jtrain.errors import FAULT, UserError
 from jtrain.inspect.plan.topology import prepare
 
 if TYPE_CHECKING:
-    from jtrain.testing.case import Subject
+    from jtrain.testing.case import LossCase
     from jtrain.train.experiment import RunConfig
 
 MOVED = 0.02  # the deviation of what is added to the first parameters
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if report.ok else FAULT
 
 
-def subject_of(config: "RunConfig", rows: int, *, draws: bool = True) -> "Subject":
+def subject_of(config: "RunConfig", rows: int, *, draws: bool = True) -> "LossCase":
     """The loss of a config, its first batch cut to so many rows, and its first parameters.
 
     The parameters are moved a little, so that what begins as zero takes part. `draws`: whether what

@@ -226,9 +226,9 @@ def _strays(directory: Path) -> list[str]:
 def _gone(directory: Path, steps: Sequence[int]) -> list[str]:
     """A line where run.json names a checkpoint that is not there."""
     from jtrain.checkpoint import directory_entries
-    from jtrain.train.run_dir import Directory
+    from jtrain.train.run_dir import RunDir
 
-    there = Directory(directory.parent)
+    there = RunDir(directory.parent)
     stands = there.stands() if directory == there.checkpoints else {}
     step = stands.get("step", 0)
     if not step or step in steps or stands.get("status") not in {"running", "stopped", "done"}:
@@ -246,14 +246,14 @@ def _fault_of(one: Mapping[str, Any]) -> str:
 def _find(run: str) -> tuple[Path, int | None]:
     """The directory of the checkpoints that are meant, and the step if it is one of them."""
     from jtrain.checkpoint import directory_entries, inspect
-    from jtrain.train.run_dir import Directory
+    from jtrain.train.run_dir import RunDir
 
     try:
         return inspect.find(run)
     except directory_entries.OutsideError:
         raise
     except CheckpointError:
-        for there in map(Directory, (Path(run), inspect.RUNS / run)):
+        for there in map(RunDir, (Path(run), inspect.RUNS / run)):
             if there.config.is_file():
                 said = there.stands()
                 known = {"status", "step"} <= said.keys()

@@ -10,8 +10,14 @@ from typing import Any
 from jtrain.cli.arguments import Arguments
 from jtrain.config.suggestions import did_you_mean
 from jtrain.data.text.documents import By
-from jtrain.data.text.prepare import Progress, prepare
-from jtrain.data.text.tokenizing import ByBytes, ByCharacters, ByPairs, FromFile, Tokenizing
+from jtrain.data.text.prepare import PrepareProgress, prepare
+from jtrain.data.text.tokenizing import (
+    BytePairTokens,
+    ByteTokens,
+    CharacterTokens,
+    PretrainedTokenizer,
+    Tokenizing,
+)
 from jtrain.errors import ConfigError
 
 KINDS = ("bytes", "characters", "bpe")
@@ -48,20 +54,20 @@ def _tokenizing(word: str, vocab: str | None) -> Tokenizing:
             raise ConfigError(
                 f"jtrain data prepare: --vocab {vocab} is no number of tokens; write --vocab 4096"
             )
-        return ByPairs() if vocab is None else ByPairs(vocab=int(vocab))
+        return BytePairTokens() if vocab is None else BytePairTokens(vocab=int(vocab))
     if vocab is not None:
         raise ConfigError(
             f"jtrain data prepare: --vocab {vocab} is of a tokenizer that is learned, and "
             f"--tokenizer {word} is not; write --tokenizer bpe --vocab {vocab}"
         )
     if word in KINDS:
-        return ByBytes() if word == "bytes" else ByCharacters()
+        return ByteTokens() if word == "bytes" else CharacterTokens()
     if not Path(word).is_file():
         raise ConfigError(
             f"jtrain data prepare: --tokenizer {word} is no file and none of {', '.join(KINDS)}"
             f"{did_you_mean(word, KINDS) or '; write --tokenizer bytes'}"
         )
-    return FromFile(path=word)
+    return PretrainedTokenizer(path=word)
 
 
 def _by(word: str) -> By:
@@ -73,7 +79,7 @@ def _by(word: str) -> By:
 
 
 @contextlib.contextmanager
-def _bar() -> Iterator[Callable[[Progress], None]]:
+def _bar() -> Iterator[Callable[[PrepareProgress], None]]:
     """Shows how far it is, with speed and time left, where there is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
@@ -98,7 +104,7 @@ def _bar() -> Iterator[Callable[[Progress], None]]:
     with Bar(*columns, console=Console(stderr=True)) as bar:
         tasks: dict[str, Any] = {}
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: PrepareProgress) -> None:
             task = tasks.get(progress.doing)
             if task is None:
                 task = tasks[progress.doing] = bar.add_task(progress.doing, total=progress.total)

@@ -11,7 +11,7 @@ import numpy as np
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.pictures import as_bytes, in_blocks, in_shades
 from jtrain.config.resolve import resolve
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.data.text.tokenizer import fingerprint
 from jtrain.errors import ConfigError
 from jtrain.io.png import grid, png
@@ -28,7 +28,7 @@ def show(argv: Sequence[str]) -> int:
     step, count = _number("--step", typed.step, 0), _number("--rows", typed.rows, 1)
     resolved = resolve(Path(path), words)
     config = resolved.config
-    experiment = build_experiment(config, Anywhere())
+    experiment = build_experiment(config, Unplaced())
     batch = {name: np.asarray(array) for name, array in experiment.train[step].items()}
     rows = {name: array[:count] for name, array in batch.items()}
     tokenizer = _tokenizer(config)

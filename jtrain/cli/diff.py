@@ -10,7 +10,7 @@ from jtrain.cli.find_run import config_of
 from jtrain.config.command_line import spell
 
 if TYPE_CHECKING:
-    from jtrain.inspect.debug.first_difference import Parting
+    from jtrain.inspect.debug.first_difference import RunDifference
 
 SHOWN = 12  # lines of one kind
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def told(found: "Parting", one: str, other: str) -> str:
+def told(found: "RunDifference", one: str, other: str) -> str:
     """What a person reads."""
     lines = [f"{one} | {other}"]
     for title, changes in (("config", found.values), ("ran on", found.facts)):
@@ -61,7 +61,7 @@ def told(found: "Parting", one: str, other: str) -> str:
     return "\n".join([*lines, *_state(found)])
 
 
-def _state(found: "Parting") -> list[str]:
+def _state(found: "RunDifference") -> list[str]:
     if found.checkpoint is None:
         if not found.checkpoints:
             return ["state   no step that both have a checkpoint of"]

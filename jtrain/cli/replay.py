@@ -12,7 +12,7 @@ from jtrain.config.resolve import resolve
 from jtrain.errors import FAULT
 
 if TYPE_CHECKING:
-    from jtrain.inspect.debug.replay import Replayed
+    from jtrain.inspect.debug.replay import ReplayResult
 
 SHOWN = 8  # leaves that are shown
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     return FAULT if found.other or found.checkpoint else 0
 
 
-def told(found: "Replayed", run: str) -> str:
+def told(found: "ReplayResult", run: str) -> str:
     """What a person reads."""
     here, first, last = found.here, *found.rows
     lines = [
@@ -63,7 +63,7 @@ def told(found: "Replayed", run: str) -> str:
     return "\n".join([*lines, *_dissected(found)])
 
 
-def _verdict(found: "Replayed") -> str:
+def _verdict(found: "ReplayResult") -> str:
     if found.other is not None:
         at, then = found.other.step, found.other
         if then.batch:
@@ -82,7 +82,7 @@ def _verdict(found: "Replayed") -> str:
     return f"the same bits as then, in {steps}"
 
 
-def _why(found: "Replayed") -> str:
+def _why(found: "ReplayResult") -> str:
     """The likely cause of other bits: what is known to be another, before what is suspected."""
     if found.unlike:
         return (
@@ -97,11 +97,11 @@ def _why(found: "Replayed") -> str:
     )
 
 
-def _start(found: "Replayed") -> str:
+def _start(found: "ReplayResult") -> str:
     return f"checkpoint {found.start}" if found.start else "the beginning"
 
 
-def _dissected(found: "Replayed") -> list[str]:
+def _dissected(found: "ReplayResult") -> list[str]:
     parts = found.dissected
     if parts is None:
         return []

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jtrain.checkpoint.retention import Goal
+from jtrain.checkpoint.retention import BestMetric
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import ConfigError, UserError
 from jtrain.inspect.report.facts import facts
-from jtrain.inspect.report.find_runs import Found, find_runs
+from jtrain.inspect.report.find_runs import RunQuery, find_runs
 from jtrain.inspect.report.page import page
 from jtrain.inspect.report.read_run import read
 from jtrain.io.atomic_write import rewrite
@@ -56,14 +56,14 @@ def ranking(sweep: Path, best: str) -> Sequence[str]:
     Args:
         best: the runs' `checkpoint.best`, by which they are compared; empty: by the loss.
     """
-    members, goal = read_record(sweep), Goal.parse(best or "loss")
+    members, goal = read_record(sweep), BestMetric.parse(best or "loss")
     try:
         return table([score(member, goal) for member in members], goal) if goal else ()
     except UserError:  # a member is damaged, which the page tells
         return ()
 
 
-def _place(found: Found) -> Path:
+def _place(found: RunQuery) -> Path:
     if found.whole:
         return found.whole / "report.html"
     return found.runs[0] / "report.html" if len(found.runs) == 1 else Path("report.html")

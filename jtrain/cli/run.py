@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
 from jtrain.config.node import TYPED
-from jtrain.config.resolve import Resolved, resolve
+from jtrain.config.resolve import ResolvedConfig, resolve
 from jtrain.config.top import names_a_directory
 from jtrain.distributed.cluster.command_line import program
 from jtrain.distributed.heartbeat import PULSE
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     return CODES[outcome.status]
 
 
-def _refuse_a_copy(resolved: Resolved) -> None:
+def _refuse_a_copy(resolved: ResolvedConfig) -> None:
     """Refuses the config in a run's directory that was copied or moved: it names another run."""
     path, name = resolved.path, resolved.config.name
     there, meant = path.parent.resolve(), Path("runs", name).resolve()
@@ -73,7 +73,7 @@ def _go_on(there: Path) -> str:
     return f"{go}jtrain run {shlex.quote(f'runs/{own}/config.yaml')} {shlex.quote(f'name={own}')}"
 
 
-def _looking(typed: argparse.Namespace) -> Callable[[Resolved], int] | None:
+def _looking(typed: argparse.Namespace) -> Callable[[ResolvedConfig], int] | None:
     """What is to be done in the place of training, if anything."""
     asked = {
         "--fast": _fast if typed.fast else None,
@@ -89,7 +89,7 @@ def _looking(typed: argparse.Namespace) -> Callable[[Resolved], int] | None:
     return asked[chosen[0]] if chosen else None
 
 
-def _fast(resolved: Resolved) -> int:
+def _fast(resolved: ResolvedConfig) -> int:
     from jtrain.inspect.debug.dry_run import fast
 
     done = fast(resolved.config, tell=_tell)
@@ -97,7 +97,7 @@ def _fast(resolved: Resolved) -> int:
     return DONE
 
 
-def _overfit(batches: int, resolved: Resolved) -> int:
+def _overfit(batches: int, resolved: ResolvedConfig) -> int:
     from jtrain.inspect.debug.overfit import overfit
 
     found = overfit(resolved.config, batches, tell=_tell)
@@ -105,14 +105,14 @@ def _overfit(batches: int, resolved: Resolved) -> int:
     return DONE if found.small else FAULT
 
 
-def _eager(resolved: Resolved) -> int:
+def _eager(resolved: ResolvedConfig) -> int:
     from jtrain.inspect.debug.eager import eager
 
     eager(resolved.config, tell=_tell)
     return DONE
 
 
-def _find_nan(resolved: Resolved) -> int:
+def _find_nan(resolved: ResolvedConfig) -> int:
     from jtrain.inspect.debug.find_nan import find_nan
 
     found = find_nan(resolved.config, tell=_tell)

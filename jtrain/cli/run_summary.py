@@ -13,10 +13,10 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.curve import curve, only_ascii, smooth
 from jtrain.train.hooks.metrics import results
 from jtrain.train.longer_run import longer
-from jtrain.train.run import Outcome
+from jtrain.train.run import RunResult
 
 
-def ending(outcome: Outcome, config: RunConfig, source: Path, command: str) -> str:
+def ending(outcome: RunResult, config: RunConfig, source: Path, command: str) -> str:
     """The last words of `jtrain run`, which was typed as `command` for the config at `source`."""
     directory = outcome.directory
     parts = [_curve(outcome), _sample(outcome), _best(outcome), _files(outcome)]
@@ -43,14 +43,14 @@ def _in_each() -> str:
     return f"in each of its {count} processes " if count > 1 and program() == "jtrain" else ""
 
 
-def _on(outcome: Outcome) -> str:
+def _on(outcome: RunResult) -> str:
     """Where the same command begins."""
     if outcome.kept is None:
         return "begins from the beginning: no checkpoint was kept"
     return f"goes on from step {outcome.kept}"
 
 
-def _curve(outcome: Outcome) -> str:
+def _curve(outcome: RunResult) -> str:
     rows = results(outcome.directory.metrics, "")
     points = {
         "training loss": smooth(_losses(rows)),
@@ -68,14 +68,14 @@ def _losses(rows: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, float]]:
     return [(step, loss) for step, loss in found if isinstance(loss, int | float)]
 
 
-def _sample(outcome: Outcome) -> str:
+def _sample(outcome: RunResult) -> str:
     if not outcome.sample:
         return ""
     lines = "\n".join(f"  {line}" for line in outcome.sample.splitlines())
     return f"in the model's hand:\n\n{lines}"
 
 
-def _best(outcome: Outcome) -> str:
+def _best(outcome: RunResult) -> str:
     lines = []
     for name, found in outcome.sets.items():
         for step, numbers in list(found.items())[-1:]:
@@ -86,7 +86,7 @@ def _best(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def _files(outcome: Outcome) -> str:
+def _files(outcome: RunResult) -> str:
     directory = outcome.directory
     what = {
         directory.config: "every value of the run; it can be run itself",

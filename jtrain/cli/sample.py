@@ -10,7 +10,7 @@ from pydantic import Field
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.find_run import asked_step, complain, config_of, said_apart, speaks
 from jtrain.config.configclass import values
-from jtrain.config.node import DEFAULT, TYPED, Node, Origin, stop
+from jtrain.config.node import DEFAULT, TYPED, Node, SourceLocation, stop
 from jtrain.config.resolve import check, resolve
 from jtrain.train.experiment import Prompt
 
@@ -51,7 +51,7 @@ def _asked(options: dict[str, str | None], text: str) -> tuple[Prompt, int]:
     for name, word in options.items():
         if word is not None:
             setting = f"--{name.replace('_', '-')}={word}"
-            said[name] = Node(_number(word), Origin(TYPED, setting=setting))
+            said[name] = Node(_number(word), SourceLocation(TYPED, setting=setting))
     asked, wrong = check(Asked, Node(said, DEFAULT))
     stop(wrong)
     assert asked is not None, "what has no mistake is there"

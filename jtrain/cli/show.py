@@ -11,8 +11,8 @@ from jtrain.cli.arguments import Arguments
 from jtrain.config.command_line import spell
 from jtrain.config.dump import dump, flat, told
 from jtrain.config.explain import explain, json_schema
-from jtrain.config.resolve import Resolved, resolve
-from jtrain.config.top import Top
+from jtrain.config.resolve import ResolvedConfig, resolve
+from jtrain.config.top import BaseConfig
 from jtrain.distributed.cluster import detect
 from jtrain.errors import UserError
 from jtrain.inspect.plan.topology import prepare, topology
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     parser = _arguments()
     typed = parser.parse(argv)
     if typed.schema and not typed.words:
-        print(json.dumps(json_schema(Top), indent=2))
+        print(json.dumps(json_schema(BaseConfig), indent=2))
         return 0
     path, words = parser.config_and_words(typed.words)
     if typed.topology:
@@ -64,7 +64,7 @@ def table(rows: Mapping[str, tuple[Any, str]]) -> str:
     return "\n".join(f"{key:{keys}}  {value:{values}}  {origin}" for key, value, origin in spelt)
 
 
-def _within(resolved: Resolved, keys: Sequence[str]) -> dict[str, tuple[Any, str]]:
+def _within(resolved: ResolvedConfig, keys: Sequence[str]) -> dict[str, tuple[Any, str]]:
     """Each value and where it was said, by dotted key: those under `keys`, or all."""
     return {
         key: (value, str(resolved.origins[key]))
@@ -73,7 +73,7 @@ def _within(resolved: Resolved, keys: Sequence[str]) -> dict[str, tuple[Any, str
     }
 
 
-def _object(resolved: Resolved, keys: Sequence[str]) -> dict[str, Any]:
+def _object(resolved: ResolvedConfig, keys: Sequence[str]) -> dict[str, Any]:
     rows = _within(resolved, keys).items()
     values = {key: {"value": value, "origin": origin} for key, (value, origin) in rows}
     return {"config": str(resolved.path), "notes": list(resolved.notes), "values": values}
@@ -85,7 +85,7 @@ def _cluster(as_json: bool) -> str:
     return json.dumps(found.plain()) if as_json else str(found)
 
 
-def _model(resolved: Resolved, as_json: bool) -> str:
+def _model(resolved: ResolvedConfig, as_json: bool) -> str:
     """The leaves, bytes and work of what the config trains; this starts the devices."""
     from jtrain.train.setup import assemble
     from jtrain.train.summary import plain, step_flops, summary, table
@@ -106,7 +106,7 @@ def _prepare(path: str, where: str, sharding: bool) -> None:
     prepare(where)
 
 
-def _sharding(resolved: Resolved, where: str, as_json: bool) -> str:
+def _sharding(resolved: ResolvedConfig, where: str, as_json: bool) -> str:
     """Where each leaf of the state would lie on these devices, or on those of a topology."""
     from jtrain.inspect.sharding_table import laid, table
     from jtrain.train.setup import assemble

@@ -9,7 +9,7 @@ from typing import Any
 
 from jtrain.cli.find_run import asked_step
 from jtrain.errors import FAULT, CheckpointError, UserError
-from jtrain.io.object_store import Objects, is_address
+from jtrain.io.object_store import ObjectStore, is_address
 
 Found = tuple[Any, str, int]
 
@@ -162,14 +162,14 @@ def _fetch(typed: argparse.Namespace) -> Found:
     return {"path": str(path), "step": step, "notes": news}, "\n".join(lines), 0
 
 
-def _place(address: str) -> tuple[Objects, int | None]:
+def _place(address: str) -> tuple[ObjectStore, int | None]:
     """The copies that an address means, and the step if it is one of them."""
     run, slash, step = address.rstrip("/").partition("/checkpoints")
     named = step.strip("/")
-    return Objects(run), int(named) if slash and named.isdigit() else None
+    return ObjectStore(run), int(named) if slash and named.isdigit() else None
 
 
-def _step(objects: Objects, named: int | None, typed: str) -> int:
+def _step(objects: ObjectStore, named: int | None, typed: str) -> int:
     from jtrain.checkpoint import object_store_layout
 
     asked = named if named is not None else asked_step(typed, "ckpt")
@@ -191,14 +191,14 @@ def _step(objects: Objects, named: int | None, typed: str) -> int:
     return int(step)
 
 
-def _faults(objects: Objects, step: int) -> list[str]:
+def _faults(objects: ObjectStore, step: int) -> list[str]:
     from jtrain.checkpoint import object_store_layout
 
     with object_store_layout.here(objects, step) as (_, faults):
         return faults
 
 
-def _damaged(objects: Objects, step: int, faults: list[str]) -> CheckpointError:
+def _damaged(objects: ObjectStore, step: int, faults: list[str]) -> CheckpointError:
     from jtrain.checkpoint import layout
 
     return CheckpointError(

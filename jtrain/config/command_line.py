@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from jtrain.config.node import Plain
-from jtrain.config.schema import Want, choices, fields, is_values
+from jtrain.config.schema import FieldSchema, choices, fields, is_values
 
 NAMES = {
     int: "a whole number",
@@ -47,7 +47,7 @@ def _escape(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def describe(want: Want) -> str:
+def describe(want: FieldSchema) -> str:
     """What may stand there: `a whole number above 0`, `one of sgd, adamw`."""
     members = want.members()
     if any(member.annotation is float for member in members):
@@ -59,7 +59,7 @@ def describe(want: Want) -> str:
     return " or ".join(dict.fromkeys(said))
 
 
-def _one(want: Want) -> str:
+def _one(want: FieldSchema) -> str:
     limited = want.limits and want.annotation is not type(None)
     limits = f" {' and '.join(want.limits)}" if limited else ""
     if offered := choices(want.annotation):
@@ -69,8 +69,10 @@ def _one(want: Want) -> str:
     if get_origin(want.annotation) in {list, tuple}:
         arguments = [a for a in get_args(want.annotation) if a is not Ellipsis]
         if len(arguments) == 1:
-            return f"a list{limits}, of each {describe(Want(arguments[0]))}"
-        return f"a list of {len(arguments)}: {', '.join(describe(Want(a)) for a in arguments)}"
+            return f"a list{limits}, of each {describe(FieldSchema(arguments[0]))}"
+        return (
+            f"a list of {len(arguments)}: {', '.join(describe(FieldSchema(a)) for a in arguments)}"
+        )
     name = NAMES.get(get_origin(want.annotation) or want.annotation)
     return (name or getattr(want.annotation, "__name__", str(want.annotation))) + limits
 

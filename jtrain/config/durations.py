@@ -58,8 +58,8 @@ class Duration(str):
         return found.groups("") if found else ("0", "", "")
 
 
-class Lasts:
-    """Marks an int of a config that may be written as a duration: `Annotated[int, Lasts(1)]`."""
+class DurationField:
+    """Marks an int of a config that may be written as a duration: `Annotated[int, DurationField(1)]`."""
 
     def __init__(self, least: int, *units: str, plain: str = "steps"):
         """At least so many; `units` beside steps, epochs, rows, tokens and time.
@@ -100,7 +100,7 @@ class Lasts:
         return f"; did you mean {near[0]}?" if near else ""
 
 
-class OwnLength:
+class OwnSteps:
     """Marks a part of a config that has a length of its own: `steps`, of which 0 is the run's.
 
     Shares below it are shares of that length: a warmup of 5 % of a schedule of 1000 steps is 50
@@ -110,7 +110,7 @@ class OwnLength:
     steps: int
 
 
-class Facts(NamedTuple):
+class DurationUnits(NamedTuple):
     """What durations are counted by."""
 
     batch: int  # rows a step
@@ -136,7 +136,7 @@ def own_lengths(config: Any, key: str = "") -> dict[str, Any]:
 
     A part inside such a part belongs to the outer one and is left out.
     """
-    if isinstance(config, OwnLength):
+    if isinstance(config, OwnSteps):
         return {key: config}
     found: dict[str, Any] = {}
     for name, child in _children(config):
@@ -144,7 +144,7 @@ def own_lengths(config: Any, key: str = "") -> dict[str, Any]:
     return found
 
 
-def settled(config: T, facts: Facts) -> T:
+def settled(config: T, facts: DurationUnits) -> T:
     """The config with a number of steps for each duration; `checkpoint.every` in time stays.
 
     What is asked for in full: half a step more makes a step more. All but what lies inside a
@@ -160,14 +160,14 @@ def settled(config: T, facts: Facts) -> T:
     return _settled(config, "", facts, 0 if isinstance(total, Duration) else total)
 
 
-def by_the_clock(key: str, length: Duration, facts: Facts) -> bool:
+def by_the_clock(key: str, length: Duration, facts: DurationUnits) -> bool:
     """Whether it stays in time, as it changes no number that a run computes."""
     return length.unit in SECONDS and key == "checkpoint.every" and facts.clock
 
 
 def countable(config: Any) -> list[str]:
     """What durations come to, where that follows from the config: `500k rows is 7813 steps`."""
-    facts = Facts(config.batch, steps_per_call=config.steps_per_call)
+    facts = DurationUnits(config.batch, steps_per_call=config.steps_per_call)
     run = 0 if isinstance(config.steps, Duration) else config.steps
     totals = {key: _follows(part.steps, facts, run) for key, part in own_lengths(config).items()}
     found = []
@@ -180,7 +180,7 @@ def countable(config: Any) -> list[str]:
     return found
 
 
-def _follows(length: Any, facts: Facts, total: int, key: str = "") -> int:
+def _follows(length: Any, facts: DurationUnits, total: int, key: str = "") -> int:
     """Return the steps of a length, 0 if they do not follow from the config; a length of 0 is
     `total`."""
     if not isinstance(length, Duration):
@@ -189,12 +189,12 @@ def _follows(length: Any, facts: Facts, total: int, key: str = "") -> int:
     return _steps(key, length, facts, total) if known else 0
 
 
-def _settled(value: Any, key: str, facts: Facts, total: int) -> Any:
+def _settled(value: Any, key: str, facts: DurationUnits, total: int) -> Any:
     if isinstance(value, Duration):
         return _steps(key, value, facts, total)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         new: dict[str, Any] = {}
-        if isinstance(value, OwnLength):
+        if isinstance(value, OwnSteps):
             new["steps"] = _settled(value.steps, f"{key}.steps", facts, total)
             facts, total = facts._replace(steps_per_call=1), new["steps"] or total
         for name, child in _children(value):
@@ -219,7 +219,7 @@ def _children(value: Any) -> list[tuple[str, Any]]:
     return []
 
 
-def _steps(key: str, length: Duration, facts: Facts, total: int) -> Any:
+def _steps(key: str, length: Duration, facts: DurationUnits, total: int) -> Any:
     per_step = {
         "steps": 1,
         "epochs": Fraction(facts.batch, facts.epoch) if facts.epoch else 0,

@@ -13,14 +13,14 @@ from jtrain.config.node import (
     Keys,
     Mistake,
     Node,
-    Origin,
     Plain,
+    SourceLocation,
     at,
     dotted,
     plain,
     said,
 )
-from jtrain.config.schema import Want, choices, fields
+from jtrain.config.schema import FieldSchema, choices, fields
 from jtrain.config.suggestions import did_you_mean, near_key, nearest
 from jtrain.errors.synonyms import MOVED
 
@@ -44,7 +44,7 @@ def mistakes(schema: type, root: Node, errors: Sequence[ErrorDetails]) -> list[M
     ]
 
 
-def _origin(root: Node, keys: Keys, words: str) -> Origin:
+def _origin(root: Node, keys: Keys, words: str) -> SourceLocation:
     """Where a mistake was made; a key is missing where the kind was said that needs it."""
     kind = said(root, (*keys[:-1], "kind"))
     if words.startswith("is missing") and kind and kind.origin.layer != DEFAULTS:
@@ -53,7 +53,7 @@ def _origin(root: Node, keys: Keys, words: str) -> Origin:
 
 
 def unknown(
-    keys: Keys, allowed: Mapping[str, Want | None], root: Node, others: Mapping[str, type]
+    keys: Keys, allowed: Mapping[str, FieldSchema | None], root: Node, others: Mapping[str, type]
 ) -> str:
     """What to say of a key that nothing knows: what there is, and what was meant.
 
@@ -64,7 +64,7 @@ def unknown(
 
 
 def _meant(
-    keys: Keys, allowed: Mapping[str, Want | None], root: Node, others: Mapping[str, type]
+    keys: Keys, allowed: Mapping[str, FieldSchema | None], root: Node, others: Mapping[str, type]
 ) -> str:
     name, typed = str(keys[-1]), at(root, keys).origin.layer == TYPED
     first, dot, rest = name.partition(".")
@@ -86,7 +86,7 @@ def _meant(
     return ""
 
 
-def _keys_of(want: Want | None) -> list[str]:
+def _keys_of(want: FieldSchema | None) -> list[str]:
     """The keys of a mapping, of all kinds that it may be."""
     return [name for cls in (want.classes() if want else ()) for name in fields(cls)]
 
@@ -95,14 +95,14 @@ class _Spot(NamedTuple):
     """A key in the schema."""
 
     keys: Keys  # as they were typed
-    want: Want  # what may stand there
+    want: FieldSchema  # what may stand there
     around: type | None  # the dataclass of which it is a field, or would be
     others: Mapping[str, type]  # the kinds that could have been chosen for that
 
 
 def _walk(schema: type, loc: tuple[int | str, ...], root: Node) -> _Spot:
     """Where pydantic points. Between two keys it puts the name of a choice, which nobody typed."""
-    keys, want, around, others = (), Want(schema), None, {}
+    keys, want, around, others = (), FieldSchema(schema), None, {}
     for part in loc:
         if part == "[key]":
             break
@@ -111,12 +111,12 @@ def _walk(schema: type, loc: tuple[int | str, ...], root: Node) -> _Spot:
             others = want.kinds()
             named = {cls.__name__: cls for cls in want.classes()} | others
             if str(part) in named:
-                want = Want(named[str(part)])
+                want = FieldSchema(named[str(part)])
                 continue
             if not (isinstance(part, int) or (isinstance(written, dict) and part in written)):
                 continue  # `list[int]`, `tagged-union[...]`
         around = want.pick(written)
-        want = fields(around).get(str(part), Want(Any)) if around else want.element()
+        want = fields(around).get(str(part), FieldSchema(Any)) if around else want.element()
         keys = (*keys, part)
     return _Spot(keys, want, around, others)
 
@@ -138,12 +138,12 @@ def _tell(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, str]:
             how = f"{dotted(keys)}.kind={kinds[0]}" if typed else f"`kind: {kinds[0]}` in it"
             return keys, f"has no kind, {any_of(kinds)}; write {how}"
         case "union_tag_invalid":
-            keys, want = (*keys, "kind"), Want(Literal[tuple(want.kinds())])
+            keys, want = (*keys, "kind"), FieldSchema(Literal[tuple(want.kinds())])
     value = plain(at(root, keys))
     return keys, f"must be {describe(want)}, found {found(value)}{_hint(keys, want, value, typed)}"
 
 
-def _hint(keys: Keys, want: Want, value: Plain, typed: bool) -> str:
+def _hint(keys: Keys, want: FieldSchema, value: Plain, typed: bool) -> str:
     """What to type instead, where that is plain to see."""
     types = {member.annotation for member in want.members()}
     if isinstance(value, str):

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from jtrain.config.command_line import describe, spell
 from jtrain.config.dump import plain_values
-from jtrain.config.schema import REQUIRED, Want, fields, is_values
+from jtrain.config.schema import REQUIRED, FieldSchema, fields, is_values
 from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import ConfigError
 
@@ -19,7 +19,7 @@ def explain(schema: type, key: str) -> str:
         ConfigError: if no kind has it, with the nearest that some has.
     """
     found: dict[str, list[str]] = {}
-    for kinds, want in _find(Want(schema), key.split("."), key):
+    for kinds, want in _find(FieldSchema(schema), key.split("."), key):
         found.setdefault(_help(want), []).append(kinds)
     sections = []
     for text, kinds in found.items():
@@ -28,10 +28,10 @@ def explain(schema: type, key: str) -> str:
     return "\n".join(sections)
 
 
-def may_be(schema: type, key: str) -> list[Want]:
+def may_be(schema: type, key: str) -> list[FieldSchema]:
     """What may stand at a dotted key, of each kind that has it; nothing if none has."""
     try:
-        return [want for _, want in _find(Want(schema), key.split("."), key)]
+        return [want for _, want in _find(FieldSchema(schema), key.split("."), key)]
     except ConfigError:
         return []
 
@@ -40,7 +40,7 @@ def json_schema(schema: type) -> dict[str, Any]:
     """The JSON schema of a config file, for editors; a file with a `base` may lack any key."""
     found = TypeAdapter(schema).json_schema()
     tables = {schema.__name__: found, **found.get("$defs", {})}
-    for cls in _classes(Want(schema)):
+    for cls in _classes(FieldSchema(schema)):
         for name, want in fields(cls).items():
             if want.doc and cls.__name__ in tables:
                 tables[cls.__name__]["properties"][name].setdefault("description", want.doc)
@@ -51,7 +51,7 @@ def json_schema(schema: type) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
 
 
-def _find(want: Want, keys: list[str], whole: str) -> Iterator[tuple[str, Want]]:
+def _find(want: FieldSchema, keys: list[str], whole: str) -> Iterator[tuple[str, FieldSchema]]:
     """Each thing that the key may be, with the kinds on the way to it."""
     if not keys:
         yield "", want
@@ -72,7 +72,7 @@ def _find(want: Want, keys: list[str], whole: str) -> Iterator[tuple[str, Want]]
             yield " ".join(filter(None, (kind, kinds))), last
 
 
-def _help(want: Want) -> str:
+def _help(want: FieldSchema) -> str:
     """What is allowed, the default, the docstring; of a mapping, also of each key in it."""
     default = "" if want.default is REQUIRED else f"; default {spell(plain_values(want.default))}"
     lines = [f"{describe(want)}{default or '; required'}", *([f"  {want.doc}"] if want.doc else [])]
@@ -98,7 +98,7 @@ def _in_all(line: str, tables: Mapping[type, list[str]]) -> bool:
     return all(line in table for table in tables.values())
 
 
-def _classes(want: Want, seen: frozenset[type] = frozenset()) -> Iterator[type]:
+def _classes(want: FieldSchema, seen: frozenset[type] = frozenset()) -> Iterator[type]:
     for cls in want.classes():
         if cls not in seen and is_values(cls):
             yield cls

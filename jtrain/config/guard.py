@@ -49,7 +49,7 @@ class _Guard:
 
 
 @values
-class Skip(_Guard):
+class SkipPolicy(_Guard):
     """A step that is not finite changes nothing; the run goes on with the next."""
 
     kind: Literal["skip"] = "skip"
@@ -65,7 +65,7 @@ class Skip(_Guard):
 
 
 @values
-class Rollback(_Guard):
+class RollbackPolicy(_Guard):
     """Goes back to a checkpoint, leaves out the batches about the bad step, and goes on."""
 
     kind: Literal["rollback"] = "rollback"
@@ -90,7 +90,7 @@ class Rollback(_Guard):
 
 
 @values
-class Stop(_Guard):
+class StopPolicy(_Guard):
     """Ends the run, and says what is known of the bad step."""
 
     kind: Literal["stop"] = "stop"
@@ -99,4 +99,4 @@ class Stop(_Guard):
     """Which finite steps are bad."""
 
 
-Guard: TypeAlias = Annotated[Skip | Rollback | Stop, Field(discriminator="kind")]
+Guard: TypeAlias = Annotated[SkipPolicy | RollbackPolicy | StopPolicy, Field(discriminator="kind")]

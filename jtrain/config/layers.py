@@ -7,9 +7,9 @@ from pathlib import Path
 
 from jtrain.config.command_line import describe
 from jtrain.config.explain import may_be
-from jtrain.config.node import FILE, TYPED, Keys, Mistake, Node, Origin, dotted, merge, said
+from jtrain.config.node import FILE, TYPED, Keys, Mistake, Node, SourceLocation, dotted, merge, said
 from jtrain.config.read import parse, read
-from jtrain.config.top import Top
+from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 
 
@@ -58,7 +58,7 @@ def _with_bases(path: Path, layer: int, above: tuple[Path, ...]) -> tuple[Node, 
 def _set(root: Node, setting: str) -> tuple[Node, list[Mistake]]:
     """`root` with one `a.b=value` in it."""
     key, equals, text = setting.partition("=")
-    keys, origin = tuple(key.split(".")), Origin(TYPED, setting=setting)
+    keys, origin = tuple(key.split(".")), SourceLocation(TYPED, setting=setting)
     if not equals or not all(keys):
         words = "is not a setting; write KEY=VALUE, such as optimizer.lr=1e-3"
     elif keys[0] == "base":
@@ -79,7 +79,7 @@ def _set(root: Node, setting: str) -> tuple[Node, list[Mistake]]:
 
 def _value_of(key: str) -> str:
     """How nothing or empty text is typed where it may stand; else how any value is."""
-    wants = may_be(Top, key)  # of an experiment's own keys nothing is known yet
+    wants = may_be(BaseConfig, key)  # of an experiment's own keys nothing is known yet
     types = {member.annotation for want in wants for member in want.members()}
     null = f"{key}=null for nothing" if type(None) in types else ""
     empty = f"{key}='\"\"' for empty text" if any(want.default == "" for want in wants) else ""

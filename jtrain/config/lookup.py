@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jtrain.config.schema import is_values
 from jtrain.config.shipped_configs import shipped
 from jtrain.config.suggestions import did_you_mean
-from jtrain.config.top import Top
+from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ PACKAGE, GROUP = "experiments", "jtrain.experiments"
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundExperiment:
     """An experiment that is there, and not yet imported."""
 
     name: str
     where: "Path | EntryPoint"
 
 
-def find(name: str, config: Path) -> Found:
+def find(name: str, config: Path) -> FoundExperiment:
     """The experiment of a name, as seen from a config.
 
     Raises:
@@ -38,10 +38,10 @@ def find(name: str, config: Path) -> Found:
     directory = _directory(config)
     for beside in (directory, shipped(PACKAGE)):
         if name in (there := _local(beside)):
-            return Found(name, there[name])
+            return FoundExperiment(name, there[name])
     installed = _installed()
     if name in installed:
-        return Found(name, installed[name])
+        return FoundExperiment(name, installed[name])
     where = f"in {_shown(directory)}" if directory else f"in an {PACKAGE}/ beside or above {config}"
     others = sorted({*_local(directory), *installed})
     near = did_you_mean(name, [*others, *_local(shipped(PACKAGE))])
@@ -59,7 +59,7 @@ def available(config: Path) -> str:
     return f"there is {', '.join(others)}; these come with jtrain: {own}"
 
 
-def load(found: Found) -> type[Top]:
+def load(found: FoundExperiment) -> type[BaseConfig]:
     """The experiment's `Config`, imported; its other modules may be imported beside it.
 
     Raises:
@@ -77,7 +77,7 @@ def load(found: Found) -> type[Top]:
         ) from error
     schema = loaded if isinstance(loaded, type) else getattr(loaded, "Config", None)
     where = found.where if isinstance(found.where, Path) else found.where.value
-    if not (is_values(schema) and issubclass(schema, Top)):
+    if not (is_values(schema) and issubclass(schema, BaseConfig)):
         raise ConfigError(
             f"{where}: has no `Config` that is a @values dataclass over RunConfig; write\n"
             f"@values\nclass Config(RunConfig):\n    ..."

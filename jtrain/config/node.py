@@ -16,7 +16,7 @@ Keys: TypeAlias = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, order=True)
-class Origin:
+class SourceLocation:
     """Where a value was said. `str` of it is for a table, `place` opens a mistake."""
 
     layer: int
@@ -46,7 +46,7 @@ class Origin:
         return f"{where}: {key}" if key else where
 
 
-DEFAULT = Origin(DEFAULTS)
+DEFAULT = SourceLocation(DEFAULTS)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Node:
     """A value, where it was said, and the node that it took the place of."""
 
     value: Any  # a scalar, dict[str, Node] or list[Node]
-    origin: Origin
+    origin: SourceLocation
     under: "Node | None" = None
 
 
@@ -67,7 +67,7 @@ def plain(node: Node) -> Plain:
     return node.value
 
 
-def nodes(value: Plain, origin: Origin) -> Node:
+def nodes(value: Plain, origin: SourceLocation) -> Node:
     """Plain values as nodes that were all said in one place."""
     if isinstance(value, dict):
         return Node({key: nodes(child, origin) for key, child in value.items()}, origin)
@@ -114,7 +114,7 @@ def dotted(keys: Iterable[str | int]) -> str:
 class Mistake(NamedTuple):
     """What is wrong at a key; in the order of layers, files and lines."""
 
-    origin: Origin
+    origin: SourceLocation
     key: str
     words: str
 

@@ -11,7 +11,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.nodes import Node as Yaml
 
-from jtrain.config.node import Keys, Mistake, Node, Origin, Plain, dotted
+from jtrain.config.node import Keys, Mistake, Node, Plain, SourceLocation, dotted
 from jtrain.config.shipped_configs import shipped_configs
 from jtrain.config.suggestions import nearest
 from jtrain.errors import ConfigError
@@ -49,7 +49,7 @@ def read(path: Path, layer: int, *, inside: Path | None = None) -> tuple[Node, l
     Raises:
         ConfigError: if there is no such file, or nothing in it that could be a config.
     """
-    node, mistakes = parse(_text(path, inside), lambda line: Origin(layer, str(path), line))
+    node, mistakes = parse(_text(path, inside), lambda line: SourceLocation(layer, str(path), line))
     if node is None:
         raise ConfigError(f"{path}: is empty; a config says at least experiment, steps and batch")
     if not isinstance(node.value, dict):
@@ -61,7 +61,7 @@ def read(path: Path, layer: int, *, inside: Path | None = None) -> tuple[Node, l
 
 
 def parse(
-    text: str, origin: Callable[[int], Origin], keys: Keys = ()
+    text: str, origin: Callable[[int], SourceLocation], keys: Keys = ()
 ) -> tuple[Node | None, list[Mistake]]:
     """What YAML text for the value of `keys` says, None if nothing; and its mistakes."""
     if re.match(r"(\s*(#.*)?\n)*%", text):
@@ -123,7 +123,7 @@ class _Bounded(Composer):
 class _Reading:
     """One pass over what the parser found."""
 
-    def __init__(self, construct: Callable, origin: Callable[[int], Origin]):
+    def __init__(self, construct: Callable, origin: Callable[[int], SourceLocation]):
         self.said: list[Mistake] = []
         self._construct, self._origin = construct, origin
         self._seen: set[int] = set()
@@ -160,7 +160,7 @@ class _Reading:
             found[key.value] = self.node(value, here, key.start_mark.line)
         return found
 
-    def _scalar(self, yaml: ScalarNode, keys: Keys, origin: Origin) -> Plain:
+    def _scalar(self, yaml: ScalarNode, keys: Keys, origin: SourceLocation) -> Plain:
         tag = str(yaml.tag).removeprefix("tag:yaml.org,2002:")
         try:
             if tag in {"int", "float"} and "_" in yaml.value:  # a number of YAML 1.1
@@ -179,14 +179,14 @@ class _Reading:
             self._refuse(origin, keys, "is nothing that can be kept; write a number or a text")
         return None
 
-    def _counted(self, value: Plain, keys: Keys, origin: Origin) -> Plain:
+    def _counted(self, value: Plain, keys: Keys, origin: SourceLocation) -> Plain:
         """The value, 1 in the place of a whole number that no counter holds."""
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             self._refuse(origin, keys, _TOO_LARGE)
             return 1
         return value
 
-    def _refuse(self, origin: Origin, keys: Keys, words: str) -> None:
+    def _refuse(self, origin: SourceLocation, keys: Keys, words: str) -> None:
         self.said.append(Mistake(origin, dotted(keys), words))
 
 

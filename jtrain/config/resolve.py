@@ -12,25 +12,25 @@ from jtrain.config.dump import leaves
 from jtrain.config.durations import countable
 from jtrain.config.error_messages import mistakes, unknown
 from jtrain.config.layers import layers
-from jtrain.config.lookup import Found, available, find, load
+from jtrain.config.lookup import FoundExperiment, available, find, load
 from jtrain.config.node import (
     DEFAULT,
     FILE,
     Keys,
     Mistake,
     Node,
-    Origin,
+    SourceLocation,
     dotted,
     mistake,
     plain,
     said,
     stop,
 )
-from jtrain.config.schema import Want, fields
+from jtrain.config.schema import FieldSchema, fields
 from jtrain.config.settle import settle
 from jtrain.config.shipped_configs import find_config
 from jtrain.config.suggestions import near_key
-from jtrain.config.top import Top
+from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 
 T = TypeVar("T")
@@ -38,28 +38,28 @@ T = TypeVar("T")
 # What an experiment's Config mostly has beside the keys of Top. Where the experiment is not found,
 # what is near to one of these keys is told.
 OF_EXPERIMENTS = ("data", "model", "optimizer", "precision", "parallel", "workers", "trackers")
-KEYS = dict.fromkeys(("base", *fields(Top), *OF_EXPERIMENTS))
+KEYS = dict.fromkeys(("base", *fields(BaseConfig), *OF_EXPERIMENTS))
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedConfig:
     """The values of a run, and where each was said."""
 
     config: Any  # an instance of `schema`
-    schema: type[Top]
-    origins: Mapping[str, Origin]  # by dotted key
+    schema: type[BaseConfig]
+    origins: Mapping[str, SourceLocation]  # by dotted key
     notes: tuple[str, ...]  # what a reader should know: keys left out by a new kind
     path: Path
 
 
 def resolve(
-    path: Path | str, settings: Sequence[str] = (), *, schema: type[Top] | None = None
-) -> Resolved:
+    path: Path | str, settings: Sequence[str] = (), *, schema: type[BaseConfig] | None = None
+) -> ResolvedConfig:
     """The config in a file, with `a.b=value` laid over it.
 
     Mistakes are told together, in two stages: all that is wrong in the file, in what was typed and
     in the values; then values that do not fit together. Where the experiment cannot be found, what
-    needs only the YAML and the keys of `Top` is told, without jax.
+    needs only the YAML and the keys of `BaseConfig` is told, without jax.
 
     Args:
         path: a YAML file, or the name of a config that comes with jtrain.
@@ -78,7 +78,7 @@ def resolve(
     if schema is None:
         assert found, "an experiment that is not there is a mistake"
         schema = load(found)
-    root, notes = settle(Want(schema), root)
+    root, notes = settle(FieldSchema(schema), root)
     config, more = check(schema, root)
     known = {one.key for one in wrong}  # what could not be read is nothing, and no second mistake
     stop([*wrong, *(one for one in more if one.key not in known)])
@@ -88,7 +88,7 @@ def resolve(
     if path != typed:
         notes.insert(0, f"{typed} is the config that comes with jtrain: {path}")
     origins = {dotted(keys): _origin(root, keys) for keys in leaves(config)}
-    return Resolved(config, schema, origins, tuple(notes), path)
+    return ResolvedConfig(config, schema, origins, tuple(notes), path)
 
 
 def check(schema: type[T], root: Node, *, whole: bool = True) -> tuple[T | None, list[Mistake]]:
@@ -111,7 +111,7 @@ def _named(root: Node, path: Path) -> Node:
     return Node({**root.value, "name": Node(path.stem, DEFAULT)}, root.origin)
 
 
-def _experiment(root: Node, path: Path) -> tuple[Found | None, list[Mistake]]:
+def _experiment(root: Node, path: Path) -> tuple[FoundExperiment | None, list[Mistake]]:
     """The experiment that a config names, or why there is none."""
     node, keys = root.value.get("experiment"), ("experiment",)
     if node is None:
@@ -127,10 +127,12 @@ def _experiment(root: Node, path: Path) -> tuple[Found | None, list[Mistake]]:
 
 def _mistakes_of_top(root: Node) -> list[Mistake]:
     """What is wrong with the keys that every config has, whatever the experiment is."""
-    known = {key: node for key, node in root.value.items() if key in fields(Top)}
-    top, _ = settle(Want(Top), Node(known, root.origin))  # or a kind that is a default is missing
+    known = {key: node for key, node in root.value.items() if key in fields(BaseConfig)}
+    top, _ = settle(
+        FieldSchema(BaseConfig), Node(known, root.origin)
+    )  # or a kind that is a default is missing
     strange = [(key,) for key in root.value if key not in KEYS and near_key(key, KEYS)]
-    return check(Top, top, whole=False)[1] + [
+    return check(BaseConfig, top, whole=False)[1] + [
         mistake(root, keys, unknown(keys, KEYS, root, {})) for keys in strange
     ]
 
@@ -138,10 +140,10 @@ def _mistakes_of_top(root: Node) -> list[Mistake]:
 def _misfit(root: Node, key: str, words: str, path: Path) -> Mistake:
     node = said(root, key.split("."))
     if node is None:
-        return Mistake(Origin(FILE, str(path)), key, f"{words} (a default)")
+        return Mistake(SourceLocation(FILE, str(path)), key, f"{words} (a default)")
     return Mistake(node.origin, key, words)
 
 
-def _origin(root: Node, keys: Keys) -> Origin:
+def _origin(root: Node, keys: Keys) -> SourceLocation:
     node = said(root, keys)
     return node.origin if node else DEFAULT

@@ -21,7 +21,7 @@ LIMITS = {
 
 
 @dataclass(frozen=True)
-class Want:
+class FieldSchema:
     """What may stand at a key."""
 
     annotation: Any
@@ -29,7 +29,7 @@ class Want:
     default: Any = REQUIRED
     doc: str = ""
 
-    def members(self) -> list["Want"]:
+    def members(self) -> list["FieldSchema"]:
         """The types that it may have, unions taken apart."""
         return list(_members(self.annotation, self.limits))
 
@@ -54,13 +54,13 @@ class Want:
         kind = value.get("kind") if isinstance(value, dict) else None
         return self.kinds().get(kind) if isinstance(kind, str) else None
 
-    def element(self) -> "Want":
+    def element(self) -> "FieldSchema":
         """What each value in a list or a mapping of free keys may be."""
         for member in self.members():
             arguments = [a for a in get_args(member.annotation) if a is not Ellipsis]
             if get_origin(member.annotation) in {list, tuple, dict} and arguments:
-                return Want(arguments[-1])
-        return Want(Any)
+                return FieldSchema(arguments[-1])
+        return FieldSchema(Any)
 
 
 def is_values(cls: Any) -> TypeGuard[type]:
@@ -68,22 +68,22 @@ def is_values(cls: Any) -> TypeGuard[type]:
     return isinstance(cls, type) and "__pydantic_fields__" in cls.__dict__
 
 
-def fields(cls: type) -> dict[str, Want]:
+def fields(cls: type) -> dict[str, FieldSchema]:
     """What may stand at each key of a dataclass, in order, `kind` first."""
     names = sorted(cls.__pydantic_fields__, key=lambda name: name != "kind")
     return {name: _want(cls, name) for name in names}
 
 
-def _want(cls: type, name: str) -> Want:
+def _want(cls: type, name: str) -> FieldSchema:
     info = cls.__pydantic_fields__[name]
     default = REQUIRED if info.is_required() else info.get_default(call_default_factory=True)
     # A subclass forgets the docstrings that its bases gave.
     docs = (vars(base).get("__pydantic_fields__", {}).get(name) for base in cls.__mro__)
     doc = next((field.description for field in docs if field and field.description), "")
-    return Want(info.annotation, _limits(info.metadata), default, " ".join(doc.split()))
+    return FieldSchema(info.annotation, _limits(info.metadata), default, " ".join(doc.split()))
 
 
-def _members(annotation: Any, limits: tuple[str, ...]) -> Iterator[Want]:
+def _members(annotation: Any, limits: tuple[str, ...]) -> Iterator[FieldSchema]:
     if hasattr(annotation, "__value__"):  # `type Optimizer = ...`
         annotation = annotation.__value__
     if get_origin(annotation) is Annotated:
@@ -95,7 +95,7 @@ def _members(annotation: Any, limits: tuple[str, ...]) -> Iterator[Want]:
         for member in get_args(annotation):
             yield from _members(member, limits)
     else:
-        yield Want(annotation, limits)
+        yield FieldSchema(annotation, limits)
 
 
 def _limits(metadata: Any) -> tuple[str, ...]:

@@ -4,11 +4,21 @@ from dataclasses import replace
 
 from jtrain.config.command_line import spell
 from jtrain.config.dump import plain_values
-from jtrain.config.node import DEFAULT, PRESET, Keys, Node, Origin, dotted, merge, nodes, plain
-from jtrain.config.schema import Want, fields
+from jtrain.config.node import (
+    DEFAULT,
+    PRESET,
+    Keys,
+    Node,
+    SourceLocation,
+    dotted,
+    merge,
+    nodes,
+    plain,
+)
+from jtrain.config.schema import FieldSchema, fields
 
 
-def settle(want: Want, node: Node, keys: Keys = ()) -> tuple[Node, list[str]]:
+def settle(want: FieldSchema, node: Node, keys: Keys = ()) -> tuple[Node, list[str]]:
     """`node` ready to be checked, and a note on each key that a new `kind` does not have.
 
     Where the default of a key is a whole dataclass, saying one of its values keeps the others. A
@@ -56,7 +66,7 @@ def _over_preset(
     before = lambda key: key in given and children[key].origin.layer < name.origin.layer
     left = [key for key in children if before(key) and plain(children[key]) != given[key]]
     kept = {key: child for key, child in children.items() if not before(key)}
-    below = nodes(dict(given), Origin(PRESET, setting=name.value))
+    below = nodes(dict(given), SourceLocation(PRESET, setting=name.value))
     notes = [
         f"{dotted((*keys, key))} ({children[key].origin}) is left out: "
         f"preset {name.value} was said after it"
@@ -66,7 +76,7 @@ def _over_preset(
 
 
 def _leave_out(
-    want: Want, chosen: type, children: dict[str, Node], keys: Keys
+    want: FieldSchema, chosen: type, children: dict[str, Node], keys: Keys
 ) -> tuple[dict[str, Node], list[str]]:
     """The keys without those of a kind that was said below the chosen one, and not with it."""
     kind = children.get("kind")

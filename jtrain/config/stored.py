@@ -11,14 +11,14 @@ from pydantic import TypeAdapter, ValidationError
 from jtrain.config.command_line import spell
 from jtrain.config.dump import ABSENT, Difference, differences, told
 from jtrain.config.error_messages import mistakes
-from jtrain.config.node import FILE, Node, Origin, Plain, nodes, plain, stop
+from jtrain.config.node import FILE, Node, Plain, SourceLocation, nodes, plain, stop
 from jtrain.config.resolve import check, resolve
-from jtrain.config.schema import Want
+from jtrain.config.schema import FieldSchema
 from jtrain.config.settle import settle
-from jtrain.config.top import Top
+from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 
-C = TypeVar("C", bound=Top)
+C = TypeVar("C", bound=BaseConfig)
 _UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
 
 
@@ -35,10 +35,10 @@ def load_values(values: Plain, schema: type[C], where: Path) -> tuple[C, list[st
     Raises:
         ConfigError: if a value is not of the type that it has in `schema`.
     """
-    origin = Origin(FILE, str(where))
+    origin = SourceLocation(FILE, str(where))
     if not isinstance(values, dict):
         raise ConfigError(f"{origin.place('')}: holds no values of a config")
-    root, _ = settle(Want(schema), nodes(values, origin))
+    root, _ = settle(FieldSchema(schema), nodes(values, origin))
     root, dropped = _without_unknown(schema, root)
     config, wrong = check(schema, root)
     stop(wrong)
@@ -46,7 +46,7 @@ def load_values(values: Plain, schema: type[C], where: Path) -> tuple[C, list[st
     return config, dropped
 
 
-def settings_for(path: Path, wanted: Top, may_differ: Iterable[str]) -> list[str] | None:
+def settings_for(path: Path, wanted: BaseConfig, may_differ: Iterable[str]) -> list[str] | None:
     """Return the settings that give the values of `wanted` when they are typed after a config file.
 
     Args:
@@ -70,7 +70,7 @@ def settings_for(path: Path, wanted: Top, may_differ: Iterable[str]) -> list[str
     return [shlex.quote(setting) for setting in settings]
 
 
-def _that_matter(one: Top, other: Top, may_differ: Iterable[str]) -> list[Difference]:
+def _that_matter(one: BaseConfig, other: BaseConfig, may_differ: Iterable[str]) -> list[Difference]:
     changed = differences(told(one), told(other))
     return [change for change in changed if change.key.split(".")[0] not in may_differ]
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from jtrain.config.configclass import values
-from jtrain.config.durations import Duration, Lasts
-from jtrain.config.guard import Guard, Skip
+from jtrain.config.durations import Duration, DurationField
+from jtrain.config.guard import Guard, SkipPolicy
 from jtrain.config.init_from import InitFrom
 from jtrain.io.object_store import is_address
 
@@ -49,7 +49,7 @@ def _directory_name(name: str) -> str:
 PlainName = Annotated[str, AfterValidator(_plain_name)]
 DirectoryName = Annotated[str, AfterValidator(_directory_name)]
 # Steps, once the data and what a step takes are known; until then perhaps a Duration.
-Cadence = Annotated[int, Lasts(0, "%")]
+Cadence = Annotated[int, DurationField(0, "%")]
 
 
 @values
@@ -61,7 +61,7 @@ class EvaluationSet:
 
 
 @values
-class Evaluate:
+class EvaluateConfig:
     """When the experiment is evaluated."""
 
     every: Cadence = 0
@@ -73,7 +73,7 @@ class Evaluate:
     the run is refused; slice: the rows of each batch are meant to be the group."""
     sets: dict[str, EvaluationSet] = Field(default_factory=dict)
     """Sets of the experiment, by name, that have a cadence of their own."""
-    patience: Annotated[int, Lasts(0, "%", plain="evaluations")] = 0
+    patience: Annotated[int, DurationField(0, "%", plain="evaluations")] = 0
     """Evaluations in a row, no better than the best by checkpoint.best, after which the run is
     done, or as many as take 2 epochs, 10%, 10 minutes; 0: never."""
 
@@ -82,7 +82,7 @@ class Evaluate:
 class Checkpoint:
     """When the state is saved, and how much of it is kept."""
 
-    every: Annotated[int, Lasts(0, "%")] = 500
+    every: Annotated[int, DurationField(0, "%")] = 500
     """Steps between checkpoints, or 1 epoch, 10%, 10 minutes; 0: only at the end, and when the run
     is stopped."""
     grace: float = Field(default=25.0, gt=0)
@@ -101,10 +101,10 @@ class Checkpoint:
 
 
 @values
-class Log:
+class LogConfig:
     """What is said while it trains."""
 
-    every: Annotated[int, Lasts(1, "%")] = 50
+    every: Annotated[int, DurationField(1, "%")] = 50
     """Steps between log lines, or 1M tokens, 1%, 10 seconds."""
     leaves: Cadence = 0
     """Steps between statistics of each leaf of the parameters, in leaves.jsonl: norms of gradient
@@ -114,7 +114,7 @@ class Log:
 
 
 @values
-class Checks:
+class ChecksConfig:
     """What is looked at before the first step, and what is done twice."""
 
     first_batch: bool = True
@@ -126,7 +126,7 @@ class Checks:
 
 
 @values
-class Top:
+class BaseConfig:
     """What every run has, whatever it trains."""
 
     experiment: PlainName
@@ -136,7 +136,7 @@ class Top:
     """The run's directory, runs/NAME; empty: the config's file name without .yaml."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """All that is random follows from it: the parameters, the order of the rows, dropout."""
-    steps: Annotated[int, Lasts(1)]
+    steps: Annotated[int, DurationField(1)]
     """Updates of the optimizer, or 3 epochs, 500k rows, 2M tokens, 10 minutes."""
     batch: int = Field(gt=0)
     """Rows a step, over all devices and microbatches."""
@@ -146,15 +146,15 @@ class Top:
     """Steps in one call of the compiled function; above 1, small models train faster."""
     init_from: InitFrom = InitFrom()
     """Trained parameters to start from."""
-    evaluate: Evaluate = Evaluate()
+    evaluate: EvaluateConfig = EvaluateConfig()
     """When the experiment is evaluated."""
     checkpoint: Checkpoint = Checkpoint()
     """When the state is saved."""
-    log: Log = Log()
+    log: LogConfig = LogConfig()
     """What is said while it trains."""
-    checks: Checks = Checks()
+    checks: ChecksConfig = ChecksConfig()
     """What is looked at before the first step, and what is done twice."""
-    guard: Guard = Skip()
+    guard: Guard = SkipPolicy()
     """What is done about a step that is not finite, or a spike."""
 
     def misfits(self) -> Iterator[tuple[str, str]]:

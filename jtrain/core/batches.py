@@ -22,7 +22,7 @@ class Batches(Protocol):
 
 
 @runtime_checkable
-class Once(Batches, Protocol):
+class FiniteBatches(Batches, Protocol):
     """A whole data set once, in order: `len` batches, the last padded under its mask."""
 
     def __len__(self) -> int: ...

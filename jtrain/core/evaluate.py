@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.core.batches import Once
+from jtrain.core.batches import FiniteBatches
 from jtrain.core.loss import Stateful, in_terms
 from jtrain.core.loss_checks import refuse_split_rows
 from jtrain.core.mean import Mean, Terms
@@ -80,7 +80,7 @@ def evaluate(
 
 
 def check_rows_apart(
-    program: Callable[[Batch], Sums], batch: Batch, rows: Once, name: str, shares: int
+    program: Callable[[Batch], Sums], batch: Batch, rows: FiniteBatches, name: str, shares: int
 ) -> None:
     """Check that the loss judges each row by itself, where a set has several batches.
 

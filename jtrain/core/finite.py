@@ -13,7 +13,7 @@ from jtrain.core.pytree import norm
 from jtrain.core.types import Extra, Leaf, Params
 
 
-class Taken(NamedTuple):
+class UpdateResult(NamedTuple):
     """What a step leaves behind."""
 
     params: Params
@@ -41,7 +41,7 @@ def take_if(
     extra: Extra,
     extra_after: Extra,
     **known: Any,
-) -> Taken:
+) -> UpdateResult:
     """The state after `update(grads, opt_state, params, **known)`, or as it was.
 
     A branch and not a select: for a select XLA:CPU copies the whole donated state, a quarter of the
@@ -57,4 +57,4 @@ def take_if(
     updates, opt_state, extra = jax.lax.cond(finite, take, stay)
     update_norm = jnp.where(finite, norm(updates), 0)
     updates = jax.tree.map(lambda u: jnp.where(finite, u, -0.0), updates)  # x + -0.0 is x
-    return Taken(optax.apply_updates(params, updates), opt_state, extra, update_norm)
+    return UpdateResult(optax.apply_updates(params, updates), opt_state, extra, update_norm)

@@ -64,7 +64,7 @@ class Hook:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended(Generic[State]):
+class LoopResult(Generic[State]):
     """Where a loop ended, and what it was first asked for, if it was asked to end."""
 
     state: State
@@ -84,7 +84,7 @@ def train(
     hooks: Sequence[Hook] = (),
     steps_per_call: int = 1,
     in_flight: int = IN_FLIGHT,
-) -> Ended[State]:
+) -> LoopResult[State]:
     """Runs steps `start + 1 .. stop`; each hook sees each of its steps once, in order.
 
     Args:
@@ -135,7 +135,7 @@ def train(
             if hook.last and number % hook.every:
                 wanted = hook.on_numbers(number, numbers)
                 asked = asked or wanted
-    return Ended(state, number, asked, numbers)
+    return LoopResult(state, number, asked, numbers)
 
 
 def _tell(last: int, metrics: Metrics, steps: int, listeners: Sequence[Hook]) -> Stop | None:

@@ -39,7 +39,7 @@ def stateful(loss: Callable[..., tuple[LossValue, Metrics, Extra]]) -> Stateful:
     return Stateful(loss)
 
 
-class Returned(NamedTuple):
+class LossOutput(NamedTuple):
     """What a loss gave for some rows; all of it adds up over rows."""
 
     terms: Terms
@@ -50,8 +50,8 @@ class Returned(NamedTuple):
 @functools.lru_cache(maxsize=8)
 def in_terms(
     loss: LossFn | Stateful, *, ragged: bool = False
-) -> Callable[[Params, Extra, Batch, Key | None], Returned]:
-    """`(params, extra, batch, rng) -> Returned` for a loss in any of its forms.
+) -> Callable[[Params, Extra, Batch, Key | None], LossOutput]:
+    """`(params, extra, batch, rng) -> LossOutput` for a loss in any of its forms.
 
     The loss is traced once for all that ask for it, however often the result is used.
 
@@ -60,7 +60,7 @@ def in_terms(
             scalar though the data is `ragged`.
     """
 
-    def call(params: Params, extra: Extra, batch: Batch, rng: Key | None) -> Returned:
+    def call(params: Params, extra: Extra, batch: Batch, rng: Key | None) -> LossOutput:
         with may_hide(ragged), user_code("the loss", batch):
             if isinstance(loss, Stateful):
                 got = loss.loss(params, extra, batch, rng)
@@ -68,11 +68,11 @@ def in_terms(
                 got = loss(params, batch, rng)
         if isinstance(loss, Stateful):
             value, metrics, changed = _parts(got, 3)
-            return Returned(
+            return LossOutput(
                 _terms(value, batch, ragged), _metrics(metrics), _changes(extra, changed)
             )
         value, metrics = _parts(got, 2) if type(got) is tuple else (got, {})
-        return Returned(
+        return LossOutput(
             _terms(value, batch, ragged), _metrics(metrics), jax.tree.map(lambda _: None, extra)
         )
 

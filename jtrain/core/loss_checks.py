@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jtrain.core.jaxpr import dependence, product_types
-from jtrain.core.loss import Returned
+from jtrain.core.loss import LossOutput
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Couples, Params
 from jtrain.errors import LossError
@@ -29,7 +29,7 @@ def refuse_split_rows(couples: Couples, microbatches: int, copies: bool) -> None
         )
 
 
-def refuse_weights_of_params(terms: Callable[[Params], Returned], params: Params) -> None:
+def refuse_weights_of_params(terms: Callable[[Params], LossOutput], params: Params) -> None:
     """Checks that each term is weighted by the batch alone.
 
     Raises:
@@ -47,7 +47,7 @@ def refuse_weights_of_params(terms: Callable[[Params], Returned], params: Params
             )
 
 
-def refuse_unused_params(terms: Callable[[Params], Returned], params: Params) -> None:
+def refuse_unused_params(terms: Callable[[Params], LossOutput], params: Params) -> None:
     """Checks that every parameter gets a gradient.
 
     Raises:
@@ -66,7 +66,7 @@ def refuse_unused_params(terms: Callable[[Params], Returned], params: Params) ->
 
 
 def refuse_wide_products(
-    terms: Callable[[Params], Returned], params: Params, compute: Any
+    terms: Callable[[Params], LossOutput], params: Params, compute: Any
 ) -> tuple[int, int]:
     """How many of the loss's matrix products multiply in `compute`, and how many there are.
 

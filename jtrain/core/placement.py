@@ -34,7 +34,7 @@ class Placement(Protocol):
 
     def attend(
         self,
-        attention: Callable[..., Array],
+        attention: Any,
         q: Array,
         k: Array,
         v: Array,
@@ -88,7 +88,7 @@ class Placement(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Anywhere:
+class Unplaced:
     """The placement that places nothing."""
 
     @property
@@ -108,7 +108,7 @@ class Anywhere:
 
     def attend(
         self,
-        attention: Callable[..., Array],
+        attention: Any,
         q: Array,
         k: Array,
         v: Array,

@@ -12,7 +12,7 @@ from jtrain.core.jaxpr import equations
 CHECKPOINT = {"checkpoint", "remat2"}  # what `jax.checkpoint` is called in a traced function
 
 
-class Recomputed(NamedTuple):
+class RematRegion(NamedTuple):
     """A part of a function under `jax.checkpoint`: computed again for its backward pass."""
 
     kept: int
@@ -29,7 +29,7 @@ def kept(fn: Callable[..., Any], first: Any, *rest: Any) -> int:
     return _own(lambda x, *others: jax.vjp(lambda x: fn(x, *others), x)[1], first, *rest)
 
 
-def recomputed(fn: Callable[..., Any], *args: Any) -> list[Recomputed]:
+def recomputed(fn: Callable[..., Any], *args: Any) -> list[RematRegion]:
     """The parts of `fn(*args)` under `jax.checkpoint`; what is in a loop, once."""
     return [_part(eqn) for eqn in equations(fn, *args) if eqn.primitive.name in CHECKPOINT]
 
@@ -39,7 +39,7 @@ def size(of: Any) -> int:
     return of.size * of.dtype.itemsize
 
 
-def _part(eqn: Any) -> Recomputed:
+def _part(eqn: Any) -> RematRegion:
     body = eqn.params["jaxpr"]
     run = jaxpr_as_fun(body if hasattr(body, "consts") else ClosedJaxpr(body, ()))
     given = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
@@ -52,7 +52,7 @@ def _part(eqn: Any) -> Recomputed:
 
         return jax.vjp(of_real, *(inputs[i] for i in real))[1]
 
-    return Recomputed(_own(back, *given), given)
+    return RematRegion(_own(back, *given), given)
 
 
 def _own(fn: Callable[..., Any], *args: Any) -> int:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jtrain.core.types import Params
 
 
-class Lay(NamedTuple):
+class GradientSharding(NamedTuple):
     """Where a step puts trees of the structure of the parameters, each function giving its own."""
 
     params: Callable[[Params], Params]  # the copy of them that is computed with
@@ -14,4 +14,4 @@ class Lay(NamedTuple):
     summed: Callable[[Params], Params]  # that of the batch
 
 
-UNLAID = Lay(*[lambda tree: tree] * 3)
+UNLAID = GradientSharding(*[lambda tree: tree] * 3)

@@ -15,7 +15,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.precision.cast import narrowed
 from jtrain.core.pytree import at_least_f32, norm
 from jtrain.core.rows import with_rows
-from jtrain.core.sharding import UNLAID, Lay
+from jtrain.core.sharding import UNLAID, GradientSharding
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Couples, LossFn, Metrics
 
@@ -33,7 +33,7 @@ def make_step(
     ragged: bool = False,
     unroll: bool = False,
     compute: Any = None,
-    lay: Lay = UNLAID,
+    lay: GradientSharding = UNLAID,
 ) -> StepFn:
     """`(state, batch) -> (state, metrics)`; compiles nothing and knows no device.
 

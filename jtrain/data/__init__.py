@@ -10,13 +10,13 @@ Config dataclasses live in modules of their own, because they import pydantic:
 """
 
 from jtrain.data.batches.by_step import InOrder, Shuffled
-from jtrain.data.batches.loader_batches import Loaded
-from jtrain.data.batches.mixed import Mixed
+from jtrain.data.batches.loader_batches import LoaderBatches
+from jtrain.data.batches.mixed import MixedBatches
 from jtrain.data.batches.prefetch import ReadAhead
 from jtrain.data.batches.scan import check_finite, check_labels
-from jtrain.data.batches.sharded_stream import Shared
+from jtrain.data.batches.sharded_stream import ShardedStream
 from jtrain.data.batches.stream import Stream, Streamed
-from jtrain.data.images.image_dataset import Labelled, read_labelled
+from jtrain.data.images.image_dataset import ImageDataset, read_labelled
 from jtrain.data.sources.array_record import ArrayRecords
 from jtrain.data.sources.arrays import Arrays
 from jtrain.data.sources.example import read_example
@@ -42,16 +42,16 @@ __all__ = [
     "Arrays",
     "GrainRows",
     "HuggingFace",
+    "ImageDataset",
     "InOrder",
     "Interleaved",
-    "Labelled",
     "Lines",
-    "Loaded",
-    "Mixed",
+    "LoaderBatches",
+    "MixedBatches",
     "Packed",
     "ParquetRows",
     "ReadAhead",
-    "Shared",
+    "ShardedStream",
     "Shuffled",
     "Source",
     "Stream",

@@ -7,29 +7,29 @@ from typing import Any
 
 from jtrain.core.pytree import named_leaves
 from jtrain.io.formatting import columns, size
-from jtrain.parallel import Decision
-from jtrain.train.setup import Assembly
+from jtrain.parallel import LeafSharding
+from jtrain.train.setup import TrainSetup
 
 COLUMNS = ("leaf", "shape", "split over", "bytes", "a device", "why")
 
 
 @dataclasses.dataclass(frozen=True)
-class Alike:
+class LeafGroup:
     """Leaves of one shape, split in one way, by one rule; their names differ in numbers only."""
 
     name: str
     """With `*` for the numbers that differ: `params/blocks/*/up/kernel`."""
-    leaves: tuple[Decision, ...]
+    leaves: tuple[LeafSharding, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Laid:
+class ShardingTable:
     """How a run's state is laid out."""
 
     line: str
     """The layout in words: the kind, the axes and their sizes."""
     axes: Mapping[str, int]
-    leaves: tuple[Decision, ...]
+    leaves: tuple[LeafSharding, ...]
     """In the order of the tree; none where the layout decides nothing of single leaves."""
     whole: int
     """Bytes of the state, once."""
@@ -65,7 +65,7 @@ class Laid:
         }
 
 
-def laid(parts: Assembly) -> Laid:
+def laid(parts: TrainSetup) -> ShardingTable:
     """How the state of these parts is laid out; nothing of it is made."""
     strategy, values = parts.strategy, parts.config.parallel
     leaves = tuple(strategy.decisions(parts.like, parts.experiment.dims))
@@ -81,10 +81,10 @@ def laid(parts: Assembly) -> Laid:
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
     device = sum(of.bytes for of in leaves if not of.host) if leaves else whole
     host = sum(of.bytes for of in leaves if of.host)
-    return Laid(line, strategy.axes, leaves, whole, device, host, parts.why)
+    return ShardingTable(line, strategy.axes, leaves, whole, device, host, parts.why)
 
 
-def table(of: Laid) -> str:
+def table(of: ShardingTable) -> str:
     """A line for leaves that are alike, in columns, under the layout and over the sums."""
     sums = f"state      {size(of.whole)} whole, {size(of.device)} on a device"
     if of.host:
@@ -97,13 +97,15 @@ def table(of: Laid) -> str:
     return "\n".join([*head, "", *lines, "", *_sums(of), sums])
 
 
-def alike(leaves: tuple[Decision, ...]) -> list[Alike]:
+def alike(leaves: tuple[LeafSharding, ...]) -> list[LeafGroup]:
     """The leaves in groups, each where its first one stands."""
-    groups: dict[tuple, list[Decision]] = {}
+    groups: dict[tuple, list[LeafSharding]] = {}
     for of in leaves:
         pattern = tuple("*" if part.isdigit() else part for part in of.leaf.split("/"))
         groups.setdefault((pattern, of.shape, of.choice, of.bytes, of.host), []).append(of)
-    return [Alike(_common([of.leaf for of in group]), tuple(group)) for group in groups.values()]
+    return [
+        LeafGroup(_common([of.leaf for of in group]), tuple(group)) for group in groups.values()
+    ]
 
 
 def _common(names: list[str]) -> str:
@@ -111,7 +113,7 @@ def _common(names: list[str]) -> str:
     return "/".join(parts[0] if len(set(parts)) == 1 else "*" for parts in columns)
 
 
-def _row(group: Alike) -> tuple[str, ...]:
+def _row(group: LeafGroup) -> tuple[str, ...]:
     one, several = group.leaves[0], len(group.leaves)
     split = [" x ".join(axes) or "-" for axes in one.axes]
     return (
@@ -124,13 +126,13 @@ def _row(group: Alike) -> tuple[str, ...]:
     )
 
 
-def _why(one: Decision) -> str:
+def _why(one: LeafSharding) -> str:
     said = filter(None, [one.choice.rule, one.choice.whole])
     why = "; ".join(said) or "no rule: on every device"
     return f"in host memory: {why}" if one.host else why
 
 
-def _sums(of: Laid) -> Iterator[str]:
+def _sums(of: ShardingTable) -> Iterator[str]:
     for part in ("params", "extra", "opt_state"):
         leaves = [leaf for leaf in of.leaves if leaf.leaf.split("/")[0] == part]
         if leaves:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Advice(NamedTuple):
+class DiskAdvice(NamedTuple):
     """What to do about an error of the system."""
 
     words: str
@@ -77,13 +77,13 @@ _CAUSES = (
 )
 
 
-def advice(error: BaseException, path: Path) -> Advice:
+def advice(error: BaseException, path: Path) -> DiskAdvice:
     """Return what to do about an error that the system, or a library for it, raised at `path`."""
     number, text = getattr(error, "errno", None), str(error)
     for cause in _CAUSES:
         if number in cause.numbers:
-            return Advice(cause.words.format(path=path), cause.room)
+            return DiskAdvice(cause.words.format(path=path), cause.room)
     for cause in _CAUSES:
         if any(words in text for words in cause.spellings):
-            return Advice(cause.words.format(path=path), cause.room)
-    return Advice(f"Look at the place (ls -ld {path}; df -h {path}) and mend it")
+            return DiskAdvice(cause.words.format(path=path), cause.room)
+    return DiskAdvice(f"Look at the place (ls -ld {path}; df -h {path}) and mend it")

@@ -20,13 +20,13 @@ import xxhash
 from jtrain.errors import CheckpointError
 from jtrain.io.atomic_write import rewrite
 from jtrain.io.disk_errors import advice
-from jtrain.io.regular_files import TooMuchError, open_regular, parse_json, read_bytes
+from jtrain.io.regular_files import TooLargeError, open_regular, parse_json, read_bytes
 from jtrain.io.same_file import HeldFolder, identity
 
 MOST = 1 << 33  # bytes of a file of rows
 
 
-class Rows:
+class JsonlWriter:
     """Appends rows to a file; every row has a `step`.
 
     Opening it mends it: a torn last row goes, and so do the rows past `resumed_at`, the step of the
@@ -222,7 +222,7 @@ def _content(path: Path) -> bytes:
         return read_bytes(path, most=MOST, inside=path.parent)
     except FileNotFoundError:
         return b""
-    except (OSError, TooMuchError) as error:
+    except (OSError, TooLargeError) as error:
         words = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
         raise CheckpointError(
             f"{path} holds rows of a run, and {words}. Put it right, or move it away and lose "

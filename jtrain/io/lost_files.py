@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from jtrain.io.message_backlog import Backlog
+from jtrain.io.message_backlog import MessageBacklog
 
 
 class LostFiles:
@@ -15,7 +15,7 @@ class LostFiles:
     def __init__(self):
         self.found: list[str] = []
         """The losses, which the run fails by."""
-        self._told = Backlog()
+        self._told = MessageBacklog()
 
     def __call__(self, line: str) -> None:
         """Take a line; on any thread."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 
-class Backlog:
+class MessageBacklog:
     """Takes lines on any thread, and tells them in order once it knows by whom."""
 
     def __init__(self):

@@ -18,7 +18,7 @@ _S3, _GCS = ("s3fs", "s3"), ("gcsfs", "gcs")  # a package, and the extra that ha
 _EXTRAS = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS}
 
 
-class ObjectsError(UserError):
+class ObjectStoreError(UserError):
     """An object store did not do what was asked."""
 
     code = FAULT
@@ -57,7 +57,7 @@ def refuse_address(text: object, what: str) -> None:
         )
 
 
-class Objects:
+class ObjectStore:
     """The objects below one address, by their names: `checkpoints/3/seal.json`."""
 
     def __init__(self, address: str):
@@ -139,7 +139,7 @@ class Objects:
         try:
             return importlib.import_module(module)
         except ImportError:
-            raise ObjectsError(
+            raise ObjectStoreError(
                 f"{self.address} was asked for, which needs {package}, and that is not installed. "
                 f"Install it: pip install 'jtrain[{extra}]'"
             ) from None
@@ -153,7 +153,7 @@ class Objects:
             raise
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise ObjectsError(
+            raise ObjectStoreError(
                 f"{self.address} was {what}, and the store refuses it ({text}). "
                 f"{_todo(error, self._scheme)}"
             ) from None

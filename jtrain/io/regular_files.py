@@ -37,7 +37,7 @@ _KINDS = (
 )
 
 
-class TooMuchError(ValueError):
+class TooLargeError(ValueError):
     """A file is longer, or JSON is nested deeper, than its reader takes."""
 
 
@@ -97,7 +97,7 @@ def read_bytes(path: Path, *, most: int, inside: Path | None = None) -> bytes:
         size = os.fstat(file.fileno()).st_size
         content = file.read(most + 1) if size <= most else b""
     if size > most or len(content) > most:
-        raise TooMuchError(f"is longer than {most:,} bytes")
+        raise TooLargeError(f"is longer than {most:,} bytes")
     return content
 
 
@@ -122,14 +122,14 @@ def parse_json(text: str | bytes, *, depth: int = JSON_DEPTH) -> Any:
     try:
         value = json.loads(text)
     except RecursionError:
-        raise TooMuchError(f"is nested deeper than {depth} levels") from None
+        raise TooLargeError(f"is nested deeper than {depth} levels") from None
     level = _containers([value])
     for _ in range(depth):
         if not level:
             return value
         level = [inner for each in level for inner in _containers(each)]
     if level:
-        raise TooMuchError(f"is nested deeper than {depth} levels")
+        raise TooLargeError(f"is nested deeper than {depth} levels")
     return value
 
 

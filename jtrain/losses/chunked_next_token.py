@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.core.index_marks import in_range
 from jtrain.core.mean import Mean
-from jtrain.core.placement import Anywhere, Placement
+from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Metrics
 from jtrain.errors import LossError
 from jtrain.losses.shapes import check_labels_shape
@@ -25,7 +25,7 @@ def chunked_next_token(
     chunk: int = 128,
     soft_cap: float | None = None,
     z_loss: float = 0.0,
-    place: Placement = Anywhere(),
+    place: Placement = Unplaced(),
 ) -> tuple[Mean, Metrics]:
     """`next_token(hidden @ head.T, targets, real)`, its value and gradient, `chunk` by `chunk`.
 

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from jtrain.config.configclass import values
 from jtrain.core.model import Model
-from jtrain.core.placement import Anywhere, Placement
+from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
 from jtrain.models.layers.images import check_sizes
 
@@ -46,7 +46,7 @@ class CNN:
             )
         return self
 
-    def build(self, place: Placement = Anywhere()) -> Model:
+    def build(self, place: Placement = Unplaced()) -> Model:
         """`apply(params, {}, rng, train, image, keys, mask)` gives logits b c of images b h w c.
 
         uint8 is scaled to 0 .. 1. `keys` are the rows' (`jtrain.row_keys`), or None where nothing
@@ -57,6 +57,6 @@ class CNN:
         """
         check_sizes(self.kind, self.image, self.classes)
         from jtrain.models.adapters.nnx import from_nnx
-        from jtrain.models.networks.cnn import Convolutional  # flax: 0.6 s, only where built
+        from jtrain.models.networks.cnn import CNNModule  # flax: 0.6 s, only where built
 
-        return from_nnx(lambda rngs: Convolutional(self, place, rngs))
+        return from_nnx(lambda rngs: CNNModule(self, place, rngs))

@@ -15,7 +15,7 @@ from jtrain.models.sampling import draw
 
 
 @runtime_checkable
-class Extends(Protocol):
+class IncrementalModel(Protocol):
     """A model that reads on from where it stopped, such as `Transformer.build()` gives."""
 
     @property
@@ -35,7 +35,7 @@ class Extends(Protocol):
 
 
 def generate(
-    model: Extends,
+    model: IncrementalModel,
     params: Params,
     prompt: Int[Array, "b p"],
     key: Key,
@@ -101,7 +101,7 @@ def _generate(model, params, prompt, key, *, steps, top_k, how):
 
 
 @dataclasses.dataclass(frozen=True)
-class Uncached:
+class UncachedModel:
     """Any function that gives logits, as a model for `generate`: it reads all once more each step.
 
     Args:

@@ -7,7 +7,7 @@ from jtrain.core.model import Model
 from jtrain.core.placement import Placement
 from jtrain.core.types import Extra, Key, Params
 from jtrain.models.adapters.nnx import from_nnx
-from jtrain.models.attention.kv_cache import Kept
+from jtrain.models.attention.kv_cache import KVCache
 from jtrain.models.networks.decoder import Decoder
 from jtrain.models.transformer import Transformer
 
@@ -62,24 +62,24 @@ class LanguageModel(Model):
         """The matrix that gives the logits: hidden @ head.T; the token embedding where tied."""
         return params["tokens" if self.values.tied else "head"]
 
-    def empty(self, params: Params, rows: int) -> list[Kept] | Kept:
+    def empty(self, params: Params, rows: int) -> list[KVCache] | KVCache:
         """The cache of rows without a token: room for `context` keys and values a layer."""
         values, dtype = self.values, params["tokens"].dtype
         shape = (rows, values.context, values.groups, values.size_of_head)
         if values.scan:
             shape = (values.layers, *shape)
-            return Kept(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+            return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
         return [
-            Kept(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(values.layers)
+            KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(values.layers)
         ]
 
     def extend(
         self,
         params: Params,
-        cache: list[Kept] | Kept,
+        cache: list[KVCache] | KVCache,
         tokens: Int[Array, "b t"],
         at: int | Int[Array, ""],
-    ) -> tuple[Float[Array, "b v"], list[Kept] | Kept]:
+    ) -> tuple[Float[Array, "b v"], list[KVCache] | KVCache]:
         """Logits after the last of `tokens`, which stand at `at` .. at + t - 1, and the cache."""
         at = jnp.asarray(at, jnp.int32)
         return self.apply(params, {}, None, False, tokens, cache, at, method="extend")[0]

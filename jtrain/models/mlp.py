@@ -6,7 +6,7 @@ from pydantic import Field
 
 from jtrain.config.configclass import values
 from jtrain.core.model import Model
-from jtrain.core.placement import Anywhere, Placement
+from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ class MLP:
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Chance that a number of a hidden layer is dropped."""
 
-    def build(self, place: Placement = Anywhere()) -> Model:
+    def build(self, place: Placement = Unplaced()) -> Model:
         """`apply(params, {}, rng, train, x, keys)` gives logits b c of rows b ..., flattened.
 
         uint8 is scaled to 0 .. 1. `keys` are the rows' (`jtrain.row_keys`), or None where nothing
@@ -39,6 +39,6 @@ class MLP:
                 f"experiment did not say what its data has. Set model.inputs and model.classes."
             )
         from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
-        from jtrain.models.networks.mlp import Perceptron
+        from jtrain.models.networks.mlp import MLPModule
 
-        return from_nnx(lambda rngs: Perceptron(self, place, rngs))
+        return from_nnx(lambda rngs: MLPModule(self, place, rngs))

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from jtrain.config.configclass import values
 from jtrain.core.model import Model
-from jtrain.core.placement import Anywhere, Placement
+from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Couples
 from jtrain.errors import ConfigError
 from jtrain.models.layers.images import check_sizes
@@ -70,7 +70,7 @@ class ResNet:
         """What an experiment says of its loss: batch norm makes rows meet."""
         return "batch" if self.norm == "batch" else "nothing"
 
-    def build(self, place: Placement = Anywhere()) -> Model:
+    def build(self, place: Placement = Unplaced()) -> Model:
         """`apply(params, extra, rng, train, image, keys, mask)` gives logits b c of b h w c.
 
         uint8 is scaled to 0 .. 1. `keys` are the rows' (`jtrain.row_keys`), or None where nothing
@@ -83,6 +83,6 @@ class ResNet:
         """
         check_sizes(self.kind, self.image, self.classes)
         from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
-        from jtrain.models.networks.resnet import ResidualNetwork
+        from jtrain.models.networks.resnet import ResNetModule
 
-        return from_nnx(lambda rngs: ResidualNetwork(self, place, rngs))
+        return from_nnx(lambda rngs: ResNetModule(self, place, rngs))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from jtrain.config.configclass import values
-from jtrain.core.placement import Anywhere, Placement
+from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
-from jtrain.models.attention.positions import Learned, Positions
+from jtrain.models.attention.positions import LearnedPositions, Positions
 from jtrain.models.experts.experts import Experts, NoExperts
 from jtrain.models.presets.choose import with_preset
 from jtrain.models.presets.language import LANGUAGE_PRESETS, LanguagePreset
@@ -49,7 +49,7 @@ class Transformer:
     """Numbers in a head; 0: width / heads."""
     hidden: int = Field(default=0, ge=0)
     """Numbers a position inside of the MLPs; 0: 4 x width."""
-    positions: Positions = Learned()
+    positions: Positions = LearnedPositions()
     """How it knows where a token stands: learned, rotary or none."""
     norm: Literal["layer", "rms"] = "layer"
     """LayerNorm, or RMSNorm, which takes out no mean and has no bias."""
@@ -161,7 +161,7 @@ class Transformer:
             )
         return self if self.vocab else dataclasses.replace(self, vocab=count)
 
-    def build(self, place: Placement = Anywhere()) -> "LanguageModel":
+    def build(self, place: Placement = Unplaced()) -> "LanguageModel":
         """`apply(params, {}, rng, train, tokens, keys)` gives logits b t v.
 
         `keys` are the rows' (`jtrain.row_keys`), or None where nothing is dropped; `rng` is not

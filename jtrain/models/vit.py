@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from jtrain.config.configclass import values
 from jtrain.core.model import Model
-from jtrain.core.placement import Anywhere, Placement
+from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
 from jtrain.models.layers.images import check_sizes
 from jtrain.models.presets.choose import with_preset
@@ -74,7 +74,7 @@ class ViT:
         height, width, _ = self.image
         return (height // self.patch) * (width // self.patch) + (self.pool == "class")
 
-    def build(self, place: Placement = Anywhere()) -> Model:
+    def build(self, place: Placement = Unplaced()) -> Model:
         """`apply(params, {}, rng, train, image, keys, mask)` gives logits b c of images b h w c.
 
         uint8 is scaled to 0 .. 1. `keys` are the rows' (`jtrain.row_keys`), or None where nothing
@@ -85,9 +85,9 @@ class ViT:
         """
         check_sizes(self.kind, self.image, self.classes)
         from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
-        from jtrain.models.networks.vit import VisionTransformer
+        from jtrain.models.networks.vit import ViTModule
 
-        return from_nnx(lambda rngs: VisionTransformer(self, place, rngs))
+        return from_nnx(lambda rngs: ViTModule(self, place, rngs))
 
 
 def _nearest(asked: int, fits: Any, most: int) -> int:

@@ -10,12 +10,12 @@ from pydantic import Field
 from jtrain.config.configclass import values
 from jtrain.core.types import Leaf
 from jtrain.errors import ConfigError
-from jtrain.optim.recipe import NO_NAMES, NamedDims, Recipe
+from jtrain.optim.recipe import NO_NAMES, NamedDims, OptimizerConfig
 from jtrain.optim.stacked_layers import layerwise, stacked_dims
 
 
 @values
-class Adafactor(Recipe):
+class Adafactor(OptimizerConfig):
     """Shazeer & Stern, https://arxiv.org/abs/1804.04235: an optimizer state of rows + columns.
 
     The share of the second moment that is kept at step t (from 0) is 1 - (t + 1)^-memory. Momentum

@@ -9,7 +9,7 @@ import optax
 
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Leaf, Params
-from jtrain.optim.evaluation import Evaluated
+from jtrain.optim.evaluation import WithEvalParams
 
 
 class AverageState(NamedTuple):
@@ -19,7 +19,7 @@ class AverageState(NamedTuple):
     average: Params  # of the shapes of the parameters, in at least float32
 
 
-def averaged(optimizer: optax.GradientTransformation, decay: float) -> Evaluated:
+def averaged(optimizer: optax.GradientTransformation, decay: float) -> WithEvalParams:
     """`optimizer`, judged by the weighted mean of the parameters after each of its updates.
 
     The weight of an update's parameters falls by `decay` at each later update, and the weights add
@@ -33,7 +33,7 @@ def averaged(optimizer: optax.GradientTransformation, decay: float) -> Evaluated
             lambda a, p: jnp.where(count > 0, a.astype(p.dtype), p), average, params
         )
 
-    return Evaluated(*whole, eval_params)
+    return WithEvalParams(*whole, eval_params)
 
 
 def _keep_average(decay: float) -> optax.GradientTransformation:

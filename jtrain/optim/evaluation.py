@@ -10,7 +10,7 @@ from jtrain.core.types import Params
 EvalParams: TypeAlias = Callable[[Any, Params], Params]  # (the optimizer's state, params) -> params
 
 
-class Evaluated(optax.GradientTransformationExtraArgs):
+class WithEvalParams(optax.GradientTransformationExtraArgs):
     """A transformation with `eval_params(opt_state, params)`: what to evaluate and sample with.
 
     It is pure and runs where the state lives. `optax.chain` drops it: chain first, then wrap.
@@ -18,7 +18,7 @@ class Evaluated(optax.GradientTransformationExtraArgs):
 
     eval_params: EvalParams
 
-    def __new__(cls, init: Any, update: Any, eval_params: EvalParams) -> "Evaluated":
+    def __new__(cls, init: Any, update: Any, eval_params: EvalParams) -> "WithEvalParams":
         """The transformation of `init` and `update`, and the function beside them."""
         self = super().__new__(cls, init, update)
         self.eval_params = eval_params
@@ -26,7 +26,7 @@ class Evaluated(optax.GradientTransformationExtraArgs):
 
 
 @runtime_checkable
-class Trained(Protocol):
+class OptimizedState(Protocol):
     """What a training state has, among other things."""
 
     @property
@@ -40,9 +40,9 @@ class Trained(Protocol):
         ...
 
 
-def evaluation_params(optimizer: optax.GradientTransformation, state: Trained) -> Params:
+def evaluation_params(optimizer: optax.GradientTransformation, state: OptimizedState) -> Params:
     """The parameters that a state is judged by: the optimizer's, or the trained ones themselves."""
-    if isinstance(optimizer, Evaluated):
+    if isinstance(optimizer, WithEvalParams):
         return optimizer.eval_params(state.opt_state, state.params)
     return state.params
 
@@ -52,6 +52,6 @@ def after(
 ) -> optax.GradientTransformation:
     """`before`, then `optimizer`, with the evaluation parameters of the second."""
     whole = optax.chain(before, optimizer)
-    if not isinstance(optimizer, Evaluated):
+    if not isinstance(optimizer, WithEvalParams):
         return whole
-    return Evaluated(*whole, lambda state, params: optimizer.eval_params(state[-1], params))
+    return WithEvalParams(*whole, lambda state, params: optimizer.eval_params(state[-1], params))

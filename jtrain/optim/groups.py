@@ -16,7 +16,7 @@ from jtrain.errors import ConfigError
 
 
 @values
-class Group:
+class ParamGroup:
     """Leaves that are trained in a way of their own; a leaf is of the first group that matches."""
 
     match: str = Field(min_length=1)
@@ -34,12 +34,14 @@ def matches(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(f"/{name}", pattern)
 
 
-def group_of(name: str, groups: Sequence[Group]) -> Group | None:
+def group_of(name: str, groups: Sequence[ParamGroup]) -> ParamGroup | None:
     """The first group whose pattern names the leaf, if any."""
     return next((group for group in groups if matches(name, group.match)), None)
 
 
-def check_patterns(names: Iterable[str], groups: Sequence[Group], decay: Sequence[str]) -> None:
+def check_patterns(
+    names: Iterable[str], groups: Sequence[ParamGroup], decay: Sequence[str]
+) -> None:
     """Makes sure that every pattern does something.
 
     Raises:
@@ -90,6 +92,6 @@ def nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
     return sorted(names, key=likeness, reverse=True)[:count]
 
 
-def _first_owner(group: Group, owners: dict[str, Group | None]) -> str:
+def _first_owner(group: ParamGroup, owners: dict[str, ParamGroup | None]) -> str:
     taken = (owner for name, owner in owners.items() if owner and matches(name, group.match))
     return next(owner.match for owner in taken)

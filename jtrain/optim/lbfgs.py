@@ -9,12 +9,12 @@ from pydantic import Field, model_validator
 from jtrain.config.configclass import values
 from jtrain.core.types import Params
 from jtrain.errors import ConfigError
-from jtrain.optim.recipe import Recipe
+from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import LearningRate
 
 
 @values
-class LBFGS(Recipe):
+class LBFGS(OptimizerConfig):
     """Liu & Nocedal 1989, https://doi.org/10.1007/BF01589116, with optax's zoom line search.
 
     A step evaluates loss and gradient of its batch several times. It is for full batches: the

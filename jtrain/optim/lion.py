@@ -6,11 +6,11 @@ import optax
 from pydantic import Field
 
 from jtrain.config.configclass import values
-from jtrain.optim.recipe import Recipe
+from jtrain.optim.recipe import OptimizerConfig
 
 
 @values
-class Lion(Recipe):
+class Lion(OptimizerConfig):
     """Chen et al., https://arxiv.org/abs/2302.06675.
 
     They advise a learning rate 3 to 10 times below AdamW's, and a decay as many times above.

@@ -3,11 +3,11 @@
 from pydantic import Field
 
 from jtrain.config.configclass import values
-from jtrain.optim.recipe import Recipe
+from jtrain.optim.recipe import OptimizerConfig
 
 
 @values
-class Moments(Recipe):
+class Moments(OptimizerConfig):
     """The two means and what their quotient needs."""
 
     b1: float = Field(default=0.9, ge=0, lt=1)

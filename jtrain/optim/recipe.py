@@ -18,7 +18,7 @@ from jtrain.errors import ConfigError
 from jtrain.optim.average import averaged
 from jtrain.optim.clip import clipped
 from jtrain.optim.evaluation import after
-from jtrain.optim.groups import Group, check_patterns, group_of, matches
+from jtrain.optim.groups import ParamGroup, check_patterns, group_of, matches
 from jtrain.optim.schedules import Constant, LearningRate, Schedule
 from jtrain.optim.stacked_layers import layer_ndim
 from jtrain.optim.trained_only import trained_only
@@ -28,7 +28,7 @@ NO_NAMES: NamedDims = MappingProxyType({})
 
 
 @values
-class Recipe(abc.ABC):
+class OptimizerConfig(abc.ABC):
     """An optimizer but for its rule, which a member gives by `rule`.
 
     The gradients arrive summed over devices and microbatches. In order: those of frozen leaves are
@@ -50,7 +50,7 @@ class Recipe(abc.ABC):
     decay: tuple[str, ...] = ()
     """Patterns of the leaves that decay; empty means every leaf of two or more dims, which leaves
     out biases and scales of norms. A leading dim in which layers are stacked does not count."""
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ParamGroup, ...] = ()
     """Leaves with a learning rate, a decay, or a rest of their own; the first match counts."""
     ema: float = Field(default=0.0, ge=0, lt=1)
     """Share of the running average of the parameters that is kept each step, 0.999 say; evaluation
@@ -164,8 +164,8 @@ class Recipe(abc.ABC):
         matrix = not self.decay and layer_ndim(name, leaf, dims) >= 2
         return self.weight_decay if named or matrix else 0.0
 
-    def _group(self, name: str) -> Group:
-        return group_of(name, self.groups) or Group(match="*")
+    def _group(self, name: str) -> ParamGroup:
+        return group_of(name, self.groups) or ParamGroup(match="*")
 
 
 def _by_name(

@@ -7,7 +7,7 @@ import optax.contrib
 from pydantic import Field, model_validator
 
 from jtrain.config.configclass import values
-from jtrain.optim.evaluation import Evaluated
+from jtrain.optim.evaluation import WithEvalParams
 from jtrain.optim.moments import Moments
 from jtrain.optim.schedules import LearningRate
 
@@ -51,4 +51,4 @@ class ScheduleFree(Moments):
         moves = optax.chain(rule, scale)
         # Where it weighs the rate of a step optax counts from 1, and rates count from 0.
         whole = optax.contrib.schedule_free(moves, lambda count: rate(count - 1), self.b1)
-        return Evaluated(*whole, optax.contrib.schedule_free_eval_params)
+        return WithEvalParams(*whole, optax.contrib.schedule_free_eval_params)

@@ -6,11 +6,11 @@ import optax
 from pydantic import Field, model_validator
 
 from jtrain.config.configclass import values
-from jtrain.optim.recipe import Recipe
+from jtrain.optim.recipe import OptimizerConfig
 
 
 @values
-class SGD(Recipe):
+class SGD(OptimizerConfig):
     """Gradient descent; weight decay is part of the gradient, as momentum sees it.
 
     Source: Sutskever et al. 2013, https://proceedings.mlr.press/v28/sutskever13.html.

@@ -7,7 +7,7 @@ import jax
 import optax
 
 from jtrain.core.types import Params
-from jtrain.optim.evaluation import Evaluated
+from jtrain.optim.evaluation import WithEvalParams
 
 
 def trained_only(
@@ -27,14 +27,14 @@ def trained_only(
         return masked.update(updates, state, params, **known)
 
     def eval_params(state: Any, params: Params) -> Params:
-        assert isinstance(optimizer, Evaluated)
+        assert isinstance(optimizer, WithEvalParams)
         some = jax.tree.map(
             lambda keep, leaf: leaf if keep else optax.MaskedNode(), trained(params), params
         )
         return _filled(optimizer.eval_params(state.inner_state, some), params)
 
-    if isinstance(optimizer, Evaluated):
-        return Evaluated(masked.init, update, eval_params)
+    if isinstance(optimizer, WithEvalParams):
+        return WithEvalParams(masked.init, update, eval_params)
     return optax.GradientTransformationExtraArgs(masked.init, update)
 
 

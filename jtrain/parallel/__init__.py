@@ -5,9 +5,9 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from jtrain.parallel.devices import Device as Device
-from jtrain.parallel.leaf_sharding import Decision as Decision
-from jtrain.parallel.memory_estimate import Needs as Needs
-from jtrain.parallel.pipeline.schedule import Schedule as Schedule
+from jtrain.parallel.leaf_sharding import LeafSharding as LeafSharding
+from jtrain.parallel.memory_estimate import MemoryNeeds as MemoryNeeds
+from jtrain.parallel.pipeline.schedule import PipelineSchedule as PipelineSchedule
 from jtrain.parallel.strategies.auto import Auto as Auto
 from jtrain.parallel.strategies.fsdp import FSDP as FSDP
 from jtrain.parallel.strategies.mesh_axes import Axes as Axes

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from jtrain.core.types import Dims
 from jtrain.errors import ShardingError
-from jtrain.parallel.leaf_sharding import Decision
-from jtrain.parallel.rules import STATE, Choice, Sizes, axes_of
+from jtrain.parallel.leaf_sharding import LeafSharding
+from jtrain.parallel.rules import STATE, DimSplit, Sizes, axes_of
 
 # Dims that any model has: that an axis splits them says nothing.
 OF_ROWS = ("rows", "batch", "group", "copies")
@@ -20,7 +20,7 @@ NEEDS = {
 }
 
 
-class Seen:
+class AxisUsage:
     """What was split of the activations, and what was not, since a loss was traced."""
 
     def __init__(self):
@@ -28,7 +28,7 @@ class Seen:
         self.saved: list[str] = []  # names of what a model saves for its backward pass
         self.left: dict[str, None] = {}  # why dims were left whole, in order
 
-    def note(self, choice: Choice, dims: Dims) -> None:
+    def note(self, choice: DimSplit, dims: Dims) -> None:
         """Remembers how an activation was split."""
         for dim, name in enumerate(dims):
             if name not in OF_ROWS:
@@ -37,7 +37,7 @@ class Seen:
         self.left.update(dict.fromkeys(choice.left))
 
 
-def refuse_unused(sizes: Sizes, seen: Seen, leaves: Iterable[Decision]) -> None:
+def refuse_unused(sizes: Sizes, seen: AxisUsage, leaves: Iterable[LeafSharding]) -> None:
     """Checks that every axis splits some leaf, or some activation that was seen.
 
     Raises:

@@ -12,7 +12,7 @@ ALL = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class DeviceSelection:
     """What was written, understood."""
 
     platform: str  # empty: the one that JAX computes on by default
@@ -20,7 +20,7 @@ class Choice:
     indices: tuple[int, ...]  # among the devices of each process; empty unless some were named
 
 
-def choice_of(written: Any) -> Choice:
+def choice_of(written: Any) -> DeviceSelection:
     """Return what `parallel.devices` asks for.
 
     Raises:
@@ -29,7 +29,7 @@ def choice_of(written: Any) -> Choice:
     if isinstance(written, int) and not isinstance(written, bool):
         if written < 0:
             raise _wrong("must be at least 0", written)
-        return Choice("", written, ())
+        return DeviceSelection("", written, ())
     if not isinstance(written, str | list | tuple):
         raise _wrong("must say devices", written)
     items = [written] if isinstance(written, str) else written
@@ -44,7 +44,7 @@ def choice_of(written: Any) -> Choice:
         raise _wrong("must name each device once", written)
     if len(indices) < len(named) and len(named) > 1:
         raise _wrong("must be a whole platform, or devices of it", written)
-    return Choice(platforms[0] if platforms else "", ALL, indices)
+    return DeviceSelection(platforms[0] if platforms else "", ALL, indices)
 
 
 def typed(written: Any) -> str:

@@ -9,7 +9,7 @@ import jax
 
 from jtrain.distributed.cluster import cpu_devices
 from jtrain.errors import ConfigError
-from jtrain.parallel.device_names import Choice, Devices, choice_of, typed
+from jtrain.parallel.device_names import Devices, DeviceSelection, choice_of, typed
 
 Device: TypeAlias = Any  # a jax.Device
 DATA = "data"  # the mesh axis of copies of the state, each with its part of the rows
@@ -61,7 +61,7 @@ def one_device(asked: Devices, among: Sequence[Device] | None = None) -> Device:
     return devices(asked, among)[0]
 
 
-def _present(asked: Devices, choice: Choice) -> list[Device]:
+def _present(asked: Devices, choice: DeviceSelection) -> list[Device]:
     """Return all devices of the platform, in every process."""
     needed = max(choice.count, *(index + 1 for index in choice.indices), 0)
     if needed and choice.platform in ("", "cpu") and not cpu_devices.is_said(os.environ):
@@ -82,7 +82,7 @@ def _present(asked: Devices, choice: Choice) -> list[Device]:
         ) from error
 
 
-def _stand_ins(asked: Devices, choice: Choice, among: Sequence[Device]) -> list[Device]:
+def _stand_ins(asked: Devices, choice: DeviceSelection, among: Sequence[Device]) -> list[Device]:
     if choice.platform not in ("", among[0].platform):
         raise ConfigError(
             f"parallel.devices={typed(asked)}, and the devices to compile for are "
@@ -91,7 +91,9 @@ def _stand_ins(asked: Devices, choice: Choice, among: Sequence[Device]) -> list[
     return list(among)
 
 
-def _of_process(there: list[Device], asked: Devices, choice: Choice, instead: str) -> list[Device]:
+def _of_process(
+    there: list[Device], asked: Devices, choice: DeviceSelection, instead: str
+) -> list[Device]:
     """Return those of one process's devices that were asked for."""
     if not choice.indices:
         if choice.count > len(there):

@@ -21,7 +21,7 @@ from jtrain.parallel.rules import activations, axes_of, split_evenly
 ROWS, EXPERT, STAGE = ("batch", "time", None), "expert", "stage"
 
 
-class Split(NamedTuple):
+class ExpertSplit(NamedTuple):
     """How the devices share what is to be computed."""
 
     mix: Callable[..., Array]
@@ -56,7 +56,7 @@ def over_experts(
     here = EXPERT in axes_of(parts[0], dims[0].index("experts"))
     apart = here and EXPERT in axes_of(rows, 0)  # else all devices of the axis have all tokens
     summed = axes_of(parts[0], dims[0].index("hidden"))
-    split = Split(mix, here, apart, (*summed, EXPERT) if here and not apart else summed)
+    split = ExpertSplit(mix, here, apart, (*summed, EXPERT) if here and not apart else summed)
     given, arrays = (rows, rows, rows, *parts), (x, chosen, weights, *kernels)
     if STAGE not in mesh.axis_names:
         of_device = functools.partial(_mixed, split)

@@ -13,7 +13,7 @@ from jtrain.parallel.rules import (
     SPLIT,
     SPLITS,
     STATE,
-    Choice,
+    DimSplit,
     Sizes,
     axes_of,
     split_largest,
@@ -23,12 +23,12 @@ from jtrain.parallel.rules import (
 Zero: TypeAlias = Literal[0, 1, 2, 3]
 
 
-class Decision(NamedTuple):
+class LeafSharding(NamedTuple):
     """One leaf."""
 
     leaf: str
     shape: tuple[int, ...]
-    choice: Choice
+    choice: DimSplit
     whole: int  # bytes of it
     bytes: int  # on each device
     host: bool = False  # whether these are in the memory of the host, between steps
@@ -40,7 +40,7 @@ class Decision(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Leaves:
+class StateSharding:
     """How the leaves of a state are split over a mesh.
 
     A leaf whose dims have names goes by the rules; then, what is still the same on all devices of
@@ -59,7 +59,7 @@ class Leaves:
     """The axes that state is split over where it would else be the same on all their devices."""
 
     @property
-    def used(self) -> "Leaves":
+    def used(self) -> "StateSharding":
         """How parameters are split that a step computes with: what the devices of `context` and
         `expert` hold a part each of between steps, all of them need at once."""
         return dataclasses.replace(self, over=(SPLIT,))
@@ -72,7 +72,7 @@ class Leaves:
 
     def decisions(
         self, tree: Any, dims: Mapping[str, Dims], *, split: bool | None = None
-    ) -> list[Decision]:
+    ) -> list[LeafSharding]:
         """What was decided of each leaf, in order."""
         found = []
         for leaf, array in named_leaves(tree).items():
@@ -81,12 +81,12 @@ class Leaves:
                 self.sizes[a] for d in range(array.ndim) for a in axes_of(choice.spec, d)
             )
             size = math.prod(array.shape) * array.dtype.itemsize
-            found.append(Decision(leaf, tuple(array.shape), choice, size, size // parts))
+            found.append(LeafSharding(leaf, tuple(array.shape), choice, size, size // parts))
         return found
 
     def choose(
         self, leaf: str, shape: tuple[int, ...], dims: Mapping[str, Dims], split: bool | None = None
-    ) -> Choice:
+    ) -> DimSplit:
         """How a leaf is split."""
         moments = leaf.split("/")[0] == "opt_state"
         reached = (self.zero >= (1 if moments else 3)) if split is None else split
@@ -94,7 +94,7 @@ class Leaves:
         small = math.prod(shape) < self.min_size
         over = reached and splits and not small
         rules = {**STATE, "width": splits if over else ()}
-        choice = Choice()
+        choice = DimSplit()
         named = dims_of(leaf, len(shape), dims)
         if named is not None:
             choice = split_named(shape, named, rules, self.sizes)

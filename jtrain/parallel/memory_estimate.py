@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from jtrain.core.types import Dims
-from jtrain.parallel.leaf_sharding import Leaves
+from jtrain.parallel.leaf_sharding import StateSharding
 from jtrain.parallel.rules import AXES
 from jtrain.parallel.strategies.mesh_axes import Axes
 
 
-class Needs(NamedTuple):
+class MemoryNeeds(NamedTuple):
     """What a step takes, before anything is split."""
 
     state: Any
@@ -34,7 +34,7 @@ class Needs(NamedTuple):
     """Bytes of the weights of that part."""
 
 
-class Estimate(NamedTuple):
+class MemoryEstimate(NamedTuple):
     """Bytes on each device."""
 
     state: int
@@ -57,7 +57,7 @@ def gb(size: int) -> str:
     return f"{size / 1e9:.3g}"
 
 
-def estimate(layout: Axes, needs: Needs) -> Estimate:
+def estimate(layout: Axes, needs: MemoryNeeds) -> MemoryEstimate:
     """The bytes on a device, whose sizes the layout must all name.
 
     Gradients are in the type that is computed with until they are summed over microbatches, which
@@ -66,14 +66,14 @@ def estimate(layout: Axes, needs: Needs) -> Estimate:
     its weights gathered.
     """
     sizes, zero = {axis: getattr(layout, axis) for axis in AXES}, layout.zero
-    leaves = Leaves(sizes, zero, layout.min_size)
+    leaves = StateSharding(sizes, zero, layout.min_size)
     state = sum(
         of.bytes
         for of in leaves.decisions(needs.state, needs.dims)
         if of.leaf.split("/")[0] not in layout.offload
     )
 
-    def params(how: Leaves, split: bool, dtype: Any) -> int:
+    def params(how: StateSharding, split: bool, dtype: Any) -> int:
         like = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype), needs.state.params
         )
@@ -89,4 +89,4 @@ def estimate(layout: Axes, needs: Needs) -> Estimate:
     passing = needs.passing // each
     if zero == 3 and layout.fsdp > 1:
         passing += needs.gathered // (layout.tensor * layout.expert)
-    return Estimate(state, copy + gradient, needs.saved // each, passing)
+    return MemoryEstimate(state, copy + gradient, needs.saved // each, passing)

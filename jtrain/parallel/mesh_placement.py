@@ -9,33 +9,33 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, Shaped
 
-from jtrain.core.placement import Anywhere, Layer
+from jtrain.core.placement import Layer, Unplaced
 from jtrain.core.types import Dims, Params
 from jtrain.parallel.attention.protocol import Attention
-from jtrain.parallel.attention.sequence_parallel import Attending, ContextBy
-from jtrain.parallel.axis_usage import Seen
+from jtrain.parallel.attention.sequence_parallel import ContextBy, SequenceParallelAttention
+from jtrain.parallel.axis_usage import AxisUsage
 from jtrain.parallel.expert_exchange import over_experts
 from jtrain.parallel.offload import Offload, policy
 from jtrain.parallel.pipeline.pipeline import through_stages
-from jtrain.parallel.pipeline.schedule import Schedule
-from jtrain.parallel.pipeline.stages import Split
+from jtrain.parallel.pipeline.schedule import PipelineSchedule
+from jtrain.parallel.pipeline.stages import RowSplit
 from jtrain.parallel.rules import ROWS, split_evenly
 
 
-class ByName:
+class MeshPlacement:
     """The placement over a mesh: rules for named dims."""
 
     def __init__(
         self,
         mesh: Mesh,
         rules: Mapping[str, tuple[str, ...]],
-        seen: Seen,
+        seen: AxisUsage,
         context_by: ContextBy = "ring",
         offload: Offload = (),
-        schedule: Schedule | None = None,
+        schedule: PipelineSchedule | None = None,
     ):
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
-        self._attending = Attending(mesh, rules, context_by)
+        self._attending = SequenceParallelAttention(mesh, rules, context_by)
         self._seen, self._offload, self._schedule = seen, offload, schedule
 
     @property
@@ -100,8 +100,8 @@ class ByName:
     ) -> tuple[Float[Array, "b t d"], Any]:
         """One after the other; stage by stage where there are some: `parallel.pipeline`."""
         if self._schedule is None:
-            return Anywhere().layers(layer, stack, x, rows)
+            return Unplaced().layers(layer, stack, x, rows)
         axes = tuple(axis for axis in self._rules["copies"] if axis in self._sizes)
         copies = math.prod(self._sizes[axis] for axis in axes)
-        split = Split(copies, self.rows // self._schedule.stages // copies, axes, self._mesh)
+        split = RowSplit(copies, self.rows // self._schedule.stages // copies, axes, self._mesh)
         return through_stages(self._schedule, self.constrain, layer, stack, x, rows, split)

@@ -71,7 +71,7 @@ def copies_of(zero: int, gather: str = "turn") -> tuple[str, ...]:
     return ("slice", "data") if split else ("slice", "data", SPLIT)
 
 
-class Choice(NamedTuple):
+class DimSplit(NamedTuple):
     """How an array is split, and why so."""
 
     spec: P = P()
@@ -89,7 +89,7 @@ class Choice(NamedTuple):
         return ", ".join(self.left)
 
 
-def split_named(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) -> Choice:
+def split_named(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) -> DimSplit:
     """An array whose dims have names, each split over the axes that its rule names and fit."""
     taken: list[list[str]] = [[] for _ in shape]
     said, left, used = [], [], set()
@@ -106,10 +106,10 @@ def split_named(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) 
                 used.add(axis)
             if taken[dim]:
                 said.append(f"{name} -> {' x '.join(taken[dim])}")
-    return Choice(spec(taken), tuple(said), tuple(left))
+    return DimSplit(spec(taken), tuple(said), tuple(left))
 
 
-def split_largest(shape: Sequence[int], choice: Choice, axis: str, sizes: Sizes) -> Choice:
+def split_largest(shape: Sequence[int], choice: DimSplit, axis: str, sizes: Sizes) -> DimSplit:
     """The same array with its largest dim split over one more axis, if it divides one."""
     taken = [list(axes_of(choice.spec, dim)) for dim in range(len(shape))]
     here = lambda dim: shape[dim] // math.prod(sizes[a] for a in taken[dim])
@@ -120,10 +120,10 @@ def split_largest(shape: Sequence[int], choice: Choice, axis: str, sizes: Sizes)
     dim = max(fits, key=here)
     taken[dim].append(axis)
     rule = f"largest dim, {shape[dim]} -> {axis}"
-    return Choice(spec(taken), (*choice.rules, rule), choice.left)
+    return DimSplit(spec(taken), (*choice.rules, rule), choice.left)
 
 
-def split_evenly(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) -> Choice:
+def split_evenly(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) -> DimSplit:
     """As `split_named`, heads, experts and stages into whole ones or not at all.
 
     Raises:

@@ -11,7 +11,7 @@ from jtrain.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class MachineShare:
     """Cores, and GPUs where there are some, that no other share has."""
 
     cores: frozenset[int]
@@ -40,7 +40,7 @@ class Share:
         return f"cores {cores}" + (f", GPUs {','.join(self.gpus)}" if self.gpus else "")
 
 
-def shares(jobs: int) -> list[Share]:
+def shares(jobs: int) -> list[MachineShare]:
     """The machine cut into `jobs` shares, of the cores and GPUs that this process may use.
 
     Raises:
@@ -56,7 +56,8 @@ def shares(jobs: int) -> list[Share]:
                 f"the same. Write --jobs {len(there)}."
             )
     return [
-        Share(frozenset(_part(cores, i, jobs)), tuple(_part(gpus, i, jobs))) for i in range(jobs)
+        MachineShare(frozenset(_part(cores, i, jobs)), tuple(_part(gpus, i, jobs)))
+        for i in range(jobs)
     ]
 
 

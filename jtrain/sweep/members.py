@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jtrain.config.resolve import Resolved, resolve
+from jtrain.config.resolve import ResolvedConfig, resolve
 from jtrain.errors import ConfigError
 from jtrain.io.atomic_write import rewrite
 from jtrain.io.redact import redacted_values
 from jtrain.sweep.grid import Grid, label
 from jtrain.train.longer_run import keep_lengths, lengths, stored_lengths
-from jtrain.train.run_dir import Directory
+from jtrain.train.run_dir import RunDir
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class SweepMember:
     """A run of a sweep."""
 
     name: str
@@ -34,9 +34,9 @@ class Member:
         return self.name.partition("/")[2]
 
     @property
-    def directory(self) -> Directory:
+    def directory(self) -> RunDir:
         """Where it lies."""
-        return Directory(self.home / self.name)
+        return RunDir(self.home / self.name)
 
     def status(self) -> str:
         """What run.json says; `running` also where it was killed, and empty where none is."""
@@ -71,7 +71,7 @@ def name_of(config: Path, settings: Sequence[str]) -> tuple[str, list[str]]:
     return name, [setting for setting in settings if not setting.startswith("name=")]
 
 
-def members(name: str, grid: Grid) -> list[Member]:
+def members(name: str, grid: Grid) -> list[SweepMember]:
     """The runs of a grid, in its order."""
     keys = list(grid.axes)
     labels: dict[str, int] = {}
@@ -84,13 +84,13 @@ def members(name: str, grid: Grid) -> list[Member]:
     return found
 
 
-def member(name: str, label: str, point: Mapping[str, str], fixed: Sequence[str]) -> Member:
+def member(name: str, label: str, point: Mapping[str, str], fixed: Sequence[str]) -> SweepMember:
     """A run of a sweep."""
     chosen = [f"{key}={value}" for key, value in point.items()]
-    return Member(f"{name}/{label}", point, (*fixed, *chosen, f"name={name}/{label}"))
+    return SweepMember(f"{name}/{label}", point, (*fixed, *chosen, f"name={name}/{label}"))
 
 
-def check(config: Path, all_members: Sequence[Member]) -> Resolved:
+def check(config: Path, all_members: Sequence[SweepMember]) -> ResolvedConfig:
     """The values of the first member, when those of all are what they should be.
 
     Raises:
@@ -115,7 +115,7 @@ def check(config: Path, all_members: Sequence[Member]) -> Resolved:
     return first
 
 
-def keep_record(name: str, config: Path, all_members: Sequence[Member], **facts: Any) -> None:
+def keep_record(name: str, config: Path, all_members: Sequence[SweepMember], **facts: Any) -> None:
     """Writes runs/NAME/sweep.json: what was asked, for people and programs that come later."""
     place = Path("runs") / name
     place.mkdir(parents=True, exist_ok=True)
@@ -126,13 +126,15 @@ def keep_record(name: str, config: Path, all_members: Sequence[Member], **facts:
     rewrite(place / "sweep.json", json.dumps(said, indent=2).encode() + b"\n")
 
 
-def read_record(sweep: Path) -> list[Member]:
+def read_record(sweep: Path) -> list[SweepMember]:
     """Return the members of the sweep in a directory, in its order; none if it holds no sweep."""
     try:
         told = json.loads((sweep / "sweep.json").read_text("utf-8", "replace"))["members"]
         home = sweep.resolve().parent
         return [
-            Member(f"{sweep.resolve().name}/{m['name'].partition('/')[2]}", m["point"], (), home)
+            SweepMember(
+                f"{sweep.resolve().name}/{m['name'].partition('/')[2]}", m["point"], (), home
+            )
             for m in told
         ]
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from jtrain.io.formatting import number
-from jtrain.sweep.results import Group
+from jtrain.sweep.results import SeedGroup
 from jtrain.train.hooks.curve import Number, Point
 
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
@@ -13,7 +13,9 @@ MOST = 40  # settings that are drawn
 LINE, LEFT, WIDE, TALL = 22, 20, 420, 260  # pixels
 
 
-def svg(title: str, metric: str, groups: Sequence[Group], curves: Mapping[str, list[Point]]) -> str:
+def svg(
+    title: str, metric: str, groups: Sequence[SeedGroup], curves: Mapping[str, list[Point]]
+) -> str:
     """A picture for a browser: a dot a seed and a bar at the mean, the best on top; then curves.
 
     Args:
@@ -39,7 +41,7 @@ def svg(title: str, metric: str, groups: Sequence[Group], curves: Mapping[str, l
     )
 
 
-def _dots(shown: Sequence[Group], margin: int) -> list[str]:
+def _dots(shown: Sequence[SeedGroup], margin: int) -> list[str]:
     values = [v for group in shown for v in group.values.values() if math.isfinite(v)]
     if not values:
         return []

@@ -14,20 +14,20 @@ from typing import BinaryIO, Literal
 
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError
 from jtrain.io.disk_errors import advice
-from jtrain.io.regular_files import TooMuchError, open_regular, read_bytes
+from jtrain.io.regular_files import TooLargeError, open_regular, read_bytes
 from jtrain.io.same_file import HeldFolder
-from jtrain.sweep.machine import Share
-from jtrain.sweep.members import Member
+from jtrain.sweep.machine import MachineShare
+from jtrain.sweep.members import SweepMember
 
 _POLL = 0.1  # seconds
 MOST = 1 << 24  # bytes of what a member said that are read
 
 
 @dataclasses.dataclass(frozen=True)
-class End:
+class MemberExit:
     """How a member ended."""
 
-    member: Member
+    member: SweepMember
     code: int
     seconds: float
     message: str = ""
@@ -36,13 +36,13 @@ class End:
 
 @dataclasses.dataclass(frozen=True)
 class _Running:
-    member: Member
-    share: Share
+    member: SweepMember
+    share: MachineShare
     process: subprocess.Popen
     begun: float
 
 
-class Side:
+class MemberPool:
     """Starts members in the order they come, one on each share, until none is left.
 
     Args:
@@ -51,16 +51,16 @@ class Side:
         lock: what `only_one` gives; members hold it too.
     """
 
-    def __init__(self, config: Path, shares: Sequence[Share], lock: Sequence[int]):
+    def __init__(self, config: Path, shares: Sequence[MachineShare], lock: Sequence[int]):
         self._config, self._free, self._lock = config, list(shares), lock
         self._running: list[_Running] = []
 
     def ends(
         self,
-        members: Iterator[Member],
+        members: Iterator[SweepMember],
         stopped: Callable[[], bool],
-        begins: Callable[[Member], None],
-    ) -> Iterator[End]:
+        begins: Callable[[SweepMember], None],
+    ) -> Iterator[MemberExit]:
         """Each member when it has ended; once `stopped` says so, all are ended and none begins.
 
         However this generator is left, no process stays.
@@ -87,7 +87,7 @@ class Side:
                 one.process.kill()
                 one.process.wait()
 
-    def _start(self, member: Member, share: Share) -> _Running:
+    def _start(self, member: SweepMember, share: MachineShare) -> _Running:
         place = member.directory.path
         with (
             _written(place / "output.txt", "ab") as output,
@@ -106,7 +106,7 @@ class Side:
         return _Running(member, share, process, time.monotonic())
 
 
-def command_of(config: Path, member: Member) -> list[str]:
+def command_of(config: Path, member: SweepMember) -> list[str]:
     """What is run for a member: `jtrain run`, by this Python."""
     return [sys.executable, "-m", "jtrain", "run", str(config), *member.settings]
 
@@ -161,21 +161,21 @@ def _written(path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
         ) from None
 
 
-def _end(one: _Running) -> End:
+def _end(one: _Running) -> MemberExit:
     code, seconds = one.process.returncode, time.monotonic() - one.begun
     if code in {DONE, STOPPED}:
-        return End(one.member, code, seconds)
-    return End(one.member, code, seconds, _message(one.member, code))
+        return MemberExit(one.member, code, seconds)
+    return MemberExit(one.member, code, seconds, _message(one.member, code))
 
 
 def _read(path: Path) -> str:
     try:
         return read_bytes(path, most=MOST).decode(errors="replace").strip()
-    except (OSError, TooMuchError):
+    except (OSError, TooLargeError):
         return ""
 
 
-def _message(member: Member, code: int) -> str:
+def _message(member: SweepMember, code: int) -> str:
     """Why it failed, in its own words."""
     stands = member.directory.stands()
     if stands.get("status") == "failed" and code == FAULT:

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jtrain.checkpoint.retention import Goal
+from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import ConfigError
 from jtrain.io.formatting import number
-from jtrain.sweep.members import Member
+from jtrain.sweep.members import SweepMember
 from jtrain.train.hooks.curve import Point
 from jtrain.train.hooks.metrics import results
 
@@ -18,10 +18,10 @@ SEED = "seed"
 
 
 @dataclasses.dataclass(frozen=True)
-class Score:
+class MemberScore:
     """A member, how it stands, and its number at the last step at which it was measured."""
 
-    member: Member
+    member: SweepMember
     status: str
     value: float | None = None
     step: int = 0
@@ -29,7 +29,7 @@ class Score:
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """The members that differ in their seed alone."""
 
     point: Mapping[str, str]
@@ -53,7 +53,7 @@ class Group:
         return " ".join(f"{key}={value}" for key, value in self.point.items()) or "all"
 
 
-def score(member: Member, goal: Goal, message: str = "") -> Score:
+def score(member: SweepMember, goal: BestMetric, message: str = "") -> MemberScore:
     """How a member stands, by what it has written.
 
     Raises:
@@ -63,7 +63,7 @@ def score(member: Member, goal: Goal, message: str = "") -> Score:
     step, value = curve[-1] if curve else (0, None)
     stands = member.directory.stands()
     status, why = stands.get("status", ""), stands.get("why", "")
-    return Score(
+    return MemberScore(
         member,
         status,
         value,
@@ -72,7 +72,7 @@ def score(member: Member, goal: Goal, message: str = "") -> Score:
     )
 
 
-def points(member: Member, goal: Goal) -> list[Point]:
+def points(member: SweepMember, goal: BestMetric) -> list[Point]:
     """The number of a member at each step at which it was measured.
 
     `loss` is of the first evaluation set, `NAME/loss` of another one; where an experiment has no
@@ -94,7 +94,7 @@ def points(member: Member, goal: Goal) -> list[Point]:
     return [(step, row[metric]) for step, row in rows.items() if metric in row]
 
 
-def groups(scores: Sequence[Score], goal: Goal) -> list[Group]:
+def groups(scores: Sequence[MemberScore], goal: BestMetric) -> list[SeedGroup]:
     """The settings of which a member is done, the best first; a NaN is the worst."""
     found: dict[tuple, dict[str, float]] = {}
     for one in scores:
@@ -104,10 +104,10 @@ def groups(scores: Sequence[Score], goal: Goal) -> list[Group]:
             found.setdefault(tuple(point.items()), {})[seed] = one.value
     sign = 1 if goal.end == "lowest" else -1
     worst = lambda group: math.inf if math.isnan(group.mean) else sign * group.mean
-    return sorted((Group(dict(key), values) for key, values in found.items()), key=worst)
+    return sorted((SeedGroup(dict(key), values) for key, values in found.items()), key=worst)
 
 
-def table(scores: Sequence[Score], goal: Goal) -> list[str]:
+def table(scores: Sequence[MemberScore], goal: BestMetric) -> list[str]:
     """Lines for a person: settings, the best first; then what is not done, and why."""
     lines, best = [], groups(scores, goal)
     if best:
@@ -127,7 +127,7 @@ def table(scores: Sequence[Score], goal: Goal) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def as_json(name: str, scores: Sequence[Score], goal: Goal) -> dict[str, Any]:
+def as_json(name: str, scores: Sequence[MemberScore], goal: BestMetric) -> dict[str, Any]:
     """The same as plain values."""
     ranked = groups(scores, goal)
     return {
@@ -152,7 +152,7 @@ def as_json(name: str, scores: Sequence[Score], goal: Goal) -> dict[str, Any]:
     }
 
 
-def mean_curve(scores: Sequence[Score], group: Group, goal: Goal) -> list[Point]:
+def mean_curve(scores: Sequence[MemberScore], group: SeedGroup, goal: BestMetric) -> list[Point]:
     """The mean over the seeds at each step at which all of them were measured."""
     curves = []
     for one in scores:
@@ -163,7 +163,7 @@ def mean_curve(scores: Sequence[Score], group: Group, goal: Goal) -> list[Point]
     return [(step, statistics.fmean(curve[step] for curve in curves)) for step in shared]
 
 
-def _row(group: Group, keys: Sequence[str], seeded: bool) -> list[str]:
+def _row(group: SeedGroup, keys: Sequence[str], seeded: bool) -> list[str]:
     cells = [*(group.point[key] for key in keys), number(group.mean)]
     if not seeded:
         return cells

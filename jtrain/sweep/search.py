@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jtrain.checkpoint.retention import Goal
+from jtrain.checkpoint.retention import BestMetric
 from jtrain.errors import ConfigError
 from jtrain.sweep.grid import parts
-from jtrain.sweep.members import Member, member
+from jtrain.sweep.members import SweepMember, member
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(:log)?")
@@ -20,7 +20,7 @@ WHOLE = re.compile(r"[-+]?\d+")
 
 
 @dataclasses.dataclass(frozen=True)
-class Between:
+class SearchRange:
     """A range that is searched, both ends among it."""
 
     low: float
@@ -29,7 +29,7 @@ class Between:
     whole: bool
 
 
-Space: TypeAlias = Mapping[str, Between | Sequence[str]]
+Space: TypeAlias = Mapping[str, SearchRange | Sequence[str]]
 
 
 def space(settings: Sequence[str]) -> tuple[Space, list[str]]:
@@ -42,7 +42,7 @@ def space(settings: Sequence[str]) -> tuple[Space, list[str]]:
         ConfigError: for a key that is said twice, a range that is empty or, on a log scale, not
             above 0; or if nothing is searched.
     """
-    found: dict[str, Between | Sequence[str]] = {}
+    found: dict[str, SearchRange | Sequence[str]] = {}
     fixed: list[str] = []
     for setting in settings:
         key, _, text = setting.partition("=")
@@ -67,7 +67,7 @@ def space(settings: Sequence[str]) -> tuple[Space, list[str]]:
 
 def corners(space: Space) -> Iterator[dict[str, str]]:
     """Points that say each end and each choice, to be checked before a trial begins."""
-    sides = {k: _spelled_ends(s) if isinstance(s, Between) else s for k, s in space.items()}
+    sides = {k: _spelled_ends(s) if isinstance(s, SearchRange) else s for k, s in space.items()}
     first = {key: values[0] for key, values in sides.items()}
     for key, values in sides.items():
         for value in values:
@@ -81,7 +81,7 @@ class Search:
         ConfigError: if Optuna is not installed, or the study there searches something else.
     """
 
-    def __init__(self, directory: Path, space: Space, goal: Goal, *, seed: int):
+    def __init__(self, directory: Path, space: Space, goal: BestMetric, *, seed: int):
         optuna = _optuna()
         journal = importlib.import_module("optuna.storages.journal")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -106,7 +106,7 @@ class Search:
                     f"ranges. Give this one a name of its own: name={directory.name}-2"
                 )
 
-    def members(self, trials: int, fixed: Sequence[str]) -> Iterator[Member]:
+    def members(self, trials: int, fixed: Sequence[str]) -> Iterator[SweepMember]:
         """Runs until there are `trials` of them: first those that did not end, then new ones."""
         for trial in self._study.trials:
             if trial.state == self._states.RUNNING:
@@ -115,11 +115,11 @@ class Search:
             asked = self._study.ask(self._distributions)
             yield self._member(asked.number, asked.params, fixed)
 
-    def all(self, fixed: Sequence[str]) -> list[Member]:
+    def all(self, fixed: Sequence[str]) -> list[SweepMember]:
         """Every trial so far as the run that it is."""
         return [self._member(t.number, t.params, fixed) for t in self._study.trials]
 
-    def tell(self, member: Member, value: float | None) -> None:
+    def tell(self, member: SweepMember, value: float | None) -> None:
         """Notes what a trial came to; None: it failed."""
         number = int(member.label.removeprefix("trial-"))
         if self._study.trials[number].state == self._states.RUNNING:
@@ -127,13 +127,13 @@ class Search:
             with contextlib.suppress(ValueError):
                 self._study.tell(number, value, state=failed)
 
-    def _member(self, number: int, params: Mapping[str, Any], fixed: Sequence[str]) -> Member:
+    def _member(self, number: int, params: Mapping[str, Any], fixed: Sequence[str]) -> SweepMember:
         point = {key: _spelled(params[key]) for key in self._space}
         return member(self._study.study_name, f"trial-{number:04}", point, fixed)
 
 
-def _between(setting: str, low: str, high: str, log: str | None) -> Between:
-    found = Between(
+def _between(setting: str, low: str, high: str, log: str | None) -> SearchRange:
+    found = SearchRange(
         low=float(low),
         high=float(high),
         log=bool(log),
@@ -146,7 +146,7 @@ def _between(setting: str, low: str, high: str, log: str | None) -> Between:
     return found
 
 
-def _spelled_ends(between: Between) -> list[str]:
+def _spelled_ends(between: SearchRange) -> list[str]:
     kind = int if between.whole else float
     return [_spelled(kind(between.low)), _spelled(kind(between.high))]
 
@@ -156,9 +156,9 @@ def _spelled(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def _distribution(optuna: Any, what: Between | Sequence[str]) -> Any:
+def _distribution(optuna: Any, what: SearchRange | Sequence[str]) -> Any:
     kinds = optuna.distributions
-    if not isinstance(what, Between):
+    if not isinstance(what, SearchRange):
         return kinds.CategoricalDistribution(tuple(what))
     if what.whole:
         return kinds.IntDistribution(int(what.low), int(what.high), log=what.log)

@@ -4,17 +4,17 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from jtrain.checkpoint.retention import Goal
+from jtrain.checkpoint.retention import BestMetric
 from jtrain.errors import DONE, STOPPED, ConfigError
 from jtrain.io.atomic_write import rewrite
 from jtrain.io.formatting import duration
 from jtrain.io.private_files import private_files
 from jtrain.sweep.grid import grid
 from jtrain.sweep.machine import shares
-from jtrain.sweep.members import Member, check, keep_record, member, members, name_of
+from jtrain.sweep.members import SweepMember, check, keep_record, member, members, name_of
 from jtrain.sweep.picture import svg
-from jtrain.sweep.processes import End, Side, only_one
-from jtrain.sweep.results import Score, groups, mean_curve, score
+from jtrain.sweep.processes import MemberExit, MemberPool, only_one
+from jtrain.sweep.results import MemberScore, groups, mean_curve, score
 from jtrain.sweep.search import Search, corners, space
 from jtrain.train.hooks.signals import Signals
 
@@ -22,12 +22,12 @@ CURVES = 4  # that are drawn
 
 
 @dataclasses.dataclass(frozen=True)
-class Swept:
+class SweepResult:
     """What a sweep came to."""
 
     name: str
-    goal: Goal
-    scores: Sequence[Score]
+    goal: BestMetric
+    scores: Sequence[MemberScore]
     stopped: str
     """What stopped it before its end; empty if nothing did."""
     picture: Path | None
@@ -42,7 +42,7 @@ def sweep(
     metric: str = "",
     trials: int = 0,
     tell: Callable[[str], None],
-) -> Swept:
+) -> SweepResult:
     """Runs each member that is not done, `jobs` of them at a time.
 
     Args:
@@ -75,9 +75,9 @@ def sweep(
             keep_record(name, config, tried, argv=[*settings])
             plan = _going_over(tried, config)
         tell(f"{name}: {plan.count} runs, {plan.before} of them before; {jobs} at a time")
-        ends, stopped = _go(Side(config, parts, lock), plan, jobs, tell)
+        ends, stopped = _go(MemberPool(config, parts, lock), plan, jobs, tell)
     scores = _scores(plan.every(), ends, goal)
-    return Swept(name, goal, scores, stopped, _draw(name, scores, goal))
+    return SweepResult(name, goal, scores, stopped, _draw(name, scores, goal))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,24 +86,26 @@ class _Plan:
 
     count: int
     before: int  # done, or for a search begun, when this call began
-    left: Iterator[Member]
-    every: Callable[[], Sequence[Member]]
-    note: Callable[[End], None]
+    left: Iterator[SweepMember]
+    every: Callable[[], Sequence[SweepMember]]
+    note: Callable[[MemberExit], None]
 
 
-def _going_over(every: Sequence[Member], config: Path) -> _Plan:
+def _going_over(every: Sequence[SweepMember], config: Path) -> _Plan:
     left = [one for one in every if not one.is_done(config)]
     before = len(every) - len(left)
     return _Plan(len(every), before, iter(left), lambda: every, lambda end: None)
 
 
-def _searching(search: Search, fixed: Sequence[str], trials: int, goal: Goal) -> _Plan:
+def _searching(search: Search, fixed: Sequence[str], trials: int, goal: BestMetric) -> _Plan:
     every = lambda: search.all(fixed)
     note = lambda end: search.tell(end.member, score(end.member, goal).value)
     return _Plan(trials, len(every()), search.members(trials, fixed), every, note)
 
 
-def _scores(every: Sequence[Member], ends: Sequence[End], goal: Goal) -> list[Score]:
+def _scores(
+    every: Sequence[SweepMember], ends: Sequence[MemberExit], goal: BestMetric
+) -> list[MemberScore]:
     messages = {end.member.name: end.message for end in ends}
     failed = {end.member.name for end in ends if end.code not in {DONE, STOPPED}}
     scores = [score(one, goal, messages.get(one.name, "")) for one in every]
@@ -111,16 +113,18 @@ def _scores(every: Sequence[Member], ends: Sequence[End], goal: Goal) -> list[Sc
     return [named(one) for one in scores]
 
 
-def curves_of(scores: Sequence[Score], goal: Goal) -> dict[str, list]:
+def curves_of(scores: Sequence[MemberScore], goal: BestMetric) -> dict[str, list]:
     """The mean curves of the best few settings, by name; empty where there is nothing to see."""
     best = groups(scores, goal)[:CURVES]
     found = {group.name: mean_curve(scores, group, goal) for group in best}
     return {name: curve for name, curve in found.items() if len(curve) > 1}
 
 
-def _go(side: Side, plan: _Plan, jobs: int, tell: Callable[[str], None]) -> tuple[list[End], str]:
+def _go(
+    side: MemberPool, plan: _Plan, jobs: int, tell: Callable[[str], None]
+) -> tuple[list[MemberExit], str]:
     """How each member ended, and what stopped the sweep."""
-    ends: list[End] = []
+    ends: list[MemberExit] = []
     began = lambda one: tell(f"  begins   {one.label}")
     with Signals() as signals:
         for end in side.ends(plan.left, lambda: signals.why is not None, began):
@@ -131,13 +135,13 @@ def _go(side: Side, plan: _Plan, jobs: int, tell: Callable[[str], None]) -> tupl
         return ends, signals.why or ""
 
 
-def _said(end: End) -> str:
+def _said(end: MemberExit) -> str:
     how = {DONE: "done", STOPPED: "stopped"}.get(end.code, "failed")
     message = f"  {end.message.splitlines()[0]}" if end.message else ""
     return f"  {how:8} {end.member.label}  {duration(end.seconds)}{message}"
 
 
-def _left(ends: Sequence[End], count: int, jobs: int) -> str:
+def _left(ends: Sequence[MemberExit], count: int, jobs: int) -> str:
     """How many runs have not ended yet, and how long they take if they are like those that did."""
     whole = [end.seconds for end in ends if end.code == DONE]
     if not count or not whole:
@@ -146,14 +150,14 @@ def _left(ends: Sequence[End], count: int, jobs: int) -> str:
     return f"  ({count} to go, about {duration(seconds)})"
 
 
-def _goal(metric: str, best: str) -> Goal:
-    goal = Goal.parse(metric or best or "loss")
+def _goal(metric: str, best: str) -> BestMetric:
+    goal = BestMetric.parse(metric or best or "loss")
     if goal is None:
         raise ConfigError("--metric is empty; write --metric loss, or --metric 'highest accuracy'")
     return goal
 
 
-def _draw(name: str, scores: Sequence[Score], goal: Goal) -> Path | None:
+def _draw(name: str, scores: Sequence[MemberScore], goal: BestMetric) -> Path | None:
     """runs/NAME/sweep.svg, if anything is done."""
     ranked = groups(scores, goal)
     if not ranked:

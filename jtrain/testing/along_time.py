@@ -7,13 +7,16 @@ import numpy as np
 from jtrain.core.types import Batch
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import near
-from jtrain.testing.result import Result
+from jtrain.testing.result import StepResult
 
 SEES = 1e-4  # relative: what a token changes in the loss of a position that sees it
 
 
 def cause_along_time(
-    batch: Batch, parts: int, got: Callable[[Batch], Result], want: Callable[[Batch], Result]
+    batch: Batch,
+    parts: int,
+    got: Callable[[Batch], StepResult],
+    want: Callable[[Batch], StepResult],
 ) -> Cause | None:
     """Why a loss over `tokens` b t+1 of `length` b differs where t is in `parts`; None if unknown.
 
@@ -56,7 +59,7 @@ def _mask(position: int, token: int, border: int, *, sees: bool) -> Cause:
 class _Losses:
     """Sums of losses over positions, with a token changed or not."""
 
-    def __init__(self, batch: Batch, run: Callable[[Batch], Result]):
+    def __init__(self, batch: Batch, run: Callable[[Batch], StepResult]):
         self._batch, self._run = batch, run
 
     def sees(self, position: int, token: int) -> bool:

@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jtrain.core.loss import Returned, Stateful, in_terms
+from jtrain.core.loss import LossOutput, Stateful, in_terms
 from jtrain.core.loss_checks import refuse_weights_of_params
-from jtrain.core.placement import Anywhere, Placement
+from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.rows import with_rows
 from jtrain.core.step import StepFn, make_step
 from jtrain.core.types import Batch, Couples, Dims, Extra, Key, LossFn, Params
 from jtrain.errors import LossError
 from jtrain.testing.fixed_rows import fails_on_half
 from jtrain.testing.splits import taken
-from jtrain.testing.watch import Watch
+from jtrain.testing.watch import SideEffects
 
 Loss: TypeAlias = LossFn | Stateful
 # What `jtrain.make_step` is: (loss, optimizer, *, microbatches, couples, psum, ragged, lay, ...).
@@ -28,24 +28,24 @@ MakeStep: TypeAlias = Callable[..., StepFn]
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
+class PlacedLoss:
     """A loss that is another under each placement: `build(place)` gives it."""
 
     build: Callable[[Placement], Loss]
 
 
-def placed(build: Callable[[Placement], Loss]) -> Placed:
+def placed(build: Callable[[Placement], Loss]) -> PlacedLoss:
     """Marks a function from a placement to a loss, where the model says what its arrays are."""
-    return Placed(build)
+    return PlacedLoss(build)
 
 
-class Traced(NamedTuple):
+class TracedLoss(NamedTuple):
     """A loss as a program."""
 
     program: Any  # of `jax.make_jaxpr`
     inputs: Sequence[tuple[int, Any]]
     """Of each input the argument that it is of (params, extra, batch, rng), and its path in it."""
-    returned: Returned
+    returned: LossOutput
     """Shapes in the place of arrays."""
 
     def leaves_of_batch(self) -> list[str | None]:
@@ -54,10 +54,10 @@ class Traced(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Subject:
+class LossCase:
     """A loss and all that a step of it takes."""
 
-    loss: Placed
+    loss: PlacedLoss
     params: Params
     extra: Extra = ()
     batch: Batch  # numpy, with row and mask
@@ -75,7 +75,7 @@ class Subject:
     halves: str = ""  # what it raises for half of the rows; empty: it takes them
     # Further batches, of which only the whole numbers that index something are looked at.
     further: Callable[[], Iterable[Batch]] = tuple
-    watch: Watch = dataclasses.field(default_factory=Watch)
+    watch: SideEffects = dataclasses.field(default_factory=SideEffects)
     said: str = ""  # where it is from
 
     @property
@@ -100,35 +100,35 @@ class Subject:
 
     def alone(self) -> Loss:
         """Return the loss on one device, the same each time."""
-        return self.loss.build(Anywhere())
+        return self.loss.build(Unplaced())
 
-    def terms(self) -> Callable[..., Returned]:
-        """Return `(params, extra, batch, rng) -> Returned`, its trace with the lines of the loss.
+    def terms(self) -> Callable[..., LossOutput]:
+        """Return `(params, extra, batch, rng) -> LossOutput`, its trace with the lines of the loss.
 
         It is another function object each time: of one and the same JAX keeps the first trace.
         """
         terms = inspect.unwrap(in_terms(self.alone(), ragged=not self.masks))
         return lambda *given: terms(*given)
 
-    def traced(self) -> Traced:
+    def traced(self) -> TracedLoss:
         """Trace the loss anew, as it trains on one device."""
         given = self.params, self.extra, dict(self.batch), self.step_key
         program, returned = jax.make_jaxpr(self.terms(), return_shape=True)(*given)
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(given)]
-        return Traced(program, [(path[0].idx, path[1:]) for path in paths], returned)
+        return TracedLoss(program, [(path[0].idx, path[1:]) for path in paths], returned)
 
     @functools.cached_property
-    def trace(self) -> Traced:
+    def trace(self) -> TracedLoss:
         """The trace of the loss, made once."""
         return self.traced()
 
     @functools.cached_property
-    def trace_of_half(self) -> Traced:
+    def trace_of_half(self) -> TracedLoss:
         """The same for half of the rows."""
         return dataclasses.replace(self, batch=self.few).traced()
 
 
-def subject(loss: Loss | Placed, params: Params, batch: Batch, **rest: Any) -> Subject:
+def subject(loss: Loss | PlacedLoss, params: Params, batch: Batch, **rest: Any) -> LossCase:
     """What is checked, its batch cut to an even number of rows.
 
     Raises:
@@ -148,10 +148,10 @@ def subject(loss: Loss | Placed, params: Params, batch: Batch, **rest: Any) -> S
             "batch with rows that count."
         )
     even = {name: array[: rows // 2 * 2] for name, array in whole.items()}
-    watch = Watch()
-    build = loss.build if isinstance(loss, Placed) else lambda place: loss
+    watch = SideEffects()
+    build = loss.build if isinstance(loss, PlacedLoss) else lambda place: loss
     watched = _kept_alone(lambda place: watch.over(build(place)))
-    made = Subject(loss=Placed(watched), params=params, batch=even, watch=watch, **rest)
+    made = LossCase(loss=PlacedLoss(watched), params=params, batch=even, watch=watch, **rest)
     refuse_nothing_to_learn(made.params)
     masks = _refused(made)
     terms, given = in_terms(made.alone(), ragged=not masks), (made.extra, even, made.step_key)
@@ -162,7 +162,7 @@ def subject(loss: Loss | Placed, params: Params, batch: Batch, **rest: Any) -> S
 def _kept_alone(build: Callable[[Placement], Loss]) -> Callable[[Placement], Loss]:
     """`build`, which builds once for one device, so that what was traced once stays known."""
     alone = functools.cache(build)
-    return lambda place: alone(place) if type(place) is Anywhere else build(place)
+    return lambda place: alone(place) if type(place) is Unplaced else build(place)
 
 
 def _canonical(array: Any) -> np.ndarray:
@@ -188,7 +188,7 @@ def refuse_nothing_to_learn(params: Params) -> None:
             )
 
 
-def _refused(made: Subject) -> str:
+def _refused(made: LossCase) -> str:
     """Why the loss takes no batch with hidden rows; empty if it does."""
     loss = made.alone()
 

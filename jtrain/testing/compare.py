@@ -10,40 +10,40 @@ import numpy as np
 from jtrain.core.pytree import named_leaves
 
 
-class Apart(NamedTuple):
+class Distance(NamedTuple):
     """A relative distance, and the leaf that makes most of it."""
 
     by: float
     leaf: str = ""
 
 
-NOTHING = Apart(0.0)
+NOTHING = Distance(0.0)
 
 
-def apart(got: Any, want: Any) -> Apart:
+def apart(got: Any, want: Any) -> Distance:
     """The 2-norm of the difference over that of `want`, over all leaves together, in float64.
 
     Infinite where a structure, a shape or a whole number differs, or one of the two is not finite.
     """
     found, wanted = numbers(got), numbers(want)
     if {n: x.shape for n, x in found.items()} != {n: x.shape for n, x in wanted.items()}:
-        return Apart(float("inf"), _first_other(found, wanted))
+        return Distance(float("inf"), _first_other(found, wanted))
     squares = {}
     for name, exact in wanted.items():
         here = found[name]
         if exact.dtype.kind in "iub":
             if not np.array_equal(here, exact):
-                return Apart(float("inf"), name)
+                return Distance(float("inf"), name)
             continue
         with np.errstate(invalid="ignore", over="ignore"):
             squares[name] = float(np.sum(np.square(here - exact)))
     whole = sum(float(np.sum(np.square(x))) for x in wanted.values() if x.dtype.kind == "f")
     total, worst = sum(squares.values()), max(squares, key=lambda n: _rank(squares[n]), default="")
     if not np.isfinite(total) or not np.isfinite(whole):
-        return NOTHING if _same_bits(found, wanted) else Apart(float("inf"), worst)
+        return NOTHING if _same_bits(found, wanted) else Distance(float("inf"), worst)
     if total == 0:
         return NOTHING
-    return Apart((total / whole) ** 0.5 if whole else float("inf"), worst)
+    return Distance((total / whole) ** 0.5 if whole else float("inf"), worst)
 
 
 def near(got: float, want: float) -> float:

@@ -6,9 +6,9 @@ from jtrain.core.types import Batch
 from jtrain.testing.cause import Cause
 from jtrain.testing.float64 import if_seen
 from jtrain.testing.purity import NOT_A_FUNCTION, cause_of_impurity
-from jtrain.testing.report import Row
-from jtrain.testing.result import Result, distances
-from jtrain.testing.row_sums import OfRows, added
+from jtrain.testing.report import Comparison
+from jtrain.testing.result import StepResult, distances
+from jtrain.testing.row_sums import CompiledRowSums, added
 from jtrain.testing.trials import Trials
 from jtrain.testing.verdict import SINGLE, is_finite
 
@@ -17,7 +17,7 @@ from jtrain.testing.verdict import SINGLE, is_finite
 TIMES = 8
 
 
-def eager(single: Trials, double: Trials) -> Row:
+def eager(single: Trials, double: Trials) -> Comparison:
     """The loss of half of the rows, not compiled, against the compiled one.
 
     Half, for so many rows are compiled for other comparisons, too. Where they differ by more than
@@ -28,17 +28,17 @@ def eager(single: Trials, double: Trials) -> Row:
     here, there = _eager(rows, batch), _compiled(rows, batch)
     near = distances(here, there)
     if near.largest <= SINGLE:
-        return Row("eager", "ok", near)
+        return Comparison("eager", "ok", near)
     exact = if_seen(lambda: _compiled(double.rows, batch))
     if exact is not None and is_finite(here) == is_finite(there):
         allowed = max(SINGLE, TIMES * distances(there, exact).largest)
         if distances(here, exact).largest <= allowed:
-            return Row("eager", "rounding", near)
+            return Comparison("eager", "rounding", near)
     cause = cause_of_impurity(of) or _cause(rows, batch)
-    return Row("eager", "FAILS", near, None, cause.why, cause.name)
+    return Comparison("eager", "FAILS", near, None, cause.why, cause.name)
 
 
-def _cause(rows: OfRows, batch: Batch) -> Cause:
+def _cause(rows: CompiledRowSums, batch: Batch) -> Cause:
     """Why both differ."""
     first, second = _eager(rows, batch), _eager(rows, batch)
     if distances(first, second).largest > 0:
@@ -50,10 +50,10 @@ def _cause(rows: OfRows, batch: Batch) -> Cause:
     )
 
 
-def _eager(rows: OfRows, batch: Batch) -> Result:
+def _eager(rows: CompiledRowSums, batch: Batch) -> StepResult:
     with jax.disable_jit():
         return _compiled(rows.anew(), batch)
 
 
-def _compiled(rows: OfRows, batch: Batch) -> Result:
+def _compiled(rows: CompiledRowSums, batch: Batch) -> StepResult:
     return added([rows(batch)], rows.subject)

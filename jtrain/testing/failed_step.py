@@ -5,27 +5,27 @@ import math
 from collections.abc import Callable, Sequence
 
 from jtrain.core.types import Batch
-from jtrain.testing.case import Subject
+from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
-from jtrain.testing.result import Result
+from jtrain.testing.result import StepResult
 
 MATCH = 1e-4  # of an explanation: far above rounding, far below what it explains
 
 
 @dataclasses.dataclass(frozen=True)
-class Parted:
+class FailedSplit:
     """A result under a split, what it should be, and what the parts give each for itself."""
 
-    of: Subject
+    of: LossCase
     batch: Batch
-    got: Result
-    want: Result
+    got: StepResult
+    want: StepResult
     start: dict  # the state before, as of a Result
     parts: Sequence[Batch]  # as the step split them; one where it did not
     noun: str  # microbatch, device
     tolerance: float
     undrawn: Callable[[], float]  # how far both are apart where nothing is drawn
-    times: Callable[[float], tuple[Result, Result]]  # both, of the loss times a number
+    times: Callable[[float], tuple[StepResult, StepResult]]  # both, of the loss times a number
     timed: Callable[[], Cause | None]  # what is wrong along a sequence that is split
 
     @property

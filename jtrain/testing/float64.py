@@ -26,7 +26,7 @@ OPAQUE = {
 COUNTING = {jnp.dtype(name) for name in ("int8", "int16", "int32", "uint8", "uint16")}
 
 
-class Rules(NamedTuple):
+class ReplayRules(NamedTuple):
     """What is another where a program is done again.
 
     `after(equation, inputs, outputs)` gives what goes on in the place of the outputs of each
@@ -44,7 +44,7 @@ class Rules(NamedTuple):
     """Is called with each equation that stands outside of loops and branches, and its inputs."""
 
 
-def widened(fn: Callable, rules: Rules = Rules()) -> Callable:
+def widened(fn: Callable, rules: ReplayRules = ReplayRules()) -> Callable:
     """`fn` with each float held in float64, for arguments and results in float64.
 
     It is traced as it is, in float32, so that what it draws are the same bits and what it casts to
@@ -78,10 +78,10 @@ def frozen(fn: Callable, number: float) -> Callable:
     Raises:
         NotImplementedError: as of `widened`.
     """
-    return widened(fn, Rules(floats=False, frozen=number))
+    return widened(fn, ReplayRules(floats=False, frozen=number))
 
 
-def done_again(equation: Equation, inputs: Sequence[Any], rules: Rules) -> Sequence[Any]:
+def done_again(equation: Equation, inputs: Sequence[Any], rules: ReplayRules) -> Sequence[Any]:
     """Return the outputs of one equation that holds no program, by other rules."""
     again = _Again(rules)
     return again.bound(equation, [again.held(x) for x in inputs])
@@ -115,7 +115,7 @@ def _in_float64(x: Any) -> Any:
 class _Again:
     """Does a traced program again, by other rules."""
 
-    def __init__(self, rules: Rules):
+    def __init__(self, rules: ReplayRules):
         self._rules = rules
         self._inside = 0  # of how many loops and branches
 

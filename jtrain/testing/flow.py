@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jtrain.core.jaxpr import inner
 from jtrain.testing.float64 import CALLS, COUNTING
-from jtrain.testing.where import Where
+from jtrain.testing.where import CallStack
 
 # They give each element a place among the others of a dim.
 RANKS = {"sort", "top_k", "approx_top_k", "argmax", "argmin", "cumsum", "cummax", "cummin"}
@@ -32,7 +32,7 @@ KEEPS = {"convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "slic
 DECISIONS = {*COMPARISONS, "max", "min", "clamp", "sign", "floor", "ceil", "round"}
 
 
-class Meeting(NamedTuple):
+class RowCoupling(NamedTuple):
     """An operation by which values of different rows come together."""
 
     operation: str
@@ -48,10 +48,10 @@ class Meeting(NamedTuple):
         return f"{self.operation} over rows{f' at {self.line}' if self.line else ''}"
 
 
-Facts = Mapping[str, Meeting]
+Facts = Mapping[str, RowCoupling]
 
 
-class Flow(NamedTuple):
+class RowFlow(NamedTuple):
     """What was done to the rows that a value was computed from.
 
     The facts, each the first operation of its kind:
@@ -82,7 +82,7 @@ class DifferentError(Exception):
     """The two traces are not the same program."""
 
 
-def flows(large: Any, small: Any, inputs: Sequence[Flow]) -> list[Flow]:
+def flows(large: Any, small: Any, inputs: Sequence[RowFlow]) -> list[RowFlow]:
     """Return the flow of each output of a program.
 
     Args:
@@ -103,16 +103,16 @@ class _Walk:
     """Goes along two traces of one program at once."""
 
     def __init__(self) -> None:
-        self._where = Where()
+        self._where = CallStack()
 
-    def program(self, large: Any, small: Any, inputs: Sequence[Flow]) -> list[Flow]:
+    def program(self, large: Any, small: Any, inputs: Sequence[RowFlow]) -> list[RowFlow]:
         """The flow of each output."""
         if len(large.eqns) != len(small.eqns) or len(large.invars) != len(inputs):
             raise DifferentError
         known = dict(zip(large.invars, inputs, strict=True))
 
-        def read(atom: Any) -> Flow:
-            return Flow() if hasattr(atom, "val") else known.get(atom, Flow())
+        def read(atom: Any) -> RowFlow:
+            return RowFlow() if hasattr(atom, "val") else known.get(atom, RowFlow())
 
         for one, other in zip(large.eqns, small.eqns, strict=True):
             if one.primitive.name != other.primitive.name:
@@ -121,7 +121,7 @@ class _Walk:
             known |= zip(one.outvars, found, strict=True)
         return [read(atom) for atom in large.outvars]
 
-    def _equation(self, one: Any, other: Any, given: Sequence[Flow]) -> Sequence[Flow]:
+    def _equation(self, one: Any, other: Any, given: Sequence[RowFlow]) -> Sequence[RowFlow]:
         name = one.primitive.name
         if name in CALLS:
             with self._where.inside(one):
@@ -129,7 +129,7 @@ class _Walk:
         special = {"scan": self._scan, "while": self._while, "cond": self._cond}
         return special.get(name, self._primitive)(one, other, given)
 
-    def _primitive(self, one: Any, other: Any, given: Sequence[Flow]) -> list[Flow]:
+    def _primitive(self, one: Any, other: Any, given: Sequence[RowFlow]) -> list[RowFlow]:
         name = one.primitive.name
         into, out = row_dims(one.invars, other.invars), row_dims(one.outvars, other.outvars)
         contents = any(flow.contents for flow in given)
@@ -159,13 +159,15 @@ class _Walk:
             decided_by = any(given[i].contents for i in by)
             facts = _of_sums(one, facts, sums, here, decided_by=decided_by)
         flag = name in FLAGS or (name in KEEPS and all(flow.flag for flow in given))
-        return [Flow(contents, drawn, flag, facts) for _ in one.outvars]
+        return [RowFlow(contents, drawn, flag, facts) for _ in one.outvars]
 
-    def _here(self, equation: Any, contents: bool = True) -> Meeting:
+    def _here(self, equation: Any, contents: bool = True) -> RowCoupling:
         name, aval = equation.primitive.name, equation.outvars[0].aval
-        return Meeting(name, self._where.line(equation), contents, str(getattr(aval, "dtype", "")))
+        return RowCoupling(
+            name, self._where.line(equation), contents, str(getattr(aval, "dtype", ""))
+        )
 
-    def _scan(self, one: Any, other: Any, given: Sequence[Flow]) -> list[Flow]:
+    def _scan(self, one: Any, other: Any, given: Sequence[RowFlow]) -> list[RowFlow]:
         body, small = (_jaxpr(equation.params["jaxpr"]) for equation in (one, other))
         carried = _of_same_rank(one.outvars, body.outvars)
         before = _of_same_rank(one.invars, body.invars)
@@ -175,8 +177,8 @@ class _Walk:
             facts = _with(state[i].facts, "reduced", self._here(one))
             if _narrow_atom(one.invars[i]):
                 facts = _with(facts, "narrow", self._here(one)._replace(dtype=_type(one.invars[i])))
-            state[i] = Flow(True, state[i].drawn, False, facts)
-        outputs: list[Flow] = []
+            state[i] = RowFlow(True, state[i].drawn, False, facts)
+        outputs: list[RowFlow] = []
         for _ in range(2):  # what goes around once more adds no fact
             with self._where.inside(one):
                 outputs = self.program(body, small, state)
@@ -187,7 +189,7 @@ class _Walk:
             outputs = [*outputs[:carried], *map(_back, outputs[carried:])]
         return outputs
 
-    def _while(self, one: Any, other: Any, given: Sequence[Flow]) -> list[Flow]:
+    def _while(self, one: Any, other: Any, given: Sequence[RowFlow]) -> list[RowFlow]:
         part = lambda name: [_jaxpr(equation.params[name]) for equation in (one, other)]
         (asks, fewer), (does, less) = part("cond_jaxpr"), part("body_jaxpr")
         first, second = one.params["cond_nconsts"], one.params["body_nconsts"]
@@ -200,7 +202,7 @@ class _Walk:
             (again,) = self.program(asks, fewer, [*asked, *carry])
         return [_decided(flow, again, self._here(one)) for flow in carry]
 
-    def _cond(self, one: Any, other: Any, given: Sequence[Flow]) -> list[Flow]:
+    def _cond(self, one: Any, other: Any, given: Sequence[RowFlow]) -> list[RowFlow]:
         which, rest = given[0], given[1:]
         branches = zip(one.params["branches"], other.params["branches"], strict=True)
         with self._where.inside(one):
@@ -210,7 +212,7 @@ class _Walk:
 
 
 def _of_sums(
-    one: Any, facts: Facts, sums: Sequence[int], here: Meeting, *, decided_by: bool
+    one: Any, facts: Facts, sums: Sequence[int], here: RowCoupling, *, decided_by: bool
 ) -> Facts:
     """The facts of an operation on what was reduced over rows, and on nothing that has rows."""
     name = one.primitive.name
@@ -225,7 +227,7 @@ def _of_sums(
     return _with(facts, "narrow", here) if _narrow(one) else facts
 
 
-def _with(facts: Facts, kind: str, meeting: Meeting) -> Facts:
+def _with(facts: Facts, kind: str, meeting: RowCoupling) -> Facts:
     """The facts with one more; what comes of the contents of rows stands before the rest."""
     old = facts.get(kind)
     if old is None or (meeting.contents and not old.contents):
@@ -233,7 +235,7 @@ def _with(facts: Facts, kind: str, meeting: Meeting) -> Facts:
     return facts
 
 
-def _union(given: Sequence[Flow]) -> Facts:
+def _union(given: Sequence[RowFlow]) -> Facts:
     facts: Facts = {}
     for flow in given:
         for kind, meeting in flow.facts.items():
@@ -250,7 +252,7 @@ def _narrow_atom(atom: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
 
 
-def _counts(equation: Any, given: Sequence[Flow]) -> bool:
+def _counts(equation: Any, given: Sequence[RowFlow]) -> bool:
     """Whether it sums whole numbers that may come to more than their type holds."""
     dtype = equation.outvars[0].aval.dtype
     if equation.primitive.name not in {"reduce_sum", "dot_general"} or dtype not in COUNTING:
@@ -266,14 +268,14 @@ def _jaxpr(program: Any) -> Any:
     return getattr(program, "jaxpr", program)
 
 
-def _back(flow: Flow) -> Flow:
+def _back(flow: RowFlow) -> RowFlow:
     reduced = flow.facts.get("reduced")
     if reduced is None:
         return flow
     return flow._replace(facts=_with(flow.facts, "meets", reduced))
 
 
-def _decided(flow: Flow, by: Flow, here: Meeting) -> Flow:
+def _decided(flow: RowFlow, by: RowFlow, here: RowCoupling) -> RowFlow:
     """A flow that was chosen by another."""
     facts = flow.facts
     if {"reduced", "branch"} & by.facts.keys():
@@ -282,12 +284,12 @@ def _decided(flow: Flow, by: Flow, here: Meeting) -> Flow:
         line = here.line or sums[0].line
         facts = _with(facts, "branch", here._replace(contents=contents, line=line))
     either = flow.contents or by.contents, flow.drawn or by.drawn
-    return Flow(*either, facts=facts)
+    return RowFlow(*either, facts=facts)
 
 
-def _joined(*given: Flow) -> Flow:
+def _joined(*given: RowFlow) -> RowFlow:
     contents, drawn = any(flow.contents for flow in given), any(flow.drawn for flow in given)
-    return Flow(contents, drawn, all(flow.flag for flow in given), _union(given))
+    return RowFlow(contents, drawn, all(flow.flag for flow in given), _union(given))
 
 
 def _of_same_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:

@@ -8,16 +8,16 @@ import optax
 
 from jtrain.core.step import make_step
 from jtrain.core.types import Batch, Couples, Dims, Extra, Params
-from jtrain.testing.case import Loss, MakeStep, Placed, Subject, subject
+from jtrain.testing.case import Loss, LossCase, MakeStep, PlacedLoss, subject
 from jtrain.testing.layouts import Layout, fitting
 from jtrain.testing.loss_checks import of_loss
-from jtrain.testing.report import Report
+from jtrain.testing.report import CheckReport
 from jtrain.testing.rounding import in_bfloat16
 from jtrain.testing.steps import of_steps
 
 
 def assert_invariant(
-    loss: Loss | Placed,
+    loss: Loss | PlacedLoss,
     params: Params,
     batch: Batch,
     optimizer: optax.GradientTransformation | None = None,
@@ -31,7 +31,7 @@ def assert_invariant(
     draws: bool = True,
     ragged: bool = True,
     compute: Any = None,
-) -> Report:
+) -> CheckReport:
     """The report of a loss whose result does not depend on how the batch is split.
 
     Args:
@@ -79,12 +79,12 @@ def assert_invariant(
 
 
 def check(
-    of: Subject,
+    of: LossCase,
     strategies: Mapping[str, Layout] | None = None,
     *,
     most: int = 8,
     tell: Callable[[str], None] = lambda line: None,
-) -> Report:
+) -> CheckReport:
     """All comparisons of a subject. What a step does is not looked at where its loss is wrong.
 
     Args:
@@ -96,7 +96,7 @@ def check(
     rows += of_loss(of, tell, left)
     if any(row.verdict == "FAILS" for row in rows):
         left.append("Steps were not compared: they would fail for what is wrong with the loss.")
-        return Report(_what(of), tuple(rows), tuple(left))
+        return CheckReport(_what(of), tuple(rows), tuple(left))
     named = next((row for row in rows if row.verdict == "named"), None)
     if of.compute is not None:
         tell("bfloat16")
@@ -104,10 +104,10 @@ def check(
     rows += [narrow] if narrow else []
     chosen = fitting(of.rows, of.dims, most=most) if strategies is None else strategies
     rows += of_steps(of, chosen, tell, left, named=named)
-    return Report(_what(of), tuple(rows), tuple(left))
+    return CheckReport(_what(of), tuple(rows), tuple(left))
 
 
-def _left(of: Subject) -> Iterator[str]:
+def _left(of: LossCase) -> Iterator[str]:
     """What is not compared, and why."""
     if of.masks:
         yield f"Masks, padding and ragged batches were not compared: {of.masks}"
@@ -120,7 +120,7 @@ def _left(of: Subject) -> Iterator[str]:
         yield "What is drawn was not compared (draws=False, --without-draws): all draws are fixed."
 
 
-def _what(of: Subject) -> str:
+def _what(of: LossCase) -> str:
     leaves = jax.tree.leaves(of.params)
     size = sum(leaf.size for leaf in leaves)
     said = [of.said, f"{of.rows} rows", f"{len(leaves)} parameters of {size:,} numbers"]

@@ -6,7 +6,7 @@ import numpy as np
 
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch
-from jtrain.testing.case import Subject
+from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import NOTHING, apart, flat
 from jtrain.testing.eager import eager
@@ -15,12 +15,12 @@ from jtrain.testing.float64 import if_seen
 from jtrain.testing.planting import planted
 from jtrain.testing.purity import cause_of_impurity
 from jtrain.testing.ranges import out_of_range
-from jtrain.testing.report import Row
+from jtrain.testing.report import Comparison
 from jtrain.testing.result import Distances, distances
 from jtrain.testing.rounding import ROUNDED, no_rounding
 from jtrain.testing.row_flow import means
-from jtrain.testing.row_sums import OfRows, together
-from jtrain.testing.splits import Split, repeated, splits
+from jtrain.testing.row_sums import CompiledRowSums, together
+from jtrain.testing.splits import SumSplit, repeated, splits
 from jtrain.testing.trials import FROZEN, Trials
 from jtrain.testing.verdict import is_far, judged
 from jtrain.testing.why_numbers import cause_of_few_bits, cause_of_infinity
@@ -34,8 +34,8 @@ DRAWN = (
 
 
 def of_loss(
-    of: Subject, tell: Callable[[str], None] = lambda line: None, left: list[str] | None = None
-) -> Iterator[Row]:
+    of: LossCase, tell: Callable[[str], None] = lambda line: None, left: list[str] | None = None
+) -> Iterator[Comparison]:
     """All comparisons of a loss, without a step.
 
     Where it is no function of finite numbers they end: all else would fail for this.
@@ -68,27 +68,27 @@ def of_loss(
 
 
 class _OfLoss:
-    def __init__(self, of: Subject, left: list[str]):
+    def __init__(self, of: LossCase, left: list[str]):
         self.of, self.left = of, left
         self.single, self.double = (_trials(of, double=double) for double in (False, True))
 
-    def called_twice(self) -> Row:
+    def called_twice(self) -> Comparison:
         """Whether it is a function."""
         return _row("called twice", None, cause_of_impurity(self.of))
 
-    def eager(self) -> Row:
+    def eager(self) -> Comparison:
         """Whether it is the same without `jit`."""
         if self.of.draws:
             return eager(self.single, self.double)
         return eager(Trials(self.of, double=False), Trials(self.of, double=True))
 
-    def finite(self) -> Row | None:
+    def finite(self) -> Comparison | None:
         """Whether all that it gives is a number; no row where it is."""
         if self._finite(self.of.batch):
             return None
         return _row("finite", None, self._infinity(self.of.batch))
 
-    def on_half(self) -> Row | None:
+    def on_half(self) -> Comparison | None:
         """Whether it takes another number of rows; no row where it does, or need not."""
         if not self.of.halves:
             return None
@@ -102,12 +102,12 @@ class _OfLoss:
             "half of the rows", None, fixed_rows(self.of.rows, self.of.rows // 2, self.of.halves)
         )
 
-    def splits(self) -> Iterator[Split]:
+    def splits(self) -> Iterator[SumSplit]:
         """The splits that it must not notice."""
         of, meets = self.of, self.of.couples != "nothing"
         return splits(of.batch, hides=not of.masks and not of.halves, meets=meets)
 
-    def split(self, split: Split) -> Row:
+    def split(self, split: SumSplit) -> Comparison:
         """Whether the parts of a split add up to its whole."""
         single, double = _apart(split, self.single), if_seen(lambda: _apart(split, self.double))
         trials = self.single if double is None else self.double
@@ -118,7 +118,7 @@ class _OfLoss:
         why, rounds = lambda: cause_of_split(split, trials), lambda: self._no_rounding(single)
         return judged(split.name, single, double, why, rounds)
 
-    def many_rows(self) -> Row | None:
+    def many_rows(self) -> Comparison | None:
         """Whether what is summed in few bits counts many rows; no row where nothing is."""
         batch = repeated(self.of.batch, MANY)
         for kind, got, want in (
@@ -131,7 +131,7 @@ class _OfLoss:
 
     def _counts(
         self, kind: str, batch: Batch, got: Trials, want: Callable[[], Trials]
-    ) -> Row | None:
+    ) -> Comparison | None:
         """A row where a mean that is summed in few bits is another in more."""
         facts = self.single.facts(kind)
         exact = if_seen(lambda: means(want().rows.forward(batch))) if facts else None
@@ -146,12 +146,12 @@ class _OfLoss:
                 return _row(f"{MANY:,} rows", Distances(off, NOTHING, NOTHING, NOTHING), cause)
         return None
 
-    def indexes(self) -> Row | None:
+    def indexes(self) -> Comparison | None:
         """Whether its whole numbers pick places that there are; no row where they do."""
         found = out_of_range(self.of, self.single)
         return found and _row("indexes", found.apart, found.cause)
 
-    def other_numbers(self) -> Row | None:
+    def other_numbers(self) -> Comparison | None:
         """Whether two halves add up for other numbers, too; no row where none are planted."""
         if self.of.couples != "nothing":
             return None
@@ -159,7 +159,7 @@ class _OfLoss:
         found = planted(self.of, self.single, exact)
         return found and _row("other numbers", found.apart, found.cause)
 
-    def _infinite(self, split: Split) -> Batch | None:
+    def _infinite(self, split: SumSplit) -> Batch | None:
         """The first part that gives what is no number, though it has rows that count; or all."""
         some = [batch for batch in (*split.parts, split.whole) if batch["mask"].any()]
         return next((batch for batch in some if not self._finite(batch)), None)
@@ -184,7 +184,7 @@ class _OfLoss:
             return cause_of_few_bits("narrow", name, where)
         return no_rounding(self.of, single)
 
-    def _stays_whole(self, split: Split, trials: Trials) -> bool:
+    def _stays_whole(self, split: SumSplit, trials: Trials) -> bool:
         """Whether it is only what is drawn, of a batch that is never split."""
         if self.of.couples == "nothing" or not trials.draws_by_key or not trials.undrawn:
             return False
@@ -195,7 +195,7 @@ class _OfLoss:
         return True
 
 
-def _trials(of: Subject, *, double: bool) -> Trials:
+def _trials(of: LossCase, *, double: bool) -> Trials:
     """Return experiments on the loss as it draws, or with fixed draws.
 
     Where a kernel hides its draws it gets no key.
@@ -204,11 +204,11 @@ def _trials(of: Subject, *, double: bool) -> Trials:
         return Trials(of, double=double)
     trials = Trials(of, double=double, frozen=FROZEN[0])
     if if_seen(lambda: trials.rows.weights(of.batch)) is None:
-        trials.rows = OfRows(of, double=double, draws=False)
+        trials.rows = CompiledRowSums(of, double=double, draws=False)
     return trials
 
 
-def _apart(split: Split, trials: Trials) -> Distances:
+def _apart(split: SumSplit, trials: Trials) -> Distances:
     got, want = (together(trials.rows, parts)[0] for parts in (split.parts, [split.whole]))
     return distances(got, want)
 
@@ -219,7 +219,9 @@ def _pair(mean: Mean) -> tuple[np.ndarray, np.ndarray]:
 
 def _row(
     name: str, single: Distances | None, cause: Cause | None, double: Distances | None = None
-) -> Row:
+) -> Comparison:
     if cause is None:
-        return Row(name, "ok", single, double)
-    return Row(name, "FAILS" if cause.fault else "named", single, double, cause.why, cause.name)
+        return Comparison(name, "ok", single, double)
+    return Comparison(
+        name, "FAILS" if cause.fault else "named", single, double, cause.why, cause.name
+    )

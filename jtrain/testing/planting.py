@@ -10,13 +10,13 @@ import numpy as np
 
 from jtrain.core.jaxpr import equations_in
 from jtrain.core.types import Batch, Key, Params
-from jtrain.testing.case import Subject
+from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
-from jtrain.testing.float64 import Rules, widened
+from jtrain.testing.float64 import ReplayRules, widened
 from jtrain.testing.result import Distances, distances
 from jtrain.testing.row_flow import NUMBERS_OF_A_ROW
-from jtrain.testing.row_sums import OfRows, together
-from jtrain.testing.splits import Split, ragged, two_halves
+from jtrain.testing.row_sums import CompiledRowSums, together
+from jtrain.testing.splits import SumSplit, ragged, two_halves
 from jtrain.testing.trials import Trials, elsewhere
 from jtrain.testing.verdict import is_finite
 from jtrain.testing.why_neighbours import branch_on_batch
@@ -28,7 +28,7 @@ NARROWER = 12  # times that the place where a branch is taken is halved
 CHOICES = {"gt", "lt", "ge", "le", "max", "min"}
 
 
-class Planted(NamedTuple):
+class PlantedNumbers(NamedTuple):
     """Numbers that a loss is called with in the place of its own."""
 
     params: Params
@@ -36,14 +36,14 @@ class Planted(NamedTuple):
     key: Key
 
 
-class Found(NamedTuple):
+class PlantingResult(NamedTuple):
     """What came of planting: the largest distance, and why, if it is too large."""
 
     apart: Distances
     cause: Cause | None
 
 
-def planted(of: Subject, single: Trials, double: Trials | None) -> Found | None:
+def planted(of: LossCase, single: Trials, double: Trials | None) -> PlantingResult | None:
     """Return how far two halves are from their whole where both sides of branches are taken.
 
     None where nothing can be planted: rows that meet by declaration, or no numbers that stay
@@ -58,16 +58,16 @@ def planted(of: Subject, single: Trials, double: Trials | None) -> Found | None:
         if apart is None:
             continue
         if cause := _cause(numbers, apart, single, double, cause_of_split):
-            return Found(apart, cause)
+            return PlantingResult(apart, cause)
         worst = apart if worst is None or apart.largest > worst.largest else worst
     for numbers in () if loops else _at_branches(of, single):
         apart = _apart(numbers, single)
         if apart and (cause := _cause(numbers, apart, single, double, _branch)):
-            return Found(apart, cause)
-    return None if worst is None else Found(worst, None)
+            return PlantingResult(apart, cause)
+    return None if worst is None else PlantingResult(worst, None)
 
 
-def _apart(numbers: Planted, trials: Trials) -> Distances | None:
+def _apart(numbers: PlantedNumbers, trials: Trials) -> Distances | None:
     """How far halves are from their whole; None where one of them is not finite."""
     split, at = _split(numbers, trials)
     (got, parts), (want, whole) = (together(at.rows, x) for x in (split.parts, [split.whole]))
@@ -76,17 +76,17 @@ def _apart(numbers: Planted, trials: Trials) -> Distances | None:
     return distances(got, want) if is_finite(got) and is_finite(want) else None
 
 
-def _split(numbers: Planted, trials: Trials) -> tuple[Split, Trials]:
+def _split(numbers: PlantedNumbers, trials: Trials) -> tuple[SumSplit, Trials]:
     batch = numbers.batch if trials.of.masks else ragged(numbers.batch)
     return two_halves(batch), trials.at(numbers.params, numbers.batch, numbers.key)
 
 
 def _cause(
-    numbers: Planted,
+    numbers: PlantedNumbers,
     apart: Distances,
     single: Trials,
     double: Trials | None,
-    why: Callable[[Split, Trials], Cause],
+    why: Callable[[SumSplit, Trials], Cause],
 ) -> Cause | None:
     """Why halves are no whole; None where they are, but for rounding."""
     if apart.largest <= single.close:
@@ -97,7 +97,7 @@ def _cause(
     return why(*_split(numbers, trials))
 
 
-def _numbers(of: Subject, *, moved: bool) -> Iterator[Planted]:
+def _numbers(of: LossCase, *, moved: bool) -> Iterator[PlantedNumbers]:
     """A few other keys and orders of rows; `moved`: other numbers and parameters, too."""
     for seed, size in enumerate((0.0, 1.0, 3.0)):
         draw, key = np.random.default_rng(seed), jax.random.key(100 + seed)
@@ -106,7 +106,7 @@ def _numbers(of: Subject, *, moved: bool) -> Iterator[Planted]:
         scale = 10 ** (moved * draw.uniform(-1, 1, of.rows))
         side = draw.choice([-1.0, 1.0], of.rows) if moved else np.ones(of.rows)
         batch = {n: x if n in NUMBERS_OF_A_ROW else x[rows] for n, x in of.batch.items()}
-        yield Planted(params, _scaled(batch, scale, side), key)
+        yield PlantedNumbers(params, _scaled(batch, scale, side), key)
 
 
 def _scaled(batch: Mapping[str, Any], scale: np.ndarray, side: np.ndarray) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _scaled(batch: Mapping[str, Any], scale: np.ndarray, side: np.ndarray) -> di
     return {name: leaf(name, np.asarray(x)) for name, x in batch.items()}
 
 
-def _at_branches(of: Subject, trials: Trials) -> Iterator[Planted]:
+def _at_branches(of: LossCase, trials: Trials) -> Iterator[PlantedNumbers]:
     """Numbers at which a choice by a sum over rows falls the one way, and just so the other."""
     means = [mean for flow in trials.flows.values() for mean in flow]
     if not any("branch" in x.facts and x.facts["branch"].contents for x in means):
@@ -132,8 +132,8 @@ def _at_branches(of: Subject, trials: Trials) -> Iterator[Planted]:
     batch = of.batch if of.masks else ragged(of.batch)
     ones = np.ones(of.rows)
     paths = (
-        lambda s: Planted(of.params, _scaled(batch, s * ones, ones), of.step_key),
-        lambda s: Planted(_times(of.params, s), batch, of.step_key),
+        lambda s: PlantedNumbers(of.params, _scaled(batch, s * ones, ones), of.step_key),
+        lambda s: PlantedNumbers(_times(of.params, s), batch, of.step_key),
     )
     for path in paths:
         sides = [choices(path(s)) for s in SCALES]
@@ -143,12 +143,12 @@ def _at_branches(of: Subject, trials: Trials) -> Iterator[Planted]:
 
 
 def _narrowed(
-    path: Callable[[float], Planted],
-    choices: Callable[[Planted], np.ndarray],
+    path: Callable[[float], PlantedNumbers],
+    choices: Callable[[PlantedNumbers], np.ndarray],
     choice: int,
     low: float,
     high: float,
-) -> Iterator[Planted]:
+) -> Iterator[PlantedNumbers]:
     """Both ends of a path at which one choice falls otherwise, near one another."""
     start = choices(path(low))[choice]
     for _ in range(NARROWER):
@@ -161,7 +161,7 @@ def _narrowed(
     yield path(high)
 
 
-def _choices(of: Subject, rows: OfRows) -> Callable[[Planted], np.ndarray]:
+def _choices(of: LossCase, rows: CompiledRowSums) -> Callable[[PlantedNumbers], np.ndarray]:
     """`numbers -> which way each choice by one number falls`, bool n; compiled once."""
 
     def sides(params: Any, extra: Any, batch: Any, rng: Any) -> Any:
@@ -171,7 +171,7 @@ def _choices(of: Subject, rows: OfRows) -> Callable[[Planted], np.ndarray]:
             if equation.primitive.name in CHOICES and not any(x.shape for x in inputs):
                 found.append(inputs[0] > inputs[1])
 
-        widened(of.terms(), Rules(floats=False, look=look))(params, extra, batch, rng)
+        widened(of.terms(), ReplayRules(floats=False, look=look))(params, extra, batch, rng)
         return jnp.stack(found) if found else jnp.zeros(0, bool)
 
     compiled = jax.jit(sides)
@@ -185,7 +185,7 @@ def _times(params: Params, scale: float) -> Params:
     return jax.tree.map(lambda x: (np.asarray(x) * scale).astype(np.asarray(x).dtype), params)
 
 
-def _branch(split: Split, trials: Trials) -> Cause:
+def _branch(split: SumSplit, trials: Trials) -> Cause:
     """The branch that was looked for: without it the sums add up."""
     for name, flow in trials.flows.items():
         for mean in flow:

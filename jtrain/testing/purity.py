@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jtrain.core.jaxpr import inner
-from jtrain.testing.case import Subject
+from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
 
 SEEDS = 4  # of Python's `random`, where something drew from it
@@ -19,7 +19,7 @@ NOT_A_FUNCTION = Cause(
 )
 
 
-def cause_of_impurity(of: Subject) -> Cause | None:
+def cause_of_impurity(of: LossCase) -> Cause | None:
     """Return what makes a loss no pure function of its arguments; None if nothing is seen.
 
     It is traced once more, and what its calls did so far is known.
@@ -47,7 +47,7 @@ def cause_of_impurity(of: Subject) -> Cause | None:
     return None
 
 
-def _depends_on_random(of: Subject) -> bool:
+def _depends_on_random(of: LossCase) -> bool:
     """Whether the trace is another where Python's `random` draws other numbers.
 
     Libraries draw from it for themselves: beartype, to choose the items of a list that it checks.

@@ -5,14 +5,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrain.testing.case import Subject
+from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
 from jtrain.testing.result import Distances, distances
 from jtrain.testing.row_flow import means
-from jtrain.testing.row_sums import Sums, added
+from jtrain.testing.row_sums import RowSums, added
 from jtrain.testing.trials import Trials
 from jtrain.train.first_batch.index_uses import find_uses
-from jtrain.train.first_batch.labels import Outside, counted, outside_values, with_and_without
+from jtrain.train.first_batch.labels import (
+    OutOfRangeValue,
+    counted,
+    outside_values,
+    with_and_without,
+)
 
 
 class OutOfRange(NamedTuple):
@@ -23,7 +28,7 @@ class OutOfRange(NamedTuple):
     cause: Cause
 
 
-def out_of_range(of: Subject, trials: Trials) -> OutOfRange | None:
+def out_of_range(of: LossCase, trials: Trials) -> OutOfRange | None:
     """Return the first integer that chooses nothing and is counted; None if there is none.
 
     It is found and judged as in the first batch of a run (`jtrain.train.first_batch`), in the batch of the
@@ -42,7 +47,7 @@ def out_of_range(of: Subject, trials: Trials) -> OutOfRange | None:
     return None
 
 
-def _parts(of: Subject) -> Iterator[Mapping[str, Any]]:
+def _parts(of: LossCase) -> Iterator[Mapping[str, Any]]:
     """All rows that are looked at, as many at a time as were traced."""
     yield of.batch
     for batch in of.further():
@@ -54,13 +59,13 @@ def _parts(of: Subject) -> Iterator[Mapping[str, Any]]:
             yield part | {"mask": np.ones(of.rows, bool)} if of.masks else part
 
 
-def _numbers(sums: Sums) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _numbers(sums: RowSums) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The totals and the weights of the loss and its metrics."""
     found = means(sums.returned).values()
     return [np.asarray(m.total) for m in found], [np.asarray(m.weight) for m in found]
 
 
-def _cause(found: Outside) -> Cause:
+def _cause(found: OutOfRangeValue) -> Cause:
     shift = f", `{found.leaf} - 1` where they count from 1" if found.value == found.entries else ""
     return Cause(
         "index out of range",

@@ -5,11 +5,11 @@ from typing import Any
 import jax
 import optax
 
-from jtrain.testing.case import Subject
-from jtrain.testing.result import Result
+from jtrain.testing.case import LossCase
+from jtrain.testing.result import StepResult
 
 
-def remade(of: Subject, got: Result, want: Result) -> Result | None:
+def remade(of: LossCase, got: StepResult, want: StepResult) -> StepResult | None:
     """`want` with what the optimizer makes of the gradient of `got`; None if that needs more.
 
     Where a gradient is nearly zero (a key's bias) Adam, and rules of a sign more so, make a full

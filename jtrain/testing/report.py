@@ -12,7 +12,7 @@ HEAD = ("check", "loss", "gradient", "state", "metrics", "float64", "worst", "")
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Comparison:
     """A comparison and its verdict.
 
     `rounding`: off by more than float32 should be, and right in float64. `named`: it depends on the
@@ -40,11 +40,11 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class CheckReport:
     """All comparisons of a check."""
 
     what: str  # was checked
-    rows: tuple[Row, ...]
+    rows: tuple[Comparison, ...]
     left: tuple[str, ...] = ()  # what was not checked, and why
 
     @property
@@ -94,7 +94,7 @@ class Report:
             return self._layout(named)
         return f"one result: all {len(self.rows)} comparisons hold."
 
-    def _layout(self, named: Sequence[Row]) -> str:
+    def _layout(self, named: Sequence[Comparison]) -> str:
         """The last line where what is drawn depends on the layout, and nothing else is wrong."""
         size = {row.check: max(row.apart.loss, row.apart.gradient.by) for row in named if row.apart}
         far = max(size, key=lambda check: size[check])
@@ -106,7 +106,7 @@ class Report:
         )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Comparison) -> tuple[str, ...]:
     a = row.apart
     if a is None:
         return (row.check, *[""] * (len(HEAD) - 2), row.verdict)

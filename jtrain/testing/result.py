@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from jtrain.testing.compare import NOTHING, Apart, apart, near, numbers
+from jtrain.testing.compare import NOTHING, Distance, apart, near, numbers
 
 
-class Result(NamedTuple):
+class StepResult(NamedTuple):
     """Loss, gradient, metrics and the state that comes next, on the host."""
 
     loss: float
@@ -24,9 +24,9 @@ class Distances(NamedTuple):
     """How far a result is from another, each relative."""
 
     loss: float
-    gradient: Apart
-    state: Apart
-    metric: Apart  # the worst, with its name
+    gradient: Distance
+    state: Distance
+    metric: Distance  # the worst, with its name
 
     @property
     def largest(self) -> float:
@@ -43,7 +43,7 @@ class Distances(NamedTuple):
         return f"metrics/{found.leaf}" if found is self.metric and by else found.leaf
 
 
-def distances(got: Result, want: Result) -> Distances:
+def distances(got: StepResult, want: StepResult) -> Distances:
     """Of a result from the one that it should be."""
     return Distances(
         loss=near(got.loss, want.loss),
@@ -53,14 +53,14 @@ def distances(got: Result, want: Result) -> Distances:
     )
 
 
-def of_states(got: Any, want: Any, parameters: Iterable[str]) -> Apart:
+def of_states(got: Any, want: Any, parameters: Iterable[str]) -> Distance:
     """The largest distance of a part: the parameters, and each tree beside them of their shape.
 
     By parts, for the squares that Adam keeps are far smaller than what stands beside them.
     """
     found, wanted = numbers(got), numbers(want)
     if found.keys() != wanted.keys():
-        return Apart(float("inf"), next(iter(found.keys() ^ wanted.keys())))
+        return Distance(float("inf"), next(iter(found.keys() ^ wanted.keys())))
     parts: dict[str, list[str]] = {}
     for name in wanted:
         parts.setdefault(part_of(name, parameters), []).append(name)
@@ -77,10 +77,10 @@ def part_of(name: str, parameters: Iterable[str]) -> str:
     return name[: -len(max(ends, key=len)) - 1] if ends else name
 
 
-def _of_metrics(got: Mapping[str, float], want: Mapping[str, float]) -> Apart:
+def _of_metrics(got: Mapping[str, float], want: Mapping[str, float]) -> Distance:
     if got.keys() != want.keys():
-        return Apart(float("inf"), next(iter(got.keys() ^ want.keys())))
+        return Distance(float("inf"), next(iter(got.keys() ^ want.keys())))
     # A mean of small numbers is as good as one of its size or of 1.
     off = {n: apart({"": got[n], "1": 1.0}, {"": want[n], "1": 1.0}).by for n in want}
     worst = max(off, key=lambda n: off[n], default="")
-    return Apart(off[worst], worst) if worst else NOTHING
+    return Distance(off[worst], worst) if worst else NOTHING

@@ -14,11 +14,11 @@ from jtrain.core.loss_checks import refuse_wide_products
 from jtrain.core.precision.cast import computed_in
 from jtrain.core.types import Key, Leaf
 from jtrain.errors import CodeError, LossError
-from jtrain.testing.case import Subject
+from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import NOTHING, apart
-from jtrain.testing.float64 import Rules, if_seen, wide, widened
-from jtrain.testing.report import Row
+from jtrain.testing.float64 import ReplayRules, if_seen, wide, widened
+from jtrain.testing.report import Comparison
 from jtrain.testing.result import Distances
 from jtrain.testing.row_sums import sums_of
 from jtrain.testing.splits import taken
@@ -31,14 +31,14 @@ ROUNDED = 1e-5  # what float32 makes of a split is less, nearly always
 TIMES = 6  # a normal number is beyond so many deviations, of 8 draws, in 1 of 3,000: Student's t
 
 
-class Spread(NamedTuple):
+class RoundingSpread(NamedTuple):
     """A loss and a gradient, and how far roundings put them, each relative."""
 
     loss: float
     gradient: float
 
 
-def in_bfloat16(of: Subject, left: list[str]) -> Row | None:
+def in_bfloat16(of: LossCase, left: list[str]) -> Comparison | None:
     """The loss in bfloat16 against itself without its roundings, on half of the rows, no draws.
 
     What is allowed is derived from the very program: it is run in float64 as it is, which is what
@@ -78,17 +78,17 @@ def in_bfloat16(of: Subject, left: list[str]) -> Row | None:
         left.append(f"bfloat16 was not compared: {error}.")
         return None
     got = _values(narrow, of, batch)
-    off = Spread(apart(got[0], exact[0]).by, apart(got[1], exact[1]).by)
+    off = RoundingSpread(apart(got[0], exact[0]).by, apart(got[1], exact[1]).by)
     single = Distances(off.loss, apart(got[1], exact[1]), NOTHING, NOTHING)
-    allowed = Spread(*(max(TIMES * x, 1e-6) for x in spread))
+    allowed = RoundingSpread(*(max(TIMES * x, 1e-6) for x in spread))
     figures = (
         f"the loss is {off.loss:.1e} off and {allowed.loss:.1e} is allowed, the gradient "
         f"{off.gradient:.1e} and {allowed.gradient:.1e}: {TIMES} times what roundings of bfloat16 "
         f"do to this program"
     )
     if off.loss <= allowed.loss and off.gradient <= allowed.gradient:
-        return Row("bfloat16", "ok", single, None, f"{figures}.")
-    return Row(
+        return Comparison("bfloat16", "ok", single, None, f"{figures}.")
+    return Comparison(
         "bfloat16",
         "FAILS",
         single,
@@ -101,13 +101,13 @@ def in_bfloat16(of: Subject, left: list[str]) -> Row | None:
 
 
 @functools.lru_cache(maxsize=4)
-def roundings(of: Subject) -> Spread | None:
+def roundings(of: LossCase) -> RoundingSpread | None:
     """How far roundings of its own types put a loss, while it trains; None if a kernel hides it."""
     fn = sums_of(of.alone(), not of.masks)
     return if_seen(lambda: spread_of(fn, of, of.batch, UNITS, key=of.step_key)[1])
 
 
-def no_rounding(of: Subject, off: Distances) -> Cause | None:
+def no_rounding(of: LossCase, off: Distances) -> Cause | None:
     """Return a cause where a difference is larger than roundings of the loss's own types explain.
 
     Nothing is looked into where it is small, or a kernel hides what is computed.
@@ -129,11 +129,11 @@ def no_rounding(of: Subject, off: Distances) -> Cause | None:
 
 def spread_of(
     fn: Callable[..., Any],
-    of: Subject,
+    of: LossCase,
     batch: Mapping[str, Any],
     units: Mapping[str, float] = MappingProxyType({"bfloat16": UNIT}),
     key: Key | None = None,
-) -> tuple[tuple[Any, Any], Spread]:
+) -> tuple[tuple[Any, Any], RoundingSpread]:
     """Loss and gradient without a rounding, and how far random ones put them: mean square's root.
 
     Args:
@@ -153,7 +153,7 @@ def spread_of(
                 for dtype, x in zip(types, outputs, strict=True)
             ]
 
-        return widened(fn, Rules(after=after))(*given)
+        return widened(fn, ReplayRules(after=after))(*given)
 
     with jax.enable_x64(True):
         given = (*wide(_arguments(of, batch)), *rng)
@@ -162,14 +162,14 @@ def spread_of(
         exact = run(0, 0.0)
         drawn = [run(seed, 1.0) for seed in range(1, DRAWS + 1)]
     square = lambda which: np.mean([apart(one[which], exact[which]).by ** 2 for one in drawn])
-    return exact, Spread(float(square(0) ** 0.5), float(square(1) ** 0.5))
+    return exact, RoundingSpread(float(square(0) ** 0.5), float(square(1) ** 0.5))
 
 
-def _values(fn: Callable[..., Any], of: Subject, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+def _values(fn: Callable[..., Any], of: LossCase, batch: Mapping[str, Any]) -> tuple[Any, Any]:
     return _of(jax.jit(fn)(*_arguments(of, batch)))
 
 
-def _arguments(of: Subject, batch: Mapping[str, Any]) -> tuple[Any, ...]:
+def _arguments(of: LossCase, batch: Mapping[str, Any]) -> tuple[Any, ...]:
     """Of `sums_of`: the weights are those of float32, for a count is none of its roundings."""
     arrays = {name: jnp.asarray(array) for name, array in batch.items()}
     with jax.enable_x64(False):

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jtrain.core.loss import Returned
+from jtrain.core.loss import LossOutput
 from jtrain.core.mean import Mean
-from jtrain.testing.case import Subject
-from jtrain.testing.flow import DifferentError, Flow, flows
+from jtrain.testing.case import LossCase
+from jtrain.testing.flow import DifferentError, RowFlow, flows
 
 NUMBERS_OF_A_ROW = {"row", "mask"}
 
@@ -16,11 +16,11 @@ NUMBERS_OF_A_ROW = {"row", "mask"}
 class MeanFlow(NamedTuple):
     """What comes of rows in a mean."""
 
-    total: Flow = Flow()
-    weight: Flow = Flow()
+    total: RowFlow = RowFlow()
+    weight: RowFlow = RowFlow()
 
 
-def means(returned: Returned) -> dict[str, Mean]:
+def means(returned: LossOutput) -> dict[str, Mean]:
     """All that adds up over rows, by what it is called in a sentence."""
     is_mean = lambda x: isinstance(x, Mean)
     changes = jax.tree_util.tree_leaves_with_path(returned.extra, is_leaf=is_mean)
@@ -30,7 +30,7 @@ def means(returned: Returned) -> dict[str, Mean]:
     return {**terms, **metrics, **{f"the leaf {name(p)!r} of extra": m for p, m in changes}}
 
 
-def flows_of(of: Subject) -> Mapping[str, MeanFlow]:
+def flows_of(of: LossCase) -> Mapping[str, MeanFlow]:
     """Return what comes of rows in each mean of a loss, while it trains; nothing if it is unknown.
 
     Unknown where the loss takes no other number of rows, or is another program for it.
@@ -49,10 +49,10 @@ def flows_of(of: Subject) -> Mapping[str, MeanFlow]:
 
 
 class _Leaf(NamedTuple):
-    flow: Flow
+    flow: RowFlow
 
 
-def _given(argument: int, path: Any) -> Flow:
+def _given(argument: int, path: Any) -> RowFlow:
     """The flow of an argument: params, extra, batch or the key."""
     contents = argument == 2 and path[0].key not in NUMBERS_OF_A_ROW
-    return Flow(contents=contents, drawn=argument == 3)
+    return RowFlow(contents=contents, drawn=argument == 3)

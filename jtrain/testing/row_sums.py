@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.core.loss import Returned, absorb, combine, in_terms
+from jtrain.core.loss import LossOutput, absorb, combine, in_terms
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Key
-from jtrain.testing.case import Loss, Subject
-from jtrain.testing.float64 import Rules, wide, widened
-from jtrain.testing.result import Result
+from jtrain.testing.case import Loss, LossCase
+from jtrain.testing.float64 import ReplayRules, wide, widened
+from jtrain.testing.result import StepResult
 
 
-class Sums(NamedTuple):
+class RowSums(NamedTuple):
     """What a loss gave for some rows, on the host."""
 
-    returned: Returned
+    returned: LossOutput
     gradient: Any  # of the sum of coefficient x total / the weights that were given
 
     @property
@@ -39,7 +39,7 @@ class Sums(NamedTuple):
         return [float(coefficient) * total for coefficient, total in parts]
 
 
-class OfRows:
+class CompiledRowSums:
     """The sums of a subject's loss over rows, compiled once for each number of rows.
 
     Args:
@@ -53,7 +53,7 @@ class OfRows:
 
     def __init__(
         self,
-        of: Subject,
+        of: LossCase,
         *,
         double: bool = False,
         draws: bool = True,
@@ -65,30 +65,30 @@ class OfRows:
         self.subject, self.double, self.draws = of, double, draws
         self.params = of.params if params is None else params
         self.key = of.step_key if key is None else key
-        self._rules = Rules(floats=double, integers=integers, frozen=frozen)
+        self._rules = ReplayRules(floats=double, integers=integers, frozen=frozen)
         self._programs: dict[str, Callable[..., Any]] = {}
 
-    def at(self, *, params: Any = None, key: Key | None = None) -> "OfRows":
+    def at(self, *, params: Any = None, key: Key | None = None) -> "CompiledRowSums":
         """Return the same programs with other parameters or another key."""
         other = copy.copy(self)
         other.params = self.params if params is None else params
         other.key = self.key if key is None else key
         return other
 
-    def anew(self) -> "OfRows":
+    def anew(self) -> "CompiledRowSums":
         """Return the same with no program compiled yet."""
         other = copy.copy(self)
         other._programs = {}
         return other
 
-    def __call__(self, batch: Batch, weights: Any = None) -> Sums:
+    def __call__(self, batch: Batch, weights: Any = None) -> RowSums:
         """Of a batch; divided by these weights, by its own if there are none."""
         with jax.enable_x64(self.double):
             given = self._arguments(batch)
             if weights is None:
                 weights = jax.device_get(self._compiled("weights")(*given))
             weights = [self._number(w) for w in weights]
-            return Sums(*jax.device_get(self._compiled("sums")(weights, *given)))
+            return RowSums(*jax.device_get(self._compiled("sums")(weights, *given)))
 
     def weights(self, batch: Batch) -> list[float]:
         """Of each term; the compiler drops what they do not need."""
@@ -96,7 +96,7 @@ class OfRows:
             found = jax.device_get(self._compiled("weights")(*self._arguments(batch)))
         return [float(w) for w in found]
 
-    def forward(self, batch: Batch) -> Returned:
+    def forward(self, batch: Batch) -> LossOutput:
         """What the loss returns for a batch, without its gradient."""
         with jax.enable_x64(self.double):
             return jax.device_get(self._compiled("forward")(*self._arguments(batch)))
@@ -119,13 +119,13 @@ class OfRows:
         return self._programs[name]
 
 
-def sums_of(loss: Loss, ragged: bool) -> Callable[..., tuple[Returned, Any]]:
-    """`(weights, params, extra, batch, rng=None) -> (Returned, gradient)`, to be compiled."""
+def sums_of(loss: Loss, ragged: bool) -> Callable[..., tuple[LossOutput, Any]]:
+    """`(weights, params, extra, batch, rng=None) -> (LossOutput, gradient)`, to be compiled."""
     return sums_of_terms(in_terms(loss, ragged=ragged))
 
 
-def sums_of_terms(terms: Callable[..., Returned]) -> Callable[..., tuple[Returned, Any]]:
-    """The same of `(params, extra, batch, rng) -> Returned`."""
+def sums_of_terms(terms: Callable[..., LossOutput]) -> Callable[..., tuple[LossOutput, Any]]:
+    """The same of `(params, extra, batch, rng) -> LossOutput`."""
 
     def sums(weights: Any, params: Any, extra: Any, batch: Any, rng: Any = None) -> Any:
         def share(params: Any) -> Any:
@@ -138,7 +138,7 @@ def sums_of_terms(terms: Callable[..., Returned]) -> Callable[..., tuple[Returne
     return sums
 
 
-def _forward_of(loss: Loss, ragged: bool) -> Callable[..., Returned]:
+def _forward_of(loss: Loss, ragged: bool) -> Callable[..., LossOutput]:
     terms = in_terms(loss, ragged=ragged)
     return lambda params, extra, batch, rng=None: terms(params, extra, batch, rng)
 
@@ -152,14 +152,14 @@ def _weights_of(loss: Loss, ragged: bool) -> Callable[..., list[Any]]:
     return weights
 
 
-def together(rows: OfRows, parts: Sequence[Batch]) -> tuple[Result, list[Sums]]:
+def together(rows: CompiledRowSums, parts: Sequence[Batch]) -> tuple[StepResult, list[RowSums]]:
     """What the parts of a batch add up to, as a step adds them; and the sums of each."""
     weights = [sum(of_term) for of_term in zip(*map(rows.weights, parts), strict=True)]
     sums = [rows(part, weights) for part in parts]
     return added(sums, rows.subject), sums
 
 
-def added(sums: Sequence[Sums], of: Subject) -> Result:
+def added(sums: Sequence[RowSums], of: LossCase) -> StepResult:
     """The result of several parts whose gradients were divided by the weights of all."""
     add = lambda *leaves: np.sum([np.asarray(x, np.float64) for x in leaves], axis=0)
     totals = np.sum([one.contributions for one in sums], axis=0)
@@ -169,7 +169,7 @@ def added(sums: Sequence[Sums], of: Subject) -> Result:
     changes = jax.tree.map(add, *[one.returned.extra for one in sums])
     with jax.enable_x64(True):
         extra = absorb(wide(of.extra), changes) if jax.tree.leaves(changes) else of.extra
-    return Result(
+    return StepResult(
         loss=float(loss),
         gradient=jax.tree.map(add, *[one.gradient for one in sums]),
         state={"extra": jax.device_get(extra)},

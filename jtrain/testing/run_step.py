@@ -10,20 +10,20 @@ import numpy as np
 import optax
 
 from jtrain.core.loss import Stateful
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.core.state import TrainState, new_state
 from jtrain.core.types import Params
 from jtrain.parallel import Strategy
-from jtrain.testing.case import Loss, MakeStep, Subject
-from jtrain.testing.float64 import Rules, wide, widened
-from jtrain.testing.result import Result
+from jtrain.testing.case import Loss, LossCase, MakeStep
+from jtrain.testing.float64 import ReplayRules, wide, widened
+from jtrain.testing.result import StepResult
 from jtrain.testing.row_sums import flat_metrics
 
 # Metrics that a step adds, of which the loss is compared for itself and the others follow.
 OWN = {"loss", "grad_norm", "update_norm", "skipped", "loss_scale"}
 
 
-class Observed(NamedTuple):
+class ObservedState(NamedTuple):
     """The state of an optimizer, and what it was given."""
 
     gradient: Params
@@ -35,17 +35,17 @@ def observed(optimizer: optax.GradientTransformation) -> optax.GradientTransform
     """The same updates; its state keeps the last gradient and counts the calls."""
     inner = optax.with_extra_args_support(optimizer)
 
-    def init(params: Params) -> Observed:
-        return Observed(jax.tree.map(jnp.zeros_like, params), jnp.int32(0), inner.init(params))
+    def init(params: Params) -> ObservedState:
+        return ObservedState(jax.tree.map(jnp.zeros_like, params), jnp.int32(0), inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **known: Any) -> Any:
         changed, after = inner.update(updates, state.inner, params, **known)
-        return changed, Observed(updates, state.calls + 1, after)
+        return changed, ObservedState(updates, state.calls + 1, after)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-class Way(NamedTuple):
+class StepVariant(NamedTuple):
     """How a step is split and computed."""
 
     strategy: Strategy | None = None  # None: plain `jax.jit`
@@ -56,13 +56,13 @@ class Way(NamedTuple):
     change: Callable[[Loss], Loss] = lambda loss: loss  # what is asked of another loss
 
 
-class Stepping:
+class CompiledStep:
     """A step that was compiled for a batch of a subject, to be taken from its start."""
 
-    def __init__(self, of: Subject, way: Way, make: MakeStep | None = None):
+    def __init__(self, of: LossCase, way: StepVariant, make: MakeStep | None = None):
         self.subject, self.way = of, way
         strategy = way.strategy
-        loss = way.change(of.loss.build(strategy.placement if strategy else Anywhere()))
+        loss = way.change(of.loss.build(strategy.placement if strategy else Unplaced()))
         like = first_state(of)
         self._step = (make or of.make)(
             loss,
@@ -75,7 +75,7 @@ class Stepping:
         )
         self._program = None
 
-    def __call__(self, batch: Any) -> Result:
+    def __call__(self, batch: Any) -> StepResult:
         """What a step from the start gives."""
         strategy = self.way.strategy
         with jax.enable_x64(self.way.double):
@@ -101,7 +101,7 @@ class Stepping:
         return jax.device_put(state, self.way.strategy.shardings(state, self.subject.dims))
 
     def _compile(self, state: TrainState, batch: Any) -> Callable[..., Any]:
-        rules = Rules(floats=self.way.double, frozen=self.way.frozen)
+        rules = ReplayRules(floats=self.way.double, frozen=self.way.frozen)
         plain = not self.way.double and self.way.frozen is None
         fn = self._step if plain else widened(self._step, rules)
         if self.way.strategy is None:
@@ -110,17 +110,17 @@ class Stepping:
 
 
 @functools.lru_cache(maxsize=4)
-def first_state(of: Subject) -> TrainState:
+def first_state(of: LossCase) -> TrainState:
     """The state before the step, as numpy arrays."""
     with jax.enable_x64(False):
         make = lambda: new_state(of.params, observed(of.optimizer), of.key, of.extra)
         return jax.device_get(jax.jit(make)())
 
 
-def _result(state: TrainState, metrics: Any) -> Result:
+def _result(state: TrainState, metrics: Any) -> StepResult:
     own = {name: metric for name, metric in metrics.items() if name not in OWN}
     seen: Any = state.opt_state
-    return Result(
+    return StepResult(
         loss=float(np.ravel(metrics["loss"].value())[0]),
         gradient=seen.gradient,
         state=_of_state(state),

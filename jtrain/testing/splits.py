@@ -10,7 +10,7 @@ from jtrain.core.types import Batch
 Kind = Literal["order", "split", "mask", "empty"]
 
 
-class Split(NamedTuple):
+class SumSplit(NamedTuple):
     """Parts that must add up to a whole."""
 
     name: str
@@ -19,7 +19,7 @@ class Split(NamedTuple):
     whole: Batch
 
 
-def splits(batch: Batch, *, hides: bool, meets: bool) -> Iterator[Split]:
+def splits(batch: Batch, *, hides: bool, meets: bool) -> Iterator[SumSplit]:
     """Another order, two halves twice, hidden rows and padding, in few shapes: all rows, and half.
 
     Args:
@@ -33,29 +33,29 @@ def splits(batch: Batch, *, hides: bool, meets: bool) -> Iterator[Split]:
     order = draw.permutation(rows)
     uneven = ragged(batch) if hides else batch
     if not meets:
-        yield Split("rows in another order", "order", (taken(batch, order),), batch)
+        yield SumSplit("rows in another order", "order", (taken(batch, order),), batch)
         yield two_halves(uneven)
         yield alternating(uneven)
     if hides and not meets:
-        yield Split("an empty slice", "empty", (hidden(batch, np.arange(0)), batch), batch)
+        yield SumSplit("an empty slice", "empty", (hidden(batch, np.arange(0)), batch), batch)
     if hides:
         short = np.arange(half)
-        yield Split("padded", "mask", (hidden(batch, short),), taken(batch, short))
+        yield SumSplit("padded", "mask", (hidden(batch, short),), taken(batch, short))
         some = np.sort(draw.permutation(rows)[:half])
-        yield Split("rows hidden", "mask", (hidden(batch, some),), taken(batch, some))
+        yield SumSplit("rows hidden", "mask", (hidden(batch, some),), taken(batch, some))
 
 
-def two_halves(batch: Batch) -> Split:
+def two_halves(batch: Batch) -> SumSplit:
     """The first half of the rows, and the second."""
     parts = np.split(np.arange(len(batch["mask"])), 2)
     halves = tuple(taken(batch, rows) for rows in parts)
-    return Split("first and second half", "split", halves, batch)
+    return SumSplit("first and second half", "split", halves, batch)
 
 
-def alternating(batch: Batch) -> Split:
+def alternating(batch: Batch) -> SumSplit:
     """Rows 0, 2, 4, ..., and rows 1, 3, 5, ..."""
     parts = (np.arange(i, len(batch["mask"]), 2) for i in (0, 1))
-    return Split("every other row", "split", tuple(taken(batch, rows) for rows in parts), batch)
+    return SumSplit("every other row", "split", tuple(taken(batch, rows) for rows in parts), batch)
 
 
 def repeated(batch: Batch, rows: int) -> dict[str, np.ndarray]:

@@ -13,20 +13,21 @@ from jtrain.core.step import make_step
 from jtrain.core.types import Batch
 from jtrain.errors import ConfigError, ShardingError
 from jtrain.testing.along_time import cause_along_time
-from jtrain.testing.case import Loss, Subject
+from jtrain.testing.case import Loss, LossCase
 from jtrain.testing.cause import Cause
+from jtrain.testing.failed_step import FailedSplit
 from jtrain.testing.fixed_rows import fixed_rows, is_of_the_loss, raised_in
 from jtrain.testing.float64 import if_seen
 from jtrain.testing.layouts import Layout, built
 from jtrain.testing.redo_update import remade
-from jtrain.testing.report import Row
-from jtrain.testing.result import Result, distances
+from jtrain.testing.report import Comparison
+from jtrain.testing.result import StepResult, distances
 from jtrain.testing.rounding import no_rounding
-from jtrain.testing.run_step import Stepping, Way, without_draws
+from jtrain.testing.run_step import CompiledStep, StepVariant, without_draws
 from jtrain.testing.splits import ragged, taken
 from jtrain.testing.trials import FROZEN
 from jtrain.testing.verdict import SINGLE, is_finite, judged
-from jtrain.testing.why_steps import Parted, cause_of_step
+from jtrain.testing.why_steps import cause_of_step
 
 Change: TypeAlias = Callable[[Loss], Loss]
 _UNKNOWN = Cause("unexplained", "it differs from one device.")
@@ -38,19 +39,19 @@ class _Compared:
     """A way to take the step, and the parts that it takes the batch in."""
 
     name: str
-    way: Way
+    way: StepVariant
     parts: Sequence[Batch]
     noun: str
 
 
 def of_steps(
-    of: Subject,
+    of: LossCase,
     strategies: Mapping[str, Layout],
     tell: Callable[[str], None],
     left: list[str],
     *,
-    named: Row | None = None,
-) -> Iterator[Row]:
+    named: Comparison | None = None,
+) -> Iterator[Comparison]:
     """A row for each way; ways that the model does not fit go to `left`.
 
     Args:
@@ -68,35 +69,37 @@ def of_steps(
             if not is_of_the_loss(error):
                 raise
             cause = fixed_rows(of.rows, len(compared.parts[0]["mask"]), raised_in(error))
-            yield Row(compared.name, "FAILS", None, None, cause.why, cause.name)
+            yield Comparison(compared.name, "FAILS", None, None, cause.why, cause.name)
 
 
 def _ways(
-    of: Subject, batch: Batch, strategies: Mapping[str, Layout], left: list[str]
+    of: LossCase, batch: Batch, strategies: Mapping[str, Layout], left: list[str]
 ) -> Iterator[_Compared]:
     if of.make is not make_step:
-        yield _Compared("own step", Way(donate=False), [batch], "device")
-    yield _Compared("state given up", Way(), [batch], "device")
+        yield _Compared("own step", StepVariant(donate=False), [batch], "device")
+    yield _Compared("state given up", StepVariant(), [batch], "device")
     whole = of.couples == "batch"
     for count in (2, 4):
         if of.rows % count == 0 and of.couples == "nothing":
             parts = [taken(batch, np.arange(i, of.rows, count)) for i in range(count)]
-            yield _Compared(f"{count} microbatches", Way(microbatches=count), parts, "microbatch")
+            yield _Compared(
+                f"{count} microbatches", StepVariant(microbatches=count), parts, "microbatch"
+            )
     for name, values in strategies.items():
         strategy = built(values)
         if (whole and strategy.psum is not None) or (of.couples == "slice" and strategy.shares > 1):
             left.append(f"{name} was not compared: it would cut the batch, whose rows meet.")
             continue
         parts = [taken(batch, rows) for rows in np.split(np.arange(of.rows), strategy.shares)]
-        yield _Compared(name, Way(strategy), parts, "device")
+        yield _Compared(name, StepVariant(strategy), parts, "device")
 
 
 class _Steps:
-    def __init__(self, of: Subject, named: Row | None = None):
+    def __init__(self, of: LossCase, named: Comparison | None = None):
         self.of, self.named = of, named
         self.batch = dict(of.batch) if of.masks else ragged(of.batch)
 
-    def row(self, compared: _Compared) -> Row:
+    def row(self, compared: _Compared) -> Comparison:
         """The comparison of a way with one device."""
         if not self.of.draws:
             compared = self._still(compared)
@@ -111,17 +114,17 @@ class _Steps:
             drawn, verdict="named", why=self.named.why, cause=self.named.cause
         )
 
-    def _row(self, compared: _Compared) -> Row:
+    def _row(self, compared: _Compared) -> Comparison:
         """The same, and no cause where it fails."""
         name, way = compared.name, compared.way
         got, want = self._got(way), self._want(way)
         single = distances(got, want)
         if single.largest <= SINGLE:
-            return Row(name, "ok", single)
+            return Comparison(name, "ok", single)
         rest = single._replace(state=single.state._replace(by=0.0))
         made = remade(self.of, got, want) if rest.largest <= SINGLE else None
         if made is not None and distances(got, made).state.by <= SINGLE:
-            return Row(name, "rounding", single)
+            return Comparison(name, "rounding", single)
         exact = way._replace(double=True)
         double = if_seen(lambda: distances(self._got(exact), self._want(exact)))
         row = judged(name, single, double, lambda: _UNKNOWN, lambda: no_rounding(self.of, single))
@@ -129,33 +132,33 @@ class _Steps:
             return dataclasses.replace(row, verdict="FAILS")
         return row
 
-    def _explained(self, row: Row, compared: _Compared) -> Row:
+    def _explained(self, row: Comparison, compared: _Compared) -> Comparison:
         """The row, with the cause where it fails."""
         if row.verdict != "FAILS" or row.cause == "rounding":
             return row
         cause = self._cause(compared, self._got(compared.way))
         return dataclasses.replace(row, why=cause.why, cause=cause.name)
 
-    def _got(self, way: Way) -> Result:
+    def _got(self, way: StepVariant) -> StepResult:
         """What a step gives under a way."""
         return self._stepping(way)(self.batch)
 
     @functools.lru_cache(maxsize=2)  # noqa: B019
-    def _stepping(self, way: Way) -> Stepping:
-        return Stepping(self.of, way)
+    def _stepping(self, way: StepVariant) -> CompiledStep:
+        return CompiledStep(self.of, way)
 
-    def _want(self, way: Way) -> Result:
+    def _want(self, way: StepVariant) -> StepResult:
         """What one device gives that takes the batch whole, by jtrain's own step."""
         return self._alone_gives(way.double, way.frozen, way.change)
 
     @functools.cache  # noqa: B019
-    def _alone_gives(self, double: bool, frozen: float | None, change: Change) -> Result:
+    def _alone_gives(self, double: bool, frozen: float | None, change: Change) -> StepResult:
         return self._alone(double, frozen, change)(self.batch)
 
     @functools.cache  # noqa: B019
-    def _alone(self, double: bool, frozen: float | None, change: Change) -> Stepping:
-        way = Way(donate=False, double=double, frozen=frozen, change=change)
-        return Stepping(self.of, way, make_step)
+    def _alone(self, double: bool, frozen: float | None, change: Change) -> CompiledStep:
+        way = StepVariant(donate=False, double=double, frozen=frozen, change=change)
+        return CompiledStep(self.of, way, make_step)
 
     def _still(self, compared: _Compared) -> _Compared:
         """The comparison with all draws frozen, or, where they are hidden, without any."""
@@ -164,7 +167,7 @@ class _Steps:
         undrawn = compared.way._replace(change=without_draws)
         return dataclasses.replace(compared, way=frozen if seen else undrawn)
 
-    def _cause(self, compared: _Compared, got: Result) -> Cause:
+    def _cause(self, compared: _Compared, got: StepResult) -> Cause:
         way = compared.way
 
         def undrawn() -> float:
@@ -173,7 +176,7 @@ class _Steps:
             still = self._still(compared).way
             return distances(self._got(still), self._want(still)).largest
 
-        def times(factor: float) -> tuple[Result, Result]:
+        def times(factor: float) -> tuple[StepResult, StepResult]:
             scaled = way._replace(change=lambda loss: _times(way.change(loss), factor))
             return self._got(scaled), self._want(scaled)
 
@@ -183,7 +186,7 @@ class _Steps:
             return cause_along_time(self.batch, parts, self._stepping(way), alone)
 
         return cause_of_step(
-            Parted(
+            FailedSplit(
                 of=self.of,
                 batch=self.batch,
                 got=got,
@@ -199,7 +202,7 @@ class _Steps:
         )
 
 
-def _draws(of: Subject, batch: Batch) -> bool:
+def _draws(of: LossCase, batch: Batch) -> bool:
     """Whether the loss draws at all."""
     terms = in_terms(of.alone(), ragged=not of.masks)
     of_key = lambda key: terms(of.params, of.extra, batch, key)

@@ -10,14 +10,14 @@ import numpy as np
 
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Key, Params
-from jtrain.testing.case import Subject
+from jtrain.testing.case import LossCase
 from jtrain.testing.compare import flat
 from jtrain.testing.float64 import if_seen
-from jtrain.testing.flow import Meeting
+from jtrain.testing.flow import RowCoupling
 from jtrain.testing.result import distances
 from jtrain.testing.row_flow import MeanFlow, flows_of, means
-from jtrain.testing.row_sums import OfRows, Sums, together
-from jtrain.testing.splits import Split, taken
+from jtrain.testing.row_sums import CompiledRowSums, RowSums, together
+from jtrain.testing.splits import SumSplit, taken
 
 # Two sums of the same numbers in another order are off by the last bits of their type; a fault is
 # off by as much in either type.
@@ -40,7 +40,7 @@ class Trials:
 
     def __init__(
         self,
-        of: Subject,
+        of: LossCase,
         *,
         double: bool,
         frozen: float | None = None,
@@ -48,7 +48,7 @@ class Trials:
     ):
         self.of, self.double, self.frozen = of, double, frozen
         self.batch = of.batch if batch is None else batch
-        self.rows = OfRows(of, double=double, frozen=frozen)
+        self.rows = CompiledRowSums(of, double=double, frozen=frozen)
         self._known: dict[str, list[float]] = {}  # of each mean, how halves of the rows interplay
         self.close = CLOSE[double]
 
@@ -57,7 +57,7 @@ class Trials:
         """What comes of rows in each mean, read off the trace."""
         return flows_of(self.of)
 
-    def facts(self, kind: str) -> dict[str, Meeting]:
+    def facts(self, kind: str) -> dict[str, RowCoupling]:
         """Return the means that have a fact about their rows, and it."""
         return {
             name: part.facts[kind]
@@ -76,13 +76,15 @@ class Trials:
     @functools.cached_property
     def undrawn(self) -> Sequence["Trials"]:
         """The same with all draws frozen, at one number and at another; none where it cannot be."""
-        found = [self._like(OfRows(self.of, double=self.double, frozen=n), n) for n in FROZEN]
+        found = [
+            self._like(CompiledRowSums(self.of, double=self.double, frozen=n), n) for n in FROZEN
+        ]
         return found if if_seen(lambda: found[0].rows.weights(self.batch)) is not None else []
 
     @functools.cached_property
     def counted(self) -> "Trials":
         """The same with whole numbers that never overflow."""
-        rows = OfRows(self.of, double=True, frozen=self.frozen, integers=True)
+        rows = CompiledRowSums(self.of, double=True, frozen=self.frozen, integers=True)
         return self._like(rows, self.frozen)
 
     def at(self, params: Params, batch: Batch, key: Key) -> "Trials":
@@ -95,7 +97,7 @@ class Trials:
             other.__dict__["counted"] = self.counted.at(params, batch, key)
         return other
 
-    def _like(self, rows: OfRows, frozen: float | None) -> "Trials":
+    def _like(self, rows: CompiledRowSums, frozen: float | None) -> "Trials":
         """The same with other programs."""
         other = copy.copy(self)
         for name in ("draws_by_key", "undrawn", "counted"):
@@ -104,7 +106,7 @@ class Trials:
         other.rows, other.frozen = rows.at(params=self.rows.params, key=self.rows.key), frozen
         return other
 
-    def holds(self, split: Split) -> bool:
+    def holds(self, split: SumSplit) -> bool:
         """Whether the parts of a split add up to its whole."""
         got, want = (together(self.rows, parts)[0] for parts in (split.parts, [split.whole]))
         return distances(got, want).largest <= self.close
@@ -209,7 +211,7 @@ def _holding(batch: Batch, other: np.ndarray, which: np.ndarray) -> dict[str, np
     return {**taken(batch, rows), "row": batch["row"], "mask": batch["mask"]}
 
 
-def _named(sums: Sums) -> dict[str, Any]:
+def _named(sums: RowSums) -> dict[str, Any]:
     found: dict[str, Any] = dict(means(sums.returned))
     return {**found, GRADIENT: flat(sums.gradient)}
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import numbers
-from jtrain.testing.report import Row
-from jtrain.testing.result import Distances, Result
+from jtrain.testing.report import Comparison
+from jtrain.testing.result import Distances, StepResult
 
 # What is allowed, relative. Adding some thousand numbers in another order moves the last of
 # float32's 24 bits (6e-8) a few times, and the last of float64's 53 (1e-16) as often; a fault moves
@@ -21,7 +21,7 @@ def judged(
     double: Distances | None,
     why: Callable[[], Cause],
     rounds: Callable[[], Cause | None] = lambda: None,
-) -> Row:
+) -> Comparison:
     """The row of a comparison.
 
     Args:
@@ -34,10 +34,12 @@ def judged(
     if is_far(single, double):
         cause = why()
     elif single.largest <= SINGLE:
-        return Row(check, "ok", single, double)
+        return Comparison(check, "ok", single, double)
     elif (cause := rounds()) is None:
-        return Row(check, "rounding", single, double)
-    return Row(check, "FAILS" if cause.fault else "named", single, double, cause.why, cause.name)
+        return Comparison(check, "rounding", single, double)
+    return Comparison(
+        check, "FAILS" if cause.fault else "named", single, double, cause.why, cause.name
+    )
 
 
 def is_far(single: Distances, double: Distances | None) -> bool:
@@ -45,7 +47,7 @@ def is_far(single: Distances, double: Distances | None) -> bool:
     return single.largest > SINGLE if double is None else double.largest > DOUBLE
 
 
-def is_finite(result: Result) -> bool:
+def is_finite(result: StepResult) -> bool:
     """Whether loss, gradient and state hold numbers alone; a metric of no row may be NaN."""
     leaves = [*numbers(result.gradient).values(), *numbers(result.state).values()]
     return bool(

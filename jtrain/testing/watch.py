@@ -14,7 +14,7 @@ from jtrain.core.types import LossFn
 
 
 @dataclasses.dataclass(eq=False)
-class Watch:
+class SideEffects:
     """Side effects of the losses that it watches, collected over all their calls."""
 
     changed: set[str] = dataclasses.field(default_factory=set)

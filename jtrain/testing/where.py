@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jtrain.inspect.debug.source import Line, written
+from jtrain.inspect.debug.source import SourceLine, written
 
 
-class Where:
+class CallStack:
     """The calls that a walk is inside of, and lines by them."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Where:
         """Whether jtrain wrote an operation, and not the loss that called jtrain."""
         return any(line.in_jtrain for line in self._lines(equation)[:1])
 
-    def _lines(self, equation: Any) -> list[Line]:
+    def _lines(self, equation: Any) -> list[SourceLine]:
         """That of jtrain, where there is one, and that of the loss."""
         jitted = [call for call in self._around if "name" in call.params]
         lines = written(equation, jitted)

@@ -4,11 +4,11 @@ import numpy as np
 
 from jtrain.core.types import Batch
 from jtrain.testing.cause import Cause
-from jtrain.testing.splits import Split, hidden, taken
+from jtrain.testing.splits import SumSplit, hidden, taken
 from jtrain.testing.trials import Trials
 
 
-def cause_of_hidden(name: str, split: Split, trials: Trials) -> Cause:
+def cause_of_hidden(name: str, split: SumSplit, trials: Trials) -> Cause:
     """Return why a mean of a padded batch is not that of its real rows alone."""
     padded = split.parts[0]
     return _inverted(name, padded, trials) or _of_contents(name, padded, trials)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from jtrain.testing.cause import Cause
-from jtrain.testing.flow import Meeting
+from jtrain.testing.flow import RowCoupling
 from jtrain.testing.row_flow import MeanFlow
 from jtrain.testing.trials import Trials
 
@@ -45,11 +45,11 @@ def cause_of_neighbours(name: str, trials: Trials) -> Cause:
     )
 
 
-def _first(facts: Mapping[str, Meeting], *kinds: str) -> Meeting | None:
+def _first(facts: Mapping[str, RowCoupling], *kinds: str) -> RowCoupling | None:
     return next((facts[kind] for kind in kinds if kind in facts), None)
 
 
-def mixed_by_draw(where: Meeting | None) -> Cause:
+def mixed_by_draw(where: RowCoupling | None) -> Cause:
     """Rows that meet by what is drawn: mixup, negatives."""
     at = f" ({where.told})" if where else ""
     return Cause(
@@ -59,7 +59,7 @@ def mixed_by_draw(where: Meeting | None) -> Cause:
     )
 
 
-def function_of_sums(name: str, where: Meeting | None, *, metric: bool) -> Cause:
+def function_of_sums(name: str, where: RowCoupling | None, *, metric: bool) -> Cause:
     """A root, a ratio or a maximum of what was summed over the rows at hand."""
     at = f" ({where.told})" if where else ""
     mend = (
@@ -75,7 +75,7 @@ def function_of_sums(name: str, where: Meeting | None, *, metric: bool) -> Cause
     )
 
 
-def branch_on_batch(name: str, where: Meeting) -> Cause:
+def branch_on_batch(name: str, where: RowCoupling) -> Cause:
     """A choice by a sum over the rows at hand."""
     return Cause(
         "branch on the batch",

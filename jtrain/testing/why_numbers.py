@@ -7,22 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.types import Batch, Key, Params
-from jtrain.inspect.debug.eval_jaxpr import Done, execute
-from jtrain.inspect.debug.nonfinite_origin import Birth, Blame
+from jtrain.inspect.debug.eval_jaxpr import ExecutedOp, execute
+from jtrain.inspect.debug.nonfinite_origin import NonfiniteOp, NonfiniteTrace
 from jtrain.inspect.debug.source import written
-from jtrain.testing.case import Subject
+from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
-from jtrain.testing.float64 import COUNTING, Rules, done_again
-from jtrain.testing.flow import Meeting
+from jtrain.testing.float64 import COUNTING, ReplayRules, done_again
+from jtrain.testing.flow import RowCoupling
 from jtrain.testing.row_flow import means
 from jtrain.testing.row_sums import sums_of_terms
-from jtrain.testing.splits import Split
+from jtrain.testing.splits import SumSplit
 from jtrain.testing.trials import Trials
 
 HALF = {"float16": "65,504, to 3 digits", "bfloat16": "3e38, to 2 digits"}
 
 
-def cause_of_infinity(of: Subject, batch: Batch, params: Params, key: Key) -> Cause | None:
+def cause_of_infinity(of: LossCase, batch: Batch, params: Params, key: Key) -> Cause | None:
     """Return which operation makes an infinity or a NaN of numbers that are none, in float32.
 
     None where the loss and its gradient are finite, one operation after the other.
@@ -39,16 +39,16 @@ def cause_of_infinity(of: Subject, batch: Batch, params: Params, key: Key) -> Ca
 
     given = jax.tree.map(jnp.asarray, (params, of.extra, dict(batch)))
     program = jax.make_jaxpr(numbers)(*given, key)
-    blame = Blame(program, [*jax.tree.leaves(given), key])
+    blame = NonfiniteTrace(program, [*jax.tree.leaves(given), key])
     for name, output in zip(names, blame.outputs, strict=True):
         if not blame.broken(output):
             continue
-        births = [birth for birth in blame.origins(output) if isinstance(birth, Birth)]
+        births = [birth for birth in blame.origins(output) if isinstance(birth, NonfiniteOp)]
         return _of_birth(name, births[0] if births else None)
     return None
 
 
-def _of_birth(name: str, birth: Birth | None) -> Cause:
+def _of_birth(name: str, birth: NonfiniteOp | None) -> Cause:
     if birth is None:
         return Cause(
             "not finite",
@@ -76,7 +76,7 @@ def _at(equation: Any, calls: Any) -> str:
     return f" at {lines[-1]}" if lines else ""
 
 
-def cause_of_overflow(split: Split, trials: Trials) -> Cause:
+def cause_of_overflow(split: SumSplit, trials: Trials) -> Cause:
     """Return which operation on whole numbers goes beyond its type: with wider ones all is well."""
     of, rows = trials.of, trials.rows
     terms = of.terms()
@@ -89,7 +89,7 @@ def cause_of_overflow(split: Split, trials: Trials) -> Cause:
     program = jax.make_jaxpr(totals)(*given, rows.key)
     where = "whole numbers overflow"
     for done in execute(program, [*jax.tree.leaves(given), rows.key]):
-        if isinstance(done, Done) and (said := _wraps(done)):
+        if isinstance(done, ExecutedOp) and (said := _wraps(done)):
             where = f"{said}{_at(done.equation, done.calls)}"
             break
     return Cause(
@@ -99,13 +99,13 @@ def cause_of_overflow(split: Split, trials: Trials) -> Cause:
     )
 
 
-def _wraps(done: Done) -> str:
+def _wraps(done: ExecutedOp) -> str:
     """What went beyond the type of a result; empty if nothing."""
     output = done.outputs[0].array
     if output.dtype not in COUNTING:
         return ""
     with jax.enable_x64(True):
-        rules = Rules(floats=False, integers=True)
+        rules = ReplayRules(floats=False, integers=True)
         wide = np.asarray(done_again(done.equation, [v.array for v in done.inputs], rules)[0])
     if np.array_equal(wide, np.asarray(output)):
         return ""
@@ -113,7 +113,7 @@ def _wraps(done: Done) -> str:
     return f"{done.equation.primitive.name} gives {worst} in {output.dtype}, which cannot hold it"
 
 
-def cause_of_few_bits(kind: str, name: str, where: Meeting) -> Cause:
+def cause_of_few_bits(kind: str, name: str, where: RowCoupling) -> Cause:
     """A sum over rows in a type that many rows are too many for."""
     line = f" at {where.line}" if where.line else ""
     if kind == "whole":

@@ -8,8 +8,8 @@ from jtrain.core.mean import Mean
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import apart, flat
 from jtrain.testing.row_flow import means
-from jtrain.testing.row_sums import Sums, together
-from jtrain.testing.splits import Split, taken
+from jtrain.testing.row_sums import RowSums, together
+from jtrain.testing.splits import SumSplit, taken
 from jtrain.testing.trials import GRADIENT, Trials
 from jtrain.testing.why_counts import cause_of_counts, mean_of_means
 from jtrain.testing.why_draws import cause_of_draws
@@ -20,7 +20,7 @@ from jtrain.testing.why_numbers import cause_of_overflow
 FIT = 1e-6  # of a coefficient: far above rounding
 
 
-def cause_of_split(split: Split, trials: Trials) -> Cause:
+def cause_of_split(split: SumSplit, trials: Trials) -> Cause:
     """Return why the parts of a split do not add up to its whole.
 
     Each experiment takes away one thing that the result may depend on: random draws, the ends of
@@ -63,7 +63,7 @@ def _adds_up(parts: Sequence[Mean], whole: Mean, tolerance: float) -> bool:
     return near(total * whole.weight, np.asarray(whole.total, np.float64) * weight) <= tolerance
 
 
-def _of_coefficients(parts: Sequence[Sums], whole: Sums) -> Cause | None:
+def _of_coefficients(parts: Sequence[RowSums], whole: RowSums) -> Cause | None:
     """A coefficient that is computed from the rows."""
     for index, coefficient in enumerate(whole.returned.terms.coefficients):
         of_parts = [part.returned.terms.coefficients[index] for part in parts]
@@ -89,7 +89,7 @@ def _of_meeting_terms(trials: Trials) -> Cause | None:
     return mean_of_means(meeting, trials) or cause_of_neighbours(meeting, trials)
 
 
-def _of_mean(name: str, split: Split, trials: Trials) -> Cause:
+def _of_mean(name: str, split: SumSplit, trials: Trials) -> Cause:
     """Why a mean does not add up."""
     if trials.of.couples == "nothing" and trials.meets(name):
         return mean_of_means(name, trials) or cause_of_neighbours(name, trials)

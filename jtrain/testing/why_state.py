@@ -7,15 +7,15 @@ import numpy as np
 
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import apart, multiple, numbers
-from jtrain.testing.failed_step import MATCH, Parted
+from jtrain.testing.failed_step import MATCH, FailedSplit
 from jtrain.testing.result import distances, part_of
-from jtrain.testing.row_sums import OfRows, added
+from jtrain.testing.row_sums import CompiledRowSums, added
 
 # (the name of a part of the state, the tree of before, got or wanted) -> its numbers, in a row
 Part: TypeAlias = Callable[[str, dict[str, np.ndarray]], np.ndarray]
 
 
-def cause_of_state(case: Parted) -> Cause | None:
+def cause_of_state(case: FailedSplit) -> Cause | None:
     """Why the state differs; None where it does not, or where loss and gradient do already."""
     before = distances(case.got, case.want)
     if max(before.loss, before.gradient.by) > case.tolerance:
@@ -39,7 +39,7 @@ def cause_of_state(case: Parted) -> Cause | None:
     )
 
 
-def _of_params(case: Parted, part: Part) -> Cause:
+def _of_params(case: FailedSplit, part: Part) -> Cause:
     """The parameters themselves are off."""
     got, want, old = (numbers(tree) for tree in (case.got.state, case.want.state, case.start))
     times, left = multiple(part("params", got) - part("params", want), part("params", old))
@@ -55,7 +55,7 @@ def _of_params(case: Parted, part: Part) -> Cause:
     )
 
 
-def _of_average(case: Parted, part: Part, parts: list[str]) -> Cause | None:
+def _of_average(case: FailedSplit, part: Part, parts: list[str]) -> Cause | None:
     """Something of the shape of the parameters lags behind them."""
     got, want, old = (numbers(tree) for tree in (case.got.state, case.want.state, case.start))
     moved = part("params", want) - part("params", old)
@@ -70,12 +70,12 @@ def _of_average(case: Parted, part: Part, parts: list[str]) -> Cause | None:
     return None
 
 
-def _of_extra(case: Parted, off: list[str]) -> Cause | None:
+def _of_extra(case: FailedSplit, off: list[str]) -> Cause | None:
     """Running statistics are those of one part."""
     extra = sorted(name for name in off if name.startswith("extra"))
     if not extra or case.count == 1:
         return None
-    rows, got = OfRows(case.of), numbers(case.got.state)
+    rows, got = CompiledRowSums(case.of), numbers(case.got.state)
     for place, word in ((-1, "last"), (0, "first")):
         alone = numbers(added([rows(case.parts[place])], case.of).state)
         if all(apart(got[name], alone[name]).by <= MATCH for name in extra):

@@ -7,15 +7,15 @@ import numpy as np
 
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import apart, flat, multiple
-from jtrain.testing.failed_step import MATCH, Parted, is_near
-from jtrain.testing.row_sums import OfRows, Sums, added
+from jtrain.testing.failed_step import MATCH, FailedSplit, is_near
+from jtrain.testing.row_sums import CompiledRowSums, RowSums, added
 from jtrain.testing.verdict import is_finite
 from jtrain.testing.why_state import cause_of_state
 
 SMALL = 2.0**-20  # times the loss: far below what anything is clipped at
 
 
-def cause_of_step(case: Parted) -> Cause:
+def cause_of_step(case: FailedSplit) -> Cause:
     """Why a step differs from one device's."""
     for explain in (_not_finite, _calls, _draws, _loss, _gradient, _metrics, cause_of_state):
         if found := explain(case):
@@ -27,7 +27,7 @@ def cause_of_step(case: Parted) -> Cause:
     )
 
 
-def _calls(case: Parted) -> Cause | None:
+def _calls(case: FailedSplit) -> Cause | None:
     """The optimizer is called too often."""
     got, want = case.got.calls, case.want.calls
     if got == want:
@@ -40,11 +40,11 @@ def _calls(case: Parted) -> Cause | None:
     )
 
 
-def _not_finite(case: Parted) -> Cause | None:
+def _not_finite(case: FailedSplit) -> Cause | None:
     """The step is skipped, or went to pieces, for something in it is no number."""
     if case.got.calls > 0 and is_finite(case.got) == is_finite(case.want):
         return None
-    rows, noun = OfRows(case.of), case.noun
+    rows, noun = CompiledRowSums(case.of), case.noun
     empty = [i for i, part in enumerate(case.parts) if not part["mask"].any()]
     real = [part for part in case.parts if part["mask"].any()]
     if empty and all(math.isfinite(added([rows(part)], case.of).loss) for part in real):
@@ -62,7 +62,7 @@ def _not_finite(case: Parted) -> Cause | None:
     )
 
 
-def _draws(case: Parted) -> Cause | None:
+def _draws(case: FailedSplit) -> Cause | None:
     """All is well where nothing is drawn."""
     if case.undrawn() > case.tolerance:
         return None
@@ -74,14 +74,14 @@ def _draws(case: Parted) -> Cause | None:
     )
 
 
-def _loss(case: Parted) -> Cause | None:
+def _loss(case: FailedSplit) -> Cause | None:
     """The loss itself is another."""
     got, want, n = case.got.loss, case.want.loss, case.count
     if apart(np.float64(got), np.float64(want)).by <= case.tolerance:
         return None
     if found := case.timed():
         return found
-    rows = OfRows(case.of)
+    rows = CompiledRowSums(case.of)
     own = [rows(part) for part in case.parts] if n > 1 else []
     if n > 1:
         values = [added([sums], case.of).loss for sums in own]
@@ -95,7 +95,7 @@ def _loss(case: Parted) -> Cause | None:
     return None
 
 
-def _of_terms(own: Sequence[Sums], whole: Sums, case: Parted) -> Cause | None:
+def _of_terms(own: Sequence[RowSums], whole: RowSums, case: FailedSplit) -> Cause | None:
     """One term of several is counted otherwise than the others."""
     n, got, want, noun = case.count, case.got.loss, case.want.loss, case.noun
     means = [_means_of(sums) for sums in own]
@@ -118,14 +118,14 @@ def _of_terms(own: Sequence[Sums], whole: Sums, case: Parted) -> Cause | None:
     return None
 
 
-def _means_of(sums: Sums) -> list[float]:
+def _means_of(sums: RowSums) -> list[float]:
     """Coefficient x total / weight of each term."""
     pairs = zip(sums.contributions, sums.weights, strict=True)
     return [total / weight if weight else 0.0 for total, weight in pairs]
 
 
 def _of_values(
-    values: Sequence[float], own: Sequence[Sums], whole: Sums, case: Parted
+    values: Sequence[float], own: Sequence[RowSums], whole: RowSums, case: FailedSplit
 ) -> Iterator[tuple[str, float, str]]:
     """What a wrong sum of losses would give: its name, the number, the words."""
     n, noun = case.count, case.noun
@@ -171,7 +171,7 @@ def _of_values(
         )
 
 
-def _gradient(case: Parted) -> Cause | None:
+def _gradient(case: FailedSplit) -> Cause | None:
     """The loss is right, or cannot be explained, and the gradient is another."""
     got, want, n = case.got.gradient, case.want.gradient, case.count
     if apart(got, want).by <= case.tolerance:
@@ -180,7 +180,7 @@ def _gradient(case: Parted) -> Cause | None:
     if left < MATCH and abs(times - 1) > MATCH and (found := _ratio(times, "gradient", case)):
         return found
     if n > 1:
-        rows = OfRows(case.of)
+        rows = CompiledRowSums(case.of)
         weights = rows.weights(case.batch)
         own = [rows(part) for part in case.parts]
         shares = [rows(part, weights).gradient for part in case.parts]
@@ -208,7 +208,7 @@ def _gradient(case: Parted) -> Cause | None:
 
 
 def _of_gradients(
-    means: Sequence, shares: Sequence, case: Parted
+    means: Sequence, shares: Sequence, case: FailedSplit
 ) -> Iterator[tuple[str, np.ndarray, str]]:
     """What a wrong sum of gradients would give: its name, the numbers, the words."""
     n, noun = case.count, case.noun
@@ -230,7 +230,7 @@ def _of_gradients(
             )
 
 
-def _ratio(times: float, what: str, case: Parted) -> Cause | None:
+def _ratio(times: float, what: str, case: FailedSplit) -> Cause | None:
     """A number of times too much."""
     n, noun, mask = case.count, case.noun, case.batch["mask"]
     close = lambda x: is_near(times, x)
@@ -262,13 +262,13 @@ def _ratio(times: float, what: str, case: Parted) -> Cause | None:
     return None
 
 
-def _metrics(case: Parted) -> Cause | None:
+def _metrics(case: FailedSplit) -> Cause | None:
     """Only what is told is wrong."""
     for name, want in case.want.metrics.items():
         got = case.got.metrics.get(name, math.nan)
         if apart(np.float64(got), np.float64(want)).by <= max(case.tolerance, MATCH / 100):
             continue
-        rows = OfRows(case.of)
+        rows = CompiledRowSums(case.of)
         values = [added([rows(part)], case.of).metrics[name] for part in case.parts]
         if case.count > 1 and is_near(got, float(np.nanmean(values))):
             why = f"the mean of the {case.count} {case.noun}s' own values"

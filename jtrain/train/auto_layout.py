@@ -8,9 +8,9 @@ import jax
 
 from jtrain.core.loss import combine, in_terms
 from jtrain.core.precision.cast import narrowed
-from jtrain.core.residuals import Recomputed, kept, recomputed, size
+from jtrain.core.residuals import RematRegion, kept, recomputed, size
 from jtrain.core.state import TrainState
-from jtrain.parallel import Auto, Axes, Device, Layout, Needs
+from jtrain.parallel import Auto, Axes, Device, Layout, MemoryNeeds
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
 from jtrain.train.experiment_shapes import makers, shapes
 from jtrain.train.schedule_steps import in_steps
@@ -37,7 +37,7 @@ def layout_of(config: RunConfig, among: Sequence[Device] | None) -> tuple[Layout
     return config.parallel.choose(needs, there, check)
 
 
-def traced(config: RunConfig, layout: Axes, there: Sequence[Device]) -> Needs:
+def traced(config: RunConfig, layout: Axes, there: Sequence[Device]) -> MemoryNeeds:
     """What the config's step takes, its model and loss traced under this layout.
 
     Raises:
@@ -51,10 +51,10 @@ def traced(config: RunConfig, layout: Axes, there: Sequence[Device]) -> Needs:
     like = jax.eval_shape(lambda: state(weights()))
     args, loss = _loss(config, x, like)
     parts = recomputed(loss, *args)
-    largest = max(parts, default=Recomputed(0, ()))
+    largest = max(parts, default=RematRegion(0, ()))
     rows = config.batch // config.microbatches
     weights_of = [of for of in largest.given if rows not in of.shape[:1]]
-    needs = Needs(
+    needs = MemoryNeeds(
         state=like,
         dims=x.dims,
         rows=rows,

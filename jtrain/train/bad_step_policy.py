@@ -3,24 +3,24 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jtrain.config.guard import Skip
+from jtrain.config.guard import SkipPolicy
 from jtrain.core.loop import Hook
 from jtrain.core.precision.loss_scale import LossScale
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
 from jtrain.data.batches.not_finite import first_not_finite
 from jtrain.train.bad_steps import taken
-from jtrain.train.hooks.bad_step_guard import Guard
-from jtrain.train.hooks.bad_step_log import Bad, Done, Events
-from jtrain.train.hooks.nonfinite_data import BadInputs
-from jtrain.train.hooks.recent_steps import Recent
-from jtrain.train.hooks.skipped_steps import Finite
-from jtrain.train.overflow_check import Overflow
-from jtrain.train.run_dir import Directory
-from jtrain.train.setup import Assembly
+from jtrain.train.hooks.bad_step_guard import BadStepGuard
+from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, Done
+from jtrain.train.hooks.nonfinite_data import NonfiniteData
+from jtrain.train.hooks.recent_steps import RecentSteps
+from jtrain.train.hooks.skipped_steps import SkippedSteps
+from jtrain.train.overflow_check import OverflowCheck
+from jtrain.train.run_dir import RunDir
+from jtrain.train.setup import TrainSetup
 
 
-class Guarded:
+class BadStepPolicy:
     """Use it in a `with` block.
 
     Args:
@@ -32,8 +32,8 @@ class Guarded:
 
     def __init__(
         self,
-        parts: Assembly,
-        directory: Directory | None = None,
+        parts: TrainSetup,
+        directory: RunDir | None = None,
         *,
         start: int | None = None,
         earlier: Sequence[int] = (),
@@ -41,19 +41,19 @@ class Guarded:
     ):
         self._parts, self._earlier, self._known = parts, earlier, known
         writes = directory is not None and directory.first
-        self.events = Events(
+        self.events = BadStepLog(
             directory.events if directory and writes else None,
             resumed_at=start,
             lost=directory.lost if directory else lambda line: None,
         )
         """Where they are written."""
         scaled = isinstance(parts.like.scale, LossScale) and not isinstance(
-            parts.config.guard, Skip
+            parts.config.guard, SkipPolicy
         )
-        self._overflow = Overflow(parts) if scaled else None
-        self._guard: Guard | None = None
-        self._finite: Finite | None = None
-        self._inputs: BadInputs | None = None
+        self._overflow = OverflowCheck(parts) if scaled else None
+        self._guard: BadStepGuard | None = None
+        self._finite: SkippedSteps | None = None
+        self._inputs: NonfiniteData | None = None
 
     def hooks(
         self, state: TrainState, *, every: int, tell: Callable[[str], None]
@@ -65,9 +65,9 @@ class Guarded:
             tell: takes a line of warning.
         """
         policy, minimum = self._parts.config.guard, getattr(state.scale, "minimum", 0.0)
-        if not isinstance(policy, Skip):
+        if not isinstance(policy, SkipPolicy):
             scaled = {"helps": self._overflow.helps} if self._overflow else {}
-            self._guard = Guard(
+            self._guard = BadStepGuard(
                 policy,
                 minimum=minimum,
                 earlier=self._earlier,
@@ -77,13 +77,13 @@ class Guarded:
             )
             return [self._guard]
         config = self._parts.config
-        recent = Recent(every=config.steps_per_call)
+        recent = RecentSteps(every=config.steps_per_call)
 
-        def skipped(bad: Bad) -> None:
+        def skipped(bad: BadStep) -> None:
             self.wrote(bad, "skipped")
             inputs.skipped(bad.step)
 
-        self._finite = Finite(
+        self._finite = SkippedSteps(
             recent=recent,
             tell=tell,
             tell_every=every,
@@ -98,7 +98,7 @@ class Guarded:
             skipped=int(state.skipped),
             known=self._known,
         )
-        inputs = self._inputs = BadInputs(
+        inputs = self._inputs = NonfiniteData(
             every=self._finite.every,
             find=self._not_finite,
             tell=tell,
@@ -121,7 +121,7 @@ class Guarded:
         return f"{row} of `{found.array}` has {found}"
 
     @property
-    def bad(self) -> Bad | None:
+    def bad(self) -> BadStep | None:
         """The step that ends the run, or sends it back: nothing after it is worth keeping."""
         return self._guard and self._guard.bad
 
@@ -141,11 +141,11 @@ class Guarded:
             self._finite.catch_up(step)
             self._finite.warn(step)
 
-    def wrote(self, bad: Bad, done: Done, **more: Any) -> None:
+    def wrote(self, bad: BadStep, done: Done, **more: Any) -> None:
         """Has a bad step on the disk, with the data that it took."""
         self.events.append(bad, done, **taken(self._parts, bad.step), **more)
 
-    def __enter__(self) -> "Guarded":
+    def __enter__(self) -> "BadStepPolicy":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,13 +13,13 @@ from jtrain.core.pytree import at_least_f32, named_leaves, norm
 from jtrain.core.rows import with_rows
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Leaf
-from jtrain.optim.recipe import Recipe
+from jtrain.optim.recipe import OptimizerConfig
 from jtrain.parallel.offload import brought
-from jtrain.train.hooks.bad_step_log import Bad
-from jtrain.train.setup import Assembly
+from jtrain.train.hooks.bad_step_log import BadStep
+from jtrain.train.setup import TrainSetup
 
 
-def taken(parts: Assembly, step: int) -> dict[str, Any]:
+def taken(parts: TrainSetup, step: int) -> dict[str, Any]:
     """The number of the batch that a step took, from 0, and its rows in the data set, if it tells.
 
     The first step is 1. All rows of the batch, whichever process read them.
@@ -29,7 +29,7 @@ def taken(parts: Assembly, step: int) -> dict[str, Any]:
     return {"batch": number, **({"rows": indices(number).tolist()} if indices else {})}
 
 
-def told(parts: Assembly, state: TrainState, bad: Bad, last: int) -> str:
+def told(parts: TrainSetup, state: TrainState, bad: BadStep, last: int) -> str:
     """What a person wants to know of a bad step when a run was ended by it, and what to type.
 
     A program for its gradient is compiled, so each process of the run calls this.
@@ -50,10 +50,10 @@ def told(parts: Assembly, state: TrainState, bad: Bad, last: int) -> str:
     )
 
 
-def _smaller_updates(parts: Assembly, run: str) -> str:
+def _smaller_updates(parts: TrainSetup, run: str) -> str:
     """What to type for them."""
     optimizer = parts.config.optimizer
-    if not isinstance(optimizer, Recipe):  # one that was handed over whole
+    if not isinstance(optimizer, OptimizerConfig):  # one that was handed over whole
         return "Lower its learning rate, or clip the gradient: optax.clip_by_global_norm(1.0)."
     clip = "" if optimizer.clip or optimizer.kind == "lbfgs" else " or set optimizer.clip=1.0"
     return (
@@ -62,7 +62,7 @@ def _smaller_updates(parts: Assembly, run: str) -> str:
     )
 
 
-def _leaf(parts: Assembly, state: TrainState, step: int) -> str:
+def _leaf(parts: TrainSetup, state: TrainState, step: int) -> str:
     """The leaf whose gradient a step's batch makes largest, or not finite, at this state."""
     batch = parts.strategy.place(parts.train[step - 1])
     state = dataclasses.replace(state, step=jnp.full_like(state.step, step - 1))
@@ -75,7 +75,7 @@ def _leaf(parts: Assembly, state: TrainState, step: int) -> str:
     return f"{most} is the largest, of norm {norms[most]:.4g}."
 
 
-def _norms(parts: Assembly):
+def _norms(parts: TrainSetup):
     """`(state, batch) -> norms` of the gradient, of each leaf by name."""
     psum, micro = parts.strategy.psum, parts.config.microbatches
     terms = in_terms(parts.loss, ragged=parts.experiment.train.ragged)

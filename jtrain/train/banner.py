@@ -10,11 +10,11 @@ from jtrain.core.pytree import elements
 from jtrain.distributed.accelerators import unused_accelerators
 from jtrain.io.formatting import brief
 from jtrain.parallel.device_names import choice_of
-from jtrain.train.setup import Assembly
+from jtrain.train.setup import TrainSetup
 from jtrain.train.summary import short, summary
 
 
-def opening(parts: Assembly, start: int | None, root: Path = Path("/")) -> list[str]:
+def opening(parts: TrainSetup, start: int | None, root: Path = Path("/")) -> list[str]:
     """What a reader wants to know before the first step.
 
     Args:
@@ -49,7 +49,7 @@ def opening(parts: Assembly, start: int | None, root: Path = Path("/")) -> list[
     return lines
 
 
-def _unused(parts: Assembly, root: Path) -> list[str]:
+def _unused(parts: TrainSetup, root: Path) -> list[str]:
     """Say what accelerators the run leaves unused, unless its config chooses a platform."""
     if choice_of(parts.config.parallel.devices).platform:
         return []
@@ -57,7 +57,7 @@ def _unused(parts: Assembly, root: Path) -> list[str]:
     return unused_accelerators(seen, getattr(jax.config, "jax_platforms", None), root=root)
 
 
-def layout(parts: Assembly) -> str:
+def layout(parts: TrainSetup) -> str:
     """Return the kind of a layout, its devices and its axes.
 
     `sharded over 8 cpu devices (fsdp 4 x tensor 2)`.
@@ -71,7 +71,7 @@ def layout(parts: Assembly) -> str:
     )
 
 
-def _shared(parts: Assembly) -> str:
+def _shared(parts: TrainSetup) -> str:
     """How the processes share out what is read."""
     index, count = parts.strategy.part
     by_index = f"data: by index, this process reads part {index} of {count} of every batch's rows"

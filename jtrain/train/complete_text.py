@@ -11,13 +11,13 @@ import numpy as np
 from jtrain.core.types import Extra, Key, Params
 from jtrain.data.text.tokenizer import Tokenizer
 from jtrain.errors import DataError
-from jtrain.models.generate import Extends, generate
+from jtrain.models.generate import IncrementalModel, generate
 from jtrain.train.experiment import Prompt
 
 Complete: TypeAlias = Callable[[Params, Extra, Key, Prompt], str]
 
 
-def writes(build: Callable[[], Extends], tokenizer: Tokenizer) -> Complete:
+def writes(build: Callable[[], IncrementalModel], tokenizer: Tokenizer) -> Complete:
     """An experiment's `complete`: the prompt and what follows.
 
     An empty prompt is the end of another document; where the tokenizer has none a new line, and

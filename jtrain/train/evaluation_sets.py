@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from jtrain.checkpoint.retention import Goal
+from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import ConfigError
 from jtrain.train.experiment import RunConfig
@@ -36,7 +36,7 @@ def check_best(best: str, metrics: Mapping[str, Sequence[str]]) -> None:
     Raises:
         ConfigError: if not.
     """
-    goal = Goal.parse(best)
+    goal = BestMetric.parse(best)
     first = next(iter(metrics.values()), ())
     names = [*first, *(f"{name}/{metric}" for name, each in metrics.items() for metric in each)]
     if goal and goal.name not in names:

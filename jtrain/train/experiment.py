@@ -11,8 +11,8 @@ from pydantic import Field
 
 from jtrain.config.configclass import values
 from jtrain.config.precision import F32, Precision
-from jtrain.config.top import Top
-from jtrain.core.batches import Batches, Once
+from jtrain.config.top import BaseConfig
+from jtrain.core.batches import Batches, FiniteBatches
 from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement
@@ -54,7 +54,7 @@ class Experiment:
     loss: LossFn | Stateful
     train: Batches
     optimizer: optax.GradientTransformation
-    valid: Once | Mapping[str, Once] | None = None
+    valid: FiniteBatches | Mapping[str, FiniteBatches] | None = None
     """What it is judged by, the whole of it at each evaluation, without dropout; several sets by
     name, of which the first is what it is mostly judged by."""
     dims: Mapping[str, Dims] = dataclasses.field(default_factory=dict)
@@ -89,7 +89,7 @@ class Experiment:
 
 
 @values
-class RunConfig(Top, abc.ABC):
+class RunConfig(BaseConfig, abc.ABC):
     """The values of any run; an experiment's Config adds its data and its model, and builds."""
 
     optimizer: Optimizer

@@ -11,36 +11,36 @@ from typing import Any, Literal, TextIO
 import optax
 from pydantic import ValidationError
 
-from jtrain.checkpoint.retention import Goal
+from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.configclass import values
 from jtrain.config.guard import Guard
 from jtrain.config.precision import Precision
-from jtrain.config.top import Checkpoint, Checks, Evaluate, Log
+from jtrain.config.top import Checkpoint, ChecksConfig, EvaluateConfig, LogConfig
 from jtrain.core.loop import Stop
 from jtrain.core.loss import Stateful
 from jtrain.core.placement import Placement
 from jtrain.core.types import Couples, Extra, LossFn, Params
 from jtrain.distributed.heartbeat import PULSE
-from jtrain.distributed.heartbeat.startup_progress import Slow
+from jtrain.distributed.heartbeat.startup_progress import StartupProgress
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import api_boundary
-from jtrain.optim.recipe import Recipe
+from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import Schedule
 from jtrain.parallel import Parallel
 from jtrain.train import fit_arguments
 from jtrain.train.compilation_cache import keep_compiled_programs
 from jtrain.train.experiment import Experiment, RunConfig
 from jtrain.train.fit_result import Fitted
-from jtrain.train.hooks.evaluation import Result
+from jtrain.train.hooks.evaluation import EvaluationResult
 from jtrain.train.hooks.function_hooks import Observer
-from jtrain.train.hooks.history import History
+from jtrain.train.hooks.history import MetricHistory
 from jtrain.train.hooks.metrics import read
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.longer_run import check_rate
 from jtrain.train.multihost_checks import join
 from jtrain.train.restore_run import trained
 from jtrain.train.run import run
-from jtrain.train.run_hooks import Watch
+from jtrain.train.run_hooks import RunHooks
 from jtrain.train.step_time import paced
 from jtrain.train.train_loop import compiled, drive
 
@@ -50,7 +50,7 @@ def fit(
     loss: LossFn | Stateful,
     params: Params,
     data: fit_arguments.Data,
-    optimizer: str | Recipe | optax.GradientTransformation = "adamw",
+    optimizer: str | OptimizerConfig | optax.GradientTransformation = "adamw",
     *,
     steps: int | str | None = None,
     epochs: int | float | None = None,
@@ -183,10 +183,10 @@ def fit(
             precision=fit_arguments.precision(precision),
             parallel=fit_arguments.strategy(parallel, devices),
             guard=fit_arguments.guard(guard, kept=kept),
-            evaluate=Evaluate(every=evaluated, batch=valid_batch, couples=valid_couples),
+            evaluate=EvaluateConfig(every=evaluated, batch=valid_batch, couples=valid_couples),
             checkpoint=Checkpoint(every=saved, best=best),
-            log=Log(every=told),
-            checks=Checks(first_batch=check_batch),
+            log=LogConfig(every=told),
+            checks=ChecksConfig(first_batch=check_batch),
         )
     except ValidationError as error:
         first = error.errors()[0]
@@ -209,13 +209,13 @@ def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | No
     """Trains, and writes nothing."""
     keep_compiled_programs()
     PULSE.phase("start")
-    with Slow(functools.partial(print, file=screen, flush=True)):
+    with StartupProgress(functools.partial(print, file=screen, flush=True)):
         parts = paced(config)
         check_rate(parts.config)
         step, state = compiled(parts, parts.fresh)
     with (
         Signals(every=config.steps_per_call) as signals,
-        Watch(parts, screen=screen) as watch,
+        RunHooks(parts, screen=screen) as watch,
     ):
         ended = drive(parts, step, state, watch, signals, hooks=hooks)
         stop = ended.stop or Stop("", "finished")
@@ -256,11 +256,11 @@ def _kept(
         raise LossError(outcome.why)
     if outcome.lost:
         warnings.warn(f"jt.fit: {outcome.why}", stacklevel=3)
-    goal = Goal.parse(config.checkpoint.best)
+    goal = BestMetric.parse(config.checkpoint.best)
     of = outcome.sets.get(goal.name.rpartition("/")[0], outcome.results) if goal else {}
     which: Literal["newest", "best"] = "best" if of else "newest"
     step, parts, state = trained(config, directory, which)
-    numbers = History()
+    numbers = MetricHistory()
     for row in read(outcome.directory.metrics):
         numbers.row(row.pop("step"), "", row)
     if outcome.numbers:  # the file has no row for a step at which the run was interrupted
@@ -271,7 +271,7 @@ def _kept(
         state=state if step == outcome.step else trained(config, directory)[2],
         history=numbers.numbers,
         step=outcome.step,
-        best=Result(step, of[step]) if of else None,
+        best=EvaluationResult(step, of[step]) if of else None,
         why=outcome.why,
         directory=directory,
     )

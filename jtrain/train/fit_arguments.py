@@ -11,16 +11,16 @@ import optax
 from pydantic import ValidationError
 
 from jtrain.config.configclass import values
-from jtrain.config.guard import Guard, Rollback
+from jtrain.config.guard import Guard, RollbackPolicy
 from jtrain.config.precision import Precision
 from jtrain.config.suggestions import did_you_mean
-from jtrain.core.batches import Batches, Once
+from jtrain.core.batches import Batches, FiniteBatches
 from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Couples, Extra, LossFn, Params, Tree
 from jtrain.data import Arrays, InOrder, Shuffled, Source
-from jtrain.data.sources.foreign_arrays import as_array, columns_of, library
+from jtrain.train.foreign_arrays import as_array, columns_of, library
 from jtrain.data.sources.hugging_face import HuggingFace
 from jtrain.data.sources.subset import keep_back
 from jtrain.data.sources.torch_rows import TorchRows, from_loader
@@ -28,7 +28,7 @@ from jtrain.errors import ConfigError, DataError, LossError
 from jtrain.models.adapters.any_model import is_nnx, refuse_foreign
 from jtrain.models.model_loss import ModelLoss
 from jtrain.optim import Optimizer
-from jtrain.optim.recipe import Recipe
+from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import LearningRate, Schedule
 from jtrain.parallel import Auto, Layout, Parallel
 
@@ -81,14 +81,14 @@ def split(data: Data, valid: Data) -> tuple[Data, Data]:
     return keep_back(source, valid)
 
 
-def once(data: Data, size: int) -> Once:
+def once(data: Data, size: int) -> FiniteBatches:
     """Batches of `size` rows that go over the data once, in its order.
 
     Raises:
         DataError: if it is nothing that has rows, or batches that never end.
     """
     data = _of_torch(data)
-    if isinstance(data, Once):
+    if isinstance(data, FiniteBatches):
         return data
     if isinstance(data, Batches):
         raise DataError(
@@ -98,7 +98,7 @@ def once(data: Data, size: int) -> Once:
     return InOrder(_source(data), size=size)
 
 
-def sets(valid: Data, size: int) -> Once | Mapping[str, Once] | None:
+def sets(valid: Data, size: int) -> FiniteBatches | Mapping[str, FiniteBatches] | None:
     """What a run is judged by: one data set, several by name, or none."""
     if isinstance(valid, Mapping) and any(_has_rows(x) for x in valid.values()):
         return {name: once(data, size) for name, data in valid.items()}
@@ -180,7 +180,7 @@ def lasts(steps: int | str | None, epochs: int | float | None) -> Any:
     return steps if epochs is None else f"{epochs:g} epochs"
 
 
-class Start(NamedTuple):
+class FitStart(NamedTuple):
     """A loss, and where its parameters start."""
 
     loss: LossFn | Stateful
@@ -189,7 +189,7 @@ class Start(NamedTuple):
     module: Any = None  # SplitModule of an nnx module, whose arrays the parameters are
 
 
-def start(loss: Any, params: Any, extra: Extra = (), couples: Couples | None = None) -> Start:
+def start(loss: Any, params: Any, extra: Extra = (), couples: Couples | None = None) -> FitStart:
     """Return the loss of arrays and the arrays, of whatever the caller has them in.
 
     With an nnx module for parameters a plain loss is one of (module, batch, rng). Where `couples`
@@ -214,10 +214,10 @@ def start(loss: Any, params: Any, extra: Extra = (), couples: Couples | None = N
         if not isinstance(loss, Stateful):
             loss, meets = module_loss(loss, module), couples or module.couples
         given, carried = module.arrays()
-        return Start(loss, (given, extra or carried), meets, module)
+        return FitStart(loss, (given, extra or carried), meets, module)
     if isinstance(params, Model):
-        return Start(loss, params.init, meets)
-    return Start(loss, params if callable(params) else weights(params, extra), meets)
+        return FitStart(loss, params.init, meets)
+    return FitStart(loss, params if callable(params) else weights(params, extra), meets)
 
 
 def weights(params: Params, extra: Extra) -> tuple[Params, Extra]:
@@ -273,7 +273,7 @@ def arrays(tree: Tree) -> Tree:
 
 
 @values
-class Handed:
+class CustomOptimizer:
     """An optimizer made by other means than the values of a config."""
 
     kind: str = "optax"
@@ -284,11 +284,11 @@ class Handed:
 
 
 def optimizer(
-    given: str | Recipe | optax.GradientTransformation,
+    given: str | OptimizerConfig | optax.GradientTransformation,
     lr: float | None,
     schedule: str | Schedule | None,
-) -> Recipe | Handed:
-    """The values of an optimizer, by its name or itself; `Handed` for a transformation.
+) -> OptimizerConfig | CustomOptimizer:
+    """The values of an optimizer, by its name or itself; `CustomOptimizer` for a transformation.
 
     Raises:
         ConfigError: if there is none of that name, or `lr` and `schedule` are said twice or not at
@@ -309,10 +309,10 @@ def optimizer(
             f"{said}= goes with an optimizer that is named, and this one is a "
             f"{type(given).__name__}, which has its own: leave {said}= out, or set it there."
         )
-    if isinstance(given, Recipe):
+    if isinstance(given, OptimizerConfig):
         return given
     if isinstance(given, optax.GradientTransformation):
-        return Handed()
+        return CustomOptimizer()
     raise ConfigError(
         f'optimizer= is a name such as "adamw", a value of jtrain.optim or an optax '
         f'transformation, and this is a {type(given).__name__}: write optimizer="adamw", lr=1e-3.'
@@ -383,7 +383,7 @@ def guard(given: str | Guard, *, kept: bool) -> Guard:
         ConfigError: for one that goes back, where nothing is kept to go back to.
     """
     found = _named("guard", given, Guard)() if isinstance(given, str) else given
-    if isinstance(found, Rollback) and not kept:
+    if isinstance(found, RollbackPolicy) and not kept:
         raise ConfigError(
             'guard="rollback" goes back to a checkpoint, and this run keeps none. Give it a name, '
             'name="mine", and it lies in runs/mine; or write guard="skip".'

@@ -17,7 +17,7 @@ from jtrain.io.formatting import number
 from jtrain.models.model_loss import ModelLoss
 from jtrain.train import fit_arguments
 from jtrain.train.hooks.curve import curve
-from jtrain.train.hooks.evaluation import Result
+from jtrain.train.hooks.evaluation import EvaluationResult
 from jtrain.train.predict import evaluate, predict
 from jtrain.train.svg_chart import chart
 
@@ -40,7 +40,7 @@ class Fitted:
     the last step are always there."""
     step: int
     """The last that was taken."""
-    best: Result | None
+    best: EvaluationResult | None
     """The best evaluation, its step and its numbers; None unless it was asked for."""
     why: str
     """Why it ended, if before the last step."""
@@ -48,7 +48,7 @@ class Fitted:
     """Of the run, if there is one."""
     loss: Any = None
     """That was minimised."""
-    start: fit_arguments.Start | None = None
+    start: fit_arguments.FitStart | None = None
     """Where it began."""
 
     @property
@@ -101,7 +101,7 @@ class Fitted:
             )
         return predict(self.loss, self.params, data, batch=batch, extra=self.extra)
 
-    def plot(self, *names: str, ax: Any = None) -> "Curves":
+    def plot(self, *names: str, ax: Any = None) -> "MetricCurves":
         """Return the curves of these metrics, by default the loss and what was evaluated.
 
         In a notebook they are a picture, elsewhere a text; `.save("curves.svg")` writes them.
@@ -122,7 +122,7 @@ class Fitted:
                     f"{name!r} is no metric of the history, which has {', '.join(there)}. Write "
                     f'result.plot("{there[0] if there else "loss"}").'
                 )
-        found = Curves(
+        found = MetricCurves(
             {
                 name: {
                     full.rpartition("/")[0] or "train": points
@@ -187,7 +187,7 @@ class Fitted:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Curves:
+class MetricCurves:
     """Lines over the step: for each metric those of training and of each set."""
 
     metrics: Mapping[str, Mapping[str, Mapping[int, float]]]

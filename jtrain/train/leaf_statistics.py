@@ -15,8 +15,8 @@ from jtrain.core.state import TrainState
 from jtrain.core.step import make_step
 from jtrain.core.types import Batch, Params
 from jtrain.parallel.offload import brought
-from jtrain.train.hooks.leaf_log import Leaves
-from jtrain.train.setup import Assembly
+from jtrain.train.hooks.leaf_log import LeafLog
+from jtrain.train.setup import TrainSetup
 
 Statistics: TypeAlias = dict[str, dict[str, Any]]  # of each kind, of each leaf a number
 KINDS = ("grad_norm", "grad_max", "update_norm", "param_norm", "ratio")
@@ -30,7 +30,7 @@ class LeafStatistics:
     trains is not touched, and costs what it did.
     """
 
-    def __init__(self, parts: Assembly):
+    def __init__(self, parts: TrainSetup):
         self._parts = parts
         self._program: Callable[[TrainState, Batch], Statistics] | None = None
 
@@ -50,12 +50,12 @@ class LeafStatistics:
 
 
 def leaves(
-    parts: Assembly,
+    parts: TrainSetup,
     path: Path | None,
     pause: Callable[[str], AbstractContextManager[None]],
     start: int | None,
     lost: Callable[[str], object],
-) -> Leaves:
+) -> LeafLog:
     """The hook that writes them for a run; close it at the end.
 
     Args:
@@ -71,7 +71,7 @@ def leaves(
             return of(step, state)
 
     config = parts.config
-    return Leaves(
+    return LeafLog(
         path,
         every=config.log.leaves,
         stop=config.steps,
@@ -81,7 +81,7 @@ def leaves(
     )
 
 
-def looking(parts: Assembly) -> Callable[[TrainState, Batch], Statistics]:
+def looking(parts: TrainSetup) -> Callable[[TrainState, Batch], Statistics]:
     """`(state, batch) -> statistics`, pure."""
     x = parts.experiment
     step = make_step(

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jtrain.config.resolve import resolve
-from jtrain.core.batches import Once
+from jtrain.core.batches import FiniteBatches
 from jtrain.core.jaxpr import dependence
 from jtrain.core.model import Model
 from jtrain.core.precision.cast import narrowed
@@ -30,7 +30,7 @@ from jtrain.train.find_run import find_run
 from jtrain.train.fit_weights import is_of_fit, read_weights
 from jtrain.train.predict import ROWS, compile_rows, outputs_of, over_rows
 from jtrain.train.restore_run import trained
-from jtrain.train.setup import Assembly
+from jtrain.train.setup import TrainSetup
 
 Outputs = Callable[[tuple[Params, Extra], Batch], Any]
 ADDED = {"row", "mask"}  # by what makes batches of rows
@@ -52,7 +52,7 @@ class LoadedRun:
     """Its values; None of a run that `jt.fit` made."""
     experiment: Experiment | None
     """What was trained; None of a run that `jt.fit` made, whose code is in a script."""
-    _parts: Assembly | None
+    _parts: TrainSetup | None
     _strategy: Strategy
 
     def __repr__(self) -> str:
@@ -144,7 +144,7 @@ class LoadedRun:
 
         return outputs
 
-    def _checked(self, data: fit_arguments.Data, size: int) -> Once:
+    def _checked(self, data: fit_arguments.Data, size: int) -> FiniteBatches:
         """The data in batches, once its rows were seen to be such as the run takes."""
         inputs = self.inputs
         if hasattr(data, "shape") or isinstance(data, list):

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from jtrain.config.dump import plain_values
 from jtrain.config.durations import durations, own_lengths
-from jtrain.config.top import Top
+from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 from jtrain.io.formatting import number
 
-C = TypeVar("C", bound=Top)
+C = TypeVar("C", bound=BaseConfig)
 
 
-class Change(NamedTuple):
+class LengthChange(NamedTuple):
     """Steps after which a run had other lengths than before."""
 
     step: int
@@ -27,13 +27,13 @@ class Change(NamedTuple):
     """The old lengths by key: `steps`, and those of schedules."""
 
 
-def lengths(config: Top) -> dict[str, Any]:
+def lengths(config: BaseConfig) -> dict[str, Any]:
     """Return `steps` and the own length of each schedule, by dotted key."""
     own = {f"{key}.steps": part.steps for key, part in own_lengths(config).items()}
     return {"steps": config.steps, **own}
 
 
-def stored_lengths(config: Top, stored: Any) -> dict[str, Any]:
+def stored_lengths(config: BaseConfig, stored: Any) -> dict[str, Any]:
     """Return the same of a run that lies on the disk, at the keys of `config`.
 
     Args:
@@ -44,7 +44,7 @@ def stored_lengths(config: Top, stored: Any) -> dict[str, Any]:
     return {key: _at(values, key.split(".")) for key in lengths(config)}
 
 
-def keep_lengths(config: C, stored: Top | None) -> C:
+def keep_lengths(config: C, stored: BaseConfig | None) -> C:
     """Return `config`, in which each schedule that says no length has that of the stored run.
 
     A schedule of the stored run that says none is as long as that run. Where the two are equally
@@ -66,7 +66,7 @@ def replace(config: C, values: Mapping[str, Any]) -> C:
     return config
 
 
-def changes(config: Top, start: int, about: Mapping[str, Any]) -> list[Change]:
+def changes(config: BaseConfig, start: int, about: Mapping[str, Any]) -> list[LengthChange]:
     """Return the changes of length of a run that goes on from a checkpoint.
 
     Args:
@@ -74,14 +74,14 @@ def changes(config: Top, start: int, about: Mapping[str, Any]) -> list[Change]:
         start: the step of the checkpoint.
         about: what the checkpoint says of itself.
     """
-    found = [Change(each["step"], each["before"]) for each in about.get("extended", [])]
+    found = [LengthChange(each["step"], each["before"]) for each in about.get("extended", [])]
     before = stored_lengths(config, about.get("config", {}))
     if before["steps"] and before != lengths(config):
-        found.append(Change(start, before))
+        found.append(LengthChange(start, before))
     return found
 
 
-def config_at(config: C, changed: Sequence[Change], step: int) -> C:
+def config_at(config: C, changed: Sequence[LengthChange], step: int) -> C:
     """Return the values under which a step was taken, the first of which is 1.
 
     Args:
@@ -94,12 +94,12 @@ def config_at(config: C, changed: Sequence[Change], step: int) -> C:
     return replace(config, {key: x for key, x in before.items() if key in lengths(config)})
 
 
-def schedule_lengths(config: Top) -> dict[str, Any]:
+def schedule_lengths(config: BaseConfig) -> dict[str, Any]:
     """Return the steps that each schedule lasts, by dotted key; with durations in steps."""
     return {key: part.steps or config.steps for key, part in own_lengths(config).items()}
 
 
-def check_steps(config: Top, start: int, path: Path, another: str) -> None:
+def check_steps(config: BaseConfig, start: int, path: Path, another: str) -> None:
     """Check that a run is not asked for fewer steps than it has taken.
 
     Args:
@@ -119,7 +119,7 @@ def check_steps(config: Top, start: int, path: Path, another: str) -> None:
         )
 
 
-def check_rate(config: Top) -> None:
+def check_rate(config: BaseConfig) -> None:
     """Check that the steps past the end of a schedule have a learning rate.
 
     Args:
@@ -140,7 +140,7 @@ def check_rate(config: Top) -> None:
         )
 
 
-def longer(config: Top, steps: int) -> list[str]:
+def longer(config: BaseConfig, steps: int) -> list[str]:
     """Return the settings that train a finished run to `steps`.
 
     Args:
@@ -151,7 +151,7 @@ def longer(config: Top, steps: int) -> list[str]:
     return [f"steps={steps}", *(["optimizer.schedule.steps=100%"] if ended else [])]
 
 
-def describe(config: Top, change: Change) -> list[str]:
+def describe(config: BaseConfig, change: LengthChange) -> list[str]:
     """Return lines that say what becomes of the schedules after a change of length.
 
     Args:
@@ -161,7 +161,7 @@ def describe(config: Top, change: Change) -> list[str]:
     return [_fate(key, old, config, change.step) for key in own_lengths(config)]
 
 
-def _fate(key: str, old: Top, new: Top, step: int) -> str:
+def _fate(key: str, old: BaseConfig, new: BaseConfig, step: int) -> str:
     """What becomes of the schedule at a key after `step`."""
     was, now = schedule_lengths(old)[key], schedule_lengths(new)[key]
     rate = _rate(new) if key == "optimizer.schedule" else None

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import CheckpointManager
 from jtrain.config.command_line import spell
 from jtrain.config.dump import flat, told
 from jtrain.distributed.cluster import Cluster, detect, start
@@ -19,7 +19,7 @@ from jtrain.distributed.heartbeat.exit_alone import fail_alone
 from jtrain.errors import ConfigError
 from jtrain.errors.user_code import api_boundary
 from jtrain.train.experiment import RunConfig
-from jtrain.train.run_dir import PACKAGES, Directory, version_of
+from jtrain.train.run_dir import PACKAGES, RunDir, version_of
 
 PACKAGE = Path(__file__).parent
 # What of the environment changes numbers or devices.
@@ -126,7 +126,7 @@ def refuse_unlike_devices() -> None:
             )
 
 
-def refuse_unshared(directory: Directory) -> None:
+def refuse_unshared(directory: RunDir) -> None:
     """Raises ConfigError, in all processes, if some do not see what the first one wrote.
 
     Call it after `directory.begin`.
@@ -145,8 +145,8 @@ def refuse_unshared(directory: Directory) -> None:
 
 def _stands(path: Path) -> Mapping[str, str]:
     """What is to be seen of the run: else one process would go on and another begin."""
-    there = Directory(path)
-    newest = Checkpoints(there.checkpoints, owner=there.owner()).newest()
+    there = RunDir(path)
+    newest = CheckpointManager(there.checkpoints, owner=there.owner()).newest()
     said = there.stands().get("status", "nothing")
     return {f"run {path}": said if newest is None else f"{said} at step {newest}"}
 

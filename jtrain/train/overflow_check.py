@@ -15,12 +15,12 @@ from jtrain.core.step import make_step
 from jtrain.core.types import Batch
 from jtrain.distributed.heartbeat import PULSE
 from jtrain.parallel.offload import brought
-from jtrain.train.setup import Assembly
+from jtrain.train.setup import TrainSetup
 
 RECENT = 16  # calls whose batches are kept: 8 in flight, and those that are read ahead
 
 
-class Overflow:
+class OverflowCheck:
     """Takes the gradient of a recent batch again, at the smallest loss scale.
 
     A loss scale is lowered after each overflow until none is left, or it is at its minimum. So a
@@ -29,7 +29,7 @@ class Overflow:
     no more.
     """
 
-    def __init__(self, parts: Assembly):
+    def __init__(self, parts: TrainSetup):
         self._parts = parts
         self._batches: collections.deque[tuple[int, Batch]] = collections.deque(maxlen=RECENT)
         self._program: Callable[[TrainState, Batch], jax.Array] | None = None
@@ -62,7 +62,7 @@ class Overflow:
         return {name: x[place] for name, x in batch.items()} if each > 1 else batch
 
 
-def _is_finite(parts: Assembly) -> Callable[[TrainState, Batch], Any]:
+def _is_finite(parts: TrainSetup) -> Callable[[TrainState, Batch], Any]:
     """Return `(state, batch) -> whether the step would be taken at the smallest loss scale`."""
     x, strategy = parts.experiment, parts.strategy
     step = make_step(

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrain.core.batches import Once
+from jtrain.core.batches import FiniteBatches
 from jtrain.core.evaluate import evaluate as over
 from jtrain.core.evaluate import make_evaluate
 from jtrain.core.loss import Stateful, in_terms
@@ -143,7 +143,7 @@ def compile_rows(
 
 
 def over_rows(
-    program: Callable[[Any, Batch], Any], strategy: Strategy, weights: Any, rows: Once
+    program: Callable[[Any, Batch], Any], strategy: Strategy, weights: Any, rows: FiniteBatches
 ) -> Any:  # a pytree of numpy arrays, each n ...
     """Return what a program of `compile_rows` gives for each row, in the order of the data."""
     started, found = collections.deque(), []
@@ -195,14 +195,14 @@ def _guarded(apply: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Any]:
     return call
 
 
-def _weights(begin: fit_arguments.Start) -> Any:  # (params, extra)
+def _weights(begin: fit_arguments.FitStart) -> Any:  # (params, extra)
     """What a model starts from."""
     return begin.init(jax.random.key(0)) if callable(begin.init) else begin.init
 
 
 def _laid_out(
     data: fit_arguments.Data, batch: int, layout: Layout, *, whole: bool = False
-) -> tuple[Strategy, Once]:
+) -> tuple[Strategy, FiniteBatches]:
     """Where it is computed, and what of, in batches that split evenly, or in a whole one."""
     keep_compiled_programs()
     strategy = layout.build()
@@ -218,7 +218,7 @@ def _evenly(rows: int, strategy: Strategy) -> int:
     return -(-rows // strategy.shares) * strategy.shares
 
 
-def _rows_of(rows: Once) -> int:
+def _rows_of(rows: FiniteBatches) -> int:
     """How many rows a data set has; its last batch filled up where it does not say."""
     return getattr(rows, "rows", len(rows) * rows.size)
 
@@ -234,7 +234,7 @@ def _placed(strategy: Strategy, tree: Any) -> Any:
     return jax.device_put(tree, strategy.shardings(tree))
 
 
-def _batch(strategy: Strategy, rows: Once, step: int) -> Batch:
+def _batch(strategy: Strategy, rows: FiniteBatches, step: int) -> Batch:
     """The rows that this process reads, on the devices."""
     return strategy.place(rows.shard(*strategy.part)[step])
 

@@ -3,18 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
-from jtrain.checkpoint import Checkpoints, object_store_layout
+from jtrain.checkpoint import CheckpointManager, object_store_layout
 from jtrain.checkpoint.lock import Lock
-from jtrain.checkpoint.object_store_copy import Mirror
-from jtrain.config.top import Top
+from jtrain.checkpoint.object_store_copy import ObjectStoreCopy
+from jtrain.config.top import BaseConfig
 from jtrain.distributed.multihost import of_first
 from jtrain.errors import ConfigError, UserError
-from jtrain.io.object_store import Objects
+from jtrain.io.object_store import ObjectStore
 from jtrain.io.regular_files import parse_json
-from jtrain.train.run_dir import Directory
+from jtrain.train.run_dir import RunDir
 
 
-def fetch_for_all(config: Top, there: Directory, processes: int) -> list[str]:
+def fetch_for_all(config: BaseConfig, there: RunDir, processes: int) -> list[str]:
     """Fetch as `fetch_run`, in the first process of several, while the others wait; return news.
 
     Nothing is fetched where the config names no store.
@@ -39,7 +39,7 @@ def fetch_for_all(config: Top, there: Directory, processes: int) -> list[str]:
     return found["news"] if there.first else []
 
 
-def fetch_run(config: Top, there: Directory) -> list[str]:
+def fetch_run(config: BaseConfig, there: RunDir) -> list[str]:
     """Fetch the newest copy of a run, if it is newer than what its directory has; return news.
 
     Only for the first process.
@@ -52,7 +52,7 @@ def fetch_run(config: Top, there: Directory) -> list[str]:
     objects = _place(config)
     copies = object_store_layout.steps(objects)
     owner = there.owner()
-    newest = Checkpoints(there.checkpoints, first=True, owner=owner).newest()
+    newest = CheckpointManager(there.checkpoints, first=True, owner=owner).newest()
     newest = -1 if newest is None else newest
     if not copies:
         return []
@@ -74,7 +74,9 @@ def fetch_run(config: Top, there: Directory) -> list[str]:
     return [*news, f"checkpoint {step} and the run's files were fetched from {objects.address}"]
 
 
-def make_mirror(config: Top, there: Directory, checkpoints: Checkpoints) -> Mirror | None:
+def make_mirror(
+    config: BaseConfig, there: RunDir, checkpoints: CheckpointManager
+) -> ObjectStoreCopy | None:
     """Return what copies the checkpoints of a run, begun; None where nothing is copied from here.
 
     Raises:
@@ -87,7 +89,7 @@ def make_mirror(config: Top, there: Directory, checkpoints: Checkpoints) -> Mirr
     return mirror
 
 
-def copy_finished(config: Top, there: Directory, step: int) -> None:
+def copy_finished(config: BaseConfig, there: RunDir, step: int) -> None:
     """Copy the last checkpoint of a run that is done, where a store has not got it.
 
     Raises:
@@ -102,18 +104,18 @@ def copy_finished(config: Top, there: Directory, step: int) -> None:
         mirror.finish(step, owed=True)
 
 
-def _place(config: Top) -> Objects:
-    return Objects(f"{config.checkpoint.store.rstrip('/')}/{config.name}")
+def _place(config: BaseConfig) -> ObjectStore:
+    return ObjectStore(f"{config.checkpoint.store.rstrip('/')}/{config.name}")
 
 
 def _mirror(
-    config: Top, there: Directory, best: Callable[[], int | None], tell: Callable[[str], None]
-) -> Mirror:
+    config: BaseConfig, there: RunDir, best: Callable[[], int | None], tell: Callable[[str], None]
+) -> ObjectStoreCopy:
     keep = config.checkpoint.keep
-    return Mirror(_place(config), there.path, keep=keep, best=best, tell=tell)
+    return ObjectStoreCopy(_place(config), there.path, keep=keep, best=best, tell=tell)
 
 
-def _ids(objects: Objects) -> list[str]:
+def _ids(objects: ObjectStore) -> list[str]:
     """The id of the run that the copies are of, and of those that it was copied from."""
     try:
         facts = parse_json(objects.read("run.json") or b"{}")

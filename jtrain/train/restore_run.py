@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import CheckpointManager
 from jtrain.core.state import TrainState
 from jtrain.distributed.multihost import of_first
 from jtrain.errors import CheckpointError, ConfigError
@@ -17,8 +17,8 @@ from jtrain.train.experiment import Prompt, RunConfig
 from jtrain.train.longer_run import keep_lengths, lengths
 from jtrain.train.multihost_checks import join
 from jtrain.train.run_config_check import MAY_DIFFER, check_about
-from jtrain.train.run_dir import Directory
-from jtrain.train.setup import Assembly, assemble
+from jtrain.train.run_dir import RunDir
+from jtrain.train.setup import TrainSetup, assemble
 
 Tell: TypeAlias = Callable[[str], None]
 Step: TypeAlias = int | Literal["newest", "best"]
@@ -82,7 +82,7 @@ def complete(
 
 def trained(
     config: RunConfig, directory: Path, step: Step = "newest", tell: Tell = lambda line: None
-) -> tuple[int, Assembly, TrainState]:
+) -> tuple[int, TrainSetup, TrainState]:
     """A step of the run in a directory, the parts of the run, and the state after that step.
 
     Raises:
@@ -94,7 +94,7 @@ def trained(
     return found, parts, state
 
 
-def in_use(config: RunConfig, directory: Path, tell: Tell) -> tuple[Assembly, Directory]:
+def in_use(config: RunConfig, directory: Path, tell: Tell) -> tuple[TrainSetup, RunDir]:
     """Return the parts of a run, on the devices that are there, and where the run lies.
 
     Where its own layout does not fit them, another is taken and told of.
@@ -109,7 +109,7 @@ def in_use(config: RunConfig, directory: Path, tell: Tell) -> tuple[Assembly, Di
     return _assembled(config, there), there
 
 
-def again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
+def again(config: RunConfig, directory: Path) -> tuple[TrainSetup, RunDir]:
     """The parts of a run that was trained before, in its own layout, and where it lies.
 
     Raises:
@@ -119,31 +119,31 @@ def again(config: RunConfig, directory: Path) -> tuple[Assembly, Directory]:
     return _assembled(config, there), there
 
 
-def _joined(config: RunConfig, directory: Path) -> tuple[RunConfig, Directory]:
+def _joined(config: RunConfig, directory: Path) -> tuple[RunConfig, RunDir]:
     """The values and the directory of a run, once its processes have met and its values agree."""
     keep_compiled_programs()
-    there = Directory(directory, process=join(config, directory, trains=False).index)
+    there = RunDir(directory, process=join(config, directory, trains=False).index)
     config = keep_lengths(config, there.stored(type(config)))
     # A run that is made longer has its new lengths in config.yaml before a checkpoint has them.
     there.refuse_another(config, functools.partial(_advice, there), also=lengths(config))
     return config, there
 
 
-def _assembled(config: RunConfig, there: Directory) -> Assembly:
+def _assembled(config: RunConfig, there: RunDir) -> TrainSetup:
     parts = assemble(config, there.pace)
     there.refuse_another_tokenizer(parts.experiment.tokenizer)
     return parts
 
 
-def _advice(there: Directory, settings: str) -> str:
+def _advice(there: RunDir, settings: str) -> str:
     leave = f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ."
     edited = f"\n{there.config} was changed since it was trained. Its values are typed: {settings}"
     return leave + edited * bool(settings)
 
 
-def _restored(parts: Assembly, there: Directory, step: Step) -> tuple[int, TrainState]:
+def _restored(parts: TrainSetup, there: RunDir, step: Step) -> tuple[int, TrainState]:
     best, owner = parts.config.checkpoint.best, there.owner()
-    with Checkpoints(there.checkpoints, best=best, owner=owner) as checkpoints:
+    with CheckpointManager(there.checkpoints, best=best, owner=owner) as checkpoints:
         named = {"newest": checkpoints.newest, "best": checkpoints.best}
 
         def look() -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import CheckpointManager
 from jtrain.train.experiment import RunConfig
-from jtrain.train.run_dir import Directory
+from jtrain.train.run_dir import RunDir
 
 
-def ways_out(there: Directory, config: RunConfig, another: str, again: str, settings: str) -> str:
+def ways_out(there: RunDir, config: RunConfig, another: str, again: str, settings: str) -> str:
     """Return what to type where the run in the directory is of other values.
 
     Args:
@@ -22,7 +22,7 @@ def ways_out(there: Directory, config: RunConfig, another: str, again: str, sett
     return f"Start a new run: {another}\nor go on with that one: {that}"
 
 
-def copied(directory: Directory, identity: Mapping[str, Any]) -> list[str]:
+def copied(directory: RunDir, identity: Mapping[str, Any]) -> list[str]:
     """Return a line where the run's directory is a copy of that of another run, or was moved."""
     known = directory.stands()
     if known.get("id", identity["id"]) == identity["id"]:
@@ -33,7 +33,7 @@ def copied(directory: Directory, identity: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def gone(directory: Directory, checkpoints: Checkpoints, start: int | None) -> list[str]:
+def gone(directory: RunDir, checkpoints: CheckpointManager, start: int | None) -> list[str]:
     """Return a line about the checkpoint that run.json names, where nothing else was said of it."""
     stands = directory.stands()
     step = stands.get("step", 0) if stands.get("status") in {"running", "stopped"} else 0

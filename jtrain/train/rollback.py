@@ -11,26 +11,26 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import CheckpointManager
 from jtrain.core.loop import Rollback
 from jtrain.data.batches.skip import Window, merged, number_of
 from jtrain.distributed.multihost import of_first
 from jtrain.errors import CheckpointError, ConfigError
-from jtrain.train.bad_step_policy import Guarded
+from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.bad_step_log import Bad, decisions
-from jtrain.train.longer_run import Change, changes
-from jtrain.train.run_dir import Directory
-from jtrain.train.setup import Assembly
+from jtrain.train.hooks.bad_step_log import BadStep, decisions
+from jtrain.train.longer_run import LengthChange, changes
+from jtrain.train.run_dir import RunDir
+from jtrain.train.setup import TrainSetup
 
 
 @dataclasses.dataclass(frozen=True)
-class Begin:
+class ResumePoint:
     """What a run begins from."""
 
     start: int | None
     """The step of its checkpoint; None at its beginning."""
-    parts: Assembly
+    parts: TrainSetup
     """That leave out what is to be left out."""
     earlier: Sequence[int]
     """The bad steps for which it went back."""
@@ -38,11 +38,11 @@ class Begin:
     """What its guard knew at the checkpoint."""
     rows: Mapping[str, Mapping[str, Any]]
     """What its files were at the checkpoint."""
-    extended: Sequence[Change]
+    extended: Sequence[LengthChange]
     """The changes of its length so far, the one at this step last."""
 
 
-def begins(parts: Assembly, directory: Directory, checkpoints: Checkpoints) -> Begin:
+def begins(parts: TrainSetup, directory: RunDir, checkpoints: CheckpointManager) -> ResumePoint:
     """Where a run goes on, its data at that place. Every process of the run calls this.
 
     Raises:
@@ -58,28 +58,28 @@ def begins(parts: Assembly, directory: Directory, checkpoints: Checkpoints) -> B
     parts = parts.without(windows)
     parts.calls.restore(about.get("batches", {}))
     extended = [] if start is None else changes(parts.config, start, about)
-    return Begin(
+    return ResumePoint(
         start, parts, found["steps"], about.get("guard", {}), about.get("rows", {}), extended
     )
 
 
-def decide(parts: Assembly, guarded: Guarded, why: Rollback) -> str:
+def decide(parts: TrainSetup, guarded: BadStepPolicy, why: Rollback) -> str:
     """Writes down what is left out from now on; a line that says it."""
     first = max(0, parts.train.number(why.step - 1) - why.back)
     window = [first, first + why.skip]
-    bad = guarded.bad or Bad(why.step, why.why, math.nan, math.nan)
+    bad = guarded.bad or BadStep(why.step, why.why, math.nan, math.nan)
     guarded.wrote(bad, "rolled back", without=window)
     return f"{why.why} Going back, and on without batches {first} to {window[1] - 1}."
 
 
-def decided(config: RunConfig, directory: Directory) -> RunConfig:
+def decided(config: RunConfig, directory: RunDir) -> RunConfig:
     """The same values, and in `guard.without` what the run has decided to leave out too."""
     windows = [*config.guard.without, *(each.window for each in decisions(directory.events))]
     guard = dataclasses.replace(config.guard, without=merged(windows))
     return dataclasses.replace(config, guard=guard)
 
 
-def _agree(asked: Sequence[Window], directory: Directory, checkpoints: Checkpoints) -> dict:
+def _agree(asked: Sequence[Window], directory: RunDir, checkpoints: CheckpointManager) -> dict:
     """The decisions so far; checkpoints that stand against one are gone. In the first process."""
     decided = decisions(directory.events)
     for step in reversed(checkpoints.steps() if decided or asked else []):

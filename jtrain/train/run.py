@@ -9,16 +9,16 @@ from typing import Any, Literal, TextIO, TypeAlias
 
 import jax
 
-from jtrain.checkpoint import Checkpoints, SetAsideError
-from jtrain.checkpoint.object_store_copy import Mirror
-from jtrain.core.loop import Ended, Rollback, Stop, StoppedError
+from jtrain.checkpoint import CheckpointManager, SetAsideError
+from jtrain.checkpoint.object_store_copy import ObjectStoreCopy
+from jtrain.core.loop import LoopResult, Rollback, Stop, StoppedError
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.data.batches.reader_counts import gone_on
 from jtrain.distributed.cluster.command_line import program
 from jtrain.distributed.heartbeat import PULSE
-from jtrain.distributed.heartbeat.startup_progress import Slow
-from jtrain.distributed.heartbeat.watchdog import Alone
+from jtrain.distributed.heartbeat.startup_progress import StartupProgress
+from jtrain.distributed.heartbeat.watchdog import Watchdog
 from jtrain.distributed.multihost import of_first, together
 from jtrain.errors.user_code import api_boundary
 from jtrain.io.disk_errors import advice
@@ -28,7 +28,7 @@ from jtrain.train.compilation_cache import keep_compiled_programs
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import Results
 from jtrain.train.hooks.function_hooks import Observer
-from jtrain.train.hooks.log import Lines
+from jtrain.train.hooks.log import LogLines
 from jtrain.train.hooks.metrics import results
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.longer_run import (
@@ -42,11 +42,11 @@ from jtrain.train.longer_run import (
 from jtrain.train.multihost_checks import join, refuse_unshared
 from jtrain.train.remote_run import copy_finished, fetch_for_all, make_mirror
 from jtrain.train.resume_notes import copied, gone, ways_out
-from jtrain.train.rollback import Begin, begins, decide
+from jtrain.train.rollback import ResumePoint, begins, decide
 from jtrain.train.run_config_check import check_about
-from jtrain.train.run_dir import Directory, environment
-from jtrain.train.run_hooks import Watch
-from jtrain.train.setup import Assembly
+from jtrain.train.run_dir import RunDir, environment
+from jtrain.train.run_hooks import RunHooks
+from jtrain.train.setup import TrainSetup
 from jtrain.train.step_time import paced
 from jtrain.train.trackers import check_installed
 from jtrain.train.train_loop import compiled, drive
@@ -56,10 +56,10 @@ ENDS: Mapping[str, Status] = {"finished": "done", "interrupted": "stopped", "fai
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class RunResult:
     """How a run ended."""
 
-    directory: Directory
+    directory: RunDir
     status: Status
     step: int
     """The last that it took."""
@@ -90,7 +90,7 @@ def run(
     screen: TextIO | None = None,
     directory: Path | None = None,
     again: str = "",
-) -> Outcome:
+) -> RunResult:
     """Trains `config` in runs/NAME, or goes on where that run was stopped.
 
     With more steps than a finished run has taken, it is trained longer.
@@ -114,7 +114,7 @@ def run(
     again = again or ("the same call of jt.run again" if directory else "")
     PULSE.begins(path, config.checkpoint.grace)
     cluster = join(config, path)
-    there = Directory(path, again, cluster.index)
+    there = RunDir(path, again, cluster.index)
     another = f"name={config.name}-2"
     another = another if again else f"{program()} run {source or 'CONFIG'} ... {another}"
     fetched = fetch_for_all(config, there, cluster.processes)
@@ -132,9 +132,9 @@ def run(
     check_installed(config.trackers)
     kept = config.checkpoint
     with (
-        Alone(path, cluster.index),
+        Watchdog(path, cluster.index),
         Signals(every=config.steps_per_call, grace=kept.grace) as signals,
-        Checkpoints(
+        CheckpointManager(
             there.checkpoints,
             keep=kept.keep,
             best=kept.best,
@@ -146,7 +146,7 @@ def run(
     ):
         checkpoints.take()  # or it is refused, before any data is read
         tell: Callable[[str], None] = functools.partial(print, file=screen, flush=True)
-        with Slow(tell) if there.first else contextlib.nullcontext():
+        with StartupProgress(tell) if there.first else contextlib.nullcontext():
             parts = paced(config, there.pace)
             checkpoints.prepare()  # beside the compiler; it asks for devices, which are settled now
             there.refuse_another_tokenizer(parts.experiment.tokenizer)
@@ -179,7 +179,7 @@ def run(
             )
 
 
-def _facts(parts: Assembly) -> dict[str, Any]:
+def _facts(parts: TrainSetup) -> dict[str, Any]:
     """Return what run.json says of a run beside its status."""
     facts = {"sets": list(parts.sets), "data": parts.data, **environment(parts.devices)}
     facts |= {"layout": dict(parts.strategy.axes), "shards": parts.strategy.shares}
@@ -192,19 +192,19 @@ def _facts(parts: Assembly) -> dict[str, Any]:
 
 
 def _trained(
-    begin: Begin,
+    begin: ResumePoint,
     step: StepFn,
     state: TrainState,
-    there: Directory,
-    checkpoints: Checkpoints,
+    there: RunDir,
+    checkpoints: CheckpointManager,
     signals: Signals,
     *,
     hooks: Sequence[Observer],
     screen: TextIO | None,
     facts: Mapping[str, Any],
     news: Sequence[str],
-    mirror: Mirror | None,
-) -> Outcome:
+    mirror: ObjectStoreCopy | None,
+) -> RunResult:
     """How the steps ended, all of them, those before which it went back among them."""
     while True:
         parts, start = begin.parts, begin.start
@@ -216,7 +216,7 @@ def _trained(
         }
         if mirror is not None:
             before["copy"] = mirror.copy
-        with Watch(parts, there, checkpoints, start=start, screen=screen, **before) as watch:
+        with RunHooks(parts, there, checkpoints, start=start, screen=screen, **before) as watch:
             if there.first:
                 readers = gone_on(there.stands(), start or 0, jax.process_count())
                 there.say("running", step=start or 0, why="", readers=readers, **facts)
@@ -239,14 +239,14 @@ def _trained(
 
 @contextlib.contextmanager
 def _crashes(
-    directory: Directory, checkpoints: Checkpoints, tell: Callable[[str], None]
+    directory: RunDir, checkpoints: CheckpointManager, tell: Callable[[str], None]
 ) -> Iterator[None]:
     """Where an error ends what is within, the directory says so; a kill leaves it at running."""
     try:
         yield
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        lines = Lines(directory.log if directory.is_there else None, screen=tell)
+        lines = LogLines(directory.log if directory.is_there else None, screen=tell)
         lines.write(f"ended by an error: {why}")
         if directory.first:
             try:
@@ -259,14 +259,14 @@ def _crashes(
 
 
 def _finished(
-    directory: Directory, config: RunConfig, stored: RunConfig | None, processes: int
-) -> tuple[Outcome | None, list[str]]:
+    directory: RunDir, config: RunConfig, stored: RunConfig | None, processes: int
+) -> tuple[RunResult | None, list[str]]:
     """How a run ended that was finished before, or a line that says why it has to go on."""
     stands = directory.stands()
     if stands.get("status") != "done" or (stored and _goes_further(config, stored)):
         return None, []
     step, owner = stands.get("step"), directory.owner()
-    checkpoints = Checkpoints(directory.checkpoints, first=directory.first, owner=owner)
+    checkpoints = CheckpointManager(directory.checkpoints, first=directory.first, owner=owner)
     checkpoints.tidy()
 
     def look() -> dict[str, str]:
@@ -282,7 +282,7 @@ def _finished(
     if step is None or wrong:
         return None, [f"was done at step {step}, {wrong}"]
     found = {name: results(directory.metrics, name) for name in stands.get("sets", ["valid"])}
-    return Outcome(directory, "done", step, step, "it was finished before", found), []
+    return RunResult(directory, "done", step, step, "it was finished before", found), []
 
 
 def _of_first(make: Callable[[], dict[str, Any]], processes: int) -> dict[str, Any]:
@@ -298,11 +298,11 @@ def _goes_further(config: RunConfig, stored: RunConfig) -> bool:
 
 def _begun(
     config: RunConfig,
-    parts: Assembly,
-    directory: Directory,
-    checkpoints: Checkpoints,
+    parts: TrainSetup,
+    directory: RunDir,
+    checkpoints: CheckpointManager,
     another: str,
-) -> tuple[Begin, StepFn, TrainState]:
+) -> tuple[ResumePoint, StepFn, TrainState]:
     """Where a run begins, its compiled step, and the state there, of a checkpoint that holds."""
     check_rate(parts.config)
     while True:
@@ -319,7 +319,7 @@ def _begun(
             return begin, *compiled(begin.parts, make, begin.start)
 
 
-def _state(begin: Begin, checkpoints: Checkpoints) -> TrainState:
+def _state(begin: ResumePoint, checkpoints: CheckpointManager) -> TrainState:
     """That a run begins from."""
     parts = begin.parts
     if begin.start is None:
@@ -328,13 +328,13 @@ def _state(begin: Begin, checkpoints: Checkpoints) -> TrainState:
 
 
 def _finish(
-    parts: Assembly,
-    directory: Directory,
-    checkpoints: Checkpoints,
-    watch: Watch,
+    parts: TrainSetup,
+    directory: RunDir,
+    checkpoints: CheckpointManager,
+    watch: RunHooks,
     signals: Signals,
-    ended: Ended[TrainState],
-) -> Outcome:
+    ended: LoopResult[TrainState],
+) -> RunResult:
     """Keeps the last state, says how it ended, and shows what was learned."""
     stop, sample = ended.stop or Stop("", "finished"), ""
     try:
@@ -358,12 +358,12 @@ def _finish(
         together()
     found = {name: evaluation.results for name, evaluation in watch.evaluations.items()}
     lost = tuple(directory.lost.found)
-    return Outcome(
+    return RunResult(
         directory, status, ended.step, checkpoints.newest(), why, found, sample, ended.numbers, lost
     )
 
 
-def _write_sample(path: Path, text: str, watch: Watch) -> None:
+def _write_sample(path: Path, text: str, watch: RunHooks) -> None:
     """Writes it; where that is refused the run is done all the same, and says so."""
     try:
         with open_regular(path, "wb") as file:
@@ -374,11 +374,11 @@ def _write_sample(path: Path, text: str, watch: Watch) -> None:
 
 
 def _shown(
-    parts: Assembly,
-    directory: Directory,
-    watch: Watch,
+    parts: TrainSetup,
+    directory: RunDir,
+    watch: RunHooks,
     signals: Signals,
-    ended: Ended[TrainState],
+    ended: LoopResult[TrainState],
 ) -> str:
     """The sample of what was learned, empty if there is none; and pictures, drawn."""
     sample = parts.experiment.sample

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jtrain.checkpoint.layout import ABOUT
-from jtrain.checkpoint.ownership import Owner
+from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.command_line import spell
 from jtrain.config.dump import ABSENT, Difference, differences, told
 from jtrain.config.durations import durations
 from jtrain.config.resolve import resolve
 from jtrain.config.stored import load_values, settings_for
-from jtrain.config.top import Top
+from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
-from jtrain.train.run_record import IDENTITY, RUN_JSON, Sealed, newest_sealed, read_record
+from jtrain.train.run_record import IDENTITY, RUN_JSON, CheckpointRecord, newest_sealed, read_record
 
-C = TypeVar("C", bound=Top)
+C = TypeVar("C", bound=BaseConfig)
 CONFIG, CHECKPOINTS, METRICS = "config.yaml", "checkpoints", "metrics.jsonl"
 
 # What changes no number that a run computes from its state on, so a run may go on with others; and
@@ -39,7 +39,7 @@ MAY_DIFFER = (
 )
 
 
-def find_values(path: Path, schema: type[C], owner: Owner | None) -> C | None:
+def find_values(path: Path, schema: type[C], owner: RunIdentity | None) -> C | None:
     """Return the values of the run in a directory; None if nothing was ever trained there.
 
     Args:
@@ -55,8 +55,8 @@ def find_values(path: Path, schema: type[C], owner: Owner | None) -> C | None:
 
 def check_values(
     path: Path,
-    config: Top,
-    owner: Owner | None,
+    config: BaseConfig,
+    owner: RunIdentity | None,
     advice: Callable[[str], str],
     also: Iterable[str] = (),
 ) -> list[str]:
@@ -97,7 +97,7 @@ def check_values(
 
 
 def check_about(
-    about: Mapping[str, Any], config: Top, where: Path, advice: str, also: Iterable[str] = ()
+    about: Mapping[str, Any], config: BaseConfig, where: Path, advice: str, also: Iterable[str] = ()
 ) -> None:
     """Make sure that a checkpoint from before there were ids is of a run of these values.
 
@@ -118,7 +118,9 @@ def check_about(
         raise ConfigError(f"{where} is of a run of other values:\n{_table(other)}\n{advice}")
 
 
-def _find(path: Path, schema: type[C], sealed: Sealed | None) -> tuple[C | None, list[str]]:
+def _find(
+    path: Path, schema: type[C], sealed: CheckpointRecord | None
+) -> tuple[C | None, list[str]]:
     """The values, and lines about what of the run had to be found elsewhere."""
     file, about = path / CONFIG, path / CHECKPOINTS / f"{sealed.step if sealed else ''}" / ABOUT
     if sealed is None and not _was_begun(path):
@@ -153,7 +155,7 @@ def _was_begun(path: Path) -> bool:
     return os.path.lexists(path / RUN_JSON) or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
-def _since(counted: Any, config: Top) -> Sequence[Difference]:
+def _since(counted: Any, config: BaseConfig) -> Sequence[Difference]:
     """What differs from the values in a checkpoint from before there were ids, and may not.
 
     It has durations in steps, and none of the keys that the schema has gained since.
@@ -166,7 +168,7 @@ def _since(counted: Any, config: Top) -> Sequence[Difference]:
     return [d for d in changed if matters(d.key) and ABSENT not in (d.before, d.after)]
 
 
-def _settings(path: Path, stored: Top, other: Sequence[Difference]) -> str:
+def _settings(path: Path, stored: BaseConfig, other: Sequence[Difference]) -> str:
     """What is typed after config.yaml to have the values of the run."""
     settings = settings_for(path / CONFIG, stored, MAY_DIFFER)
     if settings is None:

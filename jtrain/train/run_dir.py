@@ -12,9 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from jtrain.checkpoint.ownership import Owner
+from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.dump import dump, told
-from jtrain.config.top import Top
+from jtrain.config.top import BaseConfig
 from jtrain.distributed.cluster.command_line import program
 from jtrain.errors import ConfigError, DataError
 from jtrain.io import jsonl
@@ -28,12 +28,12 @@ from jtrain.io.same_file import HeldFolder
 from jtrain.train.run_config_check import check_values, find_values
 from jtrain.train.run_record import draw_identity, find_facts, find_owner, owner_of, read_record
 
-C = TypeVar("C", bound=Top)
+C = TypeVar("C", bound=BaseConfig)
 ENDED = ("done", "failed")  # of a run that has said all that it had to say
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
 
 
-class Directory:
+class RunDir:
     """`runs/NAME/`: config.yaml, run.json, {metrics,speed,steps}.jsonl, checkpoints/, log.txt.
 
     And events.jsonl, once a step was bad.
@@ -62,7 +62,7 @@ class Directory:
         self._identity: dict[str, Any] = {}
         self._values: Any = None
 
-    def begin(self, config: Top) -> None:
+    def begin(self, config: BaseConfig) -> None:
         """Takes the directory for a run of these values.
 
         Raises:
@@ -108,7 +108,7 @@ class Directory:
         return find_values(self.path, schema, self.owner())
 
     def refuse_another(
-        self, config: Top, advice: str | Callable[[str], str], also: Iterable[str] = ()
+        self, config: BaseConfig, advice: str | Callable[[str], str], also: Iterable[str] = ()
     ) -> list[str]:
         """What is otherwise than in the run that lies here, of what may; nothing if there is none.
 
@@ -123,7 +123,7 @@ class Directory:
         words = advice if callable(advice) else lambda settings: advice
         return check_values(self.path, config, self.owner(), words, also)
 
-    def owner(self) -> Owner | None:
+    def owner(self) -> RunIdentity | None:
         """Return the run that the checkpoints here belong to; None if nothing says it.
 
         Raises:
@@ -139,7 +139,7 @@ class Directory:
         """
         return draw_identity(self.path)
 
-    def adopt(self, identity: Mapping[str, Any], config: Top) -> Owner:
+    def adopt(self, identity: Mapping[str, Any], config: BaseConfig) -> RunIdentity:
         """Return the owner of the checkpoints from now on, which run.json and they will say.
 
         Args:
@@ -147,7 +147,7 @@ class Directory:
             config: the values of the run, as they were given.
         """
         self._identity, self._values = dict(identity), told(config)
-        return Owner(identity["id"], identity["ancestors"])
+        return RunIdentity(identity["id"], identity["ancestors"])
 
     def sealed(self) -> dict[str, Any]:
         """Return what each checkpoint keeps of the run, under `identity`."""

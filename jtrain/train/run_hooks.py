@@ -8,69 +8,69 @@ from typing import Any, TextIO
 import jax
 import jax.numpy as jnp
 
-from jtrain.checkpoint import Checkpoints, Retries
-from jtrain.checkpoint.retention import Goal
+from jtrain.checkpoint import CheckpointManager, SaveRetries
+from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.durations import Duration
 from jtrain.core.loop import Hook, Stop
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Extra, Params
 from jtrain.distributed.heartbeat import PULSE
 from jtrain.distributed.multihost import together
-from jtrain.io.jsonl import Rows
+from jtrain.io.jsonl import JsonlWriter
 from jtrain.io.lost_files import LostFiles
-from jtrain.train.bad_step_policy import Guarded
+from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.checkpointing import Save, SaveAgain, SaveBest
+from jtrain.train.hooks.checkpointing import RetrySave, SaveBest, SaveEvery
 from jtrain.train.hooks.early_stop import EarlyStop
-from jtrain.train.hooks.evaluation import Evaluate, hearing
+from jtrain.train.hooks.evaluation import EvaluateEvery, hearing
 from jtrain.train.hooks.fault_injection import rehearsal
 from jtrain.train.hooks.function_hooks import Observer, hook_of
-from jtrain.train.hooks.grace_period import Grace
-from jtrain.train.hooks.heartbeat import Heartbeat
-from jtrain.train.hooks.history import History
-from jtrain.train.hooks.leaf_log import Leaves
-from jtrain.train.hooks.log import Lines, Log
+from jtrain.train.hooks.grace_period import GracePeriod
+from jtrain.train.hooks.heartbeat import HeartbeatHook
+from jtrain.train.hooks.history import MetricHistory
+from jtrain.train.hooks.leaf_log import LeafLog
+from jtrain.train.hooks.log import LogHook, LogLines
 from jtrain.train.hooks.metrics import Metrics, results
 from jtrain.train.hooks.pictures import Pictures
-from jtrain.train.hooks.progress import Progress
-from jtrain.train.hooks.recompute_check import Twice
+from jtrain.train.hooks.progress import ProgressBar
+from jtrain.train.hooks.recompute_check import RecomputeCheck
 from jtrain.train.hooks.speed import Speed
-from jtrain.train.hooks.step_record import Record
+from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.hooks.tracking import Tracking
 from jtrain.train.leaf_statistics import leaves
-from jtrain.train.longer_run import Change
-from jtrain.train.run_dir import Directory
+from jtrain.train.longer_run import LengthChange
+from jtrain.train.run_dir import RunDir
 from jtrain.train.run_trackers import tracking
-from jtrain.train.save_state import Keep
-from jtrain.train.setup import Assembly
+from jtrain.train.save_state import CheckpointSaver
+from jtrain.train.setup import TrainSetup
 from jtrain.train.trackers import End
 
 _PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}  # as the pulse says it
 
 
-class Watch:
+class RunHooks:
     """What observes a run from `start` on; use it in a `with` block.
 
     Without a directory and checkpoints it keeps in memory what is measured, and writes nothing.
 
     Args:
         start: the step of the checkpoint that the run goes on from; None at its beginning.
-        earlier, known: as `Guarded` takes them.
+        earlier, known: as `BadStepPolicy` takes them.
         extended: the changes of the run's length before `start`.
         screen: where it is told.
-        copy: as `Keep` takes it.
+        copy: as `CheckpointSaver` takes it.
     """
 
     def __init__(
         self,
-        parts: Assembly,
-        directory: Directory | None = None,
-        checkpoints: Checkpoints | None = None,
+        parts: TrainSetup,
+        directory: RunDir | None = None,
+        checkpoints: CheckpointManager | None = None,
         *,
         start: int | None = None,
         earlier: Sequence[int] = (),
         known: Mapping[str, Any] = {},
-        extended: Sequence[Change] = (),
+        extended: Sequence[LengthChange] = (),
         screen: TextIO | None = None,
         copy: Callable[[int], None] = lambda step: None,
     ):
@@ -97,7 +97,7 @@ class Watch:
             steps_per_call=config.steps_per_call,
             lost=lost,
         )
-        self.history = History(every=every)
+        self.history = MetricHistory(every=every)
         """What was measured, if there is no directory, or another process writes in it."""
         self.metrics = (
             Metrics(first.metrics, every=every, resumed_at=start, lost=lost)
@@ -105,16 +105,16 @@ class Watch:
             else self.history
         )
         call = config.steps_per_call
-        self.record = directory and Record(
+        self.record = directory and StepRecorder(
             first and first.steps, every=call, resumed_at=start, lost=lost
         )
         """What is recorded of every step, where there is a directory."""
-        self.twice = Twice.where(config.checks.recompute, each=call, start=start or 0)
+        self.twice = RecomputeCheck.where(config.checks.recompute, each=call, start=start or 0)
         """What computes some steps twice, if the config asks for it."""
         for file in (self.record, self.speed, self.metrics):
             self._stack.callback(file.close if file else lambda: None)
         self.guarded = self._stack.enter_context(
-            Guarded(parts, directory, start=start, earlier=earlier, known=known)
+            BadStepPolicy(parts, directory, start=start, earlier=earlier, known=known)
         )
         """What is done about bad steps."""
         self.evaluations = {
@@ -123,7 +123,7 @@ class Watch:
         """By set, the first of which the run is mostly judged by."""
         judged = next(iter(self.evaluations.values()), None)
         valid = judged.latest if judged else None
-        self.progress = Progress(
+        self.progress = ProgressBar(
             start=start or 0,
             stop=config.steps,
             speed=self.speed,
@@ -132,13 +132,13 @@ class Watch:
             stream=screen,
         )
         log, progress = directory and directory.log, self.progress
-        self.lines = Lines(log, screen=progress.print, live=progress.live)
-        self.retries = checkpoints and Retries(checkpoints, self.lines.say)
+        self.lines = LogLines(log, screen=progress.print, live=progress.live)
+        self.retries = checkpoints and SaveRetries(checkpoints, self.lines.say)
         self.keep = directory and self.retries and self._keep(parts, directory, self.retries, copy)
         self.save = _save(config, self.keep or self._hold)
         self.held: tuple[Params, Extra] | None = None
         """The best weights, where a best is kept and there is no directory for it."""
-        self._log = Log(
+        self._log = LogHook(
             every=every,
             stop=config.steps,
             tell=self.lines.note,
@@ -146,7 +146,7 @@ class Watch:
             valid=valid,
             learning_rate=config.optimizer.learning_rate(config.steps),
         )
-        self.grace = Grace(
+        self.grace = GracePeriod(
             config.checkpoint.grace,
             every=every,
             call=lambda: self.speed.pace and call * self.speed.pace.seconds_per_step,
@@ -154,7 +154,7 @@ class Watch:
             kept=_often(config),
             tell=self.lines.say,
         )
-        self._looks: list[Leaves] = []
+        self._looks: list[LeafLog] = []
         self._tracking: Tracking | None = None
         if directory and config.log.leaves:
             self._looks.append(leaves(parts, first and first.leaves, self.pause, start, lost))
@@ -190,7 +190,7 @@ class Watch:
         guards = self.guarded.hooks(state, every=self._log.every, tell=self.lines.say)
         best = self.best()
         return [
-            Heartbeat(every=config.steps_per_call),
+            HeartbeatHook(every=config.steps_per_call),
             *rehearsal(),
             *(self.speed, self._log, self.progress, self.metrics),
             *([self.record] if self.record else []),
@@ -201,7 +201,7 @@ class Watch:
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._directory else []),
-            *([SaveAgain(self.retries.owed, self.save)] if self.retries else []),
+            *([RetrySave(self.retries.owed, self.save)] if self.retries else []),
         ]
 
     def saw(self, call: int, batch: Batch) -> None:
@@ -245,7 +245,7 @@ class Watch:
         ):
             yield
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "RunHooks":
         self._stack.enter_context(self.progress)
         if self._directory:
             self._directory.lost.tell_by(self.lines.say)
@@ -255,8 +255,8 @@ class Watch:
         self._stack.close()
 
     def _evaluation(
-        self, parts: Assembly, directory: Directory | None, name: str, start: int | None
-    ) -> Evaluate:
+        self, parts: TrainSetup, directory: RunDir | None, name: str, start: int | None
+    ) -> EvaluateEvery:
         asked = parts.config.evaluate
         every = asked.sets[name].every if name in asked.sets else asked.every
 
@@ -264,7 +264,7 @@ class Watch:
             with self.pause("evaluating"):
                 return parts.measure(state, name, lambda batches: self.reading(batches, "eval"))
 
-        return Evaluate(
+        return EvaluateEvery(
             every=every or parts.config.steps,
             measure=measure,
             tell=lambda step, numbers: self._results(step, name, numbers),
@@ -283,7 +283,7 @@ class Watch:
         if self._tracking:
             self._tracking.row(step, name, numbers)
 
-    def _pictures(self, directory: Directory, make: Callable[..., Mapping[str, Any]]) -> Pictures:
+    def _pictures(self, directory: RunDir, make: Callable[..., Mapping[str, Any]]) -> Pictures:
         def draw(state: TrainState) -> Mapping[str, Any]:
             with self.pause("drawing"):
                 here = self._parts.here(state)
@@ -299,9 +299,9 @@ class Watch:
         if self._tracking:
             self._tracking.close(status)
 
-    def best(self) -> Evaluate | None:
+    def best(self) -> EvaluateEvery | None:
         """The evaluation whose best is kept; None if none is."""
-        goal = Goal.parse(self._parts.config.checkpoint.best)
+        goal = BestMetric.parse(self._parts.config.checkpoint.best)
         if goal is None or not self.evaluations:
             return None
         name, _, _ = goal.name.rpartition("/")
@@ -309,12 +309,12 @@ class Watch:
 
     def _keep(
         self,
-        parts: Assembly,
-        directory: Directory,
-        retries: Retries,
+        parts: TrainSetup,
+        directory: RunDir,
+        retries: SaveRetries,
         copy: Callable[[int], None],
-    ) -> Keep:
-        return Keep(
+    ) -> CheckpointSaver:
+        return CheckpointSaver(
             parts,
             directory,
             retries,
@@ -329,7 +329,7 @@ class Watch:
             copy=copy,
         )
 
-    def _files(self) -> list[Rows]:
+    def _files(self) -> list[JsonlWriter]:
         """The files of rows that go with a checkpoint; times do not."""
         of = (self.metrics, self.record, *self._looks, self.guarded.events)
         return [rows for each in of if (rows := getattr(each, "rows", None))]
@@ -340,11 +340,11 @@ class Watch:
         self.held = jax.tree.map(jnp.copy, weights)
 
 
-def _save(config: RunConfig, keep: Callable[[int, TrainState], None]) -> Save:
+def _save(config: RunConfig, keep: Callable[[int, TrainState], None]) -> SaveEvery:
     often = config.checkpoint.every
     if isinstance(often, Duration):  # in time
-        return Save(every=config.steps_per_call, save=keep, seconds=often.seconds)
-    return Save(every=often or config.steps, save=keep)
+        return SaveEvery(every=config.steps_per_call, save=keep, seconds=often.seconds)
+    return SaveEvery(every=often or config.steps, save=keep)
 
 
 def _often(config: RunConfig) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jtrain.checkpoint import layout, seal
-from jtrain.checkpoint.ownership import Owner
+from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.io.regular_files import read_json
 
@@ -20,7 +20,7 @@ RUN_JSON, IDENTITY = "run.json", "identity"
 MOST = 1 << 24  # bytes of a run.json
 
 
-class Record(NamedTuple):
+class RunRecord(NamedTuple):
     """What run.json says, as far as it can be read."""
 
     facts: dict[str, Any]
@@ -28,7 +28,7 @@ class Record(NamedTuple):
     """What is wrong with it; empty if nothing is, or there is none."""
 
 
-class Sealed(NamedTuple):
+class CheckpointRecord(NamedTuple):
     """What the newest readable checkpoint says of its run."""
 
     step: int
@@ -40,29 +40,29 @@ class Sealed(NamedTuple):
     """The config with durations in steps."""
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> RunRecord:
     """Return what a run.json says; what is not of the type that it should be is left out."""
     try:
         found = read_json(path, most=MOST, inside=path.parent)
     except FileNotFoundError:
-        return Record({}, "")
+        return RunRecord({}, "")
     except NotADirectoryError:
-        return Record({}, "")
+        return RunRecord({}, "")
     except OSError as error:
-        return Record({}, f"cannot be read ({error.strerror})")
+        return RunRecord({}, f"cannot be read ({error.strerror})")
     except ValueError as error:
-        return Record({}, f"is no JSON ({error})")
+        return RunRecord({}, f"is no JSON ({error})")
     if not isinstance(found, dict):
-        return Record({}, f"is no JSON object ({type(found).__name__})")
+        return RunRecord({}, f"is no JSON object ({type(found).__name__})")
     if not found:
-        return Record({}, "is empty")
+        return RunRecord({}, "is empty")
     facts = _typed(found)
     lost = [name for name in found if name not in facts]
     lost += [name for name in ("status", "step") if name not in found]
-    return Record(facts, f"says nothing usable of {', '.join(lost)}" if lost else "")
+    return RunRecord(facts, f"says nothing usable of {', '.join(lost)}" if lost else "")
 
 
-def newest_sealed(checkpoints: Path, owner: Owner | None) -> Sealed | None:
+def newest_sealed(checkpoints: Path, owner: RunIdentity | None) -> CheckpointRecord | None:
     """Return what the newest checkpoint of a run says of it, as far as its record can be read."""
     for step in reversed(layout.named(checkpoints)):
         if layout.is_foreign(checkpoints, step, owner):
@@ -75,7 +75,7 @@ def newest_sealed(checkpoints: Path, owner: Owner | None) -> Sealed | None:
         identity = identity if isinstance(identity, dict) else {}
         data = {"data": about["data"]} if "data" in about else {}
         facts = _typed({**data, **identity})
-        return Sealed(step, facts, identity.get("config"), about.get("config"))
+        return CheckpointRecord(step, facts, identity.get("config"), about.get("config"))
     return None
 
 
@@ -88,7 +88,7 @@ def find_facts(path: Path) -> dict[str, Any]:
     return {**sealed.facts, **found} if sealed else found
 
 
-def find_owner(path: Path) -> Owner | None:
+def find_owner(path: Path) -> RunIdentity | None:
     """Return the run that the checkpoints in a directory should belong to; None if none has an id.
 
     Raises:
@@ -102,7 +102,7 @@ def find_owner(path: Path) -> Owner | None:
     steps = [step for step, run in sealed.items() if run]
     candidates = {}
     for step in reversed(steps):
-        owner = Owner(sealed[step], _ancestors(checkpoints, step))
+        owner = RunIdentity(sealed[step], _ancestors(checkpoints, step))
         if all(owner.owns(sealed[other], other) for other in steps):
             return owner
         candidates.setdefault(owner.run, []).append(step)
@@ -117,9 +117,9 @@ def find_owner(path: Path) -> Owner | None:
     )
 
 
-def owner_of(facts: Mapping[str, Any]) -> Owner | None:
+def owner_of(facts: Mapping[str, Any]) -> RunIdentity | None:
     """Return the owner of the checkpoints of a run with these facts; None if it has no id."""
-    return Owner(facts["id"], facts.get("ancestors", {})) if "id" in facts else None
+    return RunIdentity(facts["id"], facts.get("ancestors", {})) if "id" in facts else None
 
 
 def draw_identity(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from jtrain.config.dump import flat, told
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.speed import Speed
 from jtrain.train.hooks.tracking import Tracking
-from jtrain.train.trackers import About
+from jtrain.train.trackers import TrackedRun
 
 
 def tracking(
@@ -30,7 +30,7 @@ def tracking(
 
     return Tracking(
         config.trackers,
-        About(config.name, path, flat(told(config)), run=run),
+        TrackedRun(config.name, path, flat(told(config)), run=run),
         every=min(config.log.every, config.steps),
         tell=tell,
         resumed_at=resumed_at,

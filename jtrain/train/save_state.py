@@ -10,24 +10,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrain.checkpoint import Retries
+from jtrain.checkpoint import SaveRetries
 from jtrain.config.dump import dump, told
 from jtrain.core.state import TrainState
 from jtrain.distributed.heartbeat import PULSE
 from jtrain.distributed.multihost import of_all, refuse_apart
-from jtrain.io.jsonl import Rows
+from jtrain.io.jsonl import JsonlWriter
 from jtrain.parallel.custom_loop import gather
-from jtrain.train.bad_step_policy import Guarded
-from jtrain.train.hooks.evaluation import Evaluate
-from jtrain.train.hooks.recompute_check import Twice
-from jtrain.train.hooks.step_record import Record
-from jtrain.train.longer_run import Change
-from jtrain.train.run_dir import Directory
+from jtrain.train.bad_step_policy import BadStepPolicy
+from jtrain.train.hooks.evaluation import EvaluateEvery
+from jtrain.train.hooks.recompute_check import RecomputeCheck
+from jtrain.train.hooks.step_record import StepRecorder
+from jtrain.train.longer_run import LengthChange
+from jtrain.train.run_dir import RunDir
 from jtrain.train.run_record import IDENTITY
-from jtrain.train.setup import Assembly
+from jtrain.train.setup import TrainSetup
 
 
-class Keep:
+class CheckpointSaver:
     """Saves a state in a run's directory, unless a bad step came before it.
 
     Args:
@@ -44,17 +44,17 @@ class Keep:
 
     def __init__(
         self,
-        parts: Assembly,
-        directory: Directory,
-        retries: Retries,
+        parts: TrainSetup,
+        directory: RunDir,
+        retries: SaveRetries,
         *,
-        guarded: Guarded,
-        extended: Sequence[Change],
-        evaluations: Mapping[str, Evaluate],
-        best: Callable[[], Evaluate | None],
-        files: Callable[[], Sequence[Rows]],
-        record: Record | None,
-        twice: Twice | None,
+        guarded: BadStepPolicy,
+        extended: Sequence[LengthChange],
+        evaluations: Mapping[str, EvaluateEvery],
+        best: Callable[[], EvaluateEvery | None],
+        files: Callable[[], Sequence[JsonlWriter]],
+        record: StepRecorder | None,
+        twice: RecomputeCheck | None,
         pause: Callable[[str], AbstractContextManager[None]],
         copy: Callable[[int], None] = lambda step: None,
     ):

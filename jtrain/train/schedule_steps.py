@@ -6,8 +6,15 @@ from typing import NamedTuple
 
 import jax
 
-from jtrain.checkpoint.retention import Goal
-from jtrain.config.durations import Duration, Facts, by_the_clock, durations, own_lengths, settled
+from jtrain.checkpoint.retention import BestMetric
+from jtrain.config.durations import (
+    Duration,
+    DurationUnits,
+    by_the_clock,
+    durations,
+    own_lengths,
+    settled,
+)
 from jtrain.core.batches import Batches
 from jtrain.core.placement import Placement
 from jtrain.errors import ConfigError
@@ -17,7 +24,7 @@ from jtrain.train.experiment import RunConfig, build_experiment
 PROVISIONAL = 10**6  # steps of a run that ends by the clock, until it is known what a step takes
 
 
-class Lengths(NamedTuple):
+class ConfigDurations(NamedTuple):
     """The durations of a config, by their keys."""
 
     said: Mapping[str, Duration]
@@ -30,7 +37,7 @@ class Lengths(NamedTuple):
 
 def in_steps(
     config: RunConfig, place: Placement, seconds: float = 0.0
-) -> tuple[RunConfig, Lengths]:
+) -> tuple[RunConfig, ConfigDurations]:
     """The config with steps for durations, and what these were.
 
     What an epoch is, and how many tokens a row has, the experiment knows: it is built once to ask.
@@ -44,13 +51,13 @@ def in_steps(
     found = durations(config)
     units = {length.unit for length in found.values()}
     clock = jax.process_count() == 1  # several save together, and have as many clocks
-    facts = Facts(config.batch, steps_per_call=config.steps_per_call, clock=clock)
+    facts = DurationUnits(config.batch, steps_per_call=config.steps_per_call, clock=clock)
     timed = {
         key: length
         for key, length in found.items()
         if length.seconds and not by_the_clock(key, length, facts)
     }
-    lengths = Lengths(found, seconds, provisional=bool(timed) and not seconds)
+    lengths = ConfigDurations(found, seconds, provisional=bool(timed) and not seconds)
     if timed:
         facts = facts._replace(seconds=seconds or _provisional(config, timed))
     if units & {"epochs", "tokens"}:
@@ -92,7 +99,7 @@ def _provisional(config: RunConfig, timed: Mapping[str, Duration]) -> float:
 
 def _patient(config: RunConfig, said: Duration) -> RunConfig:
     """The config with a patience in evaluations, as many as its steps take."""
-    asked, goal = config.evaluate, Goal.parse(config.checkpoint.best)
+    asked, goal = config.evaluate, BestMetric.parse(config.checkpoint.best)
     name = goal.name.rpartition("/")[0] if goal else ""
     every = asked.sets[name].every if name in asked.sets else asked.every
     if not every:

@@ -11,21 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Lowered
 
-from jtrain.checkpoint import Start, starting
-from jtrain.core.batches import Once
+from jtrain.checkpoint import WeightsPlan, starting
+from jtrain.core.batches import FiniteBatches
 from jtrain.core.evaluate import EvaluateFn, check_rows_apart, evaluate, make_evaluate
 from jtrain.core.jaxpr import operations
-from jtrain.core.loss import Returned, Stateful, in_terms
+from jtrain.core.loss import LossOutput, Stateful, in_terms
 from jtrain.core.loss_checks import refuse_unused_params, refuse_wide_products
 from jtrain.core.precision.cast import computed_in
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn, make_step, many
 from jtrain.core.types import Batch, Couples, Extra, Key, LossFn, Params
 from jtrain.data.batches.fingerprint import fingerprint
-from jtrain.data.batches.skip import Window, Without
-from jtrain.data.batches.stacked import Calls
-from jtrain.data.batches.workers import Reader, Workers, streamed
-from jtrain.optim import Evaluated, evaluation_params
+from jtrain.data.batches.skip import SkipBatches, Window
+from jtrain.data.batches.stacked import StackedBatches
+from jtrain.data.batches.workers import BatchReader, Workers, streamed
+from jtrain.optim import WithEvalParams, evaluation_params
 from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.custom_loop import gather
 from jtrain.parallel.offload import at_rest, brought, laid_near
@@ -36,18 +36,18 @@ from jtrain.train.experiment import Experiment, RunConfig, build_experiment
 from jtrain.train.experiment_shapes import Weights, makers, shapes
 from jtrain.train.leaked_tracers import warn_of_kept
 from jtrain.train.run_record import find_owner
-from jtrain.train.schedule_steps import Lengths, in_steps
+from jtrain.train.schedule_steps import ConfigDurations, in_steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Assembly:
+class TrainSetup:
     """An experiment under a strategy."""
 
     config: RunConfig
     strategy: Strategy
     experiment: Experiment
     like: TrainState  # shapes, dtypes and shardings
-    lengths: Lengths  # the config's durations, before they were counted in steps
+    lengths: ConfigDurations  # the config's durations, before they were counted in steps
     why: str = ""  # the layout was chosen, if it was
     windows: tuple[Window, ...] = ()  # of batches that are left out
 
@@ -71,7 +71,7 @@ class Assembly:
         return jax.jit(lambda w: state(jax.tree.map(jnp.copy, w)), out_shardings=to)(placed)
 
     @functools.cached_property
-    def begins(self) -> Start | None:
+    def begins(self) -> WeightsPlan | None:
         """What a new state takes from elsewhere, if anything; see `fresh` for what it raises."""
         asked = self.config.init_from
         if not asked.path:
@@ -85,11 +85,11 @@ class Assembly:
         return computed_in(x.loss, compute, self.strategy.lay(self.like.params, x.dims).params)
 
     @functools.cached_property
-    def calls(self) -> Calls:
+    def calls(self) -> StackedBatches:
         """What each call of the step takes, as numpy arrays: this process's rows."""
-        return Calls(self.train, self.config.steps_per_call)
+        return StackedBatches(self.train, self.config.steps_per_call)
 
-    def calls_from(self, start: int, stop: int) -> Reader:
+    def calls_from(self, start: int, stop: int) -> BatchReader:
         """What the calls `start` .. `stop - 1` take, read by the config's workers; to be closed.
 
         Raises:
@@ -99,11 +99,11 @@ class Assembly:
         return self.config.workers.build(self.calls.__getitem__, start=start, stop=stop)
 
     @functools.cached_property
-    def train(self) -> Without:
+    def train(self) -> SkipBatches:
         """The batch of each step, as this process reads it."""
-        return Without(self.mine(self.experiment.train), self.windows)
+        return SkipBatches(self.mine(self.experiment.train), self.windows)
 
-    def without(self, windows: tuple[Window, ...]) -> "Assembly":
+    def without(self, windows: tuple[Window, ...]) -> "TrainSetup":
         """The same parts, all that was compiled among them, which leave these batches out."""
         other = copy.copy(self)
         for made in ("train", "calls"):
@@ -182,7 +182,7 @@ class Assembly:
         return (each,) if each > 1 else ()
 
     @functools.cached_property
-    def sets(self) -> Mapping[str, Once]:
+    def sets(self) -> Mapping[str, FiniteBatches]:
         """What the experiment is judged by, by name; a single set is called `valid`."""
         valid = self.experiment.valid
         if isinstance(valid, Mapping):
@@ -258,7 +258,7 @@ class Assembly:
         Laid out as the trained ones, on the devices. Made once for a whole evaluation, by a program
         beside it.
         """
-        if not isinstance(self.experiment.optimizer, Evaluated):
+        if not isinstance(self.experiment.optimizer, WithEvalParams):
             return brought(state.params, self.like.params)
         return self._evaluation_params(state)
 
@@ -311,7 +311,7 @@ class Assembly:
     def _shapes(self, batches: Any, *stack: int) -> Batch:
         return shapes(batches, *stack, part=self.strategy.part)
 
-    def _terms(self, batch: Batch) -> Callable[[Params], Returned]:
+    def _terms(self, batch: Batch) -> Callable[[Params], LossOutput]:
         terms = in_terms(self.loss, ragged=self.experiment.train.ragged)
         key = jax.eval_shape(TrainState.step_key, self.like)
         return lambda params: terms(params, self.like.extra, batch, key)
@@ -319,7 +319,7 @@ class Assembly:
 
 def assemble(
     config: RunConfig, seconds: float = 0.0, *, among: Sequence[Device] | None = None
-) -> Assembly:
+) -> TrainSetup:
     """The parts that a config stands for.
 
     Args:
@@ -344,7 +344,7 @@ def assemble(
         shapes,
         strategy.shardings(shapes, experiment.dims),
     )
-    parts = Assembly(
+    parts = TrainSetup(
         config=config,
         strategy=strategy,
         experiment=experiment,

@@ -11,16 +11,16 @@ from jax.experimental import multihost_utils
 
 from jtrain.core.loop import train
 from jtrain.data import ReadAhead
-from jtrain.data.batches.stacked import Calls
+from jtrain.data.batches.stacked import StackedBatches
 from jtrain.train.experiment import RunConfig
-from jtrain.train.setup import Assembly, assemble
+from jtrain.train.setup import TrainSetup, assemble
 from jtrain.train.train_loop import compiled
 
 WARMUP, LEAST, MOST = 3, 20, 2000  # calls of the step; between the last two, as fit in SECONDS
 SECONDS, LIMIT = 1.5, 15.0  # to measure in; even fewer calls than LEAST, not to take longer
 
 
-def paced(config: RunConfig, seconds: float = 0.0) -> Assembly:
+def paced(config: RunConfig, seconds: float = 0.0) -> TrainSetup:
     """The parts of a run, in which durations in time are the steps that take so long here.
 
     Args:
@@ -33,7 +33,7 @@ def paced(config: RunConfig, seconds: float = 0.0) -> Assembly:
     return assemble(config, seconds_per_step(parts)) if parts.lengths.provisional else parts
 
 
-def seconds_per_step(parts: Assembly) -> float:
+def seconds_per_step(parts: TrainSetup) -> float:
     """Seconds that a step takes, data and all, the same in all processes.
 
     The run's own program trains a state of its own, which is thrown away.
@@ -64,7 +64,7 @@ def seconds_per_step(parts: Assembly) -> float:
 class _Again:
     """The calls of a run, from the first again after the last; can be sent to another process."""
 
-    def __init__(self, calls: Calls, last: int):
+    def __init__(self, calls: StackedBatches, last: int):
         self._calls, self._last = calls, last
 
     def __call__(self, call: int) -> Mapping[str, Any]:

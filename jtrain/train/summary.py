@@ -13,7 +13,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.state import TrainState
 from jtrain.io.formatting import columns, count, size
 from jtrain.parallel.offload import laid_near
-from jtrain.train.setup import Assembly
+from jtrain.train.setup import TrainSetup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LeafSize:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bytes:
+class StateBytes:
     """What a part of the state takes: all of it, once, and what one device holds of it."""
 
     total: int
@@ -44,9 +44,9 @@ class Summary:
 
     leaves: tuple[LeafSize, ...]
     """Of the parameters, in the order of their tree."""
-    params: Bytes
-    extra: Bytes
-    optimizer: Bytes
+    params: StateBytes
+    extra: StateBytes
+    optimizer: StateBytes
 
     @property
     def numbers(self) -> int:
@@ -65,7 +65,7 @@ def summary(like: TrainState) -> Summary:
     return Summary(leaves, _bytes(like.params), _bytes(like.extra), _bytes(like.opt_state))
 
 
-def step_flops(parts: Assembly) -> float | None:
+def step_flops(parts: TrainSetup) -> float | None:
     """The work of loss and gradient over the whole batch, in operations; None where not known.
 
     As `jtrain.core.flops` counts: by tracing, so that no device works and nothing is compiled. The
@@ -140,7 +140,7 @@ def _rows(sizes: Summary) -> Iterator[tuple[str, ...]]:
 def _sums(sizes: Summary, work: float | None) -> Iterator[str]:
     yield f"parameters  {sizes.numbers:,} in {len(sizes.leaves)} leaves"
     for name in ("params", "extra", "optimizer"):
-        held: Bytes = getattr(sizes, name)
+        held: StateBytes = getattr(sizes, name)
         if held.total:
             yield f"{name:10}  {size(held.total)}, {size(held.device)} of it on a device"
     yield f"state       {size(sizes.device_bytes)} on a device"
@@ -162,9 +162,9 @@ def _leaf(name: str, leaf: Any) -> LeafSize:
     )
 
 
-def _bytes(tree: Any) -> Bytes:
+def _bytes(tree: Any) -> StateBytes:
     leaves = [_leaf(name, leaf) for name, leaf in named_leaves(tree).items()]
-    return Bytes(sum(x.bytes for x in leaves), sum(x.device_bytes for x in leaves))
+    return StateBytes(sum(x.bytes for x in leaves), sum(x.device_bytes for x in leaves))
 
 
 def _dims(shape: tuple[int, ...]) -> str:

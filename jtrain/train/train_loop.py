@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from jtrain.core.loop import IN_FLIGHT, Ended, StoppedError, train
+from jtrain.core.loop import IN_FLIGHT, LoopResult, StoppedError, train
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.core.types import Batch
@@ -19,21 +19,21 @@ from jtrain.train.first_batch.set_checks import check, look, look_at_sets
 from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.leaked_tracers import explain_kept
-from jtrain.train.run_hooks import Watch
-from jtrain.train.setup import Assembly
+from jtrain.train.run_hooks import RunHooks
+from jtrain.train.setup import TrainSetup
 
 
 def drive(
-    parts: Assembly,
+    parts: TrainSetup,
     step: StepFn,
     state: TrainState,
-    watch: Watch,
+    watch: RunHooks,
     signals: Signals,
     *,
     hooks: Sequence[Observer] = (),
     start: int | None = None,
     news: Sequence[str] = (),
-) -> Ended[TrainState]:
+) -> LoopResult[TrainState]:
     """Where training ended, from the state at `start` on, and why if before the last step.
 
     Args:
@@ -54,7 +54,7 @@ def drive(
         try:
             watch.catch_up(start, state)
         except StoppedError as asked:
-            return Ended(state, start or 0, asked.stop)
+            return LoopResult(state, start or 0, asked.stop)
         over = watch.over()
         try:
             ended = train(
@@ -88,7 +88,7 @@ def drive(
 
 
 def compiled(
-    parts: Assembly, make: Callable[[], TrainState], start: int | None = None
+    parts: TrainSetup, make: Callable[[], TrainState], start: int | None = None
 ) -> tuple[StepFn, TrainState]:
     """The compiled step, and the state that `make` gives beside its compilation.
 
@@ -111,14 +111,14 @@ def compiled(
         return step, made
 
 
-def _searched(parts: Assembly, looked: Sequence[FirstBatch]) -> list[FirstBatch]:
+def _searched(parts: TrainSetup, looked: Sequence[FirstBatch]) -> list[FirstBatch]:
     """These and the first batches of the sets, each searched."""
     found = [*looked, *look_at_sets(parts)]
     return [each for each in found if each.suspects is not None]
 
 
 def reader(
-    parts: Assembly, start: int, saw: Callable[[int, Batch], None] | None = None
+    parts: TrainSetup, start: int, saw: Callable[[int, Batch], None] | None = None
 ) -> ReadAhead:
     """What each call of the step takes, from step `start` on; `saw` is shown it beforehand."""
     each = parts.config.steps_per_call
@@ -134,7 +134,7 @@ def reader(
     return ReadAhead(read, start=start, stop=stop, close=calls.close)
 
 
-def _blame(parts: Assembly, last: int) -> str:
+def _blame(parts: TrainSetup, last: int) -> str:
     """What in the data may be why the loss is not finite any more."""
     window = getattr(parts.config.guard, "window", 0)  # the steps that the verdict is about
     seen = min(window, parts.config.steps) + 10 * parts.config.steps_per_call  # some were in flight

@@ -18,7 +18,7 @@ from jtrain.data.text.characters import read_text
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.token_files import TokenFiles
 from jtrain.data.text.tokenizer_file import read_tokenizer
-from jtrain.data.text.tokenizing import ByBytes
+from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.data.text.tokens import read_tokens
 from jtrain.errors import CheckpointError, DataError, UserError
 
@@ -99,7 +99,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of token files."""
     place = tmp_path_factory.mktemp("written")
     (place / "a.txt").write_text("All the world's a stage.")
-    prepare(place / "a.txt", place / "out", tokenizing=ByBytes())
+    prepare(place / "a.txt", place / "out", tokenizing=ByteTokens())
     return place
 
 
@@ -148,10 +148,10 @@ def test_a_note_of_how_far_token_files_are_that_is_damaged_is_told(note, tmp_pat
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "progress.json").write_text(note)
     with pytest.raises(DataError, match=r"says how far .* Start again: rm -r "):
-        prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByBytes())
+        prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByteTokens())
 
 
 def test_token_files_that_are_to_lie_in_a_file_are_told(tmp_path: Path):
     (tmp_path / "a.txt").write_text("Exeunt.")
     with pytest.raises(DataError, match=r"cannot be made \(File exists\).* set --out "):
-        prepare(tmp_path / "a.txt", tmp_path / "a.txt", tokenizing=ByBytes())
+        prepare(tmp_path / "a.txt", tmp_path / "a.txt", tokenizing=ByteTokens())

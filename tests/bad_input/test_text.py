@@ -14,7 +14,12 @@ import pytest
 
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.token_files import TokenFiles
-from jtrain.data.text.tokenizing import ByBytes, ByCharacters, ByPairs, FromFile
+from jtrain.data.text.tokenizing import (
+    BytePairTokens,
+    ByteTokens,
+    CharacterTokens,
+    PretrainedTokenizer,
+)
 from jtrain.data.text.windows import Windows
 from jtrain.errors import DataError, UserError
 
@@ -29,7 +34,7 @@ class Case(NamedTuple):
 
 
 def written(
-    folder: Path, *, tokenizing: Any = ByBytes(), text: str = VERSE, shard: int = 50
+    folder: Path, *, tokenizing: Any = ByteTokens(), text: str = VERSE, shard: int = 50
 ) -> Path:
     (folder / "a.txt").write_text(text, encoding="utf-8")
     prepare(folder / "a.txt", folder / "out", tokenizing=tokenizing, shard=shard)
@@ -62,7 +67,7 @@ def changed(folder: Path) -> Path:
 def other_ends(folder: Path, *ends: int) -> TokenFiles:
     (folder / "lines.txt").write_text("one\ntwo\nthree\n", encoding="utf-8")
     out = folder / "out"
-    prepare(folder / "lines.txt", out, tokenizing=ByBytes(), by="line")
+    prepare(folder / "lines.txt", out, tokenizing=ByteTokens(), by="line")
     assert (out / "documents.bin").stat().st_size == 8 * len(ends)
     np.array(ends, "<i8").tofile(out / "documents.bin")
     return TokenFiles(out)
@@ -94,7 +99,7 @@ def lines(folder: Path, *rows: str) -> Path:
 
 def begun(folder: Path, data: bytes = VERSE.encode(), name: str = "a.txt", **asked: Any) -> Any:
     (folder / name).write_bytes(data)
-    return prepare(folder / name, folder / "out", **{"tokenizing": ByBytes()} | asked)
+    return prepare(folder / name, folder / "out", **{"tokenizing": ByteTokens()} | asked)
 
 
 def marking(folder: Path) -> Path:
@@ -210,60 +215,60 @@ CASES = [
         "a folder of other things",
         lambda f: ((f / "out").mkdir(), (f / "out" / "x").touch(), begun(f)),
         ("holds x", "--out", "out/tokens"),
-        lambda f: prepare(f / "a.txt", f / "out" / "tokens", tokenizing=ByBytes()),
+        lambda f: prepare(f / "a.txt", f / "out" / "tokens", tokenizing=ByteTokens()),
     ),
     Case(
         "a folder of another text",
         lambda f: (begun(f), begun(f, b"More text.")),
         ("holds other token files", "files", "out-2"),
-        lambda f: prepare(f / "a.txt", f / "out-2", tokenizing=ByBytes()),
+        lambda f: prepare(f / "a.txt", f / "out-2", tokenizing=ByteTokens()),
     ),
     Case(
         "a folder of another tokenizer",
-        lambda f: (begun(f), begun(f, tokenizing=ByCharacters())),
+        lambda f: (begun(f), begun(f, tokenizing=CharacterTokens())),
         ('"kind": "bytes"', '"kind": "characters"', "out-2"),
-        lambda f: prepare(f / "a.txt", f / "out-2", tokenizing=ByCharacters()),
+        lambda f: prepare(f / "a.txt", f / "out-2", tokenizing=CharacterTokens()),
     ),
     Case(
         "a line that is no JSON",
-        lambda f: prepare(lines(f, '{"text": "a"}', "b"), f / "out", tokenizing=ByBytes()),
+        lambda f: prepare(lines(f, '{"text": "a"}', "b"), f / "out", tokenizing=ByteTokens()),
         ("a.jsonl", "the line at byte 14", "--by line"),
         lambda f: begun(f, by="line"),
     ),
     Case(
         "a line without the field",
-        lambda f: prepare(lines(f, '{"body": "a"}'), f / "out", tokenizing=ByBytes()),
+        lambda f: prepare(lines(f, '{"body": "a"}'), f / "out", tokenizing=ByteTokens()),
         ("no text under 'text'", "--field body"),
-        lambda f: prepare(f / "a.jsonl", f / "out-2", tokenizing=ByBytes(), field="body"),
+        lambda f: prepare(f / "a.jsonl", f / "out-2", tokenizing=ByteTokens(), field="body"),
     ),
     Case(
         "no text at all",
         lambda f: begun(f, b""),
         ("a.txt gave no token", "Give a file with text"),
-        lambda f: prepare(text_of(f), f / "out-2", tokenizing=ByBytes()),
+        lambda f: prepare(text_of(f), f / "out-2", tokenizing=ByteTokens()),
     ),
     Case(
         "a tokenizer that marks beginnings",
-        lambda f: begun(f, b"and so", tokenizing=FromFile(path=str(marking(f)))),
+        lambda f: begun(f, b"and so", tokenizing=PretrainedTokenizer(path=str(marking(f)))),
         ("marks where a text begins", "--by line"),
         lambda f: prepare(
             f / "a.txt",
             f / "out-2",
-            tokenizing=FromFile(path=str(f / "tokenizer.json")),
+            tokenizing=PretrainedTokenizer(path=str(f / "tokenizer.json")),
             by="line",
         ),
     ),
     Case(
         "a word that the alphabet lacks",
-        lambda f: begun(f, tokenizing=ByCharacters(alphabet="Shal")),
+        lambda f: begun(f, tokenizing=CharacterTokens(alphabet="Shal")),
         ("Character ' '", "not among the 4"),
-        lambda f: prepare(f / "a.txt", f / "out-2", tokenizing=ByCharacters()),
+        lambda f: prepare(f / "a.txt", f / "out-2", tokenizing=CharacterTokens()),
     ),
     Case(
         "more pairs than there are",
-        lambda f: begun(f, tokenizing=ByPairs(vocab=9999)),
+        lambda f: begun(f, tokenizing=BytePairTokens(vocab=9999)),
         ("of 9999 tokens", "or less"),
-        lambda f: prepare(f / "a.txt", f / "out-2", tokenizing=ByPairs(vocab=260)),
+        lambda f: prepare(f / "a.txt", f / "out-2", tokenizing=BytePairTokens(vocab=260)),
     ),
 ]
 

@@ -8,7 +8,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax.numpy as jnp
 
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import CheckpointManager
 
 
 def state_of(step: int) -> dict:
@@ -17,7 +17,7 @@ def state_of(step: int) -> dict:
 
 
 if __name__ == "__main__":
-    checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)
+    checkpoints = CheckpointManager(Path(sys.argv[1]), keep=2)
     checkpoints.prepare()
     start = (checkpoints.newest() or 0) + 1
     for step in range(start, start + 10_000):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.checkpoint import Checkpoints, layout, storage, weights_source
+from jtrain.checkpoint import CheckpointManager, layout, storage, weights_source
 from jtrain.distributed.multihost import refuse_apart
 from jtrain.errors import CheckpointError, DeviceError, PeerError
 
@@ -44,7 +44,7 @@ def main(directory: Path, port: str, index: int) -> None:
             "rng": key,
         }
 
-    with Checkpoints(directory, keep=1, best="loss") as checkpoints:
+    with CheckpointManager(directory, keep=1, best="loss") as checkpoints:
         for step, loss in enumerate([2.0, 1.0, 3.0, 4.0], start=1):
             checkpoints.save(step, state(step), {"step": step}, best_value=loss)
         checkpoints.wait()
@@ -80,7 +80,7 @@ def main(directory: Path, port: str, index: int) -> None:
     apart(index)
 
 
-def read_otherwise(checkpoints: Checkpoints, like: dict, index: int) -> None:
+def read_otherwise(checkpoints: CheckpointManager, like: dict, index: int) -> None:
     """A leaf that both have whole, and of which the second reads another bit than was saved."""
     right = storage.read
 
@@ -103,7 +103,7 @@ def removed(directory: Path, state: dict, index: int) -> None:
         time.sleep(1.0)
         return quick(*args, **words)
 
-    with pytest.MonkeyPatch.context() as patch, Checkpoints(directory) as checkpoints:
+    with pytest.MonkeyPatch.context() as patch, CheckpointManager(directory) as checkpoints:
         patch.setattr(layout, "faults", slow if index else quick)
         checkpoints.save(7, state, {})
         checkpoints.wait()

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from checkpoint_states import State, like, make_state, same_bits
 
-from jtrain.checkpoint import Checkpoints, lock
+from jtrain.checkpoint import CheckpointManager, lock
 from jtrain.errors import CheckpointError
 
 
 @pytest.fixture
 def checkpoints(tmp_path: Path):
-    with Checkpoints(tmp_path / "checkpoints") as made:
+    with CheckpointManager(tmp_path / "checkpoints") as made:
         yield made
 
 
@@ -33,7 +33,7 @@ def sharding(devices: int, axes: str, *spec: str | None):
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
 
 
-def test_gives_back_every_bit_and_every_container(checkpoints: Checkpoints):
+def test_gives_back_every_bit_and_every_container(checkpoints: CheckpointManager):
     state = make_state(3)
     checkpoints.save(3, state, {})
     back = checkpoints.restore(3, like(state))
@@ -46,7 +46,7 @@ def test_gives_back_every_bit_and_every_container(checkpoints: Checkpoints):
         assert there.sharding.is_equivalent_to(here.sharding, here.ndim)
 
 
-def test_gives_numpy_where_nothing_is_said_about_devices(checkpoints: Checkpoints):
+def test_gives_numpy_where_nothing_is_said_about_devices(checkpoints: CheckpointManager):
     state = {
         "w": jnp.arange(6.0).reshape(2, 3),
         "step": jnp.int32(4),
@@ -60,7 +60,7 @@ def test_gives_numpy_where_nothing_is_said_about_devices(checkpoints: Checkpoint
     assert same_bits(back, state)
 
 
-def test_arrays_may_be_donated_as_soon_as_save_returns(checkpoints: Checkpoints):
+def test_arrays_may_be_donated_as_soon_as_save_returns(checkpoints: CheckpointManager):
     change = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
     x = jnp.arange(4_000_000, dtype=jnp.float32)
     for step in range(3):
@@ -81,7 +81,7 @@ def test_restores_into_any_layout(tmp_path: Path, devices: int, axes: str, spec:
     weights = jnp.asarray(np.random.default_rng(0).normal(size=(16, 24)), jnp.float32)
     saved = {"w": jax.device_put(weights, sharding(8, "fsdp"[:1], "f")), "step": jnp.int32(1)}
     key = jax.device_put(jax.random.key(1), sharding(8, "f"))
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, {**saved, "rng": key}, {})
         target = sharding(devices, axes, *spec)
         whole = sharding(devices, axes)
@@ -110,7 +110,7 @@ def test_restores_into_any_layout(tmp_path: Path, devices: int, axes: str, spec:
     ],
 )
 def test_keeps_the_newest_and_the_best(tmp_path, keep, best, values, kept, expected_best):
-    with Checkpoints(tmp_path, keep=keep, best=best) as checkpoints:
+    with CheckpointManager(tmp_path, keep=keep, best=best) as checkpoints:
         for step, value in enumerate(values, start=1):
             checkpoints.save(step, {"step": jnp.int32(step)}, {}, best_value=value)
         checkpoints.wait()
@@ -119,21 +119,21 @@ def test_keeps_the_newest_and_the_best(tmp_path, keep, best, values, kept, expec
         assert checkpoints.newest() == 4
         assert names(tmp_path) == sorted(map(str, kept))
     # Another object, and another process, sees the same: nothing of it lives in memory.
-    again = Checkpoints(tmp_path, keep=keep, best=best)
+    again = CheckpointManager(tmp_path, keep=keep, best=best)
     assert (again.steps(), again.best()) == (kept, expected_best)
 
 
 def test_a_best_by_another_number_does_not_count(tmp_path: Path):
-    with Checkpoints(tmp_path, best="loss") as checkpoints:
+    with CheckpointManager(tmp_path, best="loss") as checkpoints:
         checkpoints.save(1, {"step": jnp.int32(1)}, {}, best_value=-5.0)
-    with Checkpoints(tmp_path, best="highest accuracy") as checkpoints:
+    with CheckpointManager(tmp_path, best="highest accuracy") as checkpoints:
         assert checkpoints.best() is None
         checkpoints.save(2, {"step": jnp.int32(2)}, {}, best_value=0.5)
         checkpoints.wait()
         assert checkpoints.best() == 2
 
 
-def test_the_same_step_again_takes_the_place_of_the_first(checkpoints: Checkpoints):
+def test_the_same_step_again_takes_the_place_of_the_first(checkpoints: CheckpointManager):
     for value in (1, 2):
         checkpoints.save(7, {"x": jnp.int32(value)}, {"value": value})
     back = checkpoints.restore(7, like({"x": jnp.int32(0)}))
@@ -142,16 +142,16 @@ def test_the_same_step_again_takes_the_place_of_the_first(checkpoints: Checkpoin
 
 
 def test_a_start_goes_on_from_what_was_being_replaced_when_the_process_died(tmp_path: Path):
-    with Checkpoints(tmp_path) as before:
+    with CheckpointManager(tmp_path) as before:
         for step in (1, 2):
             before.save(step, make_state(step), {})
     (tmp_path / "2").rename(tmp_path / "2.replaced")  # the other renaming did not come
-    with Checkpoints(tmp_path) as after:
+    with CheckpointManager(tmp_path) as after:
         assert after.resume() == 2
     assert same_bits(after.restore(2, like(make_state(2))), make_state(2))
 
 
-def test_says_what_was_said_of_it(checkpoints: Checkpoints):
+def test_says_what_was_said_of_it(checkpoints: CheckpointManager):
     about = {"config": "name: a\nlr: 1e-3\n", "versions": {"jax": jax.__version__}, "loss": 1.25}
     checkpoints.save(1, {"x": jnp.int32(1)}, about)
     checkpoints.wait()
@@ -162,11 +162,11 @@ def test_says_what_was_said_of_it(checkpoints: Checkpoints):
 
 def test_looking_on_changes_nothing(tmp_path: Path):
     directory = tmp_path / "runs" / "checkpoints"
-    looking = Checkpoints(directory)
+    looking = CheckpointManager(directory)
     assert (looking.steps(), looking.newest(), looking.best()) == ([], None, None)
     assert not directory.exists()
     (directory / "5.saving").mkdir(parents=True)
-    assert Checkpoints(directory).steps() == []
+    assert CheckpointManager(directory).steps() == []
     assert (directory / "5.saving").exists(), "another process may be writing it"
     looking.close()
 
@@ -179,13 +179,13 @@ def test_ctrl_c_in_a_save_harms_nothing(tmp_path: Path):
 
     state = {"w": jnp.arange(500_000.0), "step": jnp.int32(0)}
     # Compiled and imported before, so that the delays below reach every part of a save.
-    with Checkpoints(tmp_path / "first") as first:
+    with CheckpointManager(tmp_path / "first") as first:
         first.save(0, state, {})
     before = signal.signal(signal.SIGALRM, interrupt)
     delays = [1e-5, *(1e-3 * i for i in range(1, 9)), *(3e-4 * i for i in range(1, 9))]
     interrupted = 0
     try:
-        with Checkpoints(tmp_path / "kept", keep=0) as checkpoints:
+        with CheckpointManager(tmp_path / "kept", keep=0) as checkpoints:
             for step, delay in enumerate(delays):
                 state["step"] = jnp.int32(step)
                 try:
@@ -213,7 +213,7 @@ def test_orbax_is_imported_only_where_it_is_used():
 
 def test_prepares_beside_the_first_compilation(tmp_path: Path):
     (tmp_path / "3.saving" / "state").mkdir(parents=True)
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.prepare()
         checkpoints.save(1, {"x": jnp.int32(1)}, {})
         checkpoints.wait()
@@ -229,7 +229,7 @@ def test_prepares_beside_the_first_compilation(tmp_path: Path):
         ({"x": np.zeros(2)}, {"loss": np.float32(1)}, "float(x) makes a number"),
     ],
 )
-def test_refuses_what_cannot_be_stored(checkpoints: Checkpoints, state, about, advice):
+def test_refuses_what_cannot_be_stored(checkpoints: CheckpointManager, state, about, advice):
     with pytest.raises(CheckpointError) as refusal:
         checkpoints.save(1, state, about)
     assert advice in str(refusal.value)
@@ -237,7 +237,7 @@ def test_refuses_what_cannot_be_stored(checkpoints: Checkpoints, state, about, a
 
 
 def test_each_bad_leaf_of_a_large_state_is_found_before_anything_is_read(
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointManager,
 ):
     checkpoints.save(1, make_state(), {})
     checkpoints.wait()

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jtrain.checkpoint import Checkpoints, fingerprint, replica_check
+from jtrain.checkpoint import CheckpointManager, fingerprint, replica_check
 from jtrain.errors import DeviceError
 
 # How a leaf is split over 4 x 2 devices, and who is named when a bit of device 5 is another.
@@ -64,7 +64,7 @@ def test_without_one_there_is_no_alarm(spec):
 
 
 def test_it_is_not_saved_and_the_one_before_stays(tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, {"w": held(P(), None)}, {})
         checkpoints.wait()
         checkpoints.save(2, {"w": held(P(), 5)}, {})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.checkpoint import Checkpoints, layout
+from jtrain.checkpoint import CheckpointManager, layout
 
 SCRIPT = Path(__file__).with_name("writing_process.py")
 
@@ -31,4 +31,4 @@ def test_a_program_whose_last_save_fails_says_so_and_exits_with_70(tmp_path: Pat
     assert done.returncode == 70
     assert done.stderr.startswith("checkpoint 1 could not be written")
     assert len(done.stderr.splitlines()) == 1
-    assert Checkpoints(tmp_path).steps() == []
+    assert CheckpointManager(tmp_path).steps() == []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from checkpoint_states import like, same_bits
 
-from jtrain.checkpoint import Checkpoints, fingerprint, layout, seal
+from jtrain.checkpoint import CheckpointManager, fingerprint, layout, seal
 from jtrain.errors import CheckpointError, DamagedError
 
 
@@ -56,7 +56,7 @@ def test_of_64_bits_is_the_same_where_jax_would_cut_them_short(dtype: str):
 
 
 def test_a_state_of_64_bits_is_restored(tmp_path: Path):
-    with jax.enable_x64(True), Checkpoints(tmp_path) as checkpoints:
+    with jax.enable_x64(True), CheckpointManager(tmp_path) as checkpoints:
         state = {"x": jnp.arange(5.0) / 3, "n": jnp.arange(5) << 40}
         checkpoints.save(1, state, {})
         found = checkpoints.restore(1, like(state))
@@ -105,7 +105,7 @@ def test_every_flipped_bit_and_every_swap_is_seen():
 
 def test_a_leaf_that_changed_on_its_way_is_named_though_its_files_are_whole(tmp_path: Path):
     state = {"a": jnp.arange(9.0), "b": jnp.arange(9.0) + 1, "c": jnp.float32(2)}
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, state, {})
         checkpoints.save(2, {**state, "b": state["b"].at[3].set(0)}, {})
         checkpoints.wait()
@@ -117,12 +117,12 @@ def test_a_leaf_that_changed_on_its_way_is_named_though_its_files_are_whole(tmp_
         about.write_text(json.dumps(said))
         seal.seal(tmp_path / "2", 2)
         assert layout.faults(tmp_path, 2, full=True) == []
-    with Checkpoints(tmp_path, fall_back=False) as checkpoints:
+    with CheckpointManager(tmp_path, fall_back=False) as checkpoints:
         assert checkpoints.resume() == 2
         with pytest.raises(DamagedError, match=r"checkpoint 2 in .* but b has .*on_damage is stop"):
             checkpoints.restore(2, like(state))
         assert checkpoints.steps() == [1, 2]
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         for ask in (like(state), jax.tree.map(np.asarray, state)):
             with pytest.raises(CheckpointError) as refusal:
                 checkpoints.restore(2, ask)

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from jtrain.checkpoint import Checkpoints, layout, seal
+from jtrain.checkpoint import CheckpointManager, layout, seal
 from jtrain.errors import CheckpointError
 
 
@@ -180,7 +180,7 @@ def test_what_cannot_be_removed_is_told_and_goes_when_it_can(tmp_path: Path, mon
         raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
 
     state = {"x": jnp.int32(1)}
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
+    with CheckpointManager(tmp_path, keep=1) as checkpoints:
         checkpoints.tell.tell_by(told.append)
         checkpoints.prepare()
         checkpoints.save(1, state, {})
@@ -215,7 +215,7 @@ def test_a_checkpoint_that_cannot_be_renamed_stays_and_the_save_is_one(tmp_path:
         return rename(path, target)
 
     state = {"x": jnp.int32(1)}
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
+    with CheckpointManager(tmp_path, keep=1) as checkpoints:
         checkpoints.tell.tell_by(told.append)
         checkpoints.save(1, state, {})
         checkpoints.wait()

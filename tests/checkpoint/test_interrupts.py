@@ -8,12 +8,12 @@ import pytest
 from checkpoint_states import like, same_bits
 from interrupts import interrupted
 
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import CheckpointManager
 
 STATE = {"w": jnp.arange(1000.0), "step": jnp.int32(0)}
 
 
-def save(checkpoints: Checkpoints, step: int) -> None:
+def save(checkpoints: CheckpointManager, step: int) -> None:
     checkpoints.save(step, STATE | {"step": jnp.int32(step)}, {})
     checkpoints.wait()
 
@@ -28,14 +28,14 @@ def save(checkpoints: Checkpoints, step: int) -> None:
     ],
 )
 def test_the_next_save_is_whole_and_so_are_those_before(tmp_path: Path, stride: int):
-    def all_of_it(checkpoints: Checkpoints, step: int) -> None:
+    def all_of_it(checkpoints: CheckpointManager, step: int) -> None:
         checkpoints.prepare()
         save(checkpoints, step)
         checkpoints.close()
 
     kept: list[KeyboardInterrupt] = []
     moment, step, came = 0, 0, True
-    with Checkpoints(tmp_path / "kept", keep=3) as checkpoints:
+    with CheckpointManager(tmp_path / "kept", keep=3) as checkpoints:
         while came:
             came = interrupted(lambda step=step: all_of_it(checkpoints, step), moment, kept)
             save(checkpoints, step + 1)

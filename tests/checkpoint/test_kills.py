@@ -8,7 +8,7 @@ from pathlib import Path
 from checkpoint_states import like, same_bits
 from killed_process import state_of
 
-from jtrain.checkpoint import Checkpoints, layout
+from jtrain.checkpoint import CheckpointManager, layout
 
 SCRIPT = Path(__file__).with_name("killed_process.py")
 
@@ -28,7 +28,7 @@ def start_and_kill(directory: Path, sign: str) -> None:
 
 def check_whole(directory: Path, at_least: int) -> int:
     """The newest step, after every listed one was restored and compared."""
-    checkpoints = Checkpoints(directory)
+    checkpoints = CheckpointManager(directory)
     steps = checkpoints.steps()
     assert steps, "nothing was saved"
     for step in steps:
@@ -49,7 +49,7 @@ def test_kill_9_in_a_save_leaves_the_older_ones_whole(tmp_path: Path):
     assert layout.leftovers(tmp_path), "the kill came between two saves: it proves nothing"
     newest = check_whole(tmp_path, at_least=newest + 1)
 
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(newest + 1, state_of(newest + 1), {"step": newest + 1})
     assert layout.leftovers(tmp_path) == []
     assert check_whole(tmp_path, at_least=newest + 1) == newest + 1

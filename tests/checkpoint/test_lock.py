@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from interrupts import interrupted
 
-from jtrain.checkpoint import Checkpoints, lock
+from jtrain.checkpoint import CheckpointManager, lock
 from jtrain.errors import CheckpointError
 
 SCRIPT = Path(__file__).with_name("writing_process.py")
@@ -30,7 +30,7 @@ def begun(directory: Path, how: str) -> subprocess.Popen:
 def test_a_second_writer_is_refused_in_a_second_and_a_dead_one_gives_way(tmp_path: Path):
     with begun(tmp_path, "hold") as process:
         try:
-            second = Checkpoints(tmp_path)
+            second = CheckpointManager(tmp_path)
             for attempt in (second.prepare, second.resume, lambda: second.save(1, STATE, {})):
                 start = time.monotonic()
                 with pytest.raises(CheckpointError) as refusal:
@@ -53,13 +53,13 @@ def test_a_forked_child_does_not_hold_what_its_parent_held(tmp_path: Path):
     with begun(tmp_path, "fork") as process:
         process.kill()
         process.wait()
-        with Checkpoints(tmp_path) as checkpoints:
+        with CheckpointManager(tmp_path) as checkpoints:
             checkpoints.save(1, STATE, {})
 
 
 def test_the_one_who_closes_gives_it_back(tmp_path: Path):
     for step in (1, 2):
-        with Checkpoints(tmp_path) as checkpoints, Checkpoints(tmp_path) as other:
+        with CheckpointManager(tmp_path) as checkpoints, CheckpointManager(tmp_path) as other:
             checkpoints.save(step, STATE, {})
             assert lock.holder(tmp_path)["pid"] == os.getpid()
             with pytest.raises(CheckpointError, match="this process itself: close the") as refusal:
@@ -84,12 +84,12 @@ def test_without_the_file_the_directory_is_held_yet(tmp_path: Path):
         try:
             (tmp_path / lock.NAME).unlink()
             with pytest.raises(CheckpointError) as refusal:
-                Checkpoints(tmp_path).prepare()
+                CheckpointManager(tmp_path).prepare()
         finally:
             process.kill()
     assert f"process {process.pid} on" in str(refusal.value)
     assert f"end it (kill {process.pid})" in str(refusal.value)
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, STATE, {})
 
 
@@ -155,7 +155,7 @@ def test_a_file_system_without_locks_refuses_nobody(tmp_path: Path, monkeypatch)
         raise OSError(45 if sys.platform == "darwin" else 95, "Operation not supported")
 
     monkeypatch.setattr(lock.fcntl, "flock", unknown)
-    with Checkpoints(tmp_path) as one, Checkpoints(tmp_path) as other:
+    with CheckpointManager(tmp_path) as one, CheckpointManager(tmp_path) as other:
         one.save(1, STATE, {})
         one.wait()
         other.save(2, STATE, {})
@@ -167,15 +167,15 @@ STATE = {"x": jnp.int32(1)}
 def test_what_a_process_left_at_its_very_end_is_removed(tmp_path):
     (tmp_path / lock.NAME).write_text('{"pid": 1}')
     (tmp_path / "3.saving").mkdir()
-    Checkpoints(tmp_path).tidy()
+    CheckpointManager(tmp_path).tidy()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_of_one_who_writes_there_is_removed(tmp_path):
-    with Checkpoints(tmp_path) as writer:
+    with CheckpointManager(tmp_path) as writer:
         writer.take()
         (tmp_path / "3.saving").mkdir()
-        Checkpoints(tmp_path).tidy()
+        CheckpointManager(tmp_path).tidy()
         assert {path.name for path in tmp_path.iterdir()} == {lock.NAME, "3.saving"}
 
 
@@ -189,7 +189,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing_held(tmp_path: Path, way: str, monk
     while came:
         moment += 1
         place = tmp_path / str(moment)
-        checkpoints = Checkpoints(place, first=True)
+        checkpoints = CheckpointManager(place, first=True)
         if way == "close":
             checkpoints.take()
         function = getattr(checkpoints, way, lambda place=place: lock.Lock(place))

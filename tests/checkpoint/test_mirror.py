@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.checkpoint import Checkpoints, object_store_layout, seal
-from jtrain.checkpoint.object_store_copy import Mirror
+from jtrain.checkpoint import CheckpointManager, object_store_layout, seal
+from jtrain.checkpoint.object_store_copy import ObjectStoreCopy
 from jtrain.checkpoint.save_errors import SaveError, TakenError
 from jtrain.errors import FAULT
-from jtrain.io.object_store import Objects, ObjectsError, is_address
+from jtrain.io.object_store import ObjectStore, ObjectStoreError, is_address
 
 
 class Killed(BaseException):
@@ -28,7 +28,7 @@ def state(step: int) -> dict:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's directory with checkpoints 1, 2 and 3."""
     run = tmp_path_factory.mktemp("runs") / "small"
-    with Checkpoints(run / "checkpoints", keep=9) as checkpoints:
+    with CheckpointManager(run / "checkpoints", keep=9) as checkpoints:
         for step in (1, 2, 3):
             checkpoints.save(step, state(step), {"step": step})
     (run / "run.json").write_text('{"status": "running", "step": 3}')
@@ -38,21 +38,21 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["memory", "file"])
-def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     pytest.importorskip("fsspec")
     where = f"{tmp_path}/bucket" if request.param == "file" else f"{uuid.uuid4()}/runs"
-    return Objects(f"{request.param}://{where}/small")
+    return ObjectStore(f"{request.param}://{where}/small")
 
 
-def mirror_of(objects: Objects, run: Path, **more) -> Mirror:
-    mirror = Mirror(objects, run, **{"keep": 2, **more})
+def mirror_of(objects: ObjectStore, run: Path, **more) -> ObjectStoreCopy:
+    mirror = ObjectStoreCopy(objects, run, **{"keep": 2, **more})
     mirror.begin()
     return mirror
 
 
 def read(run: Path) -> int:
     """The newest step in a run's directory, whose state is read, every byte of it verified."""
-    with Checkpoints(run / "checkpoints") as checkpoints:
+    with CheckpointManager(run / "checkpoints") as checkpoints:
         step = checkpoints.resume()
         assert step is not None
         like = {"w": np.zeros((3, 4), np.float32)}
@@ -61,7 +61,7 @@ def read(run: Path) -> int:
     return step
 
 
-def test_copies_are_whole_and_older_ones_go(objects: Objects, saved: Path, tmp_path: Path):
+def test_copies_are_whole_and_older_ones_go(objects: ObjectStore, saved: Path, tmp_path: Path):
     mirror = mirror_of(objects, saved)
     for step in (1, 2, 3):
         mirror.copy(step)
@@ -75,14 +75,16 @@ def test_copies_are_whole_and_older_ones_go(objects: Objects, saved: Path, tmp_p
     assert (tmp_path / "back" / "run.json").read_text() == (saved / "run.json").read_text()
 
 
-def test_the_best_stays(objects: Objects, saved: Path):
+def test_the_best_stays(objects: ObjectStore, saved: Path):
     mirror = mirror_of(objects, saved, keep=1, best=lambda: 1)
     for step in (1, 2, 3):
         mirror.copy(step)
     assert object_store_layout.steps(objects) == [1, 3]
 
 
-def cut_off(objects: Objects, monkeypatch: pytest.MonkeyPatch, after: int, error: BaseException):
+def cut_off(
+    objects: ObjectStore, monkeypatch: pytest.MonkeyPatch, after: int, error: BaseException
+):
     """From its `after`-th change on, nothing reaches the store."""
     count = [0]
 
@@ -101,13 +103,13 @@ def cut_off(objects: Objects, monkeypatch: pytest.MonkeyPatch, after: int, error
 
 
 def test_a_kill_before_any_change_leaves_a_whole_copy(
-    objects: Objects, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: ObjectStore, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Copying 3 over a store that has 1 and 2, cut off before each of its changes in turn."""
     after, ended = 0, False
     while not ended:
         with monkeypatch.context() as patch:
-            fresh = Objects(f"{objects.address}-{after}")
+            fresh = ObjectStore(f"{objects.address}-{after}")
             mirror = mirror_of(fresh, saved)
             mirror.copy(1)
             mirror.copy(2)
@@ -131,7 +133,7 @@ def test_a_kill_before_any_change_leaves_a_whole_copy(
 
 
 def test_what_a_store_refuses_is_told_and_copied_later(
-    objects: Objects, saved: Path, monkeypatch: pytest.MonkeyPatch
+    objects: ObjectStore, saved: Path, monkeypatch: pytest.MonkeyPatch
 ):
     told: list[str] = []
     mirror = mirror_of(objects, saved, tell=told.append)
@@ -150,7 +152,7 @@ def test_what_a_store_refuses_is_told_and_copied_later(
     assert object_store_layout.steps(objects) == [1, 2]
 
 
-def test_who_began_last_copies_and_the_one_before_ends(objects: Objects, saved: Path):
+def test_who_began_last_copies_and_the_one_before_ends(objects: ObjectStore, saved: Path):
     first = mirror_of(objects, saved)
     first.copy(1)
     second = mirror_of(objects, saved)
@@ -164,7 +166,7 @@ def test_who_began_last_copies_and_the_one_before_ends(objects: Objects, saved: 
 
 
 def test_steps_that_a_run_went_back_from_go_before_the_next_is_copied(
-    objects: Objects, saved: Path
+    objects: ObjectStore, saved: Path
 ):
     mirror = mirror_of(objects, saved)
     for step in (1, 3, 2):
@@ -173,7 +175,7 @@ def test_steps_that_a_run_went_back_from_go_before_the_next_is_copied(
 
 
 def test_a_damaged_copy_is_passed_over_and_nothing_of_it_stays(
-    objects: Objects, saved: Path, tmp_path: Path
+    objects: ObjectStore, saved: Path, tmp_path: Path
 ):
     mirror = mirror_of(objects, saved)
     mirror.copy(1)
@@ -190,7 +192,7 @@ def test_a_damaged_copy_is_passed_over_and_nothing_of_it_stays(
 
 
 def test_a_name_that_leads_outside_is_not_written(saved: Path, tmp_path: Path):
-    objects = Objects(f"memory://{uuid.uuid4()}/small")
+    objects = ObjectStore(f"memory://{uuid.uuid4()}/small")
     mirror_of(objects, saved).copy(1)
     sizes = {**object_store_layout.listed(objects)[1], "../../../out": 1}
     with pytest.MonkeyPatch.context() as patch:
@@ -216,8 +218,8 @@ def test_a_store_that_cannot_be_reached_is_told_by_what_to_type(
 
     for module in ("s3fs", "gcsfs"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ObjectsError, match=words):
-        Objects(address)
+    with pytest.raises(ObjectStoreError, match=words):
+        ObjectStore(address)
 
 
 def test_an_address_is_no_path():
@@ -229,7 +231,7 @@ def test_an_address_is_no_path():
 
 
 def test_the_seal_is_the_last_object_of_a_copy(
-    objects: Objects, saved: Path, monkeypatch: pytest.MonkeyPatch
+    objects: ObjectStore, saved: Path, monkeypatch: pytest.MonkeyPatch
 ):
     mirror, sent = mirror_of(objects, saved), []
     send = objects.send

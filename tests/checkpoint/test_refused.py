@@ -9,7 +9,7 @@ import pytest
 from full_disk import files_of_at_most
 from permissions import permissions_hold
 
-from jtrain.checkpoint import Checkpoints, Retries, export, inspect
+from jtrain.checkpoint import CheckpointManager, SaveRetries, export, inspect
 from jtrain.checkpoint.save_errors import SaveError
 from jtrain.cli import main
 from jtrain.errors import CheckpointError
@@ -18,7 +18,7 @@ from jtrain.io.disk_errors import advice
 STATE = {"x": jnp.arange(100_000.0)}
 
 
-def save(checkpoints: Checkpoints, step: int, sealed=lambda step: None) -> None:
+def save(checkpoints: CheckpointManager, step: int, sealed=lambda step: None) -> None:
     checkpoints.save(step, STATE, {}, sealed=sealed)
     checkpoints.wait()
 
@@ -35,8 +35,8 @@ def unlocked(directory: Path) -> None:
 
 def test_an_older_one_that_cannot_be_deleted_is_no_failure_of_the_save(tmp_path: Path):
     told: list[str] = []
-    with permissions_hold(), Checkpoints(tmp_path, keep=1) as checkpoints:
-        retries = Retries(checkpoints, told.append)
+    with permissions_hold(), CheckpointManager(tmp_path, keep=1) as checkpoints:
+        retries = SaveRetries(checkpoints, told.append)
         save(checkpoints, 1)
         locked(tmp_path / "1")
         for step in (2, 3, 4):
@@ -68,7 +68,7 @@ def test_a_save_that_is_refused_says_why_and_not_to_make_room(how: str, tmp_path
         "too large": ("raise the limit (ulimit -f)", lambda: None, lambda: None),
     }[how]
     most = 20_000 if how == "too large" else 10**9
-    with Checkpoints(directory) as checkpoints:
+    with CheckpointManager(directory) as checkpoints:
         save(checkpoints, 1)
         hurt()
         refused = pytest.raises(SaveError)
@@ -98,7 +98,7 @@ def test_where_what_follows_a_save_fails_the_save_is_not_called_lost(tmp_path: P
     def refused(step: int) -> None:
         raise PermissionError(13, "Permission denied", f"{tmp_path}/run.json")
 
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    with CheckpointManager(tmp_path / "checkpoints") as checkpoints:
         with pytest.raises(SaveError) as refusal:
             save(checkpoints, 36, refused)
         message = str(refusal.value)
@@ -111,7 +111,7 @@ def test_where_what_follows_a_save_fails_the_save_is_not_called_lost(tmp_path: P
 
 
 def test_a_step_that_is_saved_again_in_vain_is_gone_on_from_as_it_was(tmp_path: Path):
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         save(checkpoints, 1)
         with files_of_at_most(20_000), pytest.raises(SaveError) as refusal:
             save(checkpoints, 1)
@@ -120,7 +120,7 @@ def test_a_step_that_is_saved_again_in_vain_is_gone_on_from_as_it_was(tmp_path: 
 
 @pytest.mark.parametrize("arguments", [("--step", "1"), ("--damaged",)])
 def test_ckpt_rm_says_what_the_system_refuses(arguments, tmp_path: Path, capfd):
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    with CheckpointManager(tmp_path / "checkpoints") as checkpoints:
         save(checkpoints, 1)
         save(checkpoints, 2)
     shutil.copytree(tmp_path / "checkpoints/1", tmp_path / "checkpoints/0.damaged")
@@ -140,7 +140,7 @@ def test_ckpt_rm_says_what_the_system_refuses(arguments, tmp_path: Path, capfd):
 def test_a_rename_that_is_refused_is_told_too(tmp_path: Path):
     if os.geteuid() != 0:
         pytest.skip("only root can make a folder whose entries may be read and not renamed")
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         save(checkpoints, 1)
         save(checkpoints, 2)
     for path in (tmp_path, tmp_path / "1"):

@@ -22,7 +22,7 @@ from chaos.corruption import (
     swap,
     zero,
 )
-from jtrain.checkpoint import Checkpoints, directory_entries, layout, seal
+from jtrain.checkpoint import CheckpointManager, directory_entries, layout, seal
 from jtrain.errors import CheckpointError, DamagedError
 
 # What keeps all names and sizes is seen when the bytes are read, and not by listing.
@@ -38,7 +38,7 @@ def saved(directory: Path) -> dict:
         "step": jnp.int32(step),
         "rng": jax.random.key(step),
     }
-    with Checkpoints(directory) as checkpoints:
+    with CheckpointManager(directory) as checkpoints:
         checkpoints.save(1, state(1), {"step": 1})
         checkpoints.save(2, state(2), {"step": 2})
     return state(2)
@@ -76,7 +76,7 @@ def test_a_flipped_bit_is_refused_with_its_file_and_nothing_is_read(hurt: Path, 
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with Checkpoints(hurt) as checkpoints:
+    with CheckpointManager(hurt) as checkpoints:
         assert checkpoints.newest() == 2, "listing reads no bytes"
         with pytest.raises(CheckpointError) as refusal:
             checkpoints.restore(2, like(whole[1]))
@@ -91,7 +91,7 @@ def test_each_damaged_step_is_set_aside_in_a_line_and_the_newest_whole_one_taken
     for step in (3, 4):
         shutil.copytree(hurt / "2", hurt / str(step))  # their seals are those of step 2
     (hurt / "2" / "state" / "manifest.ocdbt").write_bytes(b"")
-    with Checkpoints(hurt) as checkpoints:
+    with CheckpointManager(hurt) as checkpoints:
         assert checkpoints.resume() == 1
         assert [line.split(":")[0] for line in checkpoints.news] == [
             f"checkpoint {step} is damaged and was set aside as {hurt / f'{step}.damaged'}"
@@ -105,31 +105,31 @@ def test_each_damaged_step_is_set_aside_in_a_line_and_the_newest_whole_one_taken
         assert checkpoints.steps() == [2, 3], "those that are kept"
     assert {path.name for path in hurt.glob("*.damaged")} == {"2.damaged", "3.damaged", "4.damaged"}
     (hurt / "3" / "about.json").unlink()
-    with Checkpoints(hurt) as checkpoints:
+    with CheckpointManager(hurt) as checkpoints:
         assert checkpoints.resume() == 2
     assert (hurt / "3.damaged-2").is_dir(), "the first one is not overwritten"
 
 
 def test_where_none_is_to_be_passed_over_the_newest_decides(hurt: Path):
-    with Checkpoints(hurt, fall_back=False) as checkpoints:
+    with CheckpointManager(hurt, fall_back=False) as checkpoints:
         assert checkpoints.resume() == 2
     (hurt / "1" / "state" / "manifest.ocdbt").write_bytes(b"")
-    with Checkpoints(hurt, fall_back=False) as checkpoints:
+    with CheckpointManager(hurt, fall_back=False) as checkpoints:
         assert checkpoints.resume() == 2, "an older one is not asked for"
     (hurt / "2" / "about.json").unlink()
     refused = pytest.raises(DamagedError, match=r"damaged: about\.json.* nothing was renamed")
-    with Checkpoints(hurt, fall_back=False) as checkpoints, refused:
+    with CheckpointManager(hurt, fall_back=False) as checkpoints, refused:
         checkpoints.resume()
     assert {path.name for path in hurt.iterdir()} == {"1", "2"}
     shutil.rmtree(hurt)
-    with Checkpoints(hurt, fall_back=False) as checkpoints:
+    with CheckpointManager(hurt, fall_back=False) as checkpoints:
         assert checkpoints.resume() is None
 
 
 def test_where_all_are_damaged_nothing_is_deleted(hurt: Path):
     for step in (1, 2):
         (hurt / str(step) / "seal.json").write_text("{}")
-    with Checkpoints(hurt) as checkpoints:
+    with CheckpointManager(hurt) as checkpoints:
         assert checkpoints.resume() is None
         assert len(checkpoints.news) == 2
     assert sorted(path.name for path in hurt.iterdir()) == ["1.damaged", "2.damaged"]
@@ -138,7 +138,7 @@ def test_where_all_are_damaged_nothing_is_deleted(hurt: Path):
 def test_reading_takes_nothing_away(hurt: Path, whole):
     (hurt / "2" / "about.json").write_text("{}")
     before = sorted(path.name for path in hurt.iterdir())
-    looking = Checkpoints(hurt)
+    looking = CheckpointManager(hurt)
     assert looking.newest() == 1
     with pytest.raises(CheckpointError, match=r"checkpoint 2 is damaged: about\.json"):
         looking.restore(2, like(whole[1]))
@@ -156,7 +156,7 @@ def test_the_seal_is_written_after_all_is_on_the_disk(tmp_path: Path, monkeypatc
     monkeypatch.setattr(
         Path, "write_text", lambda p, *a, **k: (events.append(f"{told(p)}!"), write(p, *a, **k))[1]
     )
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, {"x": jnp.arange(9)}, {}, sealed=lambda step: events.append("said"))
     files = {f"1.saving/{path.relative_to(tmp_path / '1')}" for path in (tmp_path / "1").rglob("*")}
     last = ["1.saving/seal.json!", "1.saving/seal.json", "1.saving", "1.saving > 1", ".", "said"]
@@ -166,7 +166,7 @@ def test_the_seal_is_written_after_all_is_on_the_disk(tmp_path: Path, monkeypatc
 
 def test_no_step_is_named_while_it_is_written(tmp_path: Path):
     named: list[tuple[int, list[int]]] = []
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         for step in (1, 2, 3):
             say = lambda step: named.append((step, layout.steps(tmp_path)))
             checkpoints.save(step, {"x": jnp.arange(1000)}, {}, sealed=say)
@@ -178,7 +178,7 @@ def test_two_saves_of_one_state_have_one_seal_but_for_the_names(tmp_path: Path):
     """Else the digests would say nothing of the contents."""
     state = {"x": jnp.arange(100.0)}
     for name in "ab":
-        with Checkpoints(tmp_path / name) as checkpoints:
+        with CheckpointManager(tmp_path / name) as checkpoints:
             checkpoints.save(1, state, {})
     digests = [
         {
@@ -194,7 +194,7 @@ def test_a_checkpoint_of_a_later_format_is_not_taken_for_damage(tmp_path: Path, 
     with monkeypatch.context() as patch:
         patch.setattr(seal, "FORMAT", 3)
         saved(tmp_path)
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         for look in (checkpoints.newest, checkpoints.resume):
             with pytest.raises(CheckpointError, match=r"format 3 .* reads up to 2 .* pip install"):
                 look()
@@ -210,7 +210,7 @@ def test_every_format_there_ever_was_is_read(version: int, tmp_path: Path):
         "step": jnp.int32(3),
     }
     state["params"]["low"] = state["params"]["low"].astype(jnp.bfloat16)
-    with Checkpoints(directory) as checkpoints:
+    with CheckpointManager(directory) as checkpoints:
         assert checkpoints.resume() == 3
         assert checkpoints.about(3) == {"note": f"format {version}"}
         assert same_bits(checkpoints.restore(3, like(state)), state)
@@ -289,7 +289,7 @@ def test_what_is_no_checkpoint_is_set_aside_in_words_for_the_one_before_it(kind,
         if not kind.startswith("an array"):
             with pytest.raises(DamagedError, match="checkpoint 2 is damaged: "):
                 layout.record(hurt, 2)
-        with Checkpoints(hurt) as checkpoints:
+        with CheckpointManager(hurt) as checkpoints:
             assert checkpoints.resume() == 1
             aside = f"checkpoint 2 is damaged and was set aside as {hurt / '2.damaged'}: {fault}"
             assert [line.startswith(aside) for line in checkpoints.news] == [True]
@@ -318,8 +318,8 @@ def test_a_record_of_other_types_is_told_though_its_seal_holds(change, hurt: Pat
     about.write_text(json.dumps(json.loads(about.read_text()) | change))
     seal.seal(hurt / "2", 2)
     with pytest.raises(CheckpointError):
-        Checkpoints(hurt).restore(2, like(whole[1]))
-    assert Checkpoints(hurt, best="loss").best() is None
+        CheckpointManager(hurt).restore(2, like(whole[1]))
+    assert CheckpointManager(hurt, best="loss").best() is None
 
 
 def test_a_checkpoint_of_format_1_is_of_its_step_too(tmp_path: Path):
@@ -333,13 +333,13 @@ def test_a_checkpoint_under_another_name_is_named_and_not_gone_on_from(hurt: Pat
     shutil.copytree(hurt / "1", hurt / "copy of 1")
     (hurt / "notes").mkdir()
     assert directory_entries.strays(hurt) == [("2.bak", 2), ("copy of 1", 1)]
-    with Checkpoints(hurt) as checkpoints:
+    with CheckpointManager(hurt) as checkpoints:
         assert checkpoints.resume() == 1
     (line,) = checkpoints.news
     assert f"checkpoint 2 lies in {hurt} as 2.bak" in line
     source, target = line.rpartition(": mv ")[2].split()
     Path(source).rename(target)
-    with Checkpoints(hurt) as checkpoints:
+    with CheckpointManager(hurt) as checkpoints:
         assert checkpoints.resume() == 2
 
 
@@ -351,7 +351,7 @@ def test_where_the_system_refuses_to_set_a_damaged_one_aside_what_to_type_is_tol
         hurt.chmod(0o1777)
     else:
         pytest.skip("only root can make a folder whose entries may be read and not renamed")
-    checkpoints = Checkpoints(hurt)
+    checkpoints = CheckpointManager(hurt)
     checkpoints.take()
     with permissions_hold(), pytest.raises(DamagedError) as refusal:
         checkpoints.resume()

@@ -12,7 +12,7 @@ import pytest
 from checkpoint_states import like, same_bits
 from full_disk import files_of_at_most
 
-from jtrain.checkpoint import Checkpoints, bytes_of, check_writable, lock
+from jtrain.checkpoint import CheckpointManager, bytes_of, check_writable, lock
 from jtrain.checkpoint.disk_space import on_disk
 from jtrain.errors import CheckpointError
 
@@ -30,12 +30,12 @@ def _collected() -> Iterator[None]:
 STATE = {"w": jnp.arange(200_000.0), "step": jnp.int32(1)}
 
 
-def save_and_wait(checkpoints: Checkpoints, step: int) -> None:
+def save_and_wait(checkpoints: CheckpointManager, step: int) -> None:
     checkpoints.save(step, STATE, {})
     checkpoints.wait()
 
 
-def save_and_check(checkpoints: Checkpoints, step: int) -> None:
+def save_and_check(checkpoints: CheckpointManager, step: int) -> None:
     """Saves, and goes on as a training loop does, which never waits."""
     checkpoints.save(step, STATE, {})
     end = time.monotonic() + 30
@@ -51,7 +51,7 @@ def test_bytes_are_those_of_the_leaves():
 
 
 def test_a_checkpoint_takes_about_the_bytes_of_its_state(tmp_path: Path):
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, STATE, {})
     taken = sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file())
     assert bytes_of(STATE) <= taken < bytes_of(STATE) + 20_000
@@ -59,7 +59,7 @@ def test_a_checkpoint_takes_about_the_bytes_of_its_state(tmp_path: Path):
 
 def test_what_a_tiny_checkpoint_takes_on_the_disk_is_known(tmp_path: Path):
     state = {f"w{i}": jnp.zeros(3) for i in range(8)}
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, state, {})
     blocks = sum(path.stat().st_blocks * 512 for path in (tmp_path / "1").rglob("*"))
     assert bytes_of(state) < blocks < on_disk(state) < 2 * blocks
@@ -76,8 +76,8 @@ def test_the_advice_to_keep_fewer_works(tmp_path: Path):
     free = shutil.disk_usage(tmp_path).free
     third = jax.ShapeDtypeStruct((free // 3,), jnp.uint8)
     with pytest.raises(CheckpointError, match=r"lower checkpoint\.keep"):
-        Checkpoints(tmp_path, keep=3).check_room({"w": third})
-    Checkpoints(tmp_path, keep=1).check_room({"w": third})
+        CheckpointManager(tmp_path, keep=3).check_room({"w": third})
+    CheckpointManager(tmp_path, keep=1).check_room({"w": third})
 
 
 def test_a_directory_that_cannot_be_made_is_found_before_training(tmp_path: Path):
@@ -97,7 +97,7 @@ def test_a_disk_that_takes_no_byte_is_found_before_training(tmp_path: Path):
 
 def test_a_write_that_fails_is_raised_by_wait(tmp_path: Path, capfd):
     with files_of_at_most(100_000):
-        checkpoints = Checkpoints(tmp_path)
+        checkpoints = CheckpointManager(tmp_path)
         checkpoints.save(1, {"step": jnp.int32(1)}, {})
         checkpoints.wait()
         with pytest.raises(CheckpointError) as refusal:
@@ -115,7 +115,7 @@ def test_a_write_that_fails_is_raised_by_wait(tmp_path: Path, capfd):
 
 
 def test_a_write_that_fails_is_raised_by_the_next_call(tmp_path: Path):
-    with files_of_at_most(100_000), Checkpoints(tmp_path) as checkpoints:
+    with files_of_at_most(100_000), CheckpointManager(tmp_path) as checkpoints:
         with pytest.raises(CheckpointError, match="checkpoint 1 could not be written"):
             save_and_check(checkpoints, 1)
         checkpoints.save(2, {"step": jnp.int32(2)}, {})
@@ -124,7 +124,7 @@ def test_a_write_that_fails_is_raised_by_the_next_call(tmp_path: Path):
 
 
 def test_after_room_was_made_the_same_object_saves_again(tmp_path: Path):
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         with files_of_at_most(100_000), pytest.raises(CheckpointError, match="raise the limit"):
             save_and_wait(checkpoints, 1)
         for step in (2, 3):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jtrain.checkpoint import Checkpoints, starting
+from jtrain.checkpoint import CheckpointManager, starting
 from jtrain.config.init_from import InitFrom
 from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError, ConfigError
@@ -39,7 +39,7 @@ def placed(params=None, extra=None):
 def _stored(tmp_path_factory) -> str:
     """A checkpoint of PARAMS and STATE, with what else a state has."""
     directory = tmp_path_factory.mktemp("stored") / "checkpoints"
-    with Checkpoints(directory) as checkpoints:
+    with CheckpointManager(directory) as checkpoints:
         state = {"params": PARAMS, "extra": STATE, "opt_state": {"mu": PARAMS}, "step": np.int32(7)}
         checkpoints.save(7, state, {})
     return str(directory / "7")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from checkpoint_states import like, same_bits
 
-from jtrain.checkpoint import Checkpoints, leaf_table
+from jtrain.checkpoint import CheckpointManager, leaf_table
 from jtrain.core import pytree
 from jtrain.errors import CheckpointError
 
@@ -92,7 +92,7 @@ def test_a_leaf_comes_in_another_dtype_only_when_that_is_asked_for(tmp_path: Pat
         "w": jax.ShapeDtypeStruct((3, 4), jnp.bfloat16, sharding=state["w"].sharding),
         "n": jax.ShapeDtypeStruct((), np.float32),
     }
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, state, {})
         with pytest.raises(CheckpointError, match="2 leaves differ"):
             checkpoints.restore(1, asked)

@@ -8,7 +8,7 @@ import numpy as np
 from one_of_two import value
 from two_processes import in_two_processes
 
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import CheckpointManager
 
 SCRIPT = Path(__file__).with_name("one_of_two.py")
 
@@ -17,7 +17,7 @@ def test_two_processes_save_what_one_restores(tmp_path: Path):
     words = lambda port, index: (tmp_path / "c", port, str(index))
     in_two_processes(SCRIPT, words, patience=100)
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    checkpoints = Checkpoints(tmp_path / "c")
+    checkpoints = CheckpointManager(tmp_path / "c")
     assert checkpoints.steps() == [2, 4]
     assert (tmp_path / "c" / "5.damaged").is_dir(), "both went on from 4"
     like = {

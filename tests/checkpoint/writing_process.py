@@ -11,12 +11,12 @@ if __name__ == "__main__":
 
 import jax.numpy as jnp
 
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import CheckpointManager
 
 
 def main(directory: Path, how: str) -> None:
     """Saves a step, and ends without `close`."""
-    checkpoints = Checkpoints(directory)
+    checkpoints = CheckpointManager(directory)
     if how == "hold":
         checkpoints.prepare()
         print("holds it", flush=True)

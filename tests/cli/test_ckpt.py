@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jtrain.checkpoint import Checkpoints, lock
-from jtrain.checkpoint.weights_source import Tensors
+from jtrain.checkpoint import CheckpointManager, lock
+from jtrain.checkpoint.weights_source import TensorFile
 from jtrain.cli import main
 
 RUN = "runs/a/checkpoints"
@@ -29,7 +29,7 @@ def state(step: int) -> dict:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("kept")
     config = {"checkpoint": {"best": "lowest loss"}}
-    with Checkpoints(place / RUN, keep=0, best="lowest loss") as checkpoints:
+    with CheckpointManager(place / RUN, keep=0, best="lowest loss") as checkpoints:
         for step, loss in ((10, 0.5), (20, 0.25), (30, 0.75)):
             checkpoints.save(step, state(step), {"config": config}, loss)
     return place
@@ -102,7 +102,7 @@ def test_diff_names_the_leaves_that_differ_and_by_how_much(capfd):
         ("params/block/kernel", 20.0),
     ]
     assert "hold the same state" in told(capfd, "diff", "a", f"{RUN}/30")
-    with Checkpoints(Path("runs/b/checkpoints")) as checkpoints:
+    with CheckpointManager(Path("runs/b/checkpoints")) as checkpoints:
         checkpoints.save(30, {**state(30), "opt_state": {"nu": jnp.zeros(4)}}, {})
     rows = found(capfd, "diff", "a", "b")["leaves"]
     assert [(row["leaf"], row["is"]) for row in rows] == [
@@ -152,7 +152,7 @@ def test_export_writes_what_others_and_init_from_read(capfd):
     theirs = load_file(said["out"])
     assert sorted(theirs) == ["bias", "block.kernel"]
     np.testing.assert_array_equal(theirs["block.kernel"], state(20)["params"]["block"]["kernel"])
-    assert sorted(Tensors(Path(said["out"])).found) == ["bias", "block/kernel"]
+    assert sorted(TensorFile(Path(said["out"])).found) == ["bias", "block/kernel"]
     said = found(capfd, "export", "a", "--all", "--out", "out/all.safetensors")
     theirs = load_file("out/all.safetensors")
     assert sorted(theirs) == ["opt_state.mu", "params.bias", "params.block.kernel", "rng"]

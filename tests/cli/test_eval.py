@@ -9,7 +9,7 @@ import pytest
 from quick_study import at_home, trained, write_study
 
 from jtrain.cli import main
-from jtrain.train.run import Outcome
+from jtrain.train.run import RunResult
 
 SETTINGS = ("checkpoint.every=4", "evaluate.every=4", "checkpoint.keep=1")
 
@@ -20,7 +20,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcome(place: Path) -> Outcome:
+def outcome(place: Path) -> RunResult:
     """A run whose best step (by the highest loss) is not its newest."""
     with pytest.MonkeyPatch.context() as patch:
         at_home(place, patch, place / "compiled")
@@ -28,7 +28,7 @@ def outcome(place: Path) -> Outcome:
 
 
 @pytest.fixture(autouse=True)
-def _home(place: Path, outcome: Outcome, monkeypatch: pytest.MonkeyPatch):
+def _home(place: Path, outcome: RunResult, monkeypatch: pytest.MonkeyPatch):
     at_home(place, monkeypatch, place / "compiled")
 
 
@@ -38,7 +38,7 @@ def evaluated(capfd, *words: str) -> dict:
 
 
 @pytest.mark.parametrize("run", ["quick", "runs/quick", "./runs/quick/"])
-def test_a_run_is_found_by_its_name_and_by_its_directory(run: str, outcome: Outcome, capfd):
+def test_a_run_is_found_by_its_name_and_by_its_directory(run: str, outcome: RunResult, capfd):
     found = evaluated(capfd, run)
     assert found == {"run": run, "step": 12, "valid": dict(outcome.results[12])}
 
@@ -51,7 +51,7 @@ def test_one_line_is_for_people(capfd):
     assert "rows 50" in out
 
 
-def test_the_best_the_newest_and_a_number_name_a_step(outcome: Outcome, capfd):
+def test_the_best_the_newest_and_a_number_name_a_step(outcome: RunResult, capfd):
     best = max(outcome.results, key=lambda step: outcome.results[step]["loss"])
     assert best < 12
     for step, asked in ((best, "best"), (12, "newest"), (best, str(best))):
@@ -69,13 +69,13 @@ def test_the_best_the_newest_and_a_number_name_a_step(outcome: Outcome, capfd):
         ("evaluate.batch=7",),
     ],
 )
-def test_no_layout_and_no_batch_changes_a_number(settings, outcome: Outcome, capfd):
+def test_no_layout_and_no_batch_changes_a_number(settings, outcome: RunResult, capfd):
     found = evaluated(capfd, "quick", *settings)["valid"]
     assert found == pytest.approx(outcome.results[12], rel=1e-6)
     assert found["rows"] == 50
 
 
-def test_it_changes_nothing_in_the_run(outcome: Outcome, capfd):
+def test_it_changes_nothing_in_the_run(outcome: RunResult, capfd):
     files = {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()}
     evaluated(capfd, "quick", "parallel={kind: fsdp, devices: 2}")
     assert {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()} == files

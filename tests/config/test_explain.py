@@ -10,7 +10,7 @@ from toy_study import write_study
 from jtrain.config.explain import explain, json_schema
 from jtrain.config.resolve import resolve
 from jtrain.config.schema import fields
-from jtrain.config.top import Top
+from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 
 
@@ -71,7 +71,7 @@ def test_an_unknown_key_names_the_nearest(schema: type):
 
 
 def test_every_key_that_all_configs_have_has_a_docstring(schema: type):
-    for name, want in fields(Top).items():
+    for name, want in fields(BaseConfig).items():
         assert want.doc, name
         assert fields(schema)[name].doc == want.doc
         for cls in want.classes():

@@ -3,7 +3,7 @@ import zlib
 import numpy as np
 import pytest
 
-from jtrain.core.batches import Batches, Once
+from jtrain.core.batches import Batches, FiniteBatches
 from jtrain.data import Arrays, InOrder, Shuffled
 
 GOLDEN = [4, 2, 5, 3, 1, 0, 3, 4, 1, 5, 2, 0]
@@ -19,7 +19,7 @@ def seen(batches: Shuffled, steps: range) -> list[int]:
 
 def test_they_are_what_the_loop_takes():
     assert isinstance(Shuffled(numbered(5), size=2), Batches)
-    assert isinstance(InOrder(numbered(5), size=2), Once)
+    assert isinstance(InOrder(numbered(5), size=2), FiniteBatches)
 
 
 @pytest.mark.parametrize(("rows", "size"), [(10, 3), (7, 7), (3, 10), (1, 4), (40_000, 128)])

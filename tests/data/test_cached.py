@@ -16,7 +16,7 @@ from image_files import write_image_folder
 from jtrain.data import Shuffled
 from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.batches.process_workers import ProcessWorkers
-from jtrain.data.batches.row_cache import InMemory, OnDisk, cached
+from jtrain.data.batches.row_cache import DiskCache, MemoryCache, cached
 from jtrain.data.images.image_folder import ImageFolder
 from jtrain.errors import DataError
 
@@ -85,19 +85,19 @@ def test_none_is_the_source():
 
 
 def test_a_folder_serves_later_runs(tmp_path: Path):
-    OnDisk(Counted(), tmp_path)[np.arange(20)]
+    DiskCache(Counted(), tmp_path)[np.arange(20)]
     source = Counted()
-    rows = OnDisk(source, tmp_path)
+    rows = DiskCache(source, tmp_path)
     source.read.clear()
     assert_rows(rows[EVERY], EVERY)
     assert source.read == []
 
 
 def test_a_source_that_changed_is_read_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    OnDisk(Counted(), tmp_path)[np.arange(20)]
-    assert_rows(OnDisk(Counted(salt=5), tmp_path)[EVERY], EVERY, salt=5)
+    DiskCache(Counted(), tmp_path)[np.arange(20)]
+    assert_rows(DiskCache(Counted(salt=5), tmp_path)[EVERY], EVERY, salt=5)
     assert "holds the rows of other versions or sizes" in caplog.text
-    assert_rows(OnDisk(Counted(), tmp_path)[EVERY], EVERY)
+    assert_rows(DiskCache(Counted(), tmp_path)[EVERY], EVERY)
 
 
 def test_an_image_that_was_written_anew_is_decoded_anew(tmp_path: Path):
@@ -116,14 +116,14 @@ def test_an_image_that_was_written_anew_is_decoded_anew(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["x", "y", "digests"])
 def test_a_row_that_is_half_written_is_read_again(tmp_path: Path, name: str):
-    rows = OnDisk(Counted(), tmp_path)
+    rows = DiskCache(Counted(), tmp_path)
     rows[np.arange(20)]
     path = rows.path / name
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0xFF
     path.write_bytes(data)
     source = Counted()
-    again = OnDisk(source, tmp_path)
+    again = DiskCache(source, tmp_path)
     source.read.clear()
     assert_rows(again[np.arange(20)], np.arange(20))
     assert source.read == [10]
@@ -132,10 +132,10 @@ def test_a_row_that_is_half_written_is_read_again(tmp_path: Path, name: str):
 
 
 def test_one_that_was_cut_gives_the_same_rows(tmp_path: Path):
-    rows = OnDisk(Counted(), tmp_path)
+    rows = DiskCache(Counted(), tmp_path)
     rows[np.arange(20)]
     (rows.path / "x").write_bytes(b"short")
-    assert_rows(OnDisk(Counted(), tmp_path)[EVERY], EVERY)
+    assert_rows(DiskCache(Counted(), tmp_path)[EVERY], EVERY)
 
 
 SCRIPT = """
@@ -163,7 +163,7 @@ def test_one_that_was_killed_at_any_time_gives_the_same_rows(tmp_path: Path):
         run.stdout.readline()
         run.send_signal(signal.SIGKILL)
         run.communicate()
-    rows, source = OnDisk(Counted(200_000), cache), Counted(200_000)
+    rows, source = DiskCache(Counted(200_000), cache), Counted(200_000)
     expected = source[np.arange(200_000)]
     for name, array in rows[np.arange(200_000)].items():
         np.testing.assert_array_equal(array, expected[name])
@@ -171,11 +171,11 @@ def test_one_that_was_killed_at_any_time_gives_the_same_rows(tmp_path: Path):
 
 def test_one_that_was_never_finished_is_no_cache(tmp_path: Path):
     (tmp_path / ".making-old").mkdir()
-    assert_rows(OnDisk(Counted(), tmp_path)[EVERY], EVERY)
+    assert_rows(DiskCache(Counted(), tmp_path)[EVERY], EVERY)
 
 
 def test_workers_share_one_on_disk(tmp_path: Path):
-    rows = OnDisk(Counted(), tmp_path)
+    rows = DiskCache(Counted(), tmp_path)
     batches = Shuffled(rows, size=5)
     reader = ProcessWorkers(batches.__getitem__, start=0, stop=8, workers=2)
     for step in range(8):
@@ -194,20 +194,20 @@ def test_workers_share_one_on_disk(tmp_path: Path):
 def test_no_memory_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("jtrain.data.batches.row_cache._free_memory", lambda: 100)
     with pytest.raises(DataError, match=r"takes 0\.0 MB for 20 rows.*Set data\.cache to a folder"):
-        InMemory(Counted())
+        MemoryCache(Counted())
 
 
 def test_no_room_on_the_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
     with pytest.raises(DataError, match=r"cannot be had \(it takes 660 bytes .*Make room"):
-        OnDisk(Counted(), tmp_path)
+        DiskCache(Counted(), tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(DataError, match=r"cannot be had \(.*file.*Make room, set data\.cache"):
-        OnDisk(Counted(), tmp_path / "file")
+        DiskCache(Counted(), tmp_path / "file")
 
 
 def test_a_source_that_nothing_tells_from_another_is_told(tmp_path: Path):
@@ -216,5 +216,5 @@ def test_a_source_that_nothing_tells_from_another_is_told(tmp_path: Path):
             return ""
 
     with pytest.raises(DataError, match=r"Drawn has no fingerprint.*data\.cache=memory"):
-        OnDisk(Drawn(), tmp_path)
-    InMemory(Drawn())
+        DiskCache(Drawn(), tmp_path)
+    MemoryCache(Drawn())

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from jtrain.data import Arrays, Shuffled
-from jtrain.data.batches.stacked import Calls
+from jtrain.data.batches.stacked import StackedBatches
 
 
 class Plain:
@@ -20,7 +20,7 @@ class Plain:
 def test_a_call_stacks_the_batches_of_its_steps(end, process):
     source = Arrays(x=np.arange(70, dtype=np.float32).reshape(35, 2), label=np.arange(35))
     batches = Shuffled(source, size=6, seed=3, end=end).shard(*process)
-    calls, slow = Calls(batches, 4), Calls(Plain(batches), 4)
+    calls, slow = StackedBatches(batches, 4), StackedBatches(Plain(batches), 4)
     for call in range(5):
         for name, array in calls[call].items():
             wanted = np.stack([batches[4 * call + i][name] for i in range(4)])
@@ -30,7 +30,7 @@ def test_a_call_stacks_the_batches_of_its_steps(end, process):
 
 def test_what_is_the_same_in_every_batch_stays_one_object():
     batches = Shuffled(Arrays(x=np.zeros((40, 2), np.float32)), size=5)
-    for calls in (Calls(batches, 3), Calls(Plain(batches), 3)):
+    for calls in (StackedBatches(batches, 3), StackedBatches(Plain(batches), 3)):
         assert calls[0]["row"] is calls[4]["row"]
         assert calls[0]["mask"] is calls[4]["mask"]
         assert calls[0]["x"] is not calls[4]["x"]
@@ -38,4 +38,4 @@ def test_what_is_the_same_in_every_batch_stays_one_object():
 
 def test_one_step_a_call_is_the_batch_itself():
     batches = Shuffled(Arrays(x=np.zeros((40, 2), np.float32)), size=5)
-    assert Calls(batches)[2].keys() == batches[2].keys()
+    assert StackedBatches(batches)[2].keys() == batches[2].keys()

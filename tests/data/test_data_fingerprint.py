@@ -14,10 +14,10 @@ from jtrain.data import (
     GrainRows,
     InOrder,
     Lines,
-    Loaded,
-    Mixed,
+    LoaderBatches,
+    MixedBatches,
     Packed,
-    Shared,
+    ShardedStream,
     Shuffled,
     TokenFiles,
     Windows,
@@ -26,12 +26,12 @@ from jtrain.data import (
     read_tokens,
 )
 from jtrain.data.batches.fingerprint import BLOCKS, _places, fingerprint
-from jtrain.data.batches.full import Whole
-from jtrain.data.images.augmented import Augmented, Changes
+from jtrain.data.batches.full import FullBatches
+from jtrain.data.images.augmented import Augmentation, Augmented
 from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.random_tokens import RandomTokens
-from jtrain.data.text.tokenizing import ByBytes
+from jtrain.data.text.tokenizing import ByteTokens
 
 Build = Callable[[Path, int], Any]
 
@@ -52,10 +52,10 @@ def text(folder: Path, changed: int) -> str:
     return "\n".join(lines)
 
 
-def lines(folder: Path, changed: int) -> Shared:
+def lines(folder: Path, changed: int) -> ShardedStream:
     path = folder / "lines.txt"
     path.write_text(text(folder, changed))
-    return Shared([path], lambda f: Lines(list(f)), line_rows(ByteTokenizer(), 8), size=4)
+    return ShardedStream([path], lambda f: Lines(list(f)), line_rows(ByteTokenizer(), 8), size=4)
 
 
 def tokens(folder: Path, changed: int) -> Windows:
@@ -69,7 +69,7 @@ def prepared(folder: Path, changed: int) -> TokenFiles:
     (folder / "text.txt").write_text(text(folder, changed))
     out = folder / f"tokens-{changed}"
     if not out.exists():
-        prepare(folder / "text.txt", out, tokenizing=ByBytes(), by="line", shard=100)
+        prepare(folder / "text.txt", out, tokenizing=ByteTokens(), by="line", shard=100)
     return TokenFiles(out)
 
 
@@ -103,9 +103,9 @@ SOURCES: dict[str, Build] = {
     "a part": lambda f, c: keep_back(rows(f, c), 0.3)[0],
     "shuffled": lambda f, c: Shuffled(rows(f, c), size=4, seed=1),
     "in order": lambda f, c: InOrder(rows(f, c), size=4),
-    "whole": lambda f, c: Whole(rows(f, c)),
-    "changed": lambda f, c: Augmented(Shuffled(rows(f, c), size=4), Changes(flip=0.5)),
-    "mixed": lambda f, c: Mixed({"a": (rows(f, 0), 1), "b": (rows(f, c), 2)}, size=4),
+    "whole": lambda f, c: FullBatches(rows(f, c)),
+    "changed": lambda f, c: Augmented(Shuffled(rows(f, c), size=4), Augmentation(flip=0.5)),
+    "mixed": lambda f, c: MixedBatches({"a": (rows(f, 0), 1), "b": (rows(f, c), 2)}, size=4),
 }
 
 
@@ -140,7 +140,7 @@ def test_rows_that_are_others_each_time_and_what_is_only_streamed_have_none():
 
     assert fingerprint(Shuffled(Drawn(), size=4)) == ""
     opened = lambda: iter([{"x": np.zeros(4)}])
-    assert fingerprint(Loaded(opened, size=4)) == ""
+    assert fingerprint(LoaderBatches(opened, size=4)) == ""
 
 
 def test_of_a_large_array_blocks_all_over_it_are_read(tmp_path: Path):

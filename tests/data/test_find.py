@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.data.sources.known_sets import Package, cache, debian, find_set, python_package
+from jtrain.data.sources.known_sets import DataPackage, cache, debian, find_set, python_package
 from jtrain.errors import DataError
 
 FILES = ["images", "labels"]
@@ -29,7 +29,7 @@ def laid(folder: Path, *names: str) -> list[Path]:
     return [folder / name for name in names]
 
 
-def package(root: Path) -> Package:
+def package(root: Path) -> DataPackage:
     return debian("dataset-shirts", "/usr/share/datasets/shirts")._replace(root=root)
 
 

@@ -12,12 +12,12 @@ from image_files import write_image_folder
 from PIL import Image, ImageOps
 
 from jtrain.data.batches.fingerprint import fingerprint
-from jtrain.data.images.decode import Size, decode_image
+from jtrain.data.images.decode import ImageSize, decode_image
 from jtrain.data.images.image_folder import ImageFolder
 from jtrain.errors import DataError
 
 SMALL = {"height": 8, "width": 8}
-SIZE = Size(height=8, width=8)
+SIZE = ImageSize(height=8, width=8)
 
 
 def folder(path: Path, **values):
@@ -66,7 +66,7 @@ def test_folders_of_their_own_to_judge_by(tmp_path: Path):
 def test_every_image_comes_to_one_size_as_pillow_does_it(tmp_path: Path, fit: str, channels: int):
     image = Image.fromarray(pixels(30, 50))
     path = saved(tmp_path / "a.png", image)
-    got = decode_image(path, Size(height=12, width=8, channels=channels, fit=fit))
+    got = decode_image(path, ImageSize(height=12, width=8, channels=channels, fit=fit))
     image = image.convert("L" if channels == 1 else "RGB")
     how = {"crop": ImageOps.fit, "pad": ImageOps.pad}.get(fit, Image.Image.resize)
     expected = how(image, (8, 12), Image.Resampling.BICUBIC)
@@ -101,7 +101,7 @@ def test_a_photograph_stands_upright(tmp_path: Path):
 def test_a_large_jpeg_is_decoded_smaller_and_looks_the_same(tmp_path: Path):
     smooth = Image.fromarray(pixels(6, 6)).resize((800, 800), Image.Resampling.BICUBIC)
     path = saved(tmp_path / "a.jpg", smooth, quality=95)
-    got = decode_image(path, Size(height=32, width=32)).astype(int)
+    got = decode_image(path, ImageSize(height=32, width=32)).astype(int)
     expected = np.asarray(smooth.resize((32, 32), Image.Resampling.BICUBIC)).astype(int)
     assert np.abs(got - expected).max() <= 12, "a JPEG's own loss; another image differs by 255"
 
@@ -197,8 +197,8 @@ def test_a_file_that_is_gone_or_no_file_is_told(tmp_path: Path):
 def test_the_advice_about_a_large_image_works(tmp_path: Path):
     path = saved(tmp_path / "a.png", Image.fromarray(pixels(40, 40)))
     with pytest.raises(DataError, match=r"has 40 x 40 = 1,600 pixels.*Set data.pixels=89478485"):
-        decode_image(path, Size(height=8, width=8, pixels=1000))
-    assert decode_image(path, Size(height=8, width=8, pixels=89_478_485)).shape == (8, 8, 3)
+        decode_image(path, ImageSize(height=8, width=8, pixels=1000))
+    assert decode_image(path, ImageSize(height=8, width=8, pixels=89_478_485)).shape == (8, 8, 3)
 
 
 def test_damaged_files_can_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -8,7 +8,7 @@ import pytest
 
 from jtrain.data import Arrays, InOrder, Lines
 from jtrain.data.batches.fingerprint import fingerprint
-from jtrain.data.sources.interleaved import Interleaved, InTurn
+from jtrain.data.sources.interleaved import Interleaved, InterleavedStream
 from jtrain.data.text.line_corpus import TextLines
 from jtrain.errors import DataError
 
@@ -72,7 +72,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def test_streams_take_turns_and_go_on_from_a_kept_place(files: list[Path]):
-    opened = lambda: InTurn([Lines(path, buffer=1) for path in files[:3]])
+    opened = lambda: InterleavedStream([Lines(path, buffer=1) for path in files[:3]])
     stream = opened()
     began = [stream.next() for _ in range(7)]
     assert began == ["0 0", "1 0", "2 0", "0 1", "1 1", "2 1", "0 2"]
@@ -82,7 +82,7 @@ def test_streams_take_turns_and_go_on_from_a_kept_place(files: list[Path]):
     again.restore(state)
     assert [again.next() for _ in range(20)] == after
     with pytest.raises(DataError, match=r"2 streams are read in turn .* data\.interleave=3"):
-        InTurn([Lines(path) for path in files[:2]]).restore(state)
+        InterleavedStream([Lines(path) for path in files[:2]]).restore(state)
 
 
 @pytest.mark.parametrize("buffer", [1, 6])

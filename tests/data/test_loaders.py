@@ -14,7 +14,7 @@ from comparison import assert_close
 
 import jtrain as jt
 from jtrain.core.batches import Batches
-from jtrain.data import GrainRows, Loaded, Shuffled
+from jtrain.data import GrainRows, LoaderBatches, Shuffled
 from jtrain.data.sources.example import read_example
 from jtrain.data.sources.tfrecord import TFRecords
 from jtrain.errors import DataError
@@ -23,14 +23,14 @@ IMAGE = np.random.default_rng(0).random((12, 3, 3), np.float32)
 LABEL = np.arange(12, dtype=np.int32)
 
 
-def loaded(open_: Callable[[], Iterable[Any]], size: int) -> Loaded:
+def loaded(open_: Callable[[], Iterable[Any]], size: int) -> LoaderBatches:
     """As the note adapts one."""
 
     def opened():
         for image, label in open_():
             yield {"image": np.asarray(image), "label": np.asarray(label)}
 
-    return Loaded(opened, size=size)
+    return LoaderBatches(opened, size=size)
 
 
 def in_memory() -> Iterable[Any]:
@@ -74,7 +74,7 @@ def test_processes_share_out_what_a_loader_gives():
 
 def test_a_batch_is_read_once_where_it_is_asked_for_again():
     opens = []
-    batches = Loaded(lambda: opens.append(1) or [{"x": np.arange(2)}] * 3, size=2)
+    batches = LoaderBatches(lambda: opens.append(1) or [{"x": np.arange(2)}] * 3, size=2)
     for step in (0, 0, 1, 1, 2):
         batches[step]
     assert len(opens) == 1
@@ -90,7 +90,7 @@ def test_a_batch_is_read_once_where_it_is_asked_for_again():
 )
 def test_what_is_no_batch_of_that_size_is_refused(batches: list[Any], says: str):
     with pytest.raises(DataError, match=says):
-        Loaded(lambda: batches, size=4)[2]
+        LoaderBatches(lambda: batches, size=4)[2]
 
 
 def test_a_step_trains_on_what_a_loader_gives():

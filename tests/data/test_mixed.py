@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from jtrain.data.batches.by_step import Shuffled
-from jtrain.data.batches.mixed import Mixed
+from jtrain.data.batches.mixed import MixedBatches
 from jtrain.data.batches.proportions import Proportions
 from jtrain.data.sources.arrays import Arrays
 from jtrain.data.text.packed import Packed
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.token_files import TokenFiles
-from jtrain.data.text.tokenizing import ByBytes, ByCharacters, FromFile
+from jtrain.data.text.tokenizing import ByteTokens, CharacterTokens, PretrainedTokenizer
 from jtrain.data.text.windows import Windows
 from jtrain.errors import DataError
 
@@ -58,13 +58,13 @@ def test_a_place_is_known_without_those_before_it():
 PARTS = {"a": 10, "b": 7, "c": 3}  # rows
 
 
-def mixed(size: int = 8, seed: int = 0) -> Mixed:
+def mixed(size: int = 8, seed: int = 0) -> MixedBatches:
     source = lambda name: Arrays(
         of=np.full(PARTS[name], ord(name)), x=np.arange(PARTS[name], dtype=np.float32)
     )
     weights = {"a": 0.5, "b": 0.3, "c": 0.2}
     parts = {name: (source(name), weight) for name, weight in weights.items()}
-    return Mixed(parts, size=size, seed=seed)
+    return MixedBatches(parts, size=size, seed=seed)
 
 
 def test_each_source_goes_through_its_own_epochs():
@@ -95,7 +95,7 @@ def test_a_batch_is_a_function_of_the_seed_and_the_step():
 
 def test_the_order_of_a_mixture_is_pinned():
     a, b = Arrays(x=np.arange(97)), Arrays(x=np.arange(1000, 1310))
-    batches, found = Mixed({"a": (a, 0.7), "b": (b, 0.3)}, size=64, seed=2), 0
+    batches, found = MixedBatches({"a": (a, 0.7), "b": (b, 0.3)}, size=64, seed=2), 0
     for step in [*range(600), 10**6]:
         found = zlib.crc32(batches[step]["x"].astype("<i8").tobytes(), found)
     assert found == 0x7B2BDAF2
@@ -111,13 +111,13 @@ def test_processes_share_a_batch_out():
 
 def test_a_source_that_comes_once_in_many_batches_is_in_its_place():
     often, seldom = Arrays(x=np.zeros(5)), Arrays(x=np.ones(5))
-    batches = Mixed({"often": (often, 49_999), "seldom": (seldom, 1)}, size=1000)
+    batches = MixedBatches({"often": (often, 49_999), "seldom": (seldom, 1)}, size=1000)
     assert sum(batches[step]["x"].sum() for step in range(100)) == 2
 
 
 def test_one_source_alone_is_gone_through_as_by_itself():
     source = Arrays(x=np.arange(11))
-    mine, alone = Mixed({"x": (source, 2.0)}, size=4), Shuffled(source, size=4)
+    mine, alone = MixedBatches({"x": (source, 2.0)}, size=4), Shuffled(source, size=4)
     rows = lambda batches: [x for step in range(11) for x in batches[step]["x"].tolist()]
     assert sorted(rows(mine)) == sorted(rows(alone)) == sorted(list(range(11)) * 4)
 
@@ -125,15 +125,15 @@ def test_one_source_alone_is_gone_through_as_by_itself():
 def test_folders_of_two_tokenizers_are_refused_with_both_fingerprints(tmp_path: Path):
     (tmp_path / "a.txt").write_text("to be or not to be", encoding="utf-8")
     write = lambda name, how: prepare(tmp_path / "a.txt", tmp_path / name, tokenizing=how)
-    headers = [write("a", ByBytes()), write("b", ByCharacters())]
+    headers = [write("a", ByteTokens()), write("b", CharacterTokens())]
     part = lambda name: (Windows(TokenFiles(tmp_path / name), context=4), 1.0)
     with pytest.raises(DataError) as refused:
-        Mixed({name: part(name) for name in "ab"}, size=4)
+        MixedBatches({name: part(name) for name in "ab"}, size=4)
     said = str(refused.value)
     assert all(header["tokenizer"] in said for header in headers)
     assert f"--tokenizer {tmp_path / 'a'}/tokenizer.json --out {tmp_path / 'b'}-again" in said
-    write("b-again", FromFile(path=str(tmp_path / "a" / "tokenizer.json")))
-    Mixed({name: part(name) for name in ("a", "b-again")}, size=4)[0]
+    write("b-again", PretrainedTokenizer(path=str(tmp_path / "a" / "tokenizer.json")))
+    MixedBatches({name: part(name) for name in ("a", "b-again")}, size=4)[0]
 
 
 TOKENS = np.arange(50)
@@ -154,7 +154,7 @@ TOKENS = np.arange(50)
     ],
 )
 def test_weights_that_are_none_are_refused_and_the_advice_works(parts, says, right):
-    build = lambda parts: Mixed(
+    build = lambda parts: MixedBatches(
         {name: (Windows(TOKENS, context=4), weight) for name, weight in parts.items()}, size=4
     )
     with pytest.raises(DataError) as refused:
@@ -166,6 +166,6 @@ def test_weights_that_are_none_are_refused_and_the_advice_works(parts, says, rig
 def test_rows_that_do_not_go_together_are_refused():
     unlike = {"a": (Windows(TOKENS, context=4), 1.0), "b": (Windows(TOKENS, context=5), 1.0)}
     with pytest.raises(DataError, match=r"tokens int32\[5\].*tokens int32\[6\].*one context"):
-        Mixed(unlike, size=4)
+        MixedBatches(unlike, size=4)
     with pytest.raises(DataError, match="segments"):
-        Mixed({"a": unlike["a"], "b": (Packed(TOKENS, context=4), 1.0)}, size=4)
+        MixedBatches({"a": unlike["a"], "b": (Packed(TOKENS, context=4), 1.0)}, size=4)

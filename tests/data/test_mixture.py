@@ -6,7 +6,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from jtrain.data.text.mixture import MixedCorpus, Mixture
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.tokenizing import ByBytes, ByCharacters
+from jtrain.data.text.tokenizing import ByteTokens, CharacterTokens
 from jtrain.errors import DataError
 
 
@@ -16,7 +16,7 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"verse": "rose ", "prose": "and so it goes. "}
     for name, text in texts.items():
         (tmp_path / f"{name}.txt").write_text(text * 60, encoding="utf-8")
-        prepare(f"{name}.txt", name, tokenizing=ByBytes())
+        prepare(f"{name}.txt", name, tokenizing=ByteTokens())
 
 
 def mixture(**changed: object) -> Mixture:
@@ -77,7 +77,7 @@ def test_what_is_no_mixture_is_refused_where_it_is_written(changed: dict, says: 
 
 
 def test_a_text_of_another_tokenizer_is_refused_and_the_advice_works():
-    prepare("prose.txt", "letters", tokenizing=ByCharacters())
+    prepare("prose.txt", "letters", tokenizing=CharacterTokens())
     mixed = {"verse": part("verse"), "prose": part("letters")}
     with pytest.raises(DataError, match=r"verse was written by bytes 1b5e.*--out letters-again"):
         mixture(parts=mixed).build()
@@ -91,7 +91,7 @@ def test_a_text_of_another_tokenizer_is_refused_and_the_advice_works():
 
 def test_a_text_that_is_too_short_is_named_and_the_advice_works():
     Path("short.txt").write_text("so", encoding="utf-8")
-    prepare("short.txt", "short", tokenizing=ByBytes())
+    prepare("short.txt", "short", tokenizing=ByteTokens())
     parts = {"verse": part("verse"), "short": part("short")}
     with pytest.raises(DataError, match=r"validation 0.1 of short .*Set data.validation=0.5"):
         mixture(parts=parts).build()

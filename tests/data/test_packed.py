@@ -8,7 +8,7 @@ from jtrain.data.text.packed import Packed
 from jtrain.data.text.packing import best_fit
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.token_files import TokenFiles
-from jtrain.data.text.tokenizing import ByBytes
+from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import DataError
 
 
@@ -108,7 +108,7 @@ def test_the_order_is_by_seed_and_epoch_and_any_processes_share_it():
 def test_token_files_are_packed_by_their_documents(tmp_path: Path):
     lines = [f"line {i} " + "x" * (i % 23) for i in range(200)]
     (tmp_path / "a.txt").write_text("\n".join(lines), encoding="utf-8")
-    prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByBytes(), by="line", shard=111)
+    prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByteTokens(), by="line", shard=111)
     files = TokenFiles(tmp_path / "out")
     train, valid = files.split(0.2)
     found = []

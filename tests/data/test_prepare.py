@@ -10,10 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.text.documents import PIECE, Place, pieces
-from jtrain.data.text.prepare import Progress, prepare
+from jtrain.data.text.documents import PIECE, DocumentCursor, pieces
+from jtrain.data.text.prepare import PrepareProgress, prepare
 from jtrain.data.text.token_files import TokenFiles
-from jtrain.data.text.tokenizing import ByBytes, ByCharacters, ByPairs, FromFile
+from jtrain.data.text.tokenizing import (
+    BytePairTokens,
+    ByteTokens,
+    CharacterTokens,
+    PretrainedTokenizer,
+)
 
 WORDS = ["love", "thee", "summer's", "day?", "été", "rose 🌹", "1234", "!!", "\n\n", "\r\n", "\t"]
 
@@ -46,7 +51,7 @@ def documents(files: list[Path]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "tokenizing", [ByBytes(), ByCharacters(), ByPairs(vocab=300)], ids=lambda t: t.kind
+    "tokenizing", [ByteTokens(), CharacterTokens(), BytePairTokens(vocab=300)], ids=lambda t: t.kind
 )
 def test_what_is_written_is_the_text(files: list[Path], tmp_path: Path, tokenizing):
     header = prepare(files, tmp_path / "out", tokenizing=tokenizing, shard=20_000)
@@ -108,7 +113,7 @@ def test_killed_and_called_again_it_writes_the_same_bytes(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("jtrain.data.text.documents.PIECE", 8192)
-    asked = {"tokenizing": ByPairs(vocab=300), "shard": 20_000}
+    asked = {"tokenizing": BytePairTokens(vocab=300), "shard": 20_000}
     learning = len(list(pieces(files)))  # calls
     prepare(files, tmp_path / "whole", **asked)
     again, names, left = tmp_path / "again", [str(path) for path in files], []
@@ -118,9 +123,9 @@ def test_killed_and_called_again_it_writes_the_same_bytes(
         left.append(json.loads((again / "progress.json").read_bytes()).get("place"))
         assert not (again / "header.json").exists()
     assert left[0] is None, "the first died while the tokenizer was learned"
-    places = [Place(*place) for place in left[1:]]
+    places = [DocumentCursor(*place) for place in left[1:]]
     assert places == sorted(set(places)), "each went on from where the one before was"
-    seen: list[Progress] = []
+    seen: list[PrepareProgress] = []
     prepare(files, again, **asked, tell=seen.append)
     assert seen[0].doing == "tokenizing"
     assert seen[0].tokens > 30_000, "the last one began where the others had come to"
@@ -128,11 +133,11 @@ def test_killed_and_called_again_it_writes_the_same_bytes(
 
 
 def test_what_was_written_after_the_last_note_is_written_again(files: list[Path], tmp_path: Path):
-    asked = {"tokenizing": ByBytes(), "shard": 50_000}
+    asked = {"tokenizing": ByteTokens(), "shard": 50_000}
     prepare(files, tmp_path / "whole", **asked)
     out = tmp_path / "again"
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: PrepareProgress) -> None:
         if progress.read > 100_000:
             raise KeyboardInterrupt
 
@@ -146,25 +151,25 @@ def test_what_was_written_after_the_last_note_is_written_again(files: list[Path]
 
 
 def test_called_again_when_done_it_reads_nothing(files: list[Path], tmp_path: Path):
-    first = prepare(files, tmp_path / "out", tokenizing=ByBytes())
+    first = prepare(files, tmp_path / "out", tokenizing=ByteTokens())
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    seen: list[Progress] = []
-    assert prepare(files, tmp_path / "out", tokenizing=ByBytes(), tell=seen.append) == first
+    seen: list[PrepareProgress] = []
+    assert prepare(files, tmp_path / "out", tokenizing=ByteTokens(), tell=seen.append) == first
     assert not seen
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 
 def test_progress_goes_up_to_all_of_the_text(files: list[Path], tmp_path: Path):
-    seen: list[Progress] = []
-    header = prepare(files, tmp_path / "out", tokenizing=ByCharacters(), tell=seen.append)
+    seen: list[PrepareProgress] = []
+    header = prepare(files, tmp_path / "out", tokenizing=CharacterTokens(), tell=seen.append)
     assert {progress.doing for progress in seen} == {"learning the tokenizer", "tokenizing"}
     assert seen[-1].read == seen[-1].total == sum(path.stat().st_size for path in files)
     assert seen[-1].tokens == header["tokens"]
 
 
 def test_a_tokenizer_that_is_there_is_taken(files: list[Path], tmp_path: Path):
-    prepare(files[3:], tmp_path / "one", tokenizing=ByPairs(vocab=300))
-    known = FromFile(path=str(tmp_path / "one" / "tokenizer.json"))
+    prepare(files[3:], tmp_path / "one", tokenizing=BytePairTokens(vocab=300))
+    known = PretrainedTokenizer(path=str(tmp_path / "one" / "tokenizer.json"))
     prepare(files[1:2], tmp_path / "two", tokenizing=known)
     one, two = TokenFiles(tmp_path / "one"), TokenFiles(tmp_path / "two")
     assert one.header["tokenizer"] == two.header["tokenizer"]
@@ -172,8 +177,8 @@ def test_a_tokenizer_that_is_there_is_taken(files: list[Path], tmp_path: Path):
 
 
 def test_tokens_are_read_from_any_place_over_any_files(files: list[Path], tmp_path: Path):
-    prepare(files[3:], tmp_path / "one", tokenizing=ByBytes())
-    prepare(files[3:], tmp_path / "many", tokenizing=ByBytes(), shard=37)
+    prepare(files[3:], tmp_path / "one", tokenizing=ByteTokens())
+    prepare(files[3:], tmp_path / "many", tokenizing=ByteTokens(), shard=37)
     whole, parts = TokenFiles(tmp_path / "one"), TokenFiles(tmp_path / "many")
     flat = np.fromfile(tmp_path / "one" / "tokens-00000.bin", "<u2")
     assert len(parts.header["shards"]) == -(-len(flat) // 37)
@@ -189,7 +194,7 @@ def test_tokens_are_read_from_any_place_over_any_files(files: list[Path], tmp_pa
 def test_a_split_has_every_token_once_and_parts_documents_where_it_can(
     files: list[Path], tmp_path: Path, share: float
 ):
-    prepare(files[3:], tmp_path / "out", tokenizing=ByBytes())
+    prepare(files[3:], tmp_path / "out", tokenizing=ByteTokens())
     read = TokenFiles(tmp_path / "out")
     train, valid = read.split(share)
     assert abs(len(valid) / len(read) - share) < 0.02
@@ -205,6 +210,6 @@ def test_a_split_has_every_token_once_and_parts_documents_where_it_can(
 
 def test_one_document_is_split_within(tmp_path: Path):
     (tmp_path / "a.txt").write_text("x" * 999, encoding="utf-8")
-    prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByBytes())
+    prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByteTokens())
     train, valid = TokenFiles(tmp_path / "out").split(0.25)
     assert (len(train), len(valid)) == (750, 250)

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from jtrain.data.text.random_tokens import Random
+from jtrain.data.text.random_tokens import UniformTokens
 from jtrain.data.text.tokenizer import Tokenizer
 from jtrain.errors import DataError
 
 
 def test_every_token_comes_about_as_often():
-    rows = Random(vocab=16, context=63, rows=512).build().train
+    rows = UniformTokens(vocab=16, context=63, rows=512).build().train
     tokens = rows[np.arange(512)]["tokens"]
     assert tokens.shape == (512, 64)
     count = np.bincount(tokens.ravel(), minlength=16)
@@ -19,7 +19,7 @@ def test_every_token_comes_about_as_often():
 
 
 def test_its_tokens_are_written_as_numbers():
-    vocabulary = Random(vocab=16).build().vocabulary
+    vocabulary = UniformTokens(vocab=16).build().vocabulary
     assert isinstance(vocabulary, Tokenizer)
     assert vocabulary.decode(vocabulary.encode("3 15 0")) == "3 15 0"
     for text in ("sixteen", "3 16"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.batches.sharded_stream import Shared
+from jtrain.data.batches.sharded_stream import ShardedStream
 from jtrain.data.sources.lines import Lines
 from jtrain.errors import ConfigError, DataError
 
@@ -25,12 +25,14 @@ def files(tmp_path: Path) -> list[Path]:
     return found
 
 
-def batches(files: list[Path], policy: str, size: int = 4) -> Shared:
+def batches(files: list[Path], policy: str, size: int = 4) -> ShardedStream:
     row = lambda line: {"x": np.int32(line)}
-    return Shared(files, lambda some: Lines(list(some), buffer=1), row, size=size, policy=policy)
+    return ShardedStream(
+        files, lambda some: Lines(list(some), buffer=1), row, size=size, policy=policy
+    )
 
 
-def seen(shared: Shared, count: int, steps: int) -> np.ndarray:
+def seen(shared: ShardedStream, count: int, steps: int) -> np.ndarray:
     """What the processes read together: steps, batch."""
     parts = [shared.shard(index, count) for index in range(count)]
     rows = [np.concatenate([part[step]["x"] for part in parts]) for step in range(steps)]

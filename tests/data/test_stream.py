@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jtrain.data import Arrays, Shuffled
-from jtrain.data.batches.stacked import Calls
+from jtrain.data.batches.stacked import StackedBatches
 from jtrain.data.batches.stream import Stream, Streamed
 from jtrain.data.sources.lines import Lines, line_rows
 from jtrain.data.text.byte_tokenizer import ByteTokenizer
@@ -107,13 +107,13 @@ def test_only_the_places_that_are_needed_are_remembered(files: list[Path]):
 
 
 def test_calls_keep_what_their_batches_do(files: list[Path]):
-    calls, again = Calls(batches(files), 4), Calls(batches(files), 4)
+    calls, again = StackedBatches(batches(files), 4), StackedBatches(batches(files), 4)
     expected = [calls[call]["tokens"].tolist() for call in range(5)]
     kept = calls.state(12)
     assert kept["step"] == 10
     again.restore(kept)
     assert again[3]["tokens"].tolist() == expected[3]
-    plain = Calls(Shuffled(Arrays(x=np.arange(9)), size=4))
+    plain = StackedBatches(Shuffled(Arrays(x=np.arange(9)), size=4))
     assert plain.state(7) == {}
     plain.restore({})
 

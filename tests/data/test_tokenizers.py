@@ -12,10 +12,10 @@ from jtrain.data.text.characters import Vocabulary
 from jtrain.data.text.tokenizer import Tokenizer, fingerprint, refuse_mismatch
 from jtrain.data.text.tokenizer_file import read_tokenizer, tokenizer_of
 from jtrain.data.text.tokenizing import (
-    ByBytes,
-    ByCharacters,
-    ByPairs,
-    FromFile,
+    BytePairTokens,
+    ByteTokens,
+    CharacterTokens,
+    PretrainedTokenizer,
 )
 from jtrain.errors import DataError
 
@@ -23,9 +23,9 @@ VERSES = ["Shall I compare thee\nto a summer's day?", "Thou art more lovely", "Ã
 TEXT = "".join(VERSES)
 
 KINDS: dict[str, Callable[[], Tokenizer]] = {
-    "bytes": lambda: ByBytes().build(VERSES),
-    "characters": lambda: ByCharacters().build(VERSES),
-    "bpe": lambda: ByPairs(vocab=270).build(VERSES),
+    "bytes": lambda: ByteTokens().build(VERSES),
+    "characters": lambda: CharacterTokens().build(VERSES),
+    "bpe": lambda: BytePairTokens(vocab=270).build(VERSES),
 }
 
 
@@ -76,7 +76,7 @@ def test_pairs_that_occur_most_are_one_token():
 
 
 def test_a_text_that_spells_out_an_end_ends_nothing():
-    tokenizer = ByPairs(vocab=260).build(VERSES)
+    tokenizer = BytePairTokens(vocab=260).build(VERSES)
     numbers = tokenizer.encode("a<|endoftext|>b")
     assert tokenizer.end is not None
     assert tokenizer.end not in numbers.tolist()
@@ -91,10 +91,10 @@ def test_a_file_of_the_package_is_read(tmp_path: Path):
     theirs = tokenizers.Tokenizer(model)
     theirs.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     theirs.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = FromFile(path=str(tmp_path / "tokenizer.json"), end="<eos>").build([])
+    tokenizer = PretrainedTokenizer(path=str(tmp_path / "tokenizer.json"), end="<eos>").build([])
     assert tokenizer.encode("b a b").tolist() == [1, 0, 1]
     assert (len(tokenizer), tokenizer.end) == (3, 2)
-    assert FromFile(path=str(tmp_path / "tokenizer.json")).build([]).end is None
+    assert PretrainedTokenizer(path=str(tmp_path / "tokenizer.json")).build([]).end is None
 
 
 def test_a_file_of_ours_is_read(tmp_path: Path, build):
@@ -124,17 +124,17 @@ def test_two_tokenizers_are_told_apart_with_what_to_type():
 def test_without_the_package_it_is_said_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(DataError, match=r"pip install 'jtrain\[text\]'"):
-        ByPairs().build(VERSES)
+        BytePairTokens().build(VERSES)
 
 
 def test_too_few_or_too_many_tokens_are_refused_and_the_advice_works():
     with pytest.raises(DataError, match="Set vocab=257 or more"):
-        ByPairs(vocab=256).build(VERSES)
-    assert len(ByPairs(vocab=257).build(VERSES)) == 257
+        BytePairTokens(vocab=256).build(VERSES)
+    assert len(BytePairTokens(vocab=257).build(VERSES)) == 257
     with pytest.raises(DataError, match=r"Set vocab=(\d+) or less") as refused:
-        ByPairs(vocab=5000).build(VERSES)
+        BytePairTokens(vocab=5000).build(VERSES)
     most = int(str(refused.value).split("Set vocab=")[1].split(" ")[0])
-    assert len(ByPairs(vocab=most).build(VERSES)) == most
+    assert len(BytePairTokens(vocab=most).build(VERSES)) == most
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ import pytest
 
 from jtrain.core.batches import Batches
 from jtrain.data import Arrays
-from jtrain.data.batches.full import Whole
-from jtrain.data.batches.stacked import Calls
+from jtrain.data.batches.full import FullBatches
+from jtrain.data.batches.stacked import StackedBatches
 from jtrain.errors import DataError
 
 
 def test_each_batch_is_every_row_and_the_same_arrays():
-    batches = Whole(Arrays(x=np.arange(6.0), label=np.arange(6)))
+    batches = FullBatches(Arrays(x=np.arange(6.0), label=np.arange(6)))
     assert isinstance(batches, Batches)
     first, later = batches[0], batches[700]
     assert first["x"].tolist() == [0, 1, 2, 3, 4, 5]
@@ -24,7 +24,7 @@ def test_each_batch_is_every_row_and_the_same_arrays():
 
 
 def test_calls_of_several_steps_are_one_object_too():
-    calls = Calls(Whole(Arrays(x=np.arange(6.0))), 3)
+    calls = StackedBatches(FullBatches(Arrays(x=np.arange(6.0))), 3)
     assert calls[0]["x"].shape == (3, 6)
     assert calls[0]["x"] is calls[5]["x"]
 
@@ -40,7 +40,7 @@ def test_a_process_reads_its_rows_only():
             asked.append(indices.tolist())
             return {"x": np.arange(6)[indices]}
 
-    half = Whole(Source()).shard(1, 2)
+    half = FullBatches(Source()).shard(1, 2)
     assert half[3]["x"].tolist() == half[3]["row"].tolist() == [3, 4, 5]
     assert asked == [[3, 4, 5]]
     assert half.size == 6
@@ -55,6 +55,6 @@ def test_no_rows_and_no_step_are_refused():
             return {}
 
     with pytest.raises(DataError, match="has 0 rows"):
-        Whole(Empty())
+        FullBatches(Empty())
     with pytest.raises(IndexError, match="batch -1"):
-        Whole(Arrays(x=np.arange(3)))[-1]
+        FullBatches(Arrays(x=np.arange(3)))[-1]

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from jtrain.data import Arrays, Shuffled, Streamed
-from jtrain.data.batches.skip import Without, merged, number_of
-from jtrain.data.batches.stacked import Calls
+from jtrain.data.batches.skip import SkipBatches, merged, number_of
+from jtrain.data.batches.stacked import StackedBatches
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def shuffled() -> Shuffled:
 def test_calls_take_what_is_not_left_out(make, each):
     windows = [(2, 4), (7, 8)]
     kept = [n for n in range(30) if n not in (2, 3, 7)]
-    calls, plain = Calls(Without(make(), windows), each), make()
+    calls, plain = StackedBatches(SkipBatches(make(), windows), each), make()
     for call in range(5):
         numbers = kept[call * each : (call + 1) * each]
         wanted = np.stack([plain[number]["x"] for number in numbers])
@@ -67,11 +67,11 @@ def test_calls_take_what_is_not_left_out(make, each):
 
 
 def test_a_stream_goes_on_from_a_kept_place_with_windows_that_came_later():
-    first = Calls(Without(streamed(), [(2, 4)]))
+    first = StackedBatches(SkipBatches(streamed(), [(2, 4)]))
     for step in range(5):
         first[step]  # of the batches 0 1 4 5 6
     kept = first.state(5)
-    again = Calls(Without(streamed(), [(2, 4), (8, 10)]))
+    again = StackedBatches(SkipBatches(streamed(), [(2, 4), (8, 10)]))
     again.restore(kept)
     plain = streamed()
     for step, number in ((5, 7), (6, 10), (7, 11)):
@@ -79,4 +79,4 @@ def test_a_stream_goes_on_from_a_kept_place_with_windows_that_came_later():
 
 
 def test_batches_that_the_step_says_keep_nothing():
-    assert Calls(Without(shuffled(), [(2, 4)])).state(3) == {}
+    assert StackedBatches(SkipBatches(shuffled(), [(2, 4)])).state(3) == {}

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from listening import descendants
 
-from jtrain.data import Arrays, InOrder, Loaded, ReadAhead, Shuffled, TokenFiles, Windows
+from jtrain.data import Arrays, InOrder, LoaderBatches, ReadAhead, Shuffled, TokenFiles, Windows
 from jtrain.data.batches.process_workers import LARGEST, ProcessWorkers
-from jtrain.data.batches.stacked import Calls
+from jtrain.data.batches.stacked import StackedBatches
 from jtrain.data.batches.workers import Workers
-from jtrain.data.images.augmented import Augmented, Changes
+from jtrain.data.images.augmented import Augmentation, Augmented
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.tokenizing import ByBytes
+from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import DataError
 
 KINDS = ["threads", "processes"]
@@ -77,7 +77,7 @@ def nothing_is_left():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_number_of_workers_reads_the_same_batches(kind: str):
-    changed = Augmented(images(), Changes(flip=0.5, crop=1, mixup=0.2), classes=7).shard(1, 2)
+    changed = Augmented(images(), Augmentation(flip=0.5, crop=1, mixup=0.2), classes=7).shard(1, 2)
     for count, start in [(3, 5)] if kind == "processes" else [(1, 0), (2, 5), (3, 11)]:
         workers, stop = Workers(kind=kind, count=count), start + 9
         got = taken(workers.build(changed.__getitem__, start=start, stop=stop), start, stop)
@@ -98,7 +98,7 @@ def test_row_and_mask_stay_the_same_objects():
 
 
 def test_stacked_calls_keep_their_masks_when_threads_read_them():
-    calls = Calls(Plain(images()), steps=7)
+    calls = StackedBatches(Plain(images()), steps=7)
     expected = [calls[call] for call in range(20)]
     for _ in range(20):
         reader = Workers(count=8).build(calls.__getitem__, start=0, stop=20)
@@ -118,7 +118,7 @@ class Plain:
 
 def test_a_file_that_is_mapped_is_sent_as_its_name(tmp_path: Path):
     (tmp_path / "a.txt").write_text("to be or not to be\n" * 40, encoding="utf-8")
-    prepare(tmp_path / "a.txt", tmp_path / "a", tokenizing=ByBytes(), by="line", shard=300)
+    prepare(tmp_path / "a.txt", tmp_path / "a", tokenizing=ByteTokens(), by="line", shard=300)
     np.save(tmp_path / "b.npy", np.arange(5000, dtype=np.uint16))
     mapped = np.load(tmp_path / "b.npy", mmap_mode="r")[100:4000]
     folder = Shuffled(Windows(TokenFiles(tmp_path / "a"), context=7), size=8)
@@ -196,7 +196,7 @@ def test_what_is_too_large_to_send_is_told(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_streams_are_refused():
-    loaded = Loaded(lambda: [{"x": np.zeros(4)}], size=4)
+    loaded = LoaderBatches(lambda: [{"x": np.zeros(4)}], size=4)
     with pytest.raises(DataError, match=r"streamed \(Loaded\).* Set workers.count=0"):
         Workers(count=2).check(loaded)
     Workers().check(loaded)

@@ -25,7 +25,7 @@ import jtrain as jt
 from jtrain.cli import VERBS, main
 from jtrain.config.resolve import resolve
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.tokenizing import ByBytes
+from jtrain.data.text.tokenizing import ByteTokens
 
 ALL = commands()
 NO_MATTER = ("export ", "#!")  # set variables, which tests/docs/test_clusters.py reads
@@ -107,7 +107,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (place / "web.jsonl").write_text("\n".join(rows))
     (place / "long.txt").write_text("a thousandth of it has to be a row of 1,024 tokens. " * 25_000)
-    prepare(str(place / "long.txt"), place / "data" / "web", tokenizing=ByBytes())
+    prepare(str(place / "long.txt"), place / "data" / "web", tokenizing=ByteTokens())
     return place
 
 

@@ -15,7 +15,7 @@ from flax import nnx
 from layouts import STRATEGIES, strategy
 
 import jtrain as jt
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import CheckpointManager
 from jtrain.core.loss import in_terms
 from jtrain.core.loss_checks import refuse_wide_products
 from jtrain.core.precision.cast import computed_in
@@ -304,7 +304,7 @@ def test_leaves_have_plain_names_and_are_kept(name, tmp_path):
     assert extra == {}
     trained = alone(name, "batch norm").state
     assert all(type(tree) is dict for tree in (trained.params, trained.extra))
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(5, trained, {})
         assert bitwise(checkpoints.restore(5, trained), trained)
 

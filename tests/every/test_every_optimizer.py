@@ -26,12 +26,12 @@ from jtrain.optim import (
     Adam,
     AdamW,
     Cosine,
-    Group,
     Lamb,
     Lion,
     Muon,
     NAdamW,
     Optimizer,
+    ParamGroup,
     ScheduleFree,
     evaluation_params,
 )
@@ -425,7 +425,7 @@ def test_every_member_has_a_row():
 def test_frozen_leaves_do_not_count_for_the_clip():
     params = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
     gradient = {"a": jnp.array([3.0, 4.0]), "b": jnp.full(2, jnp.nan)}
-    optimizer = SGD(lr=1.0, clip=1.0, groups=(Group(match="b", freeze=True),)).build(1)
+    optimizer = SGD(lr=1.0, clip=1.0, groups=(ParamGroup(match="b", freeze=True),)).build(1)
     updates, _ = optimizer.update(gradient, optimizer.init(params), params)
     assert_close(updates["a"], [-0.6, -0.8], 1e-6)
     np.testing.assert_array_equal(updates["b"], [0, 0])

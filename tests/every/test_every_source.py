@@ -26,7 +26,7 @@ from jtrain.data import (
     read_tokens,
 )
 from jtrain.data.batches.process_workers import serialize
-from jtrain.data.batches.row_cache import InMemory, OnDisk
+from jtrain.data.batches.row_cache import DiskCache, MemoryCache
 from jtrain.data.batches.thread_workers import ThreadWorkers
 from jtrain.data.images.digits import read_digits
 from jtrain.data.images.image_dataset import read_labelled
@@ -36,10 +36,10 @@ from jtrain.data.sources.subset import keep_back
 from jtrain.data.sources.tfrecord import TFRecords
 from jtrain.data.text.packed import Packed
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.random_tokens import Random
+from jtrain.data.text.random_tokens import UniformTokens
 from jtrain.data.text.shakespeare import Shakespeare
 from jtrain.data.text.token_files import TokenFiles
-from jtrain.data.text.tokenizing import ByBytes
+from jtrain.data.text.tokenizing import ByteTokens
 
 TOKENS = np.random.default_rng(0).integers(0, 1000, 83).astype(np.uint16)
 VERSE = "Shall I compare thee to a summer's day?\nThou art more lovely and more temperate:\n"
@@ -61,7 +61,7 @@ def raw_token_file(folder: Path) -> Source:
 
 
 def random_tokens(_: Path) -> Source:
-    return Random(vocab=97, context=12, rows=70).build().train
+    return UniformTokens(vocab=97, context=12, rows=70).build().train
 
 
 def text_files(folder: Path) -> Source:
@@ -73,7 +73,7 @@ def text_files(folder: Path) -> Source:
 
 def prepared(folder: Path) -> TokenFiles:
     (folder / "plays.txt").write_text(VERSE, encoding="utf-8")
-    prepare(folder / "plays.txt", folder / "plays", tokenizing=ByBytes(), by="line", shard=23)
+    prepare(folder / "plays.txt", folder / "plays", tokenizing=ByteTokens(), by="line", shard=23)
     return TokenFiles(folder / "plays")
 
 
@@ -112,11 +112,11 @@ def image_folder(folder: Path) -> Source:
 
 
 def cached_in_memory(folder: Path) -> Source:
-    return InMemory(image_folder(folder))
+    return MemoryCache(image_folder(folder))
 
 
 def cached_on_disk(folder: Path) -> Source:
-    return OnDisk(image_folder(folder), folder / "cache")
+    return DiskCache(image_folder(folder), folder / "cache")
 
 
 def interleaved(folder: Path) -> Source:

@@ -7,7 +7,7 @@ import pytest
 from image_files import write_fashion_mnist
 from quick_study import config_of, trained
 
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.core.pytree import named_leaves
 
 pytestmark = pytest.mark.thorough
@@ -23,7 +23,7 @@ def _data(home: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def count(config) -> int:
-    params, _ = jax.eval_shape(config.build(Anywhere()).init, jax.random.key(0))
+    params, _ = jax.eval_shape(config.build(Unplaced()).init, jax.random.key(0))
     return sum(leaf.size for leaf in named_leaves(params).values())
 
 
@@ -49,7 +49,7 @@ def test_learns_the_bands_of_made_up_clothes():
 
 def test_batch_norm_carries_its_statistics_and_says_that_rows_meet():
     config = config_of(CONFIGS / "resnet18_fashion.yaml", [*SMALL_RESNET, "batch=8"])
-    x = config.build(Anywhere())
+    x = config.build(Unplaced())
     assert x.couples == "batch"
     params, extra = x.init(jax.random.key(0))
     _, _, after = jax.jit(x.loss.loss)(params, extra, x.train[0], jax.random.key(1))
@@ -64,7 +64,7 @@ def test_augments_what_is_trained_on_and_nothing_else():
     built = lambda *changes: config_of(
         CONFIGS / "fashion_mnist.yaml",
         ["batch=8", "model.channels=[4]", "data.augment.crop=0", *changes],
-    ).build(Anywhere())
+    ).build(Unplaced())
     plain, flipped = built("data.augment.flip=0"), built("data.augment.flip=1")
     assert (flipped.train[0]["image"] == plain.train[0]["image"][:, :, ::-1]).all()
     assert (flipped.valid[0]["image"] == plain.valid[0]["image"]).all()
@@ -73,7 +73,7 @@ def test_augments_what_is_trained_on_and_nothing_else():
 def test_images_that_are_mixed_have_the_chances_of_both_as_labels():
     path = CONFIGS / "fashion_mnist.yaml"
     x = config_of(path, ["batch=8", "model.channels=[4]", "data.augment.mixup=0.2"]).build(
-        Anywhere()
+        Unplaced()
     )
     params, extra = x.init(jax.random.key(0))
     loss = jax.jit(lambda batch: x.loss.loss(params, extra, batch, None)[0])

@@ -12,7 +12,7 @@ from comparison import assert_leaves_close
 from quick_study import config_of, trained
 
 import jtrain as jt
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.core.pytree import named_leaves
 
 pytestmark = pytest.mark.thorough
@@ -32,7 +32,7 @@ def test_one_step_of_both_is_a_step_of_each_with_the_other_in_extra():
     gan = study()
     optimizers = {"generator": optax.adam(1e-3, b1=0.5), "critic": optax.sgd(1e-2)}
     config = config_of(CONFIG, ["model.widths=[16]", "batch=32"])
-    x = config.build(Anywhere())
+    x = config.build(Unplaced())
     values = gan.Networks(widths=(16,), noise=2)
     models = [gan.MLP(inputs=2, widths=(16,), classes=outputs).build() for outputs in (2, 1)]
     losses = dict(zip(optimizers, gan.losses(*models, values), strict=True))

@@ -11,7 +11,7 @@ from comparison import assert_close
 from quick_study import config_of, trained
 
 from jtrain.core.batches import Batches
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 
 pytestmark = pytest.mark.thorough
 
@@ -40,7 +40,7 @@ def test_the_solution_is_what_heat_does_step_by_step():
 def test_the_equation_is_the_networks_by_differences():
     heat = study()
     config = config_of(CONFIG, ["model.widths=[8, 8]", "batch=16"])
-    x = config.build(Anywhere())
+    x = config.build(Unplaced())
     params, _ = x.init(jax.random.key(0))
     rows = x.train[3]
     _, metrics = jax.jit(x.loss)(params, rows, None)

@@ -11,9 +11,9 @@ from quick_study import config_of, trained
 
 import jtrain as jt
 from jtrain.core.mean import Terms
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.tokenizing import ByBytes
+from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import ConfigError
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.layers.block_stack import unstack_layers
@@ -41,19 +41,19 @@ TOY = (
 @pytest.fixture(autouse=True)
 def _data(home: Path):
     (home / "text.txt").write_text("the cat sat on the mat and the rat sat on the cat. " * 40)
-    prepare(home / "text.txt", home / "tokens", tokenizing=ByBytes())
+    prepare(home / "text.txt", home / "tokens", tokenizing=ByteTokens())
 
 
 def test_gpt2_has_the_size_that_it_is_called_by():
     config = config_of(CONFIG, ["data.context=16", "data.validation=0.2"])
-    params, _ = jax.eval_shape(config.build(Anywhere()).init, jax.random.key(0))
+    params, _ = jax.eval_shape(config.build(Unplaced()).init, jax.random.key(0))
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert 124e6 < size < 125e6
 
 
 def test_the_loss_is_that_of_all_logits_at_once():
     config = config_of(CONFIG, TOY)
-    x = config.build(Anywhere())
+    x = config.build(Unplaced())
     params, _ = x.init(jax.random.key(0))
     batch = x.train[0]
     found, metrics = jax.jit(x.loss)(params, batch, None)
@@ -67,9 +67,9 @@ def test_the_loss_is_that_of_all_logits_at_once():
 
 def test_packed_rows_keep_their_documents_apart(tmp_path: Path):
     (tmp_path / "lines.txt").write_text("the cat sat.\nthe rat.\non the mat!\n" * 40)
-    prepare(tmp_path / "lines.txt", tmp_path / "lines", tokenizing=ByBytes(), by="line")
+    prepare(tmp_path / "lines.txt", tmp_path / "lines", tokenizing=ByteTokens(), by="line")
     packed = ("data.path=lines", "data.pack=true", "data.context=40", "model.context=40")
-    x = config_of(CONFIG, [*TOY, *packed]).build(Anywhere())
+    x = config_of(CONFIG, [*TOY, *packed]).build(Unplaced())
     params, _ = x.init(jax.random.key(0))
     params = jax.tree.map(lambda leaf: 9 * leaf, params)  # attention that sees something
     batch = {name: jnp.asarray(array) for name, array in x.train[0].items()}
@@ -85,7 +85,7 @@ def test_packed_rows_keep_their_documents_apart(tmp_path: Path):
 
 def test_a_mixture_trains_and_is_judged_by_each_text(home: Path):
     (home / "more.txt").write_text("a dog lay by the door of the house. " * 40)
-    prepare(home / "more.txt", home / "more", tokenizing=ByBytes())
+    prepare(home / "more.txt", home / "more", tokenizing=ByteTokens())
     parts = "{cats: {path: tokens, weight: 3}, dogs: {path: more, weight: 1}}"
     mixed = ("data.kind=mixture", f"data.parts={parts}", "steps=4", "evaluate.every=0")
     outcome = trained(CONFIG, *TOY, *mixed, "evaluate.batch=8", "checkpoint.every=0")
@@ -112,7 +112,7 @@ def test_layers_in_a_scan_train_as_layers_written_out():
 @pytest.mark.parametrize("group", ["row", "batch"])
 def test_experts_are_judged_besides_and_a_batch_of_them_meets(group: str):
     experts = f"model.experts={{kind: dropless, count: 4, uneven: 0.5, group: {group}}}"
-    x = config_of(CONFIG, [*TOY, "microbatches=1", experts]).build(Anywhere())
+    x = config_of(CONFIG, [*TOY, "microbatches=1", experts]).build(Unplaced())
     params, _ = x.init(jax.random.key(0))
     terms, metrics = jax.jit(x.loss)(params, x.train[0], None)
     assert isinstance(terms, Terms)

@@ -11,7 +11,7 @@ from quick_study import config_of, trained
 
 import jtrain as jt
 from jtrain.core.model import Model
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.train.hooks.metrics import results
 
 pytestmark = pytest.mark.thorough
@@ -77,7 +77,7 @@ def test_returns_are_discounted_sums():
 @pytest.mark.slow
 def test_episodes_do_not_depend_on_how_they_are_split():
     config = config_of(CONFIG, ["data.horizon=30", "model.widths=[8]", "batch=8"])
-    x = config.build(Anywhere())
+    x = config.build(Unplaced())
     state = jt.new_state(x.init(jax.random.key(0))[0], x.optimizer, jax.random.key(1))
     whole, parts = (
         jax.jit(jt.make_step(x.loss, x.optimizer, microbatches=count))(state, x.train[0])[1]

@@ -8,7 +8,7 @@ from image_files import write_digits
 from quick_study import config_of, trained
 
 import jtrain as jt
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.errors import LossError
 from jtrain.train.hooks.metrics import results
 
@@ -38,7 +38,7 @@ def test_the_loss_over_eight_devices_is_that_of_one():
 
 
 def test_a_batch_that_would_be_split_is_refused():
-    x = config_of(CONFIG, SMALL).build(Anywhere())
+    x = config_of(CONFIG, SMALL).build(Unplaced())
     assert x.couples == "batch"
     with pytest.raises(LossError, match="microbatches=1"):
         jt.make_step(x.loss, x.optimizer, couples=x.couples, microbatches=2)

@@ -12,7 +12,7 @@ from comparison import assert_close
 from image_files import write_digits
 from quick_study import config_of, trained
 
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.data.images.digits import Digits
 
 pytestmark = pytest.mark.thorough
@@ -55,7 +55,7 @@ def test_a_pixel_surprises_as_a_count_of_sixteen_tosses():
 
 def test_the_bound_is_the_scripts():
     config = config_of(CONFIG, ["model.widths=[256]", "batch=40"])
-    x = config.build(Anywhere())
+    x = config.build(Unplaced())
     params, _ = x.init(jax.random.key(5))
     batch = {name: jnp.asarray(array) for name, array in x.train[0].items()}
     # Whatever is drawn changes nothing, for the decoder's first kernel is zero.

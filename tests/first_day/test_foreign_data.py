@@ -6,7 +6,7 @@ from comparison import assert_close
 
 import jtrain as jt
 from jtrain.data import Shuffled
-from jtrain.data.sources.foreign_arrays import as_array
+from jtrain.train.foreign_arrays import as_array
 from jtrain.errors import DataError, LossError
 from jtrain.train import fit_arguments
 

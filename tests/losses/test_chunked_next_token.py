@@ -10,7 +10,7 @@ from comparison import assert_close, distance
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import next_token
 from jtrain.losses.z_loss import z_loss
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("strict_dtypes")
 B, T, D, V = 4, 10, 16, 37
 
 
-class InThree(Anywhere):
+class InThree(Unplaced):
     """A placement of rows in three parts."""
 
     rows = 3
@@ -47,7 +47,7 @@ def plain(hidden, head, targets, real, soft_cap=None, z=0.0):
     return (mean.total + z * square.total) / mean.weight, (mean, square, metrics["accuracy"])
 
 
-def chunked(hidden, head, targets, real, soft_cap=None, z=0.0, chunk=3, place=Anywhere()):
+def chunked(hidden, head, targets, real, soft_cap=None, z=0.0, chunk=3, place=Unplaced()):
     mean, metrics = chunked_next_token(
         hidden, head, targets, real, chunk=chunk, soft_cap=soft_cap, z_loss=z, place=place
     )
@@ -147,7 +147,7 @@ def test_rows_on_devices_stay_there(told):
     """No hidden state is exchanged; in the loop nothing is, where the loss knows of the rows."""
     args = arrays(rows=16)
     strategy = Mirrored().build()
-    place, mesh = strategy.placement if told else Anywhere(), strategy.mesh
+    place, mesh = strategy.placement if told else Unplaced(), strategy.mesh
     whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
     loss = lambda x, head, y, real: chunked(x, head, y, real, place=place)[0]
     program = jax.jit(
@@ -183,7 +183,7 @@ def exchanges_in_loops(text: str) -> list[str]:
         (
             {"place": InThree()},
             r"4 rows do not divide into the 3 parts.*Nearest: 6 rows",
-            {"place": Anywhere()},
+            {"place": Unplaced()},
         ),
     ],
 )

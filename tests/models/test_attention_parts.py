@@ -8,8 +8,8 @@ from comparison import assert_close, assert_leaves_close
 
 from jtrain.models.attention import blockwise
 from jtrain.models.attention.attention import attention
-from jtrain.models.attention.blockwise import Sight, part, part_gradient
-from jtrain.parallel.attention.protocol import Stand
+from jtrain.models.attention.blockwise import ScoreRule, part, part_gradient
+from jtrain.parallel.attention.protocol import BlockPositions
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 B, T, H, G, K = 2, 12, 4, 2, 8
@@ -28,8 +28,8 @@ def parts_of(window=None, soft_cap=None, scale=None, segments=None):
     parts = []
     for keys in (slice(0, CUT), slice(CUT, T)):
         ids = None if segments is None else (segments, segments[:, keys])
-        parts.append((keys, Stand(jnp.int32(-keys.start), ids)))
-    return Sight(window, soft_cap, scale), parts
+        parts.append((keys, BlockPositions(jnp.int32(-keys.start), ids)))
+    return ScoreRule(window, soft_cap, scale), parts
 
 
 @pytest.fixture(params=[512, 3], ids=["at once", "by threes"], autouse=True)
@@ -62,7 +62,10 @@ def test_two_parts_and_their_gradients_are_the_whole(options):
 
 def test_keys_that_no_one_sees_weigh_nothing_and_get_nothing():
     q, k, v, cotangent = draw()
-    sight, stand = Sight(None, None, None), Stand(jnp.int32(-T), None)  # keys after all queries
+    sight, stand = (
+        ScoreRule(None, None, None),
+        BlockPositions(jnp.int32(-T), None),
+    )  # keys after all queries
     mean, log_sum = part(sight, q, k, v, stand)
     assert jnp.isfinite(mean).all()
     assert (log_sum < -1e29).all()
@@ -73,8 +76,8 @@ def test_keys_that_no_one_sees_weigh_nothing_and_get_nothing():
 
 def test_keys_before_all_queries_need_no_mask():
     q, k, v, _ = draw()
-    after = part(Sight(None, None, None), q, k, v, Stand(jnp.int32(T), None))
-    plain = part(Sight(None, None, None), q, k, v, Stand(None, None))
+    after = part(ScoreRule(None, None, None), q, k, v, BlockPositions(jnp.int32(T), None))
+    plain = part(ScoreRule(None, None, None), q, k, v, BlockPositions(None, None))
     assert_leaves_close(after, plain, 2e-6)
 
 
@@ -85,6 +88,6 @@ def test_half_precision_is_summed_in_full():
     # Of bfloat16 are the products' factors alone: 2^-8 each.
     exact = attention(*[x.astype(jnp.float32) for x in (q, k, v)])
     assert_close(out, exact, 0.01)
-    stand, told = Stand(None, None), (log_sum, log_sum, cotangent)
-    grads = part_gradient(Sight(None, None, None), q, k, v, stand, *told)
+    stand, told = BlockPositions(None, None), (log_sum, log_sum, cotangent)
+    grads = part_gradient(ScoreRule(None, None, None), q, k, v, stand, *told)
     assert {grad.dtype for grad in grads} == {jnp.dtype(jnp.float32)}

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from comparison import assert_close, assert_leaves_close
 
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.models.adapters.nnx import from_nnx
-from jtrain.models.experts.dispatch import Slots, from_slots, to_slots
+from jtrain.models.experts.dispatch import ExpertSlots, from_slots, to_slots
 from jtrain.models.experts.experts import Capacity, Dropless
-from jtrain.models.experts.mixture import Mixture
-from jtrain.models.layers.key_sequence import Draws
+from jtrain.models.experts.mixture import MixtureOfExperts
+from jtrain.models.layers.key_sequence import KeySequence
 from jtrain.models.networks.block import STD
 from jtrain.models.transformer import Transformer
 
@@ -37,8 +37,8 @@ def made(name: str):
     values = Transformer(
         width=WIDTH, heads=2, hidden=HIDDEN, activation=activation, experts=HOWS[name]
     )
-    make = lambda rngs: Mixture(
-        values, Anywhere(), Draws(rngs.params.key[...]), std=30 * STD, onto=30 * STD
+    make = lambda rngs: MixtureOfExperts(
+        values, Unplaced(), KeySequence(rngs.params.key[...]), std=30 * STD, onto=30 * STD
     )
     model = from_nnx(make)
     params, _ = jax.jit(model.init)(jax.random.key(0))
@@ -138,7 +138,7 @@ def test_no_row_knows_of_another_and_no_token_of_a_later_one(name: str):
 
 
 def test_moving_is_a_matrix_of_zeros_and_ones_there_and_back():
-    slots = Slots(
+    slots = ExpertSlots(
         of_choice=jnp.asarray([[3, 5], [0, 1], [5, 5]], jnp.int32),  # 5 is none
         choice=jnp.asarray([2, 3, 6, 0, 6], jnp.int32),  # 6 is none
     )

@@ -10,7 +10,7 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
-from jtrain.models.generate import Uncached, generate
+from jtrain.models.generate import UncachedModel, generate
 from jtrain.models.transformer import Transformer
 
 pytestmark = pytest.mark.thorough
@@ -30,7 +30,7 @@ def by_window(params, window):
 
 def write(logits, prompt, *, context, steps, **how):
     key = jax.random.key(0)
-    return generate(Uncached(logits, context), 0, jnp.array(prompt), key, steps=steps, **how)
+    return generate(UncachedModel(logits, context), 0, jnp.array(prompt), key, steps=steps, **how)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -66,7 +66,7 @@ def test_compiles_once_for_every_temperature_key_and_top_p():
         traces.append(None)
         return count_up(params, window)
 
-    model = Uncached(counted, 3)
+    model = UncachedModel(counted, 3)
     for seed, temperature in enumerate((0.5, 0.8, 1.0)):
         how = {"temperature": temperature, "top_p": temperature}
         generate(model, 0, jnp.array([[seed]]), jax.random.key(seed), steps=4, **how)
@@ -135,7 +135,7 @@ def test_a_cache_gives_the_logits_that_reading_all_once_more_gives(name):
 )
 def test_a_text_is_the_same_with_and_without_a_cache_past_the_context_too(name):
     model, params = built(name)
-    plain = Uncached(lambda params, x: model.apply(params, {}, None, False, x)[0], 8)
+    plain = UncachedModel(lambda params, x: model.apply(params, {}, None, False, x)[0], 8)
     prompt = jnp.asarray([[1, 2, 3], [4, 5, 6]])
     cached, read = (
         jt.generate(m, params, prompt, jax.random.key(0), steps=12, top_k=9, top_p=0.99)

@@ -8,7 +8,7 @@ import pytest
 from comparison import assert_close, assert_leaves_close
 
 import jtrain as jt
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.core.pytree import elements, named_leaves
 from jtrain.errors import ConfigError, LossError
 from jtrain.losses.cross_entropy import cross_entropy
@@ -52,7 +52,7 @@ def test_a_size_that_nobody_gave_is_refused():
 def test_the_imagenet_stem_quarters_and_each_stage_halves():
     sizes = []
 
-    class Sizes(Anywhere):
+    class Sizes(Unplaced):
         def constrain(self, x, *dims):
             sizes.append(x.shape[1:])
             return x

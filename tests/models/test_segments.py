@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from comparison import assert_close, distance
 
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.data.text.packed import Packed
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.models.attention.segments import places_within
@@ -52,7 +52,7 @@ def alone(rows: dict) -> dict:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_documents_have_the_loss_and_gradient_of_each_alone(kind: str, strict_dtypes):
-    model = Transformer(**SIZES | KINDS[kind]).build(Anywhere())
+    model = Transformer(**SIZES | KINDS[kind]).build(Unplaced())
     params, _ = model.init(jax.random.key(0))
     params = jax.tree.map(lambda x: x + 0.1 * jnp.sin(jnp.arange(x.size)).reshape(x.shape), params)
     rows = packed()
@@ -75,7 +75,7 @@ def test_packed_documents_have_the_loss_and_gradient_of_each_alone(kind: str, st
 
 
 def test_hidden_states_take_segments_too():
-    model = Transformer(**SIZES).build(Anywhere())
+    model = Transformer(**SIZES).build(Unplaced())
     params, _ = model.init(jax.random.key(0))
     batch = {name: jnp.asarray(array) for name, array in packed().items()}
     given = batch["tokens"][:, :-1], None, segments_of(batch)

@@ -8,7 +8,7 @@ from comparison import distance
 from flax import nnx
 
 from jtrain.models.layers.embedding import count_blocks, look_up
-from jtrain.models.layers.key_sequence import Draws
+from jtrain.models.layers.key_sequence import KeySequence
 from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.thin_product import thin_product
 
@@ -56,7 +56,7 @@ def test_what_is_looked_up_is_the_row_wherever_it_stands():
 @pytest.mark.parametrize("sizes", [(8, 1), (1, 8)], ids=["one output", "one input"])
 def test_the_gradient_of_a_thin_map_is_that_of_float64(sizes: tuple[int, int]):
     """As one product it is off by 4e-6 and 6e-6 here."""
-    layer = Linear(*sizes, bias=False, std=1.0, rngs=Draws(jax.random.key(0)))
+    layer = Linear(*sizes, bias=False, std=1.0, rngs=KeySequence(jax.random.key(0)))
     x, up = 1 + normal(65_536, sizes[0]), normal(65_536, sizes[1], seed=1)
     graph, params = nnx.split(layer)
     loss = lambda params: (nnx.merge(graph, params)(jnp.asarray(x)) * up).sum()

@@ -12,7 +12,7 @@ from comparison import assert_close, distance
 from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import row_keys
 from jtrain.models.layers.block_stack import stack_layers, stacked, unstack_layers
-from jtrain.models.layers.key_sequence import Draws
+from jtrain.models.layers.key_sequence import KeySequence
 from jtrain.models.layers.linear import Linear
 from jtrain.models.transformer import Transformer
 
@@ -73,7 +73,7 @@ def test_a_scan_drops_what_the_written_out_layers_drop():
 
 def test_stacked_modules_draw_what_they_would_draw_one_after_the_other():
     make = lambda draws: Linear(2, 3, rngs=draws)
-    one_by_one, together = Draws(jax.random.key(0)), Draws(jax.random.key(0))
+    one_by_one, together = KeySequence(jax.random.key(0)), KeySequence(jax.random.key(0))
     assert one_by_one.params() == together.params()
     kernels = [make(one_by_one).kernel[...] for _ in range(3)]
     np.testing.assert_array_equal(stacked(make, 3, together).kernel[...], kernels)

@@ -8,7 +8,7 @@ from comparison import assert_close
 
 from jtrain.core.pytree import elements
 from jtrain.errors import DataError
-from jtrain.models.networks.vit import ToAll, cut
+from jtrain.models.networks.vit import FullAttention, cut
 from jtrain.models.vit import ViT
 
 SMALL = {"image": (6, 4, 2), "patch": 2, "layers": 1, "heads": 2, "width": 8, "classes": 3}
@@ -38,7 +38,7 @@ def test_every_position_is_attended_to():
     scores = np.einsum("bthk,bshk->bhts", q, k, dtype=np.float64) / 2
     chances = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     want = np.einsum("bhts,bshk->bthk", chances, v)
-    assert_close(ToAll()(*map(jnp.asarray, (q, k, v))), want, 2e-6)
+    assert_close(FullAttention()(*map(jnp.asarray, (q, k, v))), want, 2e-6)
 
 
 @pytest.mark.parametrize(("pool", "positions"), [("class", 7), ("mean", 6)])

@@ -11,8 +11,8 @@ import jtrain as jt
 from chaos.numbers import config
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
-from jtrain.inspect.plan.hlo import Program
-from jtrain.optim import SGD, AdamW, Group
+from jtrain.inspect.plan.hlo import HloProgram
+from jtrain.optim import SGD, AdamW, ParamGroup
 from jtrain.optim.clip import clipped
 from jtrain.parallel import FSDP
 from jtrain.train.setup import assemble
@@ -52,7 +52,7 @@ def squares(params, batch, rng):
     [
         (AdamW(lr=1e-2, clip=1.0), 0),
         (SGD(lr=1e-2, clip=1.0, clip_value=0.5), 2),
-        (AdamW(lr=1e-2, clip=1.0, groups=(Group(match="b", freeze=True),)), 2),
+        (AdamW(lr=1e-2, clip=1.0, groups=(ParamGroup(match="b", freeze=True),)), 2),
     ],
 )
 def test_no_norm_is_summed_in_the_branch_unless_the_gradients_were_changed(optimizer, sums):
@@ -70,7 +70,7 @@ def test_no_norm_is_summed_in_the_branch_unless_the_gradients_were_changed(optim
 @pytest.mark.thorough
 def test_no_collective_is_in_the_branch_on_eight_devices():
     parts = assemble(config("clips", parallel=FSDP(devices=8, min_size=0)))
-    program = Program(parts.lower_step().compile().as_text())
+    program = HloProgram(parts.lower_step().compile().as_text())
     sends = lambda name: [i for i, *_ in program.walk(name) if "all-" in i.operation]
     branches = [
         name

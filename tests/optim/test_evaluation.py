@@ -10,14 +10,14 @@ import pytest
 from comparison import assert_close, distance
 from quick_study import CODE, at_home, config_of, trained, write_study
 
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import CheckpointManager
 from jtrain.cli import main
 from jtrain.core.loop import Hook
 from jtrain.core.pytree import named_leaves
 from jtrain.core.state import new_state
-from jtrain.optim import SGD, AdamW, Evaluated, Group, ScheduleFree, evaluation_params
-from jtrain.train.run import Outcome
-from jtrain.train.setup import Assembly, assemble
+from jtrain.optim import SGD, AdamW, ParamGroup, ScheduleFree, WithEvalParams, evaluation_params
+from jtrain.train.run import RunResult
+from jtrain.train.setup import TrainSetup, assemble
 
 pytestmark = pytest.mark.thorough
 
@@ -58,7 +58,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(place: Path) -> dict[str, tuple[Outcome, list]]:
+def runs(place: Path) -> dict[str, tuple[RunResult, list]]:
     """How each kind ended, and the parameters after each of its steps."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -94,7 +94,7 @@ def _after(x, y, t):
     return x + (z - x) / t
 
 
-def plain(parts: Assembly, params) -> dict[str, float]:
+def plain(parts: TrainSetup, params) -> dict[str, float]:
     """The metrics of these very parameters."""
     bare = config_of("configs/quick.yaml", ("optimizer={kind: sgd, lr: 1}",))
     there = assemble(bare)
@@ -105,7 +105,7 @@ def plain(parts: Assembly, params) -> dict[str, float]:
 def restored(kind: str, *settings: str):
     outcome_config = Path("runs") / kind / "config.yaml"
     parts = assemble(config_of(outcome_config, settings))
-    with Checkpoints(Path("runs") / kind / "checkpoints") as checkpoints:
+    with CheckpointManager(Path("runs") / kind / "checkpoints") as checkpoints:
         return parts, checkpoints.restore(12, parts.like)
 
 
@@ -176,14 +176,14 @@ def test_an_optimizer_of_anyone_is_judged_by_what_it_trains():
 def test_the_function_survives_what_the_step_does_to_an_optimizer():
     optimizer = AdamW(lr=0.1, ema=0.9).build(3)
     same = optax.with_extra_args_support(optimizer)
-    assert isinstance(same, Evaluated)
+    assert isinstance(same, WithEvalParams)
     assert same.eval_params is optimizer.eval_params
 
 
 @pytest.mark.parametrize("values", [SGD(lr=0.1, ema=0.5), ScheduleFree(lr=0.1)])
 def test_frozen_leaves_are_judged_as_they_are_and_keep_no_average(values):
     params = {"a": np.float32([1, 2]), "b": np.float32([3, 4])}
-    frozen = type(values)(lr=0.1, ema=values.ema, groups=(Group(match="b", freeze=True),))
+    frozen = type(values)(lr=0.1, ema=values.ema, groups=(ParamGroup(match="b", freeze=True),))
     optimizer = frozen.build(3)
     state = optimizer.init(params)
     _, state = optimizer.update(jax.tree.map(np.ones_like, params), state, params)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from jtrain.errors import ConfigError
-from jtrain.optim.groups import Group, check_patterns, group_of, matches, nearest
+from jtrain.optim.groups import ParamGroup, check_patterns, group_of, matches, nearest
 
 NAMES = ["embed/table", "blocks/0/mlp/kernel", "blocks/0/mlp/bias", "blocks/1/mlp/kernel", "head/w"]
 
@@ -29,7 +29,7 @@ def test_a_pattern_finds_its_leaves(pattern: str, found: list[str]):
 
 
 def test_the_first_group_that_matches_counts():
-    groups = (Group(match="*/bias", lr=2.0), Group(match="blocks/*", lr=3.0))
+    groups = (ParamGroup(match="*/bias", lr=2.0), ParamGroup(match="blocks/*", lr=3.0))
     factors = {n: g.lr for n in NAMES if (g := group_of(n, groups))}
     assert factors == {
         "blocks/0/mlp/kernel": 3.0,
@@ -45,7 +45,7 @@ def test_the_nearest_names_come_first():
 
 
 def test_patterns_that_all_do_something_pass():
-    groups = [Group(match="*/embed/*", freeze=True), Group(match="*", lr=0.5)]
+    groups = [ParamGroup(match="*/embed/*", freeze=True), ParamGroup(match="*", lr=0.5)]
     check_patterns(NAMES, groups, ["*/kernel", "head/?"])
     with pytest.raises(ConfigError):
         check_patterns(NAMES, groups, ["*/kernel", "tail/?"])

@@ -15,7 +15,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.errors import ConfigError
-from jtrain.optim import LBFGS, AdamW, Group
+from jtrain.optim import LBFGS, AdamW, ParamGroup
 
 pytestmark = pytest.mark.thorough
 
@@ -111,7 +111,7 @@ def test_with_leaves_frozen_it_takes_optax_steps_of_the_others():
     problem = lambda w: logistic(w, batch, None).total / ROWS
     alone = lambda params: problem({**params, "b": jnp.float32(0)})
     params = {"w": jnp.zeros(DIMS), "b": jnp.float32(0)}
-    frozen = LBFGS(memory=4, groups=(Group(match="b", freeze=True),)).build(5)
+    frozen = LBFGS(memory=4, groups=(ParamGroup(match="b", freeze=True),)).build(5)
     want = _followed(optax.lbfgs(memory_size=4), {"w": params["w"]}, alone)
     got = _followed(frozen, params, problem)
     assert_close(got["w"], want["w"], 1e-4)
@@ -164,4 +164,4 @@ def test_what_would_lead_the_search_astray_is_refused(wrong, said):
     with pytest.raises(pydantic.ValidationError) as refusal:
         LBFGS(**wrong)
     assert said in str(refusal.value)
-    LBFGS(groups=(Group(match="b", freeze=True),))
+    LBFGS(groups=(ParamGroup(match="b", freeze=True),))

@@ -8,7 +8,7 @@ from comparison import assert_close
 
 from jtrain.core.pytree import named_leaves
 from jtrain.errors import ConfigError
-from jtrain.optim import AdamW, Group, Muon
+from jtrain.optim import AdamW, Muon, ParamGroup
 
 SHAPES = [(8, 8), (16, 48), (128, 64)]
 
@@ -82,7 +82,7 @@ OTHERS = {"tokens", "head", "blocks/0/bias", "conv/kernel"}
         ({"adamw": ["tokens"]}, OTHERS - {"head"}),
         ({"adamw": []}, OTHERS - {"head", "tokens"}),
         ({"stacks": ["conv/*"]}, OTHERS - {"conv/kernel"}),
-        ({"groups": [Group(match="blocks/*/bias", freeze=True)]}, OTHERS - {"blocks/0/bias"}),
+        ({"groups": [ParamGroup(match="blocks/*/bias", freeze=True)]}, OTHERS - {"blocks/0/bias"}),
     ],
 )
 def test_what_is_no_matrix_inside_takes_the_steps_of_adamw(values, adam: set[str]):

@@ -16,10 +16,10 @@ from jtrain.optim import (
     Cosine,
     InverseSquareRoot,
     Join,
-    Linear,
+    LinearSchedule,
     OneCycle,
-    Piece,
     Restarts,
+    SchedulePiece,
     WarmupStableDecay,
 )
 from jtrain.optim.schedules import Schedule
@@ -29,8 +29,8 @@ STEPS = 12
 CURVES = {
     "constant": Constant(),
     "constant, warmup 4": Constant(warmup=4),
-    "linear": Linear(),
-    "linear, warmup 3, final 0.5": Linear(warmup=3, final=0.5),
+    "linear": LinearSchedule(),
+    "linear, warmup 3, final 0.5": LinearSchedule(warmup=3, final=0.5),
     "cosine": Cosine(),
     "cosine, warmup 3, final 0": Cosine(warmup=3, final=0.0),
     "wsd": WarmupStableDecay(),
@@ -44,7 +44,10 @@ CURVES = {
         warmup=3, cycles=2, growth=2, final=0.1
     ),
     "join: 2 at 0.5, then linear": Join(
-        pieces=(Piece(steps=2, peak=0.5), Piece(schedule=Linear(warmup=1, final=0.5)))
+        pieces=(
+            SchedulePiece(steps=2, peak=0.5),
+            SchedulePiece(schedule=LinearSchedule(warmup=1, final=0.5)),
+        )
     ),
 }
 
@@ -59,7 +62,7 @@ ending = those(lambda schedule: hasattr(schedule, "final") or isinstance(schedul
 warming = those(lambda schedule: hasattr(schedule, "warmup"))
 falling = those(
     lambda schedule: isinstance(
-        schedule, Constant | Linear | Cosine | WarmupStableDecay | InverseSquareRoot
+        schedule, Constant | LinearSchedule | Cosine | WarmupStableDecay | InverseSquareRoot
     )
 )
 
@@ -189,9 +192,9 @@ def test_each_restart_is_a_cosine_of_its_own(growth: float, starts: list[int]):
 
 def test_joined_pieces_are_what_each_is_alone():
     pieces = (
-        Piece(steps=5, peak=0.1, schedule=Linear(final=0.5)),
-        Piece(steps=0, schedule=Cosine(warmup=3)),
-        Piece(steps=10, peak=2.0, schedule=Restarts(cycles=2)),
+        SchedulePiece(steps=5, peak=0.1, schedule=LinearSchedule(final=0.5)),
+        SchedulePiece(steps=0, schedule=Cosine(warmup=3)),
+        SchedulePiece(steps=10, peak=2.0, schedule=Restarts(cycles=2)),
     )
     rates = curve(Join(pieces=pieces), peak=3.0, steps=40)
     for first, length, piece in zip([0, 5, 30], [5, 25, 10], pieces, strict=True):

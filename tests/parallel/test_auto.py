@@ -11,14 +11,14 @@ from comparison import assert_close
 import jtrain as jt
 from jtrain.core.state import new_state
 from jtrain.errors import ConfigError, ShardingError
-from jtrain.parallel import Auto, Axes, Needs, Single
+from jtrain.parallel import Auto, Axes, MemoryNeeds, Single
 from jtrain.parallel.memory import memory_of
 from jtrain.parallel.memory_estimate import estimate
 
 DIMS = {"up": ("width", "hidden"), "q": ("width", "heads", None), "table": ("vocab", "width")}
 
 
-def needs(**changed) -> Needs:
+def needs(**changed) -> MemoryNeeds:
     """Of 1,056,768 parameters: 4.2 MB of them, 8.5 MB of Adam's moments."""
     make = lambda shape: jax.numpy.zeros(shape)
     params = {"up": (512, 1024), "q": (512, 12, 64), "table": (272, 512)}
@@ -30,7 +30,7 @@ def needs(**changed) -> Needs:
         )
     )
     given = {"rows": 64, "microbatches": 1, "tokens": 64, "compute": None, "saved": 8_000_000}
-    return Needs(**{"state": state, "dims": DIMS, **given, **changed})
+    return MemoryNeeds(**{"state": state, "dims": DIMS, **given, **changed})
 
 
 def chosen(memory: float, devices: int = 8, check=lambda layout: None, **changed) -> Any:

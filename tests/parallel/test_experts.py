@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from comparison import distance
 
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.errors import ShardingError
 from jtrain.models.adapters.nnx import from_nnx
-from jtrain.models.experts.mixture import Mixture
-from jtrain.models.layers.key_sequence import Draws
+from jtrain.models.experts.mixture import MixtureOfExperts
+from jtrain.models.layers.key_sequence import KeySequence
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes
 
@@ -38,13 +38,15 @@ CASES = [
 ]
 
 
-def layer(kind: str, place: Any = Anywhere(), count: int = EXPERTS):
+def layer(kind: str, place: Any = Unplaced(), count: int = EXPERTS):
     values = Transformer(
         width=WIDTH, heads=2, hidden=16, activation="swiglu",
         experts={"kind": kind, "count": count},
     )  # fmt: skip
     return from_nnx(
-        lambda rngs: Mixture(values, place, Draws(rngs.params.key[...]), std=0.6, onto=0.6)
+        lambda rngs: MixtureOfExperts(
+            values, place, KeySequence(rngs.params.key[...]), std=0.6, onto=0.6
+        )
     )
 
 

@@ -11,7 +11,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.parallel import FSDP
-from jtrain.parallel.leaf_sharding import Leaves
+from jtrain.parallel.leaf_sharding import StateSharding
 
 ADAMW = optax.adamw(1e-2)
 
@@ -63,7 +63,7 @@ def test_small_leaves_stay_whole():
     ],
 )
 def test_splits_the_largest_dim_that_divides(shape, spec):
-    assert Leaves({"fsdp": 8}).choose("w", shape, {}).spec == PartitionSpec(*spec)
+    assert StateSharding({"fsdp": 8}).choose("w", shape, {}).spec == PartitionSpec(*spec)
 
 
 def test_never_sums_whole_gradients_on_a_device_for_nothing():

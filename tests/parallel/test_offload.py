@@ -15,7 +15,7 @@ from jtrain.errors import ShardingError
 from jtrain.inspect.sharding_table import laid, table
 from jtrain.parallel import Axes, Mirrored
 from jtrain.parallel.offload import refuse_without_host_memory
-from jtrain.train.setup import Assembly, assemble
+from jtrain.train.setup import TrainSetup, assemble
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODEL = [
@@ -40,7 +40,7 @@ SCANNED = [
 ALL = ("params", "opt_state", "activations")
 
 
-def language(parallel: str, offload: tuple[str, ...], more: tuple[str, ...] = ()) -> Assembly:
+def language(parallel: str, offload: tuple[str, ...], more: tuple[str, ...] = ()) -> TrainSetup:
     values = f"parallel={{{parallel}, offload: [{', '.join(offload)}]}}"
     return assemble(config_of(CONFIGS / "shakespeare.yaml", [*MODEL, *more, values]))
 
@@ -51,7 +51,7 @@ def kinds(state) -> dict[str, set[str]]:
     return {part: of(getattr(state, part)) for part in ("params", "opt_state")}
 
 
-def walked(parts: Assembly):
+def walked(parts: TrainSetup):
     """The state after two calls, what was logged, and an evaluation; memory is looked at."""
     state, step, logged = parts.fresh(), parts.compile_step(), []
     before = kinds(state)
@@ -89,7 +89,7 @@ def test_offload_changes_no_bit_of_a_language_model(parallel):
     same_bits(parts, language(parallel, (), tuple(SCANNED)), ALL)
 
 
-def same_bits(parts: Assembly, near: Assembly, offload: tuple[str, ...]) -> None:
+def same_bits(parts: TrainSetup, near: TrainSetup, offload: tuple[str, ...]) -> None:
     got, want = walked(parts), walked(near)
     assert bitwise(got[:2], want[:2])
     assert got[2] == want[2]

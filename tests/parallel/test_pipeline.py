@@ -15,12 +15,12 @@ import pytest
 from cases import by_name
 from comparison import assert_close, distance
 
-from jtrain.core.placement import Anywhere
+from jtrain.core.placement import Unplaced
 from jtrain.core.rows import row_keys
 from jtrain.errors import ConfigError, ShardingError
 from jtrain.inspect.plan.collectives import collectives
 from jtrain.models.transformer import Transformer
-from jtrain.parallel import Axes, Schedule
+from jtrain.parallel import Axes, PipelineSchedule
 
 LAYERS, B, T, D = 8, 16, 3, 4
 WAYS: dict[str, dict[str, Any]] = {
@@ -77,7 +77,7 @@ def both_ways_of(place):
 @pytest.mark.parametrize("way", by_name(WAYS, QUICK, pytest.mark.slow))
 def test_layers_in_stages_give_what_they_give_one_after_the_other(way):
     (value, (y, gave)), grads = both_ways(axes(**way).build().placement)
-    (wanted, (plain, gives)), slopes = both_ways(Anywhere())
+    (wanted, (plain, gives)), slopes = both_ways(Unplaced())
     assert_close(value, wanted, 1e-6)
     assert_close(y, plain, 1e-6)
     assert_close(gave["sum"], gives["sum"], 1e-6)
@@ -122,7 +122,7 @@ def test_what_a_layer_closes_over_is_learned_from(repeats):
         return jax.jit(jax.grad(total))(jnp.float32(0.3))
 
     place = axes(stage=2, repeats=repeats, data=4).build().placement
-    assert_close(slope(place), slope(Anywhere()), 1e-6)
+    assert_close(slope(place), slope(Unplaced()), 1e-6)
 
 
 @pytest.mark.parametrize("repeats", [1, 2])
@@ -201,7 +201,7 @@ def test_dropout_and_segments_go_with_their_rows():
     model, fn, params = hidden(where.placement)
     params = jax.device_put(params, where.shardings(params, model.dims))
     got, grads = jax.jit(fn)(params)
-    _, plain, alone = hidden(Anywhere())
+    _, plain, alone = hidden(Unplaced())
     wanted, slopes = jax.jit(plain)(alone)
     assert_close(got, wanted, 1e-6)
     assert distance(grads, slopes) < 1e-6
@@ -292,4 +292,4 @@ def test_a_model_without_stacked_layers_is_refused(scan):
 
 def test_one_stage_has_no_schedule():
     assert axes(data=8).build().schedule is None
-    assert axes(stage=2, data=4).build().schedule == Schedule(2, 2)
+    assert axes(stage=2, data=4).build().schedule == PipelineSchedule(2, 2)

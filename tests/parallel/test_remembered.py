@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.parallel.strategies.strategy import Remembered
+from jtrain.parallel.strategies.strategy import PlacedBatchCache
 
 
 def read_only(*values: int) -> np.ndarray:
@@ -14,7 +14,9 @@ def read_only(*values: int) -> np.ndarray:
 
 def test_what_comes_again_is_put_once():
     puts = []
-    place = Remembered(lambda tree: puts.append(sorted(tree)) or {k: v for k, v in tree.items()})
+    place = PlacedBatchCache(
+        lambda tree: puts.append(sorted(tree)) or {k: v for k, v in tree.items()}
+    )
     mask = read_only(1, 1)
     for x in (np.zeros(2), np.ones(2)):
         batch = {"x": x, "mask": mask}
@@ -31,7 +33,7 @@ def test_a_batch_placed_in_the_middle_of_another_gives_each_its_own_mask():
             inside.append(place({"mask": ragged}))
         return {name: jnp.asarray(array) for name, array in tree.items()}
 
-    place = Remembered(put)
+    place = PlacedBatchCache(put)
     place({"mask": full})
     outside = place({"x": np.zeros(2), "mask": full})
     assert outside["mask"].tolist() == [1, 1]

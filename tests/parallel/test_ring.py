@@ -16,7 +16,7 @@ from jtrain.inspect.plan.collectives import collectives
 from jtrain.models.attention.causal import Causal
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes
-from jtrain.parallel.attention.ring import Ring
+from jtrain.parallel.attention.ring import RingAttention
 from jtrain.parallel.attention.zigzag import zigzag
 
 B, T, H, G, K = 2, 64, 4, 2, 8
@@ -83,7 +83,7 @@ def test_backward_they_travel_again_and_their_gradients_behind_them():
 )
 def test_keys_travel_no_farther_than_a_window_reaches(window, reach):
     runs = {"all": [(1, 7)], 0: []}.get(reach, [(1, reach), (-1, reach)])
-    assert Ring(Causal(window=window), 8, "context").runs(chunk=4) == runs
+    assert RingAttention(Causal(window=window), 8, "context").runs(chunk=4) == runs
 
 
 def permutes(fn, *args) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from audit import unwanted, watched
 
-from jtrain.checkpoint import Checkpoints, seal
+from jtrain.checkpoint import CheckpointManager, seal
 from jtrain.checkpoint.weights_source import find
 from jtrain.cli import main
 from jtrain.errors import UserError
@@ -89,9 +89,9 @@ INSTALLED += [Path("/proc"), Path("/sys"), Path("/dev")]
 def _kept(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("kept") / "run" / "checkpoints"
     state = {"params": {"w": jnp.ones((4, 4))}, "step": jnp.int32(3)}
-    with Checkpoints(directory) as checkpoints:
+    with CheckpointManager(directory) as checkpoints:
         checkpoints.save(3, state, {"config": {"experiment": "quick"}})
-    with Checkpoints(directory) as checkpoints:
+    with CheckpointManager(directory) as checkpoints:
         checkpoints.restore(3, LIKE)  # now all that it needs is imported
     return directory
 
@@ -100,8 +100,8 @@ def read_in_every_way(directory: Path) -> list[str]:
     """What was refused, of all that reads a checkpoint."""
     told = []
     for reads in (
-        lambda: Checkpoints(directory).restore(3, LIKE),
-        lambda: Checkpoints(directory).about(3),
+        lambda: CheckpointManager(directory).restore(3, LIKE),
+        lambda: CheckpointManager(directory).about(3),
         lambda: find(str(directory.parent)).read({"w": LIKE["params"]["w"]}),
     ):
         try:

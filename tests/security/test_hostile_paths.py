@@ -13,9 +13,9 @@ from quick_study import at_home, config_of, trained, write_study
 from jtrain.checkpoint.tensors import tensors
 from jtrain.config.resolve import resolve
 from jtrain.data import TokenFiles
-from jtrain.data.text.append_log import Growing
+from jtrain.data.text.append_log import AppendLog
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.tokenizing import ByBytes
+from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import CheckpointError, ConfigError, DataError, UserError
 from jtrain.train.restore_run import measure
 
@@ -75,7 +75,7 @@ def index(folder: Path, name: object) -> None:
 
 def token_folder(folder: Path, name: object) -> None:
     (folder / "text.txt").write_text("a text\n" * 9)
-    prepare(folder / "text.txt", folder / "tokens", tokenizing=ByBytes(), by="line", shard=23)
+    prepare(folder / "text.txt", folder / "tokens", tokenizing=ByteTokens(), by="line", shard=23)
     header = json.loads((folder / "tokens" / "header.json").read_text())
     header["shards"][0]["name"] = name
     (folder / "tokens" / "header.json").write_text(json.dumps(header))
@@ -88,7 +88,7 @@ def token_folder(folder: Path, name: object) -> None:
 def unfinished(folder: Path, name: object) -> None:
     known = [{"name": name, "count": 4, "crc32": 0}]
     with pytest.raises(DataError, match="which is not one beside it"):
-        Growing(folder, "tokens-{:05}.bin", np.dtype("<u2"), 9, known)
+        AppendLog(folder, "tokens-{:05}.bin", np.dtype("<u2"), 9, known)
 
 
 @pytest.mark.parametrize("reads", [index, token_folder, unfinished])

@@ -14,8 +14,8 @@ from jtrain.cli import main
 from jtrain.config.dump import dump, told
 from jtrain.config.resolve import resolve
 from jtrain.io.redact import HIDDEN, is_secret, redacted, redacted_values
-from jtrain.train.hooks.log import Lines
-from jtrain.train.run_dir import Directory
+from jtrain.train.hooks.log import LogLines
+from jtrain.train.run_dir import RunDir
 
 LEAKS, KEPT = corpus.LEAKS, corpus.KEPT
 
@@ -44,10 +44,10 @@ def test_secrets_are_not_seen_where_there_are_none(text):
 
 @pytest.mark.parametrize("case", LEAKS, ids=[case.name for case in LEAKS])
 def test_secrets_in_what_a_run_writes_are_hidden(case, tmp_path: Path):
-    there, lines = Directory(tmp_path / "run"), []
+    there, lines = RunDir(tmp_path / "run"), []
     there.path.mkdir()
     there.say("failed", why=case.text, argv=["jtrain", "run", "x.yaml", case.text])
-    Lines(there.log, screen=lines.append).say(case.text)
+    LogLines(there.log, screen=lines.append).say(case.text)
     written = there.status.read_text() + there.log.read_text() + "".join(lines)
     assert json.loads(there.status.read_text())["argv"][:3] == ["jtrain", "run", "x.yaml"]
     assert case.secret not in written
@@ -93,7 +93,7 @@ def test_the_config_of_a_run_has_no_secret_and_the_run_goes_on_all_the_same(tmp_
     secret = "https://me:hunter2@host"
     config = resolve(path, [f"model.title={json.dumps(secret)}"]).config
     assert config.model.title == secret, "the run itself has it"
-    there = Directory(tmp_path / "run")
+    there = RunDir(tmp_path / "run")
     there.begin(config)
     there.say("running", step=1)
     assert "hunter2" not in there.config.read_text() + dump(told(config))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jtrain.errors import ConfigError
 from jtrain.sweep.grid import grid, label, parts
-from jtrain.sweep.search import Between, corners, space
+from jtrain.sweep.search import SearchRange, corners, space
 
 
 def test_the_last_key_changes_fastest_and_single_values_are_fixed():
@@ -62,9 +62,9 @@ def test_what_is_searched():
     )
     assert fixed == ["b=1"]
     assert found == {
-        "optimizer.lr": Between(1e-5, 1e-2, log=True, whole=False),
-        "model.layers": Between(1.0, 8.0, log=False, whole=True),
-        "model.drop": Between(0.0, 0.5, log=False, whole=False),
+        "optimizer.lr": SearchRange(1e-5, 1e-2, log=True, whole=False),
+        "model.layers": SearchRange(1.0, 8.0, log=False, whole=True),
+        "model.drop": SearchRange(0.0, 0.5, log=False, whole=False),
         "a": ["x", "y"],
     }
     tried = list(corners(found))

@@ -63,11 +63,11 @@ def test_a_trial_that_did_not_end_goes_on_with_its_values(capfd, monkeypatch):
     pytest.importorskip("optuna")
 
     searched(capfd, "--trials", "2")
-    from jtrain.checkpoint.retention import Goal
+    from jtrain.checkpoint.retention import BestMetric
     from jtrain.sweep.search import Search, space
 
     found, fixed = space(["optimizer.lr=1e-5..1e-2:log"])
-    search = Search(Path("runs/quick-sweep"), found, Goal("lowest", "loss"), seed=0)
+    search = Search(Path("runs/quick-sweep"), found, BestMetric("lowest", "loss"), seed=0)
     begun = next(search.members(3, fixed))  # as if it was killed now
     after = searched(capfd, "--trials", "3")
     assert len(after) == 3

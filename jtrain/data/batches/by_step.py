@@ -39,7 +39,7 @@ class Shuffled:
     ):
         self.source, self.size, self.seed, self.end = source, size, seed, end
         self.rows = rows_of(source)
-        self._part = Part(size, 0, 1)
+        self._part = RowShard(size, 0, 1)
         if end not in ("cross", "drop", "pad"):
             raise ConfigError(f"end {end!r} is none of cross, drop, pad. Set end=cross.")
         if end == "drop" and size > self.rows:
@@ -77,7 +77,7 @@ class Shuffled:
     def shard(self, index: int, count: int) -> "Shuffled":
         """The same batches, of which only the rows of process `index` of `count` are read."""
         mine = copy.copy(self)
-        mine._part = Part(self.size, index, count)
+        mine._part = RowShard(self.size, index, count)
         mine._indices = Blocks(mine._part.row, self.size, self._order)
         return mine
 
@@ -109,7 +109,7 @@ class InOrder:
     def __init__(self, source: Source, *, size: int):
         self.source, self.size = source, size
         self.rows = rows_of(source)
-        self._part = Part(size, 0, 1)
+        self._part = RowShard(size, 0, 1)
         self.ragged = self.rows % size > 0
 
     def __len__(self) -> int:
@@ -127,11 +127,11 @@ class InOrder:
     def shard(self, index: int, count: int) -> "InOrder":
         """The same batches, of which only the rows of process `index` of `count` are read."""
         mine = copy.copy(self)
-        mine._part = Part(self.size, index, count)
+        mine._part = RowShard(self.size, index, count)
         return mine
 
 
-class Part:
+class RowShard:
     """The rows of a batch that one process reads: a slice of them."""
 
     def __init__(self, size: int, index: int, count: int):

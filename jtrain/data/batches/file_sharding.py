@@ -14,7 +14,7 @@ from jtrain.errors import ConfigError, DataError
 T = TypeVar("T")
 
 
-class Sharing(NamedTuple):
+class FileShard(NamedTuple):
     """What one process reads: the files it opens, and of their records each `every`-th."""
 
     files: list[Path]
@@ -31,7 +31,7 @@ class Sharing(NamedTuple):
         return islice(records, self.first, None, self.every)
 
 
-def sharing(files: Sequence[Path], *, index: int, count: int, policy: str = "auto") -> Sharing:
+def sharing(files: Sequence[Path], *, index: int, count: int, policy: str = "auto") -> FileShard:
     """What process `index` of `count` reads of `files`.
 
     By policy:
@@ -68,10 +68,10 @@ def sharing(files: Sequence[Path], *, index: int, count: int, policy: str = "aut
     else:
         chosen, why = policy, f"sharing={policy}"
     if chosen == "off":
-        return Sharing(files, 0, 1, True, f"{there}: each reads all of them ({why})")
+        return FileShard(files, 0, 1, True, f"{there}: each reads all of them ({why})")
     if chosen == "data":
         told = f"{there}: each reads all of them and keeps one record in {count} ({why})"
-        return Sharing(files, index, count, False, told)
+        return FileShard(files, index, count, False, told)
     if len(files) < count:
         raise DataError(
             f"sharing=file was asked for with {there}: {count - len(files)} would read nothing. "
@@ -80,4 +80,4 @@ def sharing(files: Sequence[Path], *, index: int, count: int, policy: str = "aut
     mine = files[index::count]
     order = ", the order of rows depends on the number of processes" if count > 1 else ""
     told = f"{there}: this one reads {len(mine)} of its own ({why}){order}"
-    return Sharing(mine, 0, 1, True, told)
+    return FileShard(mine, 0, 1, True, told)

@@ -20,7 +20,7 @@ _GOLDEN = 0.6180339887498949  # its multiples lie evenly within 0 .. 1, however 
 
 
 @runtime_checkable
-class Known(Protocol):
+class Fingerprinted(Protocol):
     """A source, a stream or batches that say what their data is."""
 
     def fingerprint(self) -> str:
@@ -34,7 +34,7 @@ def fingerprint(data: Any) -> str:
     Batches are what they are made of (`source`, `sources`). A source without a `fingerprint` of its
     own is told by a few of its rows, unless these are others each time that they are read.
     """
-    if isinstance(data, Known):
+    if isinstance(data, Fingerprinted):
         return data.fingerprint()
     if hasattr(data, "source"):
         return fingerprint(data.source)
@@ -84,7 +84,9 @@ def of_values(**values: Any) -> str:
 def of_tokens(tokens: Any) -> str:
     """A row of tokens, in memory or mapped; of a folder what that says."""
     return (
-        tokens.fingerprint() if isinstance(tokens, Known) else of_arrays(len(tokens), {"": tokens})
+        tokens.fingerprint()
+        if isinstance(tokens, Fingerprinted)
+        else of_arrays(len(tokens), {"": tokens})
     )
 
 

@@ -6,7 +6,7 @@ from jtrain.data.batches.by_step import InOrder
 from jtrain.data.sources.source import Source
 
 
-class Whole:
+class FullBatches:
     """`batches[step]`: every row of `source` in its order, the same arrays at each step.
 
     They are read once and are read-only, so that they are put on the devices once.
@@ -32,8 +32,8 @@ class Whole:
             self._batch = batch  # one assignment: a reading thread sees none or all
         return self._batch
 
-    def shard(self, index: int, count: int) -> "Whole":
+    def shard(self, index: int, count: int) -> "FullBatches":
         """The same batch, of which only the rows of process `index` of `count` are read."""
-        mine = Whole(self.source)
+        mine = FullBatches(self.source)
         mine._rows = self._rows.shard(index, count)
         return mine

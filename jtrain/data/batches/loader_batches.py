@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from jtrain.data.batches.by_step import Part
+from jtrain.data.batches.by_step import RowShard
 from jtrain.errors import DataError
 
 
-class Loaded:
+class LoaderBatches:
     """`batches[step]`: what a loader gives, opened anew for each epoch.
 
     The adapter is a function that gives its batches as arrays by name:
@@ -36,7 +36,7 @@ class Loaded:
 
     def __init__(self, opened: Callable[[], Iterable[Mapping[str, np.ndarray]]], *, size: int):
         self.size, self._opened = size, opened
-        self._begin(Part(size, 0, 1))
+        self._begin(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         step = operator.index(step)
@@ -51,13 +51,13 @@ class Loaded:
         mine = {name: array[row[0] : row[-1] + 1] for name, array in self._last.items()}
         return mine | {"row": row, "mask": self._part.mask(self.size)}
 
-    def shard(self, index: int, count: int) -> "Loaded":
+    def shard(self, index: int, count: int) -> "LoaderBatches":
         """The same batches, of which only the rows of process `index` of `count` are kept."""
         mine = copy.copy(self)
-        mine._begin(Part(self.size, index, count))
+        mine._begin(RowShard(self.size, index, count))
         return mine
 
-    def _begin(self, part: Part) -> None:
+    def _begin(self, part: RowShard) -> None:
         self._part, self._next = part, 0
         self._batches = self._epochs()
         self._last: dict[str, np.ndarray] = {}

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from jtrain.data.batches.blocks import Blocks
-from jtrain.data.batches.by_step import Part, rows_of
+from jtrain.data.batches.by_step import RowShard, rows_of
 from jtrain.data.batches.proportions import Proportions
 from jtrain.data.batches.shuffle import shuffled
 from jtrain.data.sources.source import Source
-from jtrain.data.text.token_files import Stretch
+from jtrain.data.text.token_files import TokenRange
 from jtrain.data.text.tokenizer import refuse_mismatch
 from jtrain.errors import DataError
 
 
-class Mixed:
+class MixedBatches:
     """`batches[step]`: `size` rows, of which each source has its share, exact to one row.
 
     That holds after any number of rows, so for every batch and every prefix of a run. A source
@@ -41,7 +41,7 @@ class Mixed:
     ):
         self.sources = {name: source for name, (source, _) in parts.items()}
         self.size, self.seed = size, seed
-        self._part = Part(size, 0, 1)
+        self._part = RowShard(size, 0, 1)
         weights = [weight for _, weight in parts.values()]
         self.proportions = Proportions(weights, list(parts))
         self._lengths = [rows_of(source) for source in self.sources.values()]
@@ -65,10 +65,10 @@ class Mixed:
                 batch[name][here] = array
         return batch | {"row": self._part.row, "mask": self._part.mask(self.size)}
 
-    def shard(self, index: int, count: int) -> "Mixed":
+    def shard(self, index: int, count: int) -> "MixedBatches":
         """The same batches, of which only the rows of process `index` of `count` are read."""
         mine = copy.copy(self)
-        mine._part = Part(self.size, index, count)
+        mine._part = RowShard(self.size, index, count)
         mine._drawn = Blocks(mine._part.row, self.size, self._draw)
         return mine
 
@@ -87,7 +87,7 @@ class Mixed:
 def _refuse_two_tokenizers(sources: Mapping[str, Source]) -> None:
     """Raises if token folders among the sources were written by different tokenizers."""
     read = [getattr(source, "tokens", None) for source in sources.values()]
-    folders = [tokens.files for tokens in read if isinstance(tokens, Stretch)]
+    folders = [tokens.files for tokens in read if isinstance(tokens, TokenRange)]
     if folders:
         refuse_mismatch({str(folder.path): folder.tokenizer for folder in folders})
 

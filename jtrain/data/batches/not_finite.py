@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jtrain.data.batches.stacked import Steps
+from jtrain.data.batches.stacked import StepBatches
 
 
 def not_finite(
-    batches: Steps, steps: range, rows_of: Callable[[int], Sequence[int]] | None = None
+    batches: StepBatches, steps: range, rows_of: Callable[[int], Sequence[int]] | None = None
 ) -> str:
     """The first value in the batches of these steps that is not finite; or that all are.
 
@@ -29,7 +29,7 @@ def not_finite(
     return f"In the batches of steps {steps[0]} to {steps[-1]} every value is finite."
 
 
-class NotFinite(NamedTuple):
+class NonfiniteValue(NamedTuple):
     """A value that is not finite, and its place."""
 
     array: str
@@ -44,12 +44,12 @@ class NotFinite(NamedTuple):
         return f"{self.value}{where}"
 
 
-def first_not_finite(batch: Mapping[str, np.ndarray]) -> NotFinite | None:
+def first_not_finite(batch: Mapping[str, np.ndarray]) -> NonfiniteValue | None:
     """Return the first value of a batch that is not finite; None if there is none."""
     for name, array in batch.items():
         if not np.issubdtype(array.dtype, np.floating) or np.isfinite(array).all():
             continue
         row, *place = np.argwhere(~np.isfinite(array))[0].tolist()
         value = float(array[(row, *place)])
-        return NotFinite(name, int(batch["row"][row]), tuple(place), value)
+        return NonfiniteValue(name, int(batch["row"][row]), tuple(place), value)
     return None

@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from jtrain.data.batches.worker_process import Failed, receive, work
+from jtrain.data.batches.worker_process import WorkerFailure, receive, work
 from jtrain.errors import DataError, PeerError
 
 LARGEST = 1 << 29  # bytes that may be copied to each worker
@@ -62,7 +62,7 @@ class ProcessWorkers:
         assert step == self._next, f"step {self._next} comes next, and {step} was asked for"
         worker = self._workers[(step - self._start) % len(self._workers)]
         batch = worker.received.get()
-        if isinstance(batch, Failed):
+        if isinstance(batch, WorkerFailure):
             if batch.trace:
                 batch.error.add_note(f"In a worker process:\n{batch.trace}")
             raise batch.error
@@ -143,7 +143,7 @@ class _Worker:
         except (EOFError, OSError):
             self._put(None)
         except BaseException as error:  # raised again where a batch is asked for
-            self._put(Failed(error, ""))
+            self._put(WorkerFailure(error, ""))
 
     def _put(self, batch: Any) -> None:
         while not self._closed.is_set():

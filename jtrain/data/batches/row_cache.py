@@ -35,10 +35,10 @@ def cached(source: Source, where: str) -> Source:
     """
     if not where:
         return source
-    return InMemory(source) if where == MEMORY else OnDisk(source, where)
+    return MemoryCache(source) if where == MEMORY else DiskCache(source, where)
 
 
-class Cached:
+class CachedRows:
     """The rows of `source`, each read from it once; the same rows, whoever reads them when.
 
     A row is kept as its bytes and a digest of them, which is written last and checked whenever the
@@ -72,7 +72,7 @@ class Cached:
         return fingerprint(self.source)
 
 
-class InMemory(Cached):
+class MemoryCache(CachedRows):
     """Rows kept in the memory of this process; each process of several keeps those that it reads.
 
     Raises:
@@ -92,10 +92,10 @@ class InMemory(Cached):
         super().__init__(source, kept, np.zeros(len(source), DIGEST))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return InMemory, (self.source,)
+        return MemoryCache, (self.source,)
 
 
-class OnDisk(Cached):
+class DiskCache(CachedRows):
     """Rows kept in files below `folder`, which any number of processes and runs use at once.
 
     They lie in a folder of their own for each version of the source (`version`, or where it has
@@ -135,7 +135,7 @@ class OnDisk(Cached):
         super().__init__(source, kept, digests)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OnDisk, (self.source, self.folder)
+        return DiskCache, (self.source, self.folder)
 
     def _make(self, needed: int, rows: int, like: Mapping[str, np.ndarray], version: str) -> None:
         """Make the files, all of their room taken, under the final name only when they are whole.

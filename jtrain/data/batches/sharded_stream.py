@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.data.batches.by_step import Part
+from jtrain.data.batches.by_step import RowShard
 from jtrain.data.batches.file_sharding import sharing
 from jtrain.data.batches.fingerprint import of_files
 from jtrain.data.batches.stream import Stream, Streamed
 from jtrain.errors import DataError
 
 
-class Shared:
+class ShardedStream:
     """`batches[step]`: `size` rows of streams over `files`, shared out by `policy`.
 
     Where each process has files of its own (`file`) it has a stream of its own too, which begins
@@ -50,7 +50,7 @@ class Shared:
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         return self._batches[step] | {"row": self._part.row, "mask": self._part.mask(self.size)}
 
-    def shard(self, index: int, count: int) -> "Shared":
+    def shard(self, index: int, count: int) -> "ShardedStream":
         """The same batches, of which process `index` of `count` makes its rows.
 
         Raises:
@@ -92,7 +92,7 @@ class Shared:
         self._batches.restore(state["shares"][f"{self._index}"] if there else state)
 
     def _begin(self, index: int, count: int) -> None:
-        self._part, self._index, self._count = Part(self.size, index, count), index, count
+        self._part, self._index, self._count = RowShard(self.size, index, count), index, count
         chosen = sharing(self._files, index=index, count=count, policy=self._policy)
         self.told = f"data: {chosen.told}"
         """What was chosen, and why: a line for the log."""

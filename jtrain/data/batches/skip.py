@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-from jtrain.data.batches.stacked import Keeps, Steps
+from jtrain.data.batches.stacked import ResumableBatches, StepBatches
 
 Window: TypeAlias = tuple[int, int]  # batches first .. stop - 1, counted from 0
 
@@ -29,14 +29,14 @@ def number_of(step: int, windows: Iterable[Window]) -> int:
     return number
 
 
-class Without:
+class SkipBatches:
     """`batches[step]`, the batches in `windows` not counted: the next ones move up.
 
     A step's batch depends on the step and the windows alone, so a run that learns of a window on
     its way goes on as one that was given it at its beginning, if the window lies ahead.
     """
 
-    def __init__(self, batches: Steps, windows: Iterable[Window] = ()):
+    def __init__(self, batches: StepBatches, windows: Iterable[Window] = ()):
         self._batches, self.windows = batches, merged(windows)
 
     def __getitem__(self, step: int, /) -> Mapping[str, Any]:
@@ -55,11 +55,11 @@ class Without:
         return several(first, count)
 
     def state(self, step: int) -> Mapping[str, Any]:
-        """As `Keeps`; nothing where the step says it all."""
+        """As `ResumableBatches`; nothing where the step says it all."""
         found = self._batches
-        return found.state(self.number(step)) if isinstance(found, Keeps) else {}
+        return found.state(self.number(step)) if isinstance(found, ResumableBatches) else {}
 
     def restore(self, state: Mapping[str, Any], /) -> None:
-        """As `Keeps`."""
-        if isinstance(self._batches, Keeps):
+        """As `ResumableBatches`."""
+        if isinstance(self._batches, ResumableBatches):
             self._batches.restore(state)

@@ -7,7 +7,7 @@ import numpy as np
 
 
 @runtime_checkable
-class Steps(Protocol):
+class StepBatches(Protocol):
     """A batch as a function of the step; may have a faster `several(step, count)`, stacked.
 
     That may be None for some steps, which are then read one by one.
@@ -17,7 +17,7 @@ class Steps(Protocol):
 
 
 @runtime_checkable
-class Keeps(Protocol):
+class ResumableBatches(Protocol):
     """Batches that go on with what a run kept of them.
 
     It is the same in each process; or it has a mapping `shares`, and those of all are one.
@@ -32,14 +32,14 @@ class Keeps(Protocol):
         ...
 
 
-class Calls:
+class StackedBatches:
     """`calls[i]`: the batch of step i, or those of `steps` steps from `i * steps` on: k b ...
 
     Arrays that are the same read-only object in every batch (`row`, `mask`) stay one object, so
     that they are put on the devices once.
     """
 
-    def __init__(self, batches: Steps, steps: int = 1):
+    def __init__(self, batches: StepBatches, steps: int = 1):
         self._batches, self._steps = batches, steps
         self._same: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -55,7 +55,7 @@ class Calls:
 
     def state(self, step: int) -> Mapping[str, Any]:
         """What a checkpoint of a step keeps of the batches; nothing where the step says it all."""
-        return self._batches.state(step) if isinstance(self._batches, Keeps) else {}
+        return self._batches.state(step) if isinstance(self._batches, ResumableBatches) else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from what a checkpoint kept.
@@ -63,7 +63,7 @@ class Calls:
         Raises:
             DataError: if the batches are others.
         """
-        if state and isinstance(self._batches, Keeps):
+        if state and isinstance(self._batches, ResumableBatches):
             self._batches.restore(state)
 
     def _stack(self, name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from jtrain.data.batches.by_step import Part
-from jtrain.data.batches.fingerprint import Known
+from jtrain.data.batches.by_step import RowShard
+from jtrain.data.batches.fingerprint import Fingerprinted
 
 RECENT = 4  # batches that are still known when they are asked for again
 PLACES = 16  # that are known of what was read last: more than is ever read ahead of a checkpoint
@@ -59,7 +59,7 @@ class Streamed:
         every: int = 100,
     ):
         self.size, self._open, self._row, self._every = size, open, row, every
-        self._begin(Part(size, 0, 1))
+        self._begin(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         step = operator.index(step)
@@ -79,12 +79,12 @@ class Streamed:
     def shard(self, index: int, count: int) -> "Streamed":
         """The same batches, of which only the rows of process `index` of `count` are made."""
         mine = copy.copy(self)
-        mine._begin(Part(self.size, index, count))
+        mine._begin(RowShard(self.size, index, count))
         return mine
 
     def fingerprint(self) -> str:
         """What the stream is made of, in a line, if it says so."""
-        return self._stream.fingerprint() if isinstance(self._stream, Known) else ""
+        return self._stream.fingerprint() if isinstance(self._stream, Fingerprinted) else ""
 
     def state(self, step: int) -> dict[str, Any]:
         """A place at or before a step, as JSON, however far beyond it was read; on any thread."""
@@ -102,7 +102,7 @@ class Streamed:
         self._next = state["step"]
         self._places[self._next] = state["stream"]
 
-    def _begin(self, part: Part) -> None:
+    def _begin(self, part: RowShard) -> None:
         self._part = part
         self._stream, self._next = self._open(), 0
         self._recent: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()

@@ -14,7 +14,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Failed:
+class WorkerFailure:
     """What a worker sends in place of a batch that could not be read."""
 
     error: BaseException
@@ -39,7 +39,7 @@ def work(to: Connection, get: bytes, first: int, every: int, stop: int | None) -
                 read = read or pickle.loads(get)
                 batch = {name: np.asarray(array) for name, array in read(step).items()}
             except BaseException as error:  # also SystemExit: it is told at its step
-                to.send(Failed(_sendable(error), traceback.format_exc()))
+                to.send(WorkerFailure(_sendable(error), traceback.format_exc()))
             else:
                 to.send([(name, array.dtype, array.shape) for name, array in batch.items()])
                 for array in batch.values():
@@ -50,13 +50,13 @@ def work(to: Connection, get: bytes, first: int, every: int, stop: int | None) -
 
 
 def receive(source: Connection) -> Any:
-    """Receive what `work` sent: arrays by name, or `Failed`.
+    """Receive what `work` sent: arrays by name, or `WorkerFailure`.
 
     Raises:
         EOFError: if the worker ended.
     """
     shapes = source.recv()
-    if isinstance(shapes, Failed):
+    if isinstance(shapes, WorkerFailure):
         return shapes
     batch = {name: np.empty(shape, dtype) for name, dtype, shape in shapes}
     for array in batch.values():

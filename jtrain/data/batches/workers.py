@@ -6,15 +6,15 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 from pydantic import Field
 
 from jtrain.config.configclass import values
-from jtrain.data.batches.loader_batches import Loaded
-from jtrain.data.batches.stacked import Keeps
+from jtrain.data.batches.loader_batches import LoaderBatches
+from jtrain.data.batches.stacked import ResumableBatches
 from jtrain.errors import DataError
 
 Get: TypeAlias = Callable[[int], Mapping[str, Any]]
 
 
 @runtime_checkable
-class Reader(Protocol):
+class BatchReader(Protocol):
     """Batches of consecutive steps, which may be read ahead of the caller."""
 
     def __call__(self, step: int, /) -> Mapping[str, Any]:
@@ -40,7 +40,7 @@ class Workers:
     """Batches that each worker reads ahead of the step that trains; they lie in the memory of the
     host."""
 
-    def build(self, get: Get, *, start: int, stop: int | None) -> Reader:
+    def build(self, get: Get, *, start: int, stop: int | None) -> BatchReader:
         """Return a reader of `get(start)`, `get(start + 1)`, ... `get(stop - 1)`.
 
         Args:
@@ -56,13 +56,13 @@ class Workers:
 
         return ProcessWorkers(get, start=start, stop=stop, workers=self.count, ahead=self.ahead)
 
-    def build_threads(self, get: Get, *, start: int, stop: int | None) -> Reader:
+    def build_threads(self, get: Get, *, start: int, stop: int | None) -> BatchReader:
         """Return the same, read by threads if `kind` is threads, else by the caller.
 
         For an evaluation, which is over before processes have begun.
         """
         if not self.count or self.kind != "threads":
-            return Inline(get)
+            return InlineReader(get)
         from jtrain.data.batches.thread_workers import ThreadWorkers
 
         return ThreadWorkers(get, start=start, stop=stop, workers=self.count, ahead=self.ahead)
@@ -79,10 +79,10 @@ class Workers:
 
 def streamed(batches: Any) -> bool:
     """Whether each batch follows from the one before it, so that one reader must read them all."""
-    return isinstance(batches, Keeps | Loaded)
+    return isinstance(batches, ResumableBatches | LoaderBatches)
 
 
-class Inline:
+class InlineReader:
     """A reader without workers: the caller reads each batch when it asks for it."""
 
     def __init__(self, get: Get):

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from jtrain.config.configclass import values
-from jtrain.data.images.augmented import Augmented, Changes
+from jtrain.data.images.augmented import Augmentation, Augmented
 
 
 @values
@@ -34,5 +34,5 @@ class Augment:
 
     def build(self, batches: Any, *, classes: int) -> Any:
         """The batches of `Shuffled`, changed; themselves where there is nothing to do."""
-        changes = Changes(self.flip, self.crop, self.mixup, self.cutmix, self.zoom)
+        changes = Augmentation(self.flip, self.crop, self.mixup, self.cutmix, self.zoom)
         return Augmented(batches, changes, classes=classes) if any(changes) else batches

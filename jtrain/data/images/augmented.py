@@ -24,7 +24,7 @@ OF_PARTNER, SHARE = 16, 32
 assert SHARE + 2 * ATTEMPTS < 256
 
 
-class Changes(NamedTuple):
+class Augmentation(NamedTuple):
     """What is done to the images; nothing where all are 0."""
 
     flip: float = 0.0
@@ -63,7 +63,7 @@ class Augmented:
     def __init__(
         self,
         batches: Any,
-        changes: Changes,
+        changes: Augmentation,
         *,
         classes: int = 0,
         image: str = "image",

@@ -18,7 +18,7 @@ MOST_PIXELS = 89_478_485  # above, Pillow warns of a decompression bomb
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class ImageSize:
     """What every image becomes."""
 
     height: int
@@ -31,7 +31,7 @@ class Size:
     """Pixels above which a file is refused before it is decoded."""
 
 
-def decode_image(path: Path, size: Size) -> np.ndarray:  # uint8, h w c
+def decode_image(path: Path, size: ImageSize) -> np.ndarray:  # uint8, h w c
     """Return the image in a JPEG or PNG file, upright, of one size.
 
     Grey, palette, transparent (the transparency is left out) and CMYK images become RGB, or grey
@@ -70,7 +70,7 @@ def decode_image(path: Path, size: Size) -> np.ndarray:  # uint8, h w c
         ) from error
 
 
-def _check(path: Path, image: Any, size: Size) -> None:
+def _check(path: Path, image: Any, size: ImageSize) -> None:
     """Raise DataError for what is not to be decoded, by the header alone."""
     width, height = image.size
     if width * height > size.pixels:
@@ -82,7 +82,7 @@ def _check(path: Path, image: Any, size: Size) -> None:
         )
 
 
-def _pixels(image: Any, size: Size) -> np.ndarray:  # uint8, h w c
+def _pixels(image: Any, size: ImageSize) -> np.ndarray:  # uint8, h w c
     operations = needed("PIL.ImageOps", "images", "An image file")
     mode, wanted = ("L" if size.channels == 1 else "RGB"), (size.width, size.height)
     # A JPEG can be decoded at 1/2, 1/4 or 1/8: as small as is still twice as large as is wanted.
@@ -102,7 +102,7 @@ def _pixels(image: Any, size: Size) -> np.ndarray:  # uint8, h w c
     return np.asarray(image, np.uint8).reshape(size.height, size.width, size.channels)
 
 
-def _too_large(path: Path, found: str, size: Size) -> DataError:
+def _too_large(path: Path, found: str, size: ImageSize) -> DataError:
     allowed = size.pixels < MOST_PIXELS
     advice = f"Set data.pixels={MOST_PIXELS} if it is what it says, " if allowed else ""
     return DataError(

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from jtrain.config.configclass import values
-from jtrain.data.images.image_dataset import Labelled
+from jtrain.data.images.image_dataset import ImageDataset
 from jtrain.data.sources.arrays import Arrays
 from jtrain.data.sources.decompress import opened
 from jtrain.data.sources.known_sets import find_set, python_package
@@ -30,7 +30,7 @@ class Digits:
     validation: float = Field(default=0.2, gt=0, lt=1)
     """The share of the rows that is kept to judge by."""
 
-    def build(self) -> Labelled:
+    def build(self) -> ImageDataset:
         """Images in 0 .. 1 (float32, b 8 8 1); the rows kept back are both validation and test.
 
         Raises:
@@ -39,7 +39,7 @@ class Digits:
         package = python_package("scikit-learn", "sklearn", "datasets/data")
         (path,) = find_set("digits", [FILE], package)
         train, kept = keep_back(read_digits(path), self.validation)
-        return Labelled(train, kept, kept, (8, 8, 1), 10)
+        return ImageDataset(train, kept, kept, (8, 8, 1), 10)
 
 
 def read_digits(path: Path) -> Arrays:

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from jtrain.config.configclass import values
-from jtrain.data.images.image_dataset import FILES, Labelled, labelled
+from jtrain.data.images.image_dataset import FILES, ImageDataset, labelled
 from jtrain.data.sources.known_sets import debian, find_set
 
 CLASSES = (
@@ -33,7 +33,7 @@ class FashionMnist:
     validation: float = Field(default=0.0, ge=0, lt=1)
     """The share of the 60,000 that is kept to judge by; 0 trains on all and judges by the test."""
 
-    def build(self) -> Labelled:
+    def build(self) -> ImageDataset:
         """The pictures as bytes and their classes.
 
         Raises:

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from jtrain.config.configclass import values
-from jtrain.data.images.image_dataset import FILES, Labelled, labelled
+from jtrain.data.images.image_dataset import FILES, ImageDataset, labelled
 from jtrain.data.sources.remote_files import fetch_folder
 from jtrain.errors import DataError
 from jtrain.io.object_store import is_address
@@ -24,7 +24,7 @@ class IdxImages:
     validation: float = Field(default=0.0, ge=0, lt=1)
     """The share of the training rows that is kept to judge by; 0 judges by the test."""
 
-    def build(self) -> Labelled:
+    def build(self) -> ImageDataset:
         """The images as bytes and their classes.
 
         Raises:

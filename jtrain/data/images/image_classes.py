@@ -12,7 +12,7 @@ from jtrain.errors import DataError
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
-class Found(NamedTuple):
+class ImageListing(NamedTuple):
     """The files of a folder, in the order of their names."""
 
     paths: list[str]
@@ -23,7 +23,7 @@ class Found(NamedTuple):
     """Names of the folders, sorted."""
 
 
-def find_images(root: Path, classes: tuple[str, ...] = ()) -> Found:
+def find_images(root: Path, classes: tuple[str, ...] = ()) -> ImageListing:
     """List the images of `root`/CLASS/, at any depth; files of other suffixes are left out.
 
     Args:
@@ -66,7 +66,7 @@ def find_images(root: Path, classes: tuple[str, ...] = ()) -> Found:
             )
         paths += files
         label += [known.index(name)] * len(files)
-    return Found(paths, np.array(label, np.int32), known)
+    return ImageListing(paths, np.array(label, np.int32), known)
 
 
 def _images(folder: Path, name: str, inside: Path) -> Iterator[str]:

@@ -20,7 +20,7 @@ FILES = (  # as those of MNIST are named
 )
 
 
-class Labelled(NamedTuple):
+class ImageDataset(NamedTuple):
     """Rows to train on and rows to judge by: `image` (b h w c) and `label` (int32, b)."""
 
     train: Source
@@ -67,7 +67,7 @@ def read_labelled(images: Path, labels: Path, *, classes: int) -> Arrays:
     return Arrays(image=image[..., None], label=label.astype(np.int32))
 
 
-def labelled(paths: Sequence[Path], *, classes: int, validation: float) -> Labelled:
+def labelled(paths: Sequence[Path], *, classes: int, validation: float) -> ImageDataset:
     """A set in the four files of `FILES`, of whose training rows a share is kept to judge by.
 
     Raises:
@@ -83,7 +83,7 @@ def labelled(paths: Sequence[Path], *, classes: int, validation: float) -> Label
         )
     height, width, channels = sizes[0]
     train, kept = keep_back(whole, validation) if validation else (whole, test)
-    return Labelled(train, kept, test, (height, width, channels), classes)
+    return ImageDataset(train, kept, test, (height, width, channels), classes)
 
 
 def _by(shape: tuple[int, ...]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from jtrain.data.batches.fingerprint import OF_FILES
-from jtrain.data.images.decode import Size, decode_image
+from jtrain.data.images.decode import ImageSize, decode_image
 from jtrain.data.sources.records import Damaged
 from jtrain.errors import DataError
 
@@ -38,7 +38,7 @@ class ImageFiles:
         paths: Sequence[str],
         label: np.ndarray,
         *,
-        size: Size,
+        size: ImageSize,
         damaged: Damaged = "stop",
     ):
         self.root, self.paths, self.label = root, list(paths), np.asarray(label, np.int32)

@@ -7,9 +7,9 @@ from pydantic import Field
 
 from jtrain.config.configclass import values
 from jtrain.data.batches.row_cache import cached
-from jtrain.data.images.decode import MOST_PIXELS, PIXELS, Size
+from jtrain.data.images.decode import MOST_PIXELS, PIXELS, ImageSize
 from jtrain.data.images.image_classes import find_images
-from jtrain.data.images.image_dataset import Labelled
+from jtrain.data.images.image_dataset import ImageDataset
 from jtrain.data.images.image_files import ImageFiles
 from jtrain.data.sources.records import Damaged
 from jtrain.data.sources.source import Source
@@ -51,7 +51,7 @@ class ImageFolder:
     """Where decoded images are kept: `memory`; or a folder, which later runs use too; empty:
     nowhere."""
 
-    def build(self) -> Labelled:
+    def build(self) -> ImageDataset:
         """Images as bytes and the number of their class, in the order of the classes' names.
 
         Raises:
@@ -83,7 +83,7 @@ class ImageFolder:
 
     def _rows(self, root: Path, classes: tuple[str, ...]) -> tuple[Source, tuple[str, ...]]:
         found = find_images(root, classes)
-        size = Size(
+        size = ImageSize(
             height=self.height,
             width=self.width,
             channels=self.channels,
@@ -95,6 +95,6 @@ class ImageFolder:
 
     def _labelled(
         self, train: Source, kept: Source, test: Source, classes: tuple[str, ...]
-    ) -> Labelled:
+    ) -> ImageDataset:
         shape = self.height, self.width, self.channels
-        return Labelled(train, kept, test, shape, len(classes))
+        return ImageDataset(train, kept, test, shape, len(classes))

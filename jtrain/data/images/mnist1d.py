@@ -27,7 +27,7 @@ LENGTH = 40  # numbers a row
 DRAWN = 72  # numbers a row before it is thinned out
 
 
-class Curves(NamedTuple):
+class CurveDataset(NamedTuple):
     """`curve` (float32, n 40) and `label` (int32, n) to train on, and to judge by."""
 
     train: Arrays
@@ -48,7 +48,7 @@ class MNIST1D:
     rows: int = Field(default=5000, ge=50, multiple_of=10)
     """Curves of both parts together, as many of each digit; of them a fifth is to judge by."""
 
-    def build(self) -> Curves:
+    def build(self) -> CurveDataset:
         """Both parts; 0.3 s."""
         curves, labels = _curves(self.rows)
         cut = self.rows * 4 // 5
@@ -56,7 +56,7 @@ class MNIST1D:
             Arrays(curve=curves[part], label=labels[part])
             for part in (slice(None, cut), slice(cut, None))
         )
-        return Curves(first, rest)
+        return CurveDataset(first, rest)
 
 
 def _curves(rows: int) -> tuple[np.ndarray, np.ndarray]:  # n 40, n

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import Known, fingerprint
+from jtrain.data.batches.fingerprint import Fingerprinted, fingerprint
 from jtrain.data.batches.stream import Stream
 from jtrain.data.sources.source import Source
 from jtrain.errors import DataError
@@ -74,7 +74,7 @@ class Interleaved:
         return of, rows
 
 
-class InTurn:
+class InterleavedStream:
     """A stream that takes one thing from each of several streams in turn.
 
     All are endless, so each gives an equal share however long its files are; a place is kept as
@@ -113,5 +113,5 @@ class InTurn:
 
     def fingerprint(self) -> str:
         """What the data is, in a line; empty if a stream cannot say."""
-        said = [s.fingerprint() if isinstance(s, Known) else "" for s in self._streams]
+        said = [s.fingerprint() if isinstance(s, Fingerprinted) else "" for s in self._streams]
         return f"in turn: {'; '.join(said)}" if all(said) else ""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jtrain.errors import DataError
 
 
-class Package(NamedTuple):
+class DataPackage(NamedTuple):
     """A package that brings the files of a set."""
 
     folder: str
@@ -21,7 +21,7 @@ class Package(NamedTuple):
     """What gets it, any one of them; `{data}` stands for the folder of this user's sets."""
 
 
-def find_set(name: str, files: Sequence[str], package: Package) -> list[Path]:
+def find_set(name: str, files: Sequence[str], package: DataPackage) -> list[Path]:
     """The paths of a set's `files`, each plain or with `.gz`, all of one folder.
 
     Looked through in this order: `$JTRAIN_DATA/name`, the user's cache `~/.cache/jtrain/data/name`
@@ -52,22 +52,22 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jtrain" / "data"
 
 
-def debian(package: str, folder: str) -> Package:
+def debian(package: str, folder: str) -> DataPackage:
     """A Debian package that lays a set in `folder`, installed or only unpacked."""
     unpack = f"mkdir -p {{data}} && dpkg-deb -x {package}_*.deb {{data}}"
     commands = (f"apt-get install {package}", f"apt-get download {package} && {unpack}")
-    return Package(folder.strip("/"), Path("/"), commands)
+    return DataPackage(folder.strip("/"), Path("/"), commands)
 
 
-def python_package(package: str, module: str, folder: str) -> Package:
+def python_package(package: str, module: str, folder: str) -> DataPackage:
     """A package of Python that lays a set in `folder` of its `module`, which is not imported."""
     spec = importlib.util.find_spec(module)
     where = spec.submodule_search_locations if spec else None
     root = Path(next(iter(where))).parent if where else None
-    return Package(f"{module}/{folder}", root, (f"pip install {package}",))
+    return DataPackage(f"{module}/{folder}", root, (f"pip install {package}",))
 
 
-def _places(name: str, package: Package) -> list[Path]:
+def _places(name: str, package: DataPackage) -> list[Path]:
     """The folders that may hold a set."""
     chosen = os.environ.get("JTRAIN_DATA")
     own = [Path(root).expanduser() for root in (chosen, cache()) if root]

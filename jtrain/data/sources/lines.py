@@ -9,13 +9,13 @@ import numpy as np
 
 from jtrain.data.batches.fingerprint import of_files
 from jtrain.data.sources.files import found
-from jtrain.data.text.documents import Place, pieces
+from jtrain.data.text.documents import DocumentCursor, pieces
 from jtrain.data.text.tokenizer import Tokenizer
 from jtrain.errors import DataError
 
 
 class _Line(NamedTuple):
-    begins: Place
+    begins: DocumentCursor
     text: str
 
 
@@ -42,7 +42,7 @@ class Lines:
             raise DataError(f"A buffer of {buffer} lines holds none. Set buffer=1 or more.")
         self._files, self._field, self._buffer = found(paths), field, buffer
         self._random = np.random.Generator(np.random.PCG64(seed))
-        self._place, self._held = Place(), list[_Line]()
+        self._place, self._held = DocumentCursor(), list[_Line]()
         self._reading = self._read()
 
     def next(self) -> str:
@@ -70,8 +70,8 @@ class Lines:
                 f"A stream was to go on over the files {json.dumps(state['files'])}, and there is "
                 f"{json.dumps(self._sizes())}. Put them back, or start a new run: name=NAME-2"
             )
-        self._place = Place(*state["place"])
-        self._held = [self._line(Place(*begins)) for begins in state["held"]]
+        self._place = DocumentCursor(*state["place"])
+        self._held = [self._line(DocumentCursor(*begins)) for begins in state["held"]]
         self._random.bit_generator.state = state["random"]
         self._reading = self._read()
 
@@ -86,17 +86,17 @@ class Lines:
                 line = _Line(self._place, piece.text)
                 self._place = piece.next
                 yield line
-            if begins == Place() == self._place:
+            if begins == DocumentCursor() == self._place:
                 raise DataError(
                     f"{', '.join(map(str, self._files[:3]))} has no line with text in it. "
                     f"Give a file that has some."
                 )
-            self._place = Place()
+            self._place = DocumentCursor()
 
-    def _from(self, place: Place) -> Any:
+    def _from(self, place: DocumentCursor) -> Any:
         return pieces(self._files, by="line", field=self._field, start=place)
 
-    def _line(self, begins: Place) -> _Line:
+    def _line(self, begins: DocumentCursor) -> _Line:
         return _Line(begins, next(iter(self._from(begins))).text)
 
     def _sizes(self) -> list[list[Any]]:

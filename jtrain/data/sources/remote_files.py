@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jtrain.data.sources.known_sets import cache
 from jtrain.errors import DataError
-from jtrain.io.object_store import Objects, ObjectsError
+from jtrain.io.object_store import ObjectStore, ObjectStoreError
 
 _PATTERN = re.compile(r"[*?\[]")
 _MANGLED = re.compile(r"[a-z][a-z0-9+]*:/[^/]")
@@ -27,7 +27,7 @@ def fetch_files(address: str) -> list[Path]:
         folder, _, more = folder.rpartition("/")
         rest = f"{more}/{rest}"
     try:
-        objects = Objects(folder)
+        objects = ObjectStore(folder)
         several = _PATTERN.search(rest)
         names = objects.matches(rest) if several else [rest] * objects.exists(rest)
         if not names:
@@ -37,7 +37,7 @@ def fetch_files(address: str) -> list[Path]:
                 f"one of them, or to a pattern ({folder}/*)."
             )
         return [_fetch(objects, name) for name in names]
-    except ObjectsError as error:
+    except ObjectStoreError as error:
         raise DataError(f"{error}") from None
 
 
@@ -48,7 +48,7 @@ def fetch_folder(address: str) -> Path:
         DataError: as `fetch_files`.
     """
     try:
-        objects = Objects(address)
+        objects = ObjectStore(address)
         names = list(objects.sizes())
         versions = "\n".join(f"{name} {objects.version(name)}" for name in names)
         if not names:
@@ -59,7 +59,7 @@ def fetch_folder(address: str) -> Path:
                 raise DataError(f"{address} holds {name!r}, which is no name of a file below it.")
             _fetch_to(objects, name, folder / name)
         return folder
-    except ObjectsError as error:
+    except ObjectStoreError as error:
         raise DataError(f"{error}") from None
 
 
@@ -73,12 +73,12 @@ def refuse_mangled(path: str) -> None:
         )
 
 
-def _fetch(objects: Objects, name: str) -> Path:
+def _fetch(objects: ObjectStore, name: str) -> Path:
     folder = _place(f"{objects.address}/{name}", objects.version(name))
     return _fetch_to(objects, name, folder / name.rpartition("/")[2])
 
 
-def _fetch_to(objects: Objects, name: str, file: Path) -> Path:
+def _fetch_to(objects: ObjectStore, name: str, file: Path) -> Path:
     if file.exists():
         return file
     part = file.with_name(f"{file.name}.{os.getpid()}.part")

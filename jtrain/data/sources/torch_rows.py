@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.data.batches.loader_batches import Loaded
+from jtrain.data.batches.loader_batches import LoaderBatches
 from jtrain.errors import DataError
 
 
@@ -29,7 +29,7 @@ class TorchRows:
         return named_arrays(self._collate([self.dataset[i] for i in indices.tolist()]))
 
 
-def from_loader(loader: Any) -> TorchRows | Loaded:
+def from_loader(loader: Any) -> TorchRows | LoaderBatches:
     """Return the rows that a DataLoader reads, or its batches where it can only be streamed.
 
     What it shuffles is shuffled by jtrain, as a function of seed and step, so that a run goes on
@@ -46,7 +46,7 @@ def from_loader(loader: Any) -> TorchRows | Loaded:
             "this DataLoader streams, and its last batch may be short. Make every batch one size: "
             "DataLoader(dataset, batch_size=32, drop_last=True)."
         )
-    return Loaded(lambda: map(named_arrays, loader), size=loader.batch_size)
+    return LoaderBatches(lambda: map(named_arrays, loader), size=loader.batch_size)
 
 
 def named_arrays(batch: Any) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from jtrain.io.private_files import created, inside
 from jtrain.io.regular_files import open_regular
 
 
-class Growing:
+class AppendLog:
     """Numbers in files of `size` each (None: one file), from where a `sync` left them.
 
     Args:

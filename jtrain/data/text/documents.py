@@ -14,24 +14,28 @@ LINES = {".jsonl", ".ndjson"}  # of these a line is a document, whatever is said
 PACKED = {".gz": "gunzip -k", ".xz": "unxz -k", ".bz2": "bunzip2 -k", ".zst": "unzstd"}
 
 
-class Place(NamedTuple):
+class DocumentCursor(NamedTuple):
     """Between two pieces."""
 
     file: int = 0
     offset: int = 0  # bytes
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """Some text of a document, and where the next piece begins."""
 
     text: str
     ends: bool  # whether the document does, with it
-    next: Place
+    next: DocumentCursor
 
 
 def pieces(
-    files: Sequence[Path], *, by: By = "file", field: str = "text", start: Place = Place()
-) -> Iterator[Piece]:
+    files: Sequence[Path],
+    *,
+    by: By = "file",
+    field: str = "text",
+    start: DocumentCursor = DocumentCursor(),
+) -> Iterator[TextPiece]:
     """The pieces of all documents from `start` on; each follows from where it begins alone.
 
     A long file is parted before a space behind a letter or a digit, where the usual tokenizers
@@ -54,7 +58,7 @@ def pieces(
             stream.seek(start.offset if number == start.file else 0)
             parts = _lines(stream, path, field if lines else "") if lines or by == "line" else None
             for text, ends in parts if parts is not None else _windows(stream, path):
-                yield Piece(text, ends, Place(number, stream.tell()))
+                yield TextPiece(text, ends, DocumentCursor(number, stream.tell()))
 
 
 def _windows(stream: BinaryIO, path: Path) -> Iterator[tuple[str, bool]]:

@@ -8,10 +8,10 @@ from pydantic import Field
 
 from jtrain.config.configclass import values
 from jtrain.data.batches.by_step import InOrder
-from jtrain.data.batches.sharded_stream import Shared
+from jtrain.data.batches.sharded_stream import ShardedStream
 from jtrain.data.sources.arrays import Arrays
 from jtrain.data.sources.files import found
-from jtrain.data.sources.interleaved import InTurn
+from jtrain.data.sources.interleaved import InterleavedStream
 from jtrain.data.sources.lines import Lines, line_rows
 from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.documents import pieces
@@ -26,10 +26,10 @@ class LineCorpus(NamedTuple):
     asked: "TextLines"
     vocabulary: Tokenizer
 
-    def shuffled(self, *, size: int, seed: int) -> Shared:
+    def shuffled(self, *, size: int, seed: int) -> ShardedStream:
         """What to train on, as batches."""
         asked = self.asked
-        return Shared(
+        return ShardedStream(
             found(asked.path),
             lambda files: _opened(asked, list(files), seed),
             line_rows(self.vocabulary, asked.context),
@@ -85,7 +85,7 @@ class TextLines:
         return LineCorpus(self, tokenizer)
 
 
-def _opened(asked: TextLines, files: list[Path], seed: int) -> Lines | InTurn:
+def _opened(asked: TextLines, files: list[Path], seed: int) -> Lines | InterleavedStream:
     """The lines of the files, one file after the other, or those of several in turn."""
     count = min(asked.interleave, len(files))
     buffer = max(1, asked.buffer // count)
@@ -93,4 +93,4 @@ def _opened(asked: TextLines, files: list[Path], seed: int) -> Lines | InTurn:
         Lines(files[first::count], field=asked.field, buffer=buffer, seed=seed + first)
         for first in range(count)
     ]
-    return parts[0] if count == 1 else InTurn(parts)
+    return parts[0] if count == 1 else InterleavedStream(parts)

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 
 from jtrain.config.configclass import values
 from jtrain.data.batches.by_step import InOrder
-from jtrain.data.batches.mixed import Mixed
+from jtrain.data.batches.mixed import MixedBatches
 from jtrain.data.sources.source import Source
 from jtrain.data.text.token_corpus import Tokens
 from jtrain.data.text.tokenizer import Tokenizer, refuse_mismatch
@@ -20,9 +20,9 @@ class MixedCorpus(NamedTuple):
     validation: Mapping[str, Source]
     vocabulary: Tokenizer
 
-    def shuffled(self, *, size: int, seed: int) -> Mixed:
+    def shuffled(self, *, size: int, seed: int) -> MixedBatches:
         """What to train on, as batches: after any number of rows each text has its share."""
-        return Mixed(self.train, size=size, seed=seed)
+        return MixedBatches(self.train, size=size, seed=seed)
 
     def in_order(self, *, size: int) -> dict[str, InOrder]:
         """What to judge by, as batches: each text by itself."""
@@ -30,7 +30,7 @@ class MixedCorpus(NamedTuple):
 
 
 @values
-class Part:
+class MixturePart:
     """One text of a mixture."""
 
     path: str
@@ -39,7 +39,7 @@ class Part:
     """Its share of the rows, against the weights of the others: 0.7 and 0.3 are 7 and 3."""
 
 
-def _some(parts: dict[str, Part]) -> dict[str, Part]:
+def _some(parts: dict[str, MixturePart]) -> dict[str, MixturePart]:
     if parts:
         return parts
     raise ValueError("must name a text at least, found none; write {NAME: {path: ..., weight: 1}}")
@@ -50,7 +50,7 @@ class Mixture:
     """Folders of token files by weight, each a set of its own to judge by."""
 
     kind: Literal["mixture"] = "mixture"
-    parts: Annotated[dict[str, Part], AfterValidator(_some)]
+    parts: Annotated[dict[str, MixturePart], AfterValidator(_some)]
     """The texts, by a name of yours."""
     context: int = Field(default=64, gt=0)
     """Tokens that the model sees at once."""
@@ -78,7 +78,7 @@ class Mixture:
             read[0],
         )
 
-    def _tokens(self, part: Part) -> Tokens:
+    def _tokens(self, part: MixturePart) -> Tokens:
         return Tokens(
             path=part.path,
             context=self.context,

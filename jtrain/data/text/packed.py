@@ -4,7 +4,7 @@ import numpy as np
 
 from jtrain.data.batches.fingerprint import of_arrays, of_tokens
 from jtrain.data.text.packing import best_fit
-from jtrain.data.text.token_files import Stretch
+from jtrain.data.text.token_files import TokenRange
 from jtrain.errors import DataError
 
 
@@ -30,7 +30,7 @@ class Packed:
     """
 
     def __init__(
-        self, tokens: np.ndarray | Stretch, *, context: int, documents: np.ndarray | None = None
+        self, tokens: np.ndarray | TokenRange, *, context: int, documents: np.ndarray | None = None
     ):
         if context < 1:
             raise DataError(f"context {context} has no target. Set context=1 or more.")
@@ -38,7 +38,7 @@ class Packed:
             raise DataError("0 tokens were to be packed. Give a text that has some.")
         if documents is None:
             documents = (
-                tokens.documents() if isinstance(tokens, Stretch) else np.array([0, len(tokens)])
+                tokens.documents() if isinstance(tokens, TokenRange) else np.array([0, len(tokens)])
             )
         _refuse(documents, len(tokens))
         self.tokens, self.context = tokens, context
@@ -71,7 +71,7 @@ class Packed:
         return f"{of_tokens(self.tokens)} {of_arrays(len(self), {'': self._lengths})}"
 
     def _take(self, places: np.ndarray) -> np.ndarray:
-        if isinstance(self.tokens, Stretch):
+        if isinstance(self.tokens, TokenRange):
             return self.tokens.gather(places, 1)[:, 0]
         return self.tokens[places]
 

@@ -5,14 +5,14 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Rows(NamedTuple):
+class PackedRows(NamedTuple):
     """Which pieces lie in which row: row i has `pieces[begins[i] : begins[i + 1]]`."""
 
     pieces: np.ndarray  # int64, n: the numbers of the lengths
     begins: np.ndarray  # int64, rows + 1
 
 
-def best_fit(lengths: np.ndarray, capacity: int) -> Rows:  # lengths: n, in 1 .. capacity
+def best_fit(lengths: np.ndarray, capacity: int) -> PackedRows:  # lengths: n, in 1 .. capacity
     """Each length in one row, none fuller than `capacity`; by length alone, so always the same.
 
     The longest first, each into the row that it leaves the least room in, or else a new one. Rows
@@ -51,7 +51,7 @@ def best_fit(lengths: np.ndarray, capacity: int) -> Rows:  # lengths: n, in 1 ..
             _fill(waiting, new, each, capacity, length, row_of, room)
     pieces = np.argsort(row_of, kind="stable")
     begins = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=rows))])
-    return Rows(pieces, begins)
+    return PackedRows(pieces, begins)
 
 
 def _fill(

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrain.data.sources.files import found
-from jtrain.data.text.append_log import Growing, replace
-from jtrain.data.text.documents import By, Piece, Place, pieces
+from jtrain.data.text.append_log import AppendLog, replace
+from jtrain.data.text.documents import By, DocumentCursor, TextPiece, pieces
 from jtrain.data.text.token_header import FORMAT, are_files, read_header
 from jtrain.data.text.tokenizer import Tokenizer, fingerprint
 from jtrain.data.text.tokenizer_file import read_tokenizer
@@ -35,7 +35,7 @@ SHARD = 1 << 28  # tokens a file
 TOGETHER = 1 << 20  # characters tokenized at once
 
 
-class Progress(NamedTuple):
+class PrepareProgress(NamedTuple):
     """How far it is."""
 
     doing: str
@@ -53,7 +53,7 @@ def prepare(
     field: str = "text",
     shard: int = SHARD,
     every: float = 1.0,
-    tell: Callable[[Progress], None] = lambda _: None,
+    tell: Callable[[PrepareProgress], None] = lambda _: None,
 ) -> dict[str, Any]:
     """The header of the token files in `out`, written now, or before by the same call.
 
@@ -89,8 +89,8 @@ def prepare(
     far = lambda place: before[place.file] + place.offset
 
     def reading(doing: str) -> Iterator[str]:
-        for piece in read(Place()):
-            tell(Progress(doing, far(piece.next), before[-1], 0))
+        for piece in read(DocumentCursor()):
+            tell(PrepareProgress(doing, far(piece.next), before[-1], 0))
             yield piece.text
 
     tokenizer = _tokenizer(out, tokenizing, reading("learning the tokenizer"))
@@ -100,12 +100,16 @@ def prepare(
     with contextlib.closing(_Writer(out, tokenizer, shard, note)) as writer:
         for together in _together(read(writer.place)):
             writer.write(together)
-            tell(Progress("tokenizing", far(together[-1].next), before[-1], writer.tokens.count))
+            tell(
+                PrepareProgress(
+                    "tokenizing", far(together[-1].next), before[-1], writer.tokens.count
+                )
+            )
             if time.monotonic() - saved >= every:
                 writer.save(asked)
                 saved = time.monotonic()
         header = writer.finish(asked)
-        tell(Progress("tokenizing", before[-1], before[-1], writer.tokens.count))
+        tell(PrepareProgress("tokenizing", before[-1], before[-1], writer.tokens.count))
         return header
 
 
@@ -116,12 +120,12 @@ class _Writer:
         self.out, self.tokenizer = out, tokenizer
         self._dtype = np.dtype("<u2" if len(tokenizer) <= 1 << 16 else "<u4")
         self._ending = [] if tokenizer.end is None else [tokenizer.end]
-        self.place, self._open = Place(*note.get("place", ())), note.get("open", False)
-        self.tokens = Growing(out, "tokens-{:05}.bin", self._dtype, shard, note.get("tokens"))
+        self.place, self._open = DocumentCursor(*note.get("place", ())), note.get("open", False)
+        self.tokens = AppendLog(out, "tokens-{:05}.bin", self._dtype, shard, note.get("tokens"))
         ends = np.dtype("<i8")
-        self.documents = Growing(out, "documents.bin", ends, None, note.get("documents"))
+        self.documents = AppendLog(out, "documents.bin", ends, None, note.get("documents"))
 
-    def write(self, together: Sequence[Piece]) -> None:
+    def write(self, together: Sequence[TextPiece]) -> None:
         ends, count, parts = [], self.tokens.count, []
         numbers = self.tokenizer.encode_all([piece.text for piece in together])
         for piece, part in zip(together, numbers, strict=True):
@@ -171,7 +175,7 @@ class _Writer:
         return header
 
 
-def _together(found: Iterable[Piece]) -> Iterator[list[Piece]]:
+def _together(found: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
     """Pieces in lists of about `TOGETHER` characters."""
     together, size = [], 0
     for piece in found:

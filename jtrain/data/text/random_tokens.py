@@ -35,7 +35,7 @@ class RandomTokens:
         return of_values(rows=self._rows, context=self._context, vocab=self._vocab)
 
 
-class Numbers:
+class NumberVocabulary:
     """A vocabulary whose tokens are their own numbers."""
 
     kind = "numbers"
@@ -75,7 +75,7 @@ class Numbers:
 
 
 @values
-class Random:
+class UniformTokens:
     """Tokens drawn evenly: what a model learns of them is nothing."""
 
     kind: Literal["random"] = "random"
@@ -90,4 +90,4 @@ class Random:
         """The rows."""
         judged = max(1, self.rows // 16)
         make = lambda rows: RandomTokens(rows, self.context, self.vocab)
-        return Corpus(make(self.rows), make(judged), Numbers(self.vocab))
+        return Corpus(make(self.rows), make(judged), NumberVocabulary(self.vocab))

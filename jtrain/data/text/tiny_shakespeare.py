@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from jtrain.config.configclass import values
-from jtrain.data.sources.known_sets import Package, find_set
+from jtrain.data.sources.known_sets import DataPackage, find_set
 from jtrain.data.text.characters import read_text
 from jtrain.data.text.text import Corpus, corpus
 from jtrain.errors import DataError
@@ -14,7 +14,7 @@ from jtrain.errors import DataError
 NAME, FILE = "tinyshakespeare", "input.txt"
 DIGEST = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 SOURCE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"
-WEB = Package(NAME, None, (f"curl --create-dirs -o {{data}}/{NAME}/{FILE} {SOURCE}/{FILE}",))
+WEB = DataPackage(NAME, None, (f"curl --create-dirs -o {{data}}/{NAME}/{FILE} {SOURCE}/{FILE}",))
 
 
 @values

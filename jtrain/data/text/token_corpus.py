@@ -7,7 +7,7 @@ from pydantic import Field
 from jtrain.config.configclass import values
 from jtrain.data.text.packed import Packed
 from jtrain.data.text.text import Corpus
-from jtrain.data.text.token_files import Stretch, TokenFiles
+from jtrain.data.text.token_files import TokenFiles, TokenRange
 from jtrain.data.text.windows import Windows
 from jtrain.errors import DataError
 
@@ -44,7 +44,7 @@ class Tokens:
             files.tokenizer,
         )
 
-    def _refuse_short(self, part: Stretch) -> None:
+    def _refuse_short(self, part: TokenRange) -> None:
         longest = len(part) - 1
         if longest < self.context:
             advice = f"data.context={longest} or less" if longest > 0 else "data.validation=0.5"

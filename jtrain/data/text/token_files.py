@@ -16,7 +16,7 @@ from jtrain.io.object_store import is_address
 from jtrain.io.private_files import inside
 
 
-class Stretch:
+class TokenRange:
     """Tokens `first` .. `last` of a folder, numbered from 0: what Windows and Packed read."""
 
     ndim = 1
@@ -59,7 +59,7 @@ class Stretch:
         return np.concatenate([[0], inner, [len(self)]])
 
 
-class TokenFiles(Stretch):
+class TokenFiles(TokenRange):
     """The tokens of a folder that `jtrain data prepare` wrote.
 
     Args:
@@ -84,7 +84,7 @@ class TokenFiles(Stretch):
         super().__init__(self, 0, self.header["tokens"])
         self._refuse_ends()
 
-    def split(self, validation: float) -> tuple[Stretch, Stretch]:
+    def split(self, validation: float) -> tuple[TokenRange, TokenRange]:
         """The first tokens, to train on, and the last, a share of about `validation`, to judge by.
 
         Parted between two documents where that changes neither by more than a tenth, else within
@@ -103,7 +103,7 @@ class TokenFiles(Stretch):
         cut = int(self.ends[_nearest(self.ends, wanted)])
         far = abs(cut - wanted) > 0.1 * min(wanted, len(self) - wanted)
         cut = wanted if far else cut
-        return Stretch(self, 0, cut), Stretch(self, cut, len(self))
+        return TokenRange(self, 0, cut), TokenRange(self, cut, len(self))
 
     def gather(self, starts: np.ndarray, count: int) -> np.ndarray:
         """`count` tokens from each of `starts` (int64, b) on, b count.

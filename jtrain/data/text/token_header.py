@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.errors import DataError
-from jtrain.io.regular_files import TooMuchError, read_json
+from jtrain.io.regular_files import TooLargeError, read_json
 
 FORMAT = "jtrain tokens 1"
 AGAIN = "Write it: jtrain data prepare FILES --out"
@@ -22,7 +22,7 @@ def read_header(folder: Path) -> dict[str, Any]:
         raise DataError(_missing(folder))
     try:
         header = read_json(path)
-    except (OSError, TooMuchError) as error:
+    except (OSError, TooLargeError) as error:
         words = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
         raise DataError(
             f"{path} was to be the header of token files, and {words}. {AGAIN} {folder}-2"

@@ -9,7 +9,7 @@ from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.characters import Vocabulary
 from jtrain.data.text.tokenizer import Tokenizer
 from jtrain.errors import DataError
-from jtrain.io.regular_files import TooMuchError, read_json
+from jtrain.io.regular_files import TooLargeError, read_json
 
 END = "<|endoftext|>"
 
@@ -28,7 +28,7 @@ def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
             f"{path} was to hold a tokenizer, and cannot be read ({error.strerror}). Make it "
             f"readable, or give another file: chmod u+r {path}"
         ) from None
-    except TooMuchError as error:
+    except TooLargeError as error:
         raise DataError(
             f"{path} was to hold a tokenizer as JSON, and {error}. Give a tokenizer.json, or the "
             f"one in a folder that jtrain data prepare wrote."

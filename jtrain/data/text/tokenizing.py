@@ -14,7 +14,7 @@ from jtrain.data.text.tokenizer_file import END, read_tokenizer
 
 
 @values
-class ByBytes:
+class ByteTokens:
     """A token a byte of UTF-8."""
 
     kind: Literal["bytes"] = "bytes"
@@ -26,7 +26,7 @@ class ByBytes:
 
 
 @values
-class ByCharacters:
+class CharacterTokens:
     """A token a character."""
 
     kind: Literal["characters"] = "characters"
@@ -39,7 +39,7 @@ class ByCharacters:
 
 
 @values
-class ByPairs:
+class BytePairTokens:
     """Byte pair encoding, learned from the texts."""
 
     kind: Literal["bpe"] = "bpe"
@@ -52,7 +52,7 @@ class ByPairs:
 
 
 @values
-class FromFile:
+class PretrainedTokenizer:
     """A tokenizer that is there already."""
 
     kind: Literal["file"] = "file"
@@ -68,5 +68,5 @@ class FromFile:
 
 
 Tokenizing: TypeAlias = Annotated[
-    ByBytes | ByCharacters | ByPairs | FromFile, Field(discriminator="kind")
+    ByteTokens | CharacterTokens | BytePairTokens | PretrainedTokenizer, Field(discriminator="kind")
 ]

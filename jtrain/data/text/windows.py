@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from jtrain.data.batches.fingerprint import of_tokens
-from jtrain.data.text.token_files import Stretch
+from jtrain.data.text.token_files import TokenRange
 from jtrain.errors import DataError
 
 
@@ -22,7 +22,9 @@ class Windows:
         DataError: a context or a stride that does not fit the tokens.
     """
 
-    def __init__(self, tokens: np.ndarray | Stretch, *, context: int, stride: int = 1):  # tokens: n
+    def __init__(
+        self, tokens: np.ndarray | TokenRange, *, context: int, stride: int = 1
+    ):  # tokens: n
         longest = len(tokens) - 1  # a window has one token more than targets
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise DataError(
@@ -46,7 +48,7 @@ class Windows:
                 f"see each target once, or stride=1 to start a window at every token."
             )
         self.tokens, self.context, self.stride = tokens, context, stride
-        if isinstance(tokens, Stretch):
+        if isinstance(tokens, TokenRange):
             self._rows = lambda starts: tokens.gather(starts, context + 1)
         else:
             self._rows = np.lib.stride_tricks.sliding_window_view(tokens, context + 1).__getitem__
@@ -74,6 +76,6 @@ class Windows:
         return of_tokens(self.tokens)
 
 
-def _windows(tokens: np.ndarray | Stretch, context: int, stride: int) -> Windows:
+def _windows(tokens: np.ndarray | TokenRange, context: int, stride: int) -> Windows:
     """Build the windows again, in another process: a view of them would be sent as a copy."""
     return Windows(tokens, context=context, stride=stride)

@@ -8,14 +8,14 @@ from typing import Literal, NamedTuple
 from jtrain.errors import ConfigError
 
 
-class Address(NamedTuple):
+class CoordinatorAddress(NamedTuple):
     """Where the first process can be reached."""
 
     host: str
     port: int
 
     @classmethod
-    def parse(cls, text: str, variable: str) -> "Address":
+    def parse(cls, text: str, variable: str) -> "CoordinatorAddress":
         """`HOST:PORT`, an IPv6 host in brackets.
 
         Raises:
@@ -58,7 +58,7 @@ class Cluster:
     processes: int = 1
     index: int = 0
     """This one's, from 0; process 0 is the one that others come to, and that writes and speaks."""
-    coordinator: Address | None = None
+    coordinator: CoordinatorAddress | None = None
     """Of process 0; None where there is no other."""
     devices: tuple[int, ...] = ()
     """The accelerators of this machine that it takes, by their numbers; none said: all."""

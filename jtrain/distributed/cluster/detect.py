@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from jtrain.distributed.cluster.cluster import Cluster
 from jtrain.distributed.cluster.kinds import KINDS
-from jtrain.distributed.cluster.variables import Variables
+from jtrain.distributed.cluster.variables import ClusterVariables
 
 
 def detect(environ: Mapping[str, str]) -> Cluster:
@@ -19,7 +19,7 @@ def detect(environ: Mapping[str, str]) -> Cluster:
     if not found:
         return Cluster(note=_not_a_step(environ))
     kind, *around = found
-    cluster = kind.read(Variables(environ, kind.name))
+    cluster = kind.read(ClusterVariables(environ, kind.name))
     if not around:
         return cluster
     names = " and ".join(other.name for other in around)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Generator, Mapping
 from typing import Any, TypeAlias
 
-from jtrain.distributed.cluster.cluster import Address, Cluster
+from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
 from jtrain.errors import ConfigError, PeerError
 from jtrain.io.regular_files import parse_json
 
@@ -50,7 +50,7 @@ def meet(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
         _receive(cluster, facts, timeout)
 
 
-def bound(address: Address) -> str:
+def bound(address: CoordinatorAddress) -> str:
     """Where process 0 listens: on the loopback, or on the interface that the address names.
 
     On every interface only if its name means the loopback here, as it does on some machines.
@@ -58,7 +58,9 @@ def bound(address: Address) -> str:
     if address.loopback:
         return "127.0.0.1" if address.host == "localhost" else address.host
     with contextlib.suppress(OSError):
-        found = Address(str(socket.getaddrinfo(address.host, None)[0][4][0]), address.port)
+        found = CoordinatorAddress(
+            str(socket.getaddrinfo(address.host, None)[0][4][0]), address.port
+        )
         return "" if found.loopback else found.host
     return ""
 
@@ -214,7 +216,7 @@ def _differing(facts: Facts, came: Mapping[int, _Came]) -> ConfigError | None:
     return None
 
 
-def _address(cluster: Cluster) -> Address:
+def _address(cluster: Cluster) -> CoordinatorAddress:
     assert cluster.coordinator is not None, "several processes have one"
     return cluster.coordinator
 

@@ -3,7 +3,7 @@
 import contextlib
 import faulthandler
 
-from jtrain.distributed.cluster.cluster import Address, Cluster
+from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
 from jtrain.distributed.cluster.rendezvous import Facts, bound, meet, reached
 from jtrain.distributed.heartbeat import PULSE
 from jtrain.distributed.heartbeat.exit_alone import fail_alone
@@ -39,7 +39,7 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
     if cluster.index:
         # A client of gRPC that finds nobody tries again only after a second.
         reached(cluster, timeout).close()
-    where = Address(bound(cluster.coordinator) or "::", cluster.coordinator.port)
+    where = CoordinatorAddress(bound(cluster.coordinator) or "::", cluster.coordinator.port)
     try:
         jax.distributed.initialize(
             str(cluster.coordinator),

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from jtrain.distributed.cluster.cluster import Address, Cluster
-from jtrain.distributed.cluster.variables import Variables
+from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
+from jtrain.distributed.cluster.variables import ClusterVariables
 from jtrain.errors import ConfigError
 from jtrain.io.regular_files import parse_json
 
@@ -15,7 +15,7 @@ _EXAMPLE = (
 )
 
 
-def tf_config(said: Variables) -> Cluster:
+def tf_config(said: ClusterVariables) -> Cluster:
     """The chief is process 0 and the workers follow; without a chief the first worker is it.
 
     An evaluator is a process of its own.
@@ -53,7 +53,7 @@ def tf_config(said: Variables) -> Cluster:
         kind="TF_CONFIG",
         processes=len(trains),
         index=first + index,
-        coordinator=Address.parse(str(trains[0]), "TF_CONFIG"),
+        coordinator=CoordinatorAddress.parse(str(trains[0]), "TF_CONFIG"),
         by=said.seen,
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from jtrain.errors import ConfigError
 
 
-class Variables:
+class ClusterVariables:
     """What an environment says; each look is noted in `seen`, for whoever asks why."""
 
     def __init__(self, environ: Mapping[str, str], kind: str):

@@ -2,7 +2,7 @@
 
 from jtrain.distributed.heartbeat.heartbeat import PULSE as PULSE
 from jtrain.distributed.heartbeat.heartbeat import Beat as Beat
-from jtrain.distributed.heartbeat.heartbeat import Pulse as Pulse
+from jtrain.distributed.heartbeat.heartbeat import Heartbeat as Heartbeat
 from jtrain.distributed.heartbeat.heartbeat import read as read
 from jtrain.distributed.heartbeat.patience import Patience as Patience
-from jtrain.distributed.heartbeat.patience import Watched as Watched
+from jtrain.distributed.heartbeat.patience import WatchedProcess as WatchedProcess

@@ -15,7 +15,7 @@ STACKS = signal.SIGUSR2
 CHANNEL = "JTRAIN_PULSE"  # `FD:DEVICE:INODE` of the pulse and of the stacks
 
 
-class Shared(NamedTuple):
+class ChannelFiles(NamedTuple):
     """The open files of a channel, for the process that is watched."""
 
     pulse: int
@@ -33,7 +33,7 @@ class Channel:
     """
 
     def __init__(self):
-        self.files = Shared(_unnamed("pulse"), _unnamed("stacks"))
+        self.files = ChannelFiles(_unnamed("pulse"), _unnamed("stacks"))
 
     def __enter__(self) -> "Channel":
         return self
@@ -57,7 +57,7 @@ class Channel:
                 os.close(file)
 
 
-def received(environ: MutableMapping[str, str]) -> Shared | None:
+def received(environ: MutableMapping[str, str]) -> ChannelFiles | None:
     """Return this process's end of a channel; None where nobody watches.
 
     The variable is taken out of the environment, and the files are closed in what this process
@@ -74,7 +74,7 @@ def received(environ: MutableMapping[str, str]) -> Shared | None:
         except (ValueError, OSError):
             return None
         found.append(int(number))
-    return Shared(*found) if len(found) == 2 else None
+    return ChannelFiles(*found) if len(found) == 2 else None
 
 
 def _identity(file: int) -> str:

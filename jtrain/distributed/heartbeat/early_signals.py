@@ -40,7 +40,7 @@ def exit_now(why: str) -> None:
     os._exit(STOPPED)
 
 
-class Guard:
+class SignalGuard:
     """Watches over the end of a process that is asked to end, from a thread, while it is entered.
 
     Python runs handlers in the main thread, and between two calls of C: a compilation, a device or
@@ -55,7 +55,7 @@ class Guard:
         self._grace, self._nothing = grace, nothing_to_lose
         self._ended = threading.Event()
 
-    def __enter__(self) -> "Guard":
+    def __enter__(self) -> "SignalGuard":
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)

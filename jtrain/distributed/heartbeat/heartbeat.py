@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from jtrain.distributed.heartbeat.channel import STACKS, Shared, received
+from jtrain.distributed.heartbeat.channel import STACKS, ChannelFiles, received
 
 # In the order of a step: of two processes at the same step, the one further down waits for the
 # one further up. In those of `ALONE` a process waits for no other.
@@ -52,7 +52,7 @@ class Beat(NamedTuple):
     """When an error began to end it, by the same clock; 0: none has."""
 
 
-class Pulse:
+class Heartbeat:
     """Says what this process does; one thread at a time.
 
     Args:
@@ -158,13 +158,13 @@ def _mapped(file: int) -> mmap.mmap:
     return mmap.mmap(file, _SIZE)
 
 
-def _own() -> Pulse:
-    shared: Shared | None = received(os.environ)
+def _own() -> Heartbeat:
+    shared: ChannelFiles | None = received(os.environ)
     if shared is None:
-        return Pulse()
+        return Heartbeat()
     # In C, so that it works while Python waits for C++ that holds the GIL.
     faulthandler.register(STACKS, file=shared.stacks, all_threads=True)
-    pulse = Pulse(shared.pulse)
+    pulse = Heartbeat(shared.pulse)
     os.close(shared.pulse)  # its memory stays
     return pulse
 

@@ -71,7 +71,7 @@ class Patience:
         return self.floors["step"]
 
 
-class Watched:
+class WatchedProcess:
     """A process that is looked at now and then: how long has it been where it is?
 
     Time is what passed between looks while it was looked at: where the machine slept or who looks

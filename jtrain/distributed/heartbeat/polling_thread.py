@@ -3,7 +3,7 @@
 import threading
 
 
-class Looker:
+class PollingThread:
     """While it is entered its `_watch` runs on a thread, which is to end when `_over` is set.
 
     Args:

@@ -4,8 +4,8 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 
-from jtrain.distributed.heartbeat.heartbeat import PULSE, Pulse
-from jtrain.distributed.heartbeat.polling_thread import Looker
+from jtrain.distributed.heartbeat.heartbeat import PULSE, Heartbeat
+from jtrain.distributed.heartbeat.polling_thread import PollingThread
 
 DOING: Mapping[str, str] = {
     "start": "building the experiment and reading its data",
@@ -16,7 +16,7 @@ FIRST = 5.0  # seconds; then after twice as many, again and again
 TICK = 0.5
 
 
-class Slow(Looker):
+class StartupProgress(PollingThread):
     """While it is entered, tells how long a phase has lasted: after 5 s, 10 s, 20 s, 40 s, ...
 
     A large model compiles for minutes, and who sees nothing takes that for a hang.
@@ -32,7 +32,7 @@ class Slow(Looker):
         self,
         tell: Callable[[str], object],
         *,
-        pulse: Pulse = PULSE,
+        pulse: Heartbeat = PULSE,
         first: float = FIRST,
         tick: float = TICK,
     ):

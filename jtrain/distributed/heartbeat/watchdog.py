@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jtrain.distributed.heartbeat.heartbeat import PULSE, Pulse
-from jtrain.distributed.heartbeat.patience import Patience, Watched
-from jtrain.distributed.heartbeat.polling_thread import Looker
+from jtrain.distributed.heartbeat.heartbeat import PULSE, Heartbeat
+from jtrain.distributed.heartbeat.patience import Patience, WatchedProcess
+from jtrain.distributed.heartbeat.polling_thread import PollingThread
 from jtrain.errors import HUNG
 from jtrain.io.regular_files import open_regular
 
@@ -21,7 +21,7 @@ PATIENCE = "JTRAIN_PATIENCE"  # other limits, as `--patience` takes them
 TICK = 1.0  # seconds between two looks
 
 
-class Alone(Looker):
+class Watchdog(PollingThread):
     """Looks at the pulse of its own process while it is entered.
 
     On a hang it writes the stacks of all threads to `stacks-PROCESS.txt` in the run's directory and
@@ -43,14 +43,14 @@ class Alone(Looker):
         process: int,
         *,
         patience: Patience | None = None,
-        pulse: Pulse = PULSE,
+        pulse: Heartbeat = PULSE,
         tick: float = TICK,
         leave: Callable[[int], object] = os._exit,
     ):
         super().__init__("watchdog", tick)
         typed = os.environ.get(PATIENCE, "")
         usual = Patience.parse(typed) if typed else Patience().times(FACTOR)
-        self._watched, self._pulse = Watched(patience or usual), pulse
+        self._watched, self._pulse = WatchedProcess(patience or usual), pulse
         self._needed = not pulse.watched or bool(typed)
         self._stacks, self._process = run / f"stacks-{process}.txt", process
         self._leave = leave

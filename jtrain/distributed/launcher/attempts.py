@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.distributed.heartbeat import Beat
-from jtrain.distributed.launcher.process_group import Ending
+from jtrain.distributed.launcher.process_group import GroupExit
 from jtrain.errors import FAULT
-from jtrain.io.regular_files import TooMuchError, parse_json, read_bytes
+from jtrain.io.regular_files import TooLargeError, parse_json, read_bytes
 
 MOST = 1 << 30  # bytes of a file of a run that are looked at
 LIVES = 3  # that end at the same step, and it is no accident
 
 
 @dataclasses.dataclass(frozen=True)
-class Judged:
+class ReportedFault:
     """What a run says that found a fault in itself: so it ends when it is begun again, too."""
 
     step: int
@@ -26,7 +26,7 @@ class Judged:
     """Whether a bad step ended it, of which its guard is to make no more."""
 
     @classmethod
-    def of(cls, run: str) -> "Judged | None":
+    def of(cls, run: str) -> "ReportedFault | None":
         """What lies in the directory of a run; None if that has not failed by its own judgement."""
         stands = _rows(run, "run.json", whole=True)
         if not stands or stands[0].get("status") != "failed" or not stands[0].get("why"):
@@ -42,25 +42,25 @@ class Judged:
 
 
 @dataclasses.dataclass(frozen=True)
-class Life:
+class Attempt:
     """How far it came, and how it ended."""
 
-    ending: Ending
+    ending: GroupExit
     step: int
     """The last that all processes began."""
     kept: int
     """The newest checkpoint that was sealed in it; 0: none."""
     run: str
     """The run's directory; empty if it did not come so far."""
-    judged: Judged | None = None
+    judged: ReportedFault | None = None
     """What the run says of its end, if that was its own judgement."""
 
     @classmethod
-    def of(cls, ending: Ending, beats: list[Beat]) -> "Life":
+    def of(cls, ending: GroupExit, beats: list[Beat]) -> "Attempt":
         """The life that these were the last beats of."""
         run = next((beat.run for beat in beats if beat.run), "")
         step, kept = min(beat.step for beat in beats), max(beat.kept for beat in beats)
-        judged = Judged.of(run) if ending.code == FAULT else None
+        judged = ReportedFault.of(run) if ending.code == FAULT else None
         return cls(ending, step, kept, run, judged)
 
     @property
@@ -78,7 +78,7 @@ class Life:
         return " from the beginning: no checkpoint was sealed yet"
 
 
-class History:
+class AttemptHistory:
     """What became of each life.
 
     Args:
@@ -88,9 +88,9 @@ class History:
     def __init__(self, typed: str = ""):
         self._program = typed or "jtrain"
         self._furthest, self._kept, self._alike = -1, -1, 0
-        self.last: Life | None = None
+        self.last: Attempt | None = None
 
-    def add(self, life: Life) -> None:
+    def add(self, life: Attempt) -> None:
         """Notes a life that failed."""
         further = life.step > self._furthest or life.kept > self._kept
         self._alike = 1 if further else self._alike + 1
@@ -150,7 +150,7 @@ def _rows(run: str, name: str, *, whole: bool = False) -> list[dict[str, Any]]:
     """The objects in a file of a run, a line each, or one in the `whole` of it; none without it."""
     try:
         found = read_bytes(Path(run) / name, most=MOST, inside=Path(run)) if run else b""
-    except (OSError, TooMuchError):
+    except (OSError, TooLargeError):
         return []
     text = found.decode("utf-8", "replace")
     rows = map(_row, [text] if whole else text.splitlines())

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jtrain.distributed.heartbeat import Watched
+from jtrain.distributed.heartbeat import WatchedProcess
 from jtrain.distributed.heartbeat.heartbeat import ALONE, PHASES
-from jtrain.distributed.launcher.worker import Member
+from jtrain.distributed.launcher.worker import WorkerProcess
 
 
-class Guilty(NamedTuple):
+class Culprit(NamedTuple):
     """Who it is, and why one thinks so."""
 
-    member: Member
+    member: WorkerProcess
     words: str
 
 
-def guilty(members: Sequence[Member], watched: Sequence[Watched]) -> Guilty:
+def guilty(members: Sequence[WorkerProcess], watched: Sequence[WatchedProcess]) -> Culprit:
     """The one that is stopped; else, furthest behind; else, where no other is waited for.
 
     Args:
@@ -30,10 +30,10 @@ def guilty(members: Sequence[Member], watched: Sequence[Watched]) -> Guilty:
     order = sorted(range(len(members)), key=rank)
     first = order[0]
     words = "; ".join(_where(members[index], watched[index]) for index in order)
-    return Guilty(members[first], words)
+    return Culprit(members[first], words)
 
 
-def _where(member: Member, watched: Watched) -> str:
+def _where(member: WorkerProcess, watched: WatchedProcess) -> str:
     beat = watched.beat
     assert beat is not None, "it was looked at"
     does = {

@@ -12,8 +12,8 @@ from jtrain.distributed.cluster.command_line import LAUNCHER
 from jtrain.distributed.heartbeat import Patience
 from jtrain.distributed.heartbeat.fault import Fault
 from jtrain.distributed.launcher.port import LOOPBACK, claimed_port
-from jtrain.distributed.launcher.process_group import Gang
-from jtrain.distributed.launcher.rehearsal import Chaos
+from jtrain.distributed.launcher.process_group import ProcessGroup
+from jtrain.distributed.launcher.rehearsal import FaultRehearsal
 from jtrain.distributed.launcher.supervise import supervise
 
 
@@ -50,10 +50,10 @@ def launch(
     if processes > 1:
         _tell_of_name()
 
-    chaos = Chaos(faults)
+    chaos = FaultRehearsal(faults)
 
     @contextlib.contextmanager
-    def begin() -> Iterator[Gang]:
+    def begin() -> Iterator[ProcessGroup]:
         shared = chaos.environment() | ({LAUNCHER: typed} if typed else {})
         with contextlib.nullcontext(port) if port else claimed_port() as number:
             where = f"{LOOPBACK}:{number}"
@@ -61,7 +61,7 @@ def launch(
                 environment(os.environ, where, index, processes, devices) | shared
                 for index in range(processes)
             ]
-            with Gang(command, told, patience=patience or Patience(), beats=beats) as gang:
+            with ProcessGroup(command, told, patience=patience or Patience(), beats=beats) as gang:
                 yield gang
 
     with claimed_port(port) if port else contextlib.nullcontext():

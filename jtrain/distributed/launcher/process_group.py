@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jtrain.distributed.heartbeat import Beat, Patience, Watched
+from jtrain.distributed.heartbeat import Beat, Patience, WatchedProcess
 from jtrain.distributed.heartbeat.shutdown_request import ASKS
 from jtrain.distributed.launcher.culprit import guilty
-from jtrain.distributed.launcher.worker import Member
+from jtrain.distributed.launcher.worker import WorkerProcess
 from jtrain.errors import DONE, HUNG, MISTAKE, STOPPED
 from jtrain.io.private_files import created
 
@@ -29,13 +29,13 @@ STOPPED_BEFORE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Ending:
+class GroupExit:
     """How a gang ended."""
 
     code: int
     at: float
     """When it was noticed, by the monotonic clock."""
-    who: Member | None = None
+    who: WorkerProcess | None = None
     """That failed first, or is stuck."""
     hang: str = ""
     """Who is stuck, where and since when; empty if nobody was."""
@@ -50,7 +50,7 @@ class Ending:
         return self.code not in {DONE, STOPPED}
 
 
-class Gang:
+class ProcessGroup:
     """Members that were begun; in a `with` block, after which none of them is there.
 
     Args:
@@ -72,18 +72,20 @@ class Gang:
         self._beats = beats
         self._stack = contextlib.ExitStack()
         self.began = time.monotonic()
-        self.members: list[Member] = []
-        self._watched: list[Watched] = []
+        self.members: list[WorkerProcess] = []
+        self._watched: list[WatchedProcess] = []
         self._looked = self.began
         self.asked = False
         """Whether they were asked to end."""
         with self._stack:
             for index, environ in enumerate(environs):
-                self.members.append(self._stack.enter_context(Member(index, command, environ)))
-                self._watched.append(Watched(patience))
+                self.members.append(
+                    self._stack.enter_context(WorkerProcess(index, command, environ))
+                )
+                self._watched.append(WatchedProcess(patience))
             self._stack = self._stack.pop_all()
 
-    def __enter__(self) -> "Gang":
+    def __enter__(self) -> "ProcessGroup":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,24 +95,26 @@ class Gang:
         """The last beat of each."""
         return [member.beat() for member in self.members]
 
-    def ending(self) -> Ending | None:
+    def ending(self) -> GroupExit | None:
         """How it ended, as soon as one failed or is stuck, or all have ended; None before."""
         now = time.monotonic()
         seconds, self._looked = min(now - self._looked, 1.0), now
         running = [member for member in self.members if member.code is None]
         if failed := self._first_failed():
-            return self._held_up(failed, running) or Ending(failed.exit_code, failed.ended, failed)
+            return self._held_up(failed, running) or GroupExit(
+                failed.exit_code, failed.ended, failed
+            )
         if not running:
-            return Ending(max(self._code(member) for member in self.members), now)
+            return GroupExit(max(self._code(member) for member in self.members), now)
         stopped = [m.ended for m in self.members if m.code is not None and m.code == STOPPED]
         if stopped and not self.asked and now > min(stopped) + OTHERS:
             self.signal(signal.SIGTERM)  # one was asked to end and has: so shall the others
         if stopped and now > min(stopped) + QUIT:
-            return Ending(STOPPED, now)
+            return GroupExit(STOPPED, now)
         late = [self._late(member, seconds) for member in running]
         return self.stuck(HUNG) if any(late) else None
 
-    def end(self, ending: Ending) -> Ending:
+    def end(self, ending: GroupExit) -> GroupExit:
         """Ends all; the others say first what is wrong with them, where one has said that."""
         fails = ending.failed and not ending.hang  # one that is stuck may fail when it goes on
         if fails and ending.who is not None and ending.who.code not in KILLED | {None}:
@@ -129,11 +133,11 @@ class Gang:
         for member in self.members:
             member.signal(number)
 
-    def stuck(self, code: int) -> Ending:
+    def stuck(self, code: int) -> GroupExit:
         """Has all write their stacks, and says who holds up the others."""
         running = [member for member in self.members if member.code is None]
         if not running:  # the last has ended a moment ago
-            return Ending(code, time.monotonic())
+            return GroupExit(code, time.monotonic())
         watched = [self._watched[member.index] for member in running]
         for member in running:
             self._late(member, 0.0)  # or one that was never looked at has no beat
@@ -141,15 +145,15 @@ class Gang:
         at = time.monotonic()
         self._dump([member for member in running if member.beat().number > 0])
         run = next((Path(run) for run in (member.beat().run for member in running) if run), None)
-        return Ending(code, at, found.member, found.words, _written(running, run))
+        return GroupExit(code, at, found.member, found.words, _written(running, run))
 
-    def _late(self, member: Member, seconds: float) -> bool:
+    def _late(self, member: WorkerProcess, seconds: float) -> bool:
         beat, watched = member.beat(), self._watched[member.index]
         stopped = watched.still > BEATS_WITHIN and member.stopped
         late = watched.look(beat, seconds, stopped=stopped)
         return late and (beat.number > 0 or self._beats or watched.stopped_too_long)
 
-    def _held_up(self, failed: Member, running: Sequence[Member]) -> Ending | None:
+    def _held_up(self, failed: WorkerProcess, running: Sequence[WorkerProcess]) -> GroupExit | None:
         """A hang, where a process failed because another one was stopped by a signal.
 
         JAX, gloo and the meeting of the processes have limits of their own, which may come before
@@ -162,12 +166,12 @@ class Gang:
         waited = f"; process {failed.index} waited for it, and failed ({failed.how})"
         return dataclasses.replace(ending, hang=ending.hang + waited)
 
-    def _code(self, member: Member) -> int:
+    def _code(self, member: WorkerProcess) -> int:
         """As it ended; `STOPPED` too where the signal came before anything was to be lost."""
         signalled = member.code is not None and -member.code in ASKS
         return STOPPED if self.asked and signalled else member.exit_code
 
-    def _first_failed(self) -> Member | None:
+    def _first_failed(self) -> WorkerProcess | None:
         ended = [member for member in self.members if member.code is not None]
         failed = [member for member in ended if self._code(member) not in {DONE, STOPPED}]
         if not failed:
@@ -178,7 +182,7 @@ class Gang:
         when = lambda m: (m.code not in KILLED, said[m.index] or m.ended)
         return min(failed, key=when)
 
-    def _dump(self, members: Sequence[Member]) -> None:
+    def _dump(self, members: Sequence[WorkerProcess]) -> None:
         for member in members:
             member.dump()
         deadline = time.monotonic() + DUMP
@@ -189,7 +193,7 @@ class Gang:
                 time.sleep(POLL)
 
 
-def _written(members: Sequence[Member], run: Path | None) -> str:
+def _written(members: Sequence[WorkerProcess], run: Path | None) -> str:
     """Write the stacks into a run's directory and return where; without one, return the stacks."""
     stacks = {member.index: text for member in members if (text := member.stacks())}
     if run is None or not run.is_dir():

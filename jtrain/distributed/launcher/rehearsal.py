@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 
 from jtrain.distributed.heartbeat.fault import OWN, REHEARSAL, Fault
-from jtrain.distributed.launcher.process_group import Ending, Gang
+from jtrain.distributed.launcher.process_group import GroupExit, ProcessGroup
 from jtrain.errors import DONE
 
 SIGNALS = {"kill": signal.SIGKILL, "stall": signal.SIGSTOP, "term": signal.SIGTERM}
 
 
 @dataclasses.dataclass
-class Done:
+class InjectedFault:
     """A fault that happened; times by the monotonic clock, 0 where it did not come to that."""
 
     fault: Fault
@@ -33,13 +33,13 @@ class Done:
         return str(self.fault), since(self.seen), since(self.down), since(self.stepped), self.how
 
 
-class Chaos:
+class FaultRehearsal:
     """The faults of a rehearsal, each of which happens once."""
 
     def __init__(self, faults: Sequence[Fault] = ()):
         self.to_come = list(faults)
-        self.done: list[Done] = []
-        self._now: list[Done] = []  # of the life that goes on
+        self.done: list[InjectedFault] = []
+        self._now: list[InjectedFault] = []  # of the life that goes on
         self._told: list[Fault] = []  # to its processes, which know each by its place here
 
     def environment(self) -> dict[str, str]:
@@ -47,7 +47,7 @@ class Chaos:
         self._told = list(self.to_come)
         return {REHEARSAL: ",".join(map(str, self._told))} if self._told else {}
 
-    def look(self, gang: Gang) -> None:
+    def look(self, gang: ProcessGroup) -> None:
         """Does what is due, and notes what has happened."""
         if not self.to_come and not (self.done and not self.done[-1].stepped):
             return
@@ -62,9 +62,9 @@ class Chaos:
                 member.note_rehearsed(place)
             if at := member.rehearsed(place):
                 self.to_come.remove(fault)
-                self._now.append(Done(fault, at))
+                self._now.append(InjectedFault(fault, at))
 
-    def ended(self, gang: Gang, ending: Ending) -> bool:
+    def ended(self, gang: ProcessGroup, ending: GroupExit) -> bool:
         """Whether the life ended by something that was done to it."""
         self.look(gang)
         happened, self._now = self._now, []

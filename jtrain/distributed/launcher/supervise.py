@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from types import FrameType
 
 from jtrain.distributed.heartbeat.shutdown_request import REPEATS, ShutdownRequest, asks
-from jtrain.distributed.launcher.attempts import History, Life
-from jtrain.distributed.launcher.process_group import POLL, Ending, Gang
-from jtrain.distributed.launcher.rehearsal import Chaos
+from jtrain.distributed.launcher.attempts import Attempt, AttemptHistory
+from jtrain.distributed.launcher.process_group import POLL, GroupExit, ProcessGroup
+from jtrain.distributed.launcher.rehearsal import FaultRehearsal
 from jtrain.errors import DONE, MISTAKE, STOPPED
 
 FIRST, MOST = 0.25, 60.0  # seconds before the first and at most before a later new beginning
@@ -21,7 +21,7 @@ LATE = 5.0  # seconds beyond its grace after which a gang that was asked to end 
 QUIT = 128 + signal.SIGQUIT  # the exit code, as a shell says it of a process that SIGQUIT ended
 
 
-class Asked:
+class ReceivedSignals:
     """Signals that came to this process."""
 
     def __init__(self):
@@ -33,7 +33,7 @@ class Asked:
         """The second signal, empty before; one that repeats the first is none."""
         self.quits = False
         """Whether all are to be ended at once, with their stacks: by SIGQUIT."""
-        self._gang: Gang | None = None
+        self._gang: ProcessGroup | None = None
         self._request = ShutdownRequest()
 
     def came(self, number: int, frame: FrameType | None) -> None:
@@ -54,7 +54,7 @@ class Asked:
                 os.write(2, line.encode())
             self._request.warned()
 
-    def begun(self, gang: Gang | None) -> None:
+    def begun(self, gang: ProcessGroup | None) -> None:
         """Have the signals handed on to a gang, one that came while it began among them."""
         self._gang = gang
         if gang is not None and self.number:
@@ -67,10 +67,10 @@ class Asked:
 
 
 def supervise(
-    begin: Callable[[], AbstractContextManager[Gang]],
+    begin: Callable[[], AbstractContextManager[ProcessGroup]],
     *,
     restarts: int = 0,
-    chaos: Chaos | None = None,
+    chaos: FaultRehearsal | None = None,
     typed: str = "",
 ) -> int:
     """Gives the exit code of the last life, after `restarts` new beginnings at most.
@@ -83,13 +83,13 @@ def supervise(
         chaos: what is done to it, beside; a life that ended by it is always begun again.
         typed: what a person types before the verb to have the same processes again.
     """
-    history, spent, chaos = History(typed), 0, chaos or Chaos()
+    history, spent, chaos = AttemptHistory(typed), 0, chaos or FaultRehearsal()
     with handing_on() as asked:
         while True:
             with begin() as gang:
                 asked.begun(gang)
                 ending = live(gang, asked, chaos)
-                life, rehearsed = Life.of(ending, gang.beats()), chaos.ended(gang, ending)
+                life, rehearsed = Attempt.of(ending, gang.beats()), chaos.ended(gang, ending)
             asked.begun(None)
             if rehearsed and not asked.at:
                 say(_told(life, "It was a rehearsal. Begun again"))
@@ -112,7 +112,7 @@ def supervise(
     return ending.code
 
 
-def live(gang: Gang, asked: Asked, chaos: Chaos) -> Ending:
+def live(gang: ProcessGroup, asked: ReceivedSignals, chaos: FaultRehearsal) -> GroupExit:
     """How a gang ended; none of it is there any more."""
     while (ending := gang.ending()) is None:
         chaos.look(gang)
@@ -121,23 +121,23 @@ def live(gang: Gang, asked: Asked, chaos: Chaos) -> Ending:
             break
         if asked.again:
             say(f"jtrain launch: asked to end again ({asked.again}): all are ended at once\n")
-            ending = Ending(STOPPED, time.monotonic())
+            ending = GroupExit(STOPPED, time.monotonic())
             break
         if asked.at and time.monotonic() > asked.at + _grace(gang) + LATE:
             say(
                 f"jtrain launch: not ended {_grace(gang):.0f} s after they were asked to; the last "
                 f"checkpoint is what a run goes on from\n"
             )
-            ending = Ending(STOPPED, time.monotonic())
+            ending = GroupExit(STOPPED, time.monotonic())
             break
         time.sleep(POLL)
     return gang.end(ending)
 
 
 @contextlib.contextmanager
-def handing_on() -> Iterator[Asked]:
+def handing_on() -> Iterator[ReceivedSignals]:
     """Within, signals are noted and handed on to the gang; in the main thread only."""
-    asked = Asked()
+    asked = ReceivedSignals()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
@@ -157,27 +157,27 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _grace(gang: Gang) -> float:
+def _grace(gang: ProcessGroup) -> float:
     return max((beat.grace for beat in gang.beats()), default=0.0) or 25.0
 
 
-def _rest(seconds: float, asked: Asked) -> None:
+def _rest(seconds: float, asked: ReceivedSignals) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end and not asked.at:
         time.sleep(POLL)
 
 
-def _told(life: Life, what: str) -> str:
+def _told(life: Attempt, what: str) -> str:
     return f"jtrain launch: {life.ending.hang or _ended(life)}. {what}{life.begins}.\n"
 
 
-def _ended(life: Life) -> str:
+def _ended(life: Attempt) -> str:
     who = life.ending.who
     after = f"after step {life.step}" if life.step else "before the first step"
     return f"process {who.index if who else 0} ended ({_how(life.ending)}) {after}"
 
 
-def _stopped(life: Life) -> str:
+def _stopped(life: Attempt) -> str:
     """Why it is not begun again, where a bad step has ended it."""
     if life.judged is None or not life.judged.guard:
         return ""
@@ -187,11 +187,11 @@ def _stopped(life: Life) -> str:
     )
 
 
-def _how(ending: Ending) -> str:
+def _how(ending: GroupExit) -> str:
     return ending.who.how if ending.who is not None else f"exit code {ending.code}"
 
 
-def _last_words(ending: Ending) -> str:
+def _last_words(ending: GroupExit) -> str:
     if ending.hang:
         said = ending.who.unshown if ending.who else ""
         if "\n" in ending.stacks:  # there is no directory that they could lie in

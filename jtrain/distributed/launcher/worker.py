@@ -27,7 +27,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 _TIED = (sys.executable, "-I", "-S", "-c", _TIE)
 
 
-class Member:
+class WorkerProcess:
     """A process that has begun; in a `with` block, after which neither it nor its children are.
 
     The words of process 0 go where those of this process go. What the others say is kept, for the
@@ -56,7 +56,7 @@ class Member:
         self._reader.start()
         self._waiter.start()
 
-    def __enter__(self) -> "Member":
+    def __enter__(self) -> "WorkerProcess":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from jtrain.errors.user_code.explain import (
     WHOLE,
-    Advice,
-    Failure,
+    ErrorAdvice,
+    UserCodeFailure,
     missing_key,
     missing_path,
     numpy_call,
@@ -23,30 +23,30 @@ CARRY_EXTRA = (
 )
 
 
-class Row(NamedTuple):
+class AdviceRule(NamedTuple):
     """A row of the table: an error of this kind whose text has this pattern."""
 
     kind: str  # of the class, or of one above it; several are joined by |
     pattern: str
-    advise: Callable[[Failure], Advice]
+    advise: Callable[[UserCodeFailure], ErrorAdvice]
 
 
-def advise(failure: Failure) -> Advice:
+def advise(failure: UserCodeFailure) -> ErrorAdvice:
     """Return the advice of the first row that matches, or where to see more."""
     kinds = {cls.__name__ for cls in type(failure.error).__mro__}
     text = str(failure.error)
     for row in TABLE:
         if kinds.intersection(row.kind.split("|")) and re.search(row.pattern, text):
             return row.advise(failure)
-    return Advice(f"{failure.what} failed", WHOLE)
+    return ErrorAdvice(f"{failure.what} failed", WHOLE)
 
 
-def _says(happened: str, typed: str) -> Callable[[Failure], Advice]:
-    return lambda failure: Advice(f"{failure.what} {happened}", typed)
+def _says(happened: str, typed: str) -> Callable[[UserCodeFailure], ErrorAdvice]:
+    return lambda failure: ErrorAdvice(f"{failure.what} {happened}", typed)
 
 
 TABLE = (
-    Row(
+    AdviceRule(
         "TracerBoolConversionError",
         "",
         _says(
@@ -55,7 +55,7 @@ TABLE = (
             "jax.lax.cond(condition, f, g, x).",
         ),
     ),
-    Row(
+    AdviceRule(
         "NonConcreteBooleanIndexError",
         "",
         _says(
@@ -63,7 +63,7 @@ TABLE = (
             "Keep the shape: jnp.where(mask, x, 0); or weigh the rows: jt.Mean.of(values, mask).",
         ),
     ),
-    Row(
+    AdviceRule(
         "TracerIntegerConversionError",
         "",
         _says(
@@ -71,8 +71,8 @@ TABLE = (
             "Take sizes from shapes, x.shape[0]; pick by jnp.take(x, i, axis=0).",
         ),
     ),
-    Row("TracerArrayConversionError", "", numpy_call),
-    Row(
+    AdviceRule("TracerArrayConversionError", "", numpy_call),
+    AdviceRule(
         "ConcretizationTypeError",
         "",
         _says(
@@ -81,7 +81,7 @@ TABLE = (
             'metric: return loss, {"name": jt.Mean.of(values, batch["mask"])}.',
         ),
     ),
-    Row(
+    AdviceRule(
         "UnexpectedTracerError",
         "",
         _says(
@@ -90,7 +90,7 @@ TABLE = (
             'jt.Mean.of(values, batch["mask"])}.',
         ),
     ),
-    Row(
+    AdviceRule(
         "ScopeCollectionNotFound|ValueError",
         "collection is empty|Unable to retrieve state",
         _says(
@@ -98,7 +98,7 @@ TABLE = (
             CARRY_EXTRA,
         ),
     ),
-    Row(
+    AdviceRule(
         "TypeError",
         "concrete values of integer type",
         _says(
@@ -106,8 +106,8 @@ TABLE = (
             "Take sizes from shapes: x.shape[0].",
         ),
     ),
-    Row("KeyError", "", missing_key),
-    Row(
+    AdviceRule("KeyError", "", missing_key),
+    AdviceRule(
         "NameError",
         "axis name",
         _says(
@@ -116,9 +116,9 @@ TABLE = (
             'jt.Mean.of(values, batch["mask"]).',
         ),
     ),
-    Row("NameError|AttributeError", "", unknown_name),
-    Row("TypeError", "object is not subscriptable", subscripted_module),
-    Row(
+    AdviceRule("NameError|AttributeError", "", unknown_name),
+    AdviceRule("TypeError", "object is not subscriptable", subscripted_module),
+    AdviceRule(
         "TypeError",
         "(list|tuple) indices must be integers",
         _says(
@@ -126,7 +126,7 @@ TABLE = (
             'Count, params[0]; or give a dict, {"w": ...}, for what has names.',
         ),
     ),
-    Row(
+    AdviceRule(
         "TypeError",
         "subdtype of <class 'numpy.integer'>|must be of integer type|must have integer",
         _says(
@@ -134,7 +134,7 @@ TABLE = (
             "Make them whole where the data is made: y.astype(np.int32).",
         ),
     ),
-    Row(
+    AdviceRule(
         "TypeError",
         "PRNG key type <class 'NoneType'>|PRNG key.*None",
         _says(
@@ -142,7 +142,7 @@ TABLE = (
             "Draw where there is one: x = x if rng is None else dropped(x, rng).",
         ),
     ),
-    Row(
+    AdviceRule(
         "TypeError",
         "must be Tensor, not|expected Tensor",
         _says(
@@ -151,9 +151,11 @@ TABLE = (
             "optax.softmax_cross_entropy_with_integer_labels for torch's cross_entropy.",
         ),
     ),
-    Row("TypeError", "incompatible shapes|contracting dimensions", unfit_shapes),
-    Row("ValueError", "(?i)incompatible shapes|(could not|cannot) be broadcast", unfit_shapes),
-    Row(
+    AdviceRule("TypeError", "incompatible shapes|contracting dimensions", unfit_shapes),
+    AdviceRule(
+        "ValueError", "(?i)incompatible shapes|(could not|cannot) be broadcast", unfit_shapes
+    ),
+    AdviceRule(
         "TypeError",
         "is not a valid JAX (array )?type|Cannot interpret value of type",
         _says(
@@ -161,5 +163,5 @@ TABLE = (
             "Make it one: jnp.asarray(x), np.asarray(x) of a list, x.numpy() of a torch tensor.",
         ),
     ),
-    Row("OSError", "", missing_path),
+    AdviceRule("OSError", "", missing_path),
 )

@@ -19,7 +19,7 @@ WHOLE = (
 PRINT = "Print shapes as it is traced, print(x.shape): rows are the first dim of every array."
 
 
-class Failure(NamedTuple):
+class UserCodeFailure(NamedTuple):
     """An error in a user's code, and what is known about it."""
 
     error: Exception
@@ -31,35 +31,35 @@ class Failure(NamedTuple):
     """That it was called with; empty where it was called with none."""
 
 
-class Advice(NamedTuple):
+class ErrorAdvice(NamedTuple):
     """What happened, in one sentence without its full stop, and one thing to type."""
 
     happened: str
     type: str
 
 
-def numpy_call(failure: Failure) -> Advice:
+def numpy_call(failure: UserCodeFailure) -> ErrorAdvice:
     """Name the function of numpy that was called, where the line says it."""
     names = re.findall(r"\bnp\.(\w+)", failing_code(failure.link))
     typed = f"jnp.{names[0]}(...) in the place of np.{names[0]}(...)" if names else "jnp for np"
     happened = f"{failure.what} gives numpy a value that JAX has not computed yet"
-    return Advice(happened, f"Write {typed}, with `import jax.numpy as jnp`.")
+    return ErrorAdvice(happened, f"Write {typed}, with `import jax.numpy as jnp`.")
 
 
-def missing_key(failure: Failure) -> Advice:
+def missing_key(failure: UserCodeFailure) -> ErrorAdvice:
     """Name the keys that there are, of the mapping that was asked."""
     key = failure.error.args[0] if failure.error.args else None
     name, mapping = _asked(failure.link)
     if mapping is None and failure.batch and key not in failure.batch:
         name, mapping = "the batch", failure.batch
     if mapping is None or not mapping:
-        return Advice(f"{failure.what} asks for {key!r}, which is not there", WHOLE)
+        return ErrorAdvice(f"{failure.what} asks for {key!r}, which is not there", WHOLE)
     near = difflib.get_close_matches(str(key), [str(name) for name in mapping], 1)
     happened = f"{failure.what} asks for {key!r}, and {name} has {_listed(mapping)}"
     if near:
-        return Advice(happened, f"Write {near[0]!r}.")
+        return ErrorAdvice(happened, f"Write {near[0]!r}.")
     first = next((name for name in mapping if name not in ("row", "mask")), next(iter(mapping)))
-    return Advice(happened, f"Write {first!r}, or give the array that name: {{{key!r}: ...}}.")
+    return ErrorAdvice(happened, f"Write {first!r}, or give the array that name: {{{key!r}: ...}}.")
 
 
 def _listed(mapping: Mapping[Any, Any]) -> str:
@@ -97,27 +97,27 @@ def _asked(link: TracebackType) -> tuple[str, Mapping[Any, Any] | None]:
     return f"`{ast.unparse(asked.value)}`", found if isinstance(found, Mapping) else None
 
 
-def unfit_shapes(failure: Failure) -> Advice:
+def unfit_shapes(failure: UserCodeFailure) -> ErrorAdvice:
     """Say whether one of the shapes has the rows in the wrong place."""
     rows = len(failure.batch["mask"]) if "mask" in failure.batch else None
     text = str(failure.error)
     shapes = [tuple(map(int, re.findall(r"\d+", s))) for s in re.findall(r"\(([\d, ]+)\)", text)]
     happened = f"{failure.what} brings together arrays whose shapes do not fit"
     if rows is None:
-        return Advice(happened, PRINT)
+        return ErrorAdvice(happened, PRINT)
     led = [shape for shape in shapes if shape[0] == rows]
     turned = [shape for shape in shapes if shape[0] not in (rows, 1)]
     happened = f"{happened} (the batch has {_listed(failure.batch)})"
     if led and turned and "contracting" not in text:
-        return Advice(
+        return ErrorAdvice(
             happened,
             f"The rows, {rows} here, are the first dim of every array, and one begins with "
             f"{turned[0][0]}: turn it by x.T, or sum over its last dim by axis=-1.",
         )
-    return Advice(happened, PRINT)
+    return ErrorAdvice(happened, PRINT)
 
 
-def unknown_name(failure: Failure) -> Advice:
+def unknown_name(failure: UserCodeFailure) -> ErrorAdvice:
     """Name what is written nearly so: a variable, or what a module or an object has."""
     error = failure.error
     frame, name = failure.link.tb_frame, str(getattr(error, "name", "") or "")
@@ -125,25 +125,25 @@ def unknown_name(failure: Failure) -> Advice:
         there: Sequence[str] = [x for x in dir(getattr(error, "obj", None)) if x[0] != "_"]
         nn = sys.modules.get("jax.nn")  # imported by whom it concerns
         if getattr(error.obj, "__name__", "") == "jax.numpy" and hasattr(nn, name):
-            return Advice(f"{failure.what} failed", f"Write jax.nn.{name}.")
+            return ErrorAdvice(f"{failure.what} failed", f"Write jax.nn.{name}.")
     else:
         there = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
     near = difflib.get_close_matches(name, there, 1)
-    return Advice(f"{failure.what} failed", f"Did you mean {near[0]}?" if near else WHOLE)
+    return ErrorAdvice(f"{failure.what} failed", f"Did you mean {near[0]}?" if near else WHOLE)
 
 
-def subscripted_module(failure: Failure) -> Advice:
+def subscripted_module(failure: UserCodeFailure) -> ErrorAdvice:
     """Say that a loss gets the module itself where an nnx module is trained."""
     if not re.search(r"\[", failing_code(failure.link)):
-        return Advice(f"{failure.what} failed", WHOLE)
-    return Advice(
+        return ErrorAdvice(f"{failure.what} failed", WHOLE)
+    return ErrorAdvice(
         f"{failure.what} takes an object for a dict",
         "Where an nnx module is trained the loss gets the module itself: def loss(module, batch, "
         'rng): outputs = module(batch["x"]). To get arrays, give fit the arrays.',
     )
 
 
-def missing_path(failure: Failure) -> Advice:
+def missing_path(failure: UserCodeFailure) -> ErrorAdvice:
     """Name what there is beside a path that is not there."""
     error = failure.error
     path = Path(str(getattr(error, "filename", None) or ""))
@@ -155,11 +155,11 @@ def missing_path(failure: Failure) -> Advice:
     near = difflib.get_close_matches(missing, there, 1)
     where = f"It was looked for in {above.resolve()}"
     if near:
-        return Advice(happened, f"{where}. Did you mean {above.joinpath(near[0], *rest)}?")
+        return ErrorAdvice(happened, f"{where}. Did you mean {above.joinpath(near[0], *rest)}?")
     listed = f", which has {', '.join(there[:8])}" if there else ""
     relative = (
         "" if path.is_absolute() else "; a relative path counts from where you type the command"
     )
-    return Advice(
+    return ErrorAdvice(
         happened, f"{where}{listed}{relative}. Write the path in full: {path.absolute()}."
     )

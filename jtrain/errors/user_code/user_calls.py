@@ -9,7 +9,7 @@ from typing import Any
 from jtrain.errors import CodeError, LossError, UserError
 from jtrain.errors.tracebacks import frame_lines, is_own, message, own_frames
 from jtrain.errors.user_code.advice import advise
-from jtrain.errors.user_code.explain import Failure
+from jtrain.errors.user_code.explain import UserCodeFailure
 
 # Raised by what a run depends on and not by what its code says: another try may go well.
 OUTSIDE = (MemoryError, KeyboardInterrupt, ConnectionError, TimeoutError)
@@ -49,7 +49,7 @@ def describe(error: Exception, what: str, batch: Mapping[str, Any] | None = None
     links = list(own_frames(error.__traceback__))
     if not links or _comes_from_outside(error):
         return None
-    found = advise(Failure(error, what, links[-1], batch or {}))
+    found = advise(UserCodeFailure(error, what, links[-1], batch or {}))
     return f"{found.happened}:\n{frame_lines(error.__traceback__)}\n{message(error)}\n{found.type}"
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import CheckpointManager
 from jtrain.config.dump import plain_values
 from jtrain.core.batches import Batches
-from jtrain.core.loop import Ended, train
+from jtrain.core.loop import LoopResult, train
 from jtrain.core.pytree import elements, named_leaves
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
@@ -28,13 +28,13 @@ from jtrain.io.formatting import number
 from jtrain.train.compilation_cache import keep_compiled_programs
 from jtrain.train.experiment import RunConfig
 from jtrain.train.first_batch.set_checks import check, look, look_at_sets
-from jtrain.train.setup import Assembly, assemble
+from jtrain.train.setup import TrainSetup, assemble
 
 CALLS = 4  # of the step; half of them before the state is saved, half after
 BATCHES = 2  # of each evaluation set
 
 
-class Shortened:
+class FirstBatches:
     """The first batches of a data set that is gone through once."""
 
     def __init__(self, rows: Batches, count: int):
@@ -47,9 +47,9 @@ class Shortened:
     def __getitem__(self, step: int, /) -> Batch:
         return self._rows[step]
 
-    def shard(self, index: int, count: int) -> "Shortened":
+    def shard(self, index: int, count: int) -> "FirstBatches":
         """The same batches, of which only the rows of one process are read."""
-        return Shortened(self._rows.shard(index, count), self._count)
+        return FirstBatches(self._rows.shard(index, count), self._count)
 
 
 def fast(config: RunConfig, *, tell: Callable[[str], None]) -> list[Stage]:
@@ -95,7 +95,7 @@ def fast(config: RunConfig, *, tell: Callable[[str], None]) -> list[Stage]:
             measured = {k: v for k, v in numbers.items() if k != "rows"}
             told = ", ".join(f"{key} {number(value)}" for key, value in measured.items())
             stage.said = f"{name}: {told} ({numbers['rows']} rows)"
-    with _beside(config) as place, Checkpoints(place / "checkpoints") as checkpoints:
+    with _beside(config) as place, CheckpointManager(place / "checkpoints") as checkpoints:
         with stages.stage("saves") as stage:
             checkpoints.save(half, state, {"config": plain_values(config)})
             checkpoints.wait()
@@ -119,9 +119,9 @@ def fast(config: RunConfig, *, tell: Callable[[str], None]) -> list[Stage]:
     return stages.done
 
 
-def _shortened(parts: Assembly) -> Assembly:
+def _shortened(parts: TrainSetup) -> TrainSetup:
     """The same, evaluated on the first batches alone."""
-    short = lambda rows: Shortened(rows, min(len(rows), BATCHES))
+    short = lambda rows: FirstBatches(rows, min(len(rows), BATCHES))
     valid: Any = parts.experiment.valid
     if isinstance(valid, Mapping):
         valid = {name: short(rows) for name, rows in valid.items()}
@@ -131,8 +131,8 @@ def _shortened(parts: Assembly) -> Assembly:
 
 
 def _train(
-    parts: Assembly, step: StepFn, state: TrainState, start: int, stop: int
-) -> tuple[Ended[TrainState], list[float]]:
+    parts: TrainSetup, step: StepFn, state: TrainState, start: int, stop: int
+) -> tuple[LoopResult[TrainState], list[float]]:
     """The end of some steps of a run, and the loss of each call."""
     each, losses = parts.config.steps_per_call, []
 

@@ -18,7 +18,7 @@ from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Params
 from jtrain.errors import CodeError, LossError
 from jtrain.inspect.debug.single_device_step import (
-    Slope,
+    StepGradient,
     alone,
     loss_of,
     on_device,
@@ -27,7 +27,7 @@ from jtrain.inspect.debug.single_device_step import (
 )
 from jtrain.io.formatting import number
 from jtrain.train.experiment import RunConfig
-from jtrain.train.setup import Assembly
+from jtrain.train.setup import TrainSetup
 
 
 def eager(config: RunConfig, *, tell: Callable[[str], None]) -> list[float]:
@@ -62,7 +62,7 @@ def eager(config: RunConfig, *, tell: Callable[[str], None]) -> list[float]:
     return losses
 
 
-def _slope(parts: Assembly, state: TrainState, batch: Batch) -> Slope:
+def _slope(parts: TrainSetup, state: TrainState, batch: Batch) -> StepGradient:
     try:
         return slope_of(parts)(state, batch)
     except CodeError as error:
@@ -75,7 +75,7 @@ def _slope(parts: Assembly, state: TrainState, batch: Batch) -> Slope:
         ) from error
 
 
-def _after(parts: Assembly, state: TrainState, batch: Batch, slope: Slope) -> TrainState:
+def _after(parts: TrainSetup, state: TrainState, batch: Batch, slope: StepGradient) -> TrainState:
     """The state after the update, or as it was where loss or gradient is not finite."""
     update = optax.with_extra_args_support(parts.experiment.optimizer).update
     extra = absorb(state.extra, slope.returned.extra)

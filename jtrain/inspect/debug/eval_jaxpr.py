@@ -13,19 +13,19 @@ from jtrain.core.jaxpr import called, opened, scan_sizes
 Equation: TypeAlias = Any  # of a jaxpr
 
 
-class Value(NamedTuple):
+class TracedValue(NamedTuple):
     """An array, and a number that no other value of the program has; later ones have higher."""
 
     array: Any
     number: int
 
 
-class Done(NamedTuple):
+class ExecutedOp(NamedTuple):
     """A primitive that was run."""
 
     equation: Equation
-    inputs: Sequence[Value]
-    outputs: Sequence[Value]
+    inputs: Sequence[TracedValue]
+    outputs: Sequence[TracedValue]
     turn: tuple[int, ...]
     """Of each loop around it the turn, from 0."""
     calls: tuple[Equation, ...]
@@ -43,14 +43,14 @@ class _Inside(NamedTuple):
         return _Inside(self.turn, (*self.calls, equation))
 
 
-def execute(program: Any, inputs: Sequence[Any]) -> Iterator[Done | list[Value]]:
+def execute(program: Any, inputs: Sequence[Any]) -> Iterator[ExecutedOp | list[TracedValue]]:
     """Each primitive of `program` (`jax.make_jaxpr(fn)(...)`) as it is done; the outputs at last.
 
     Loops are run turn by turn and branches where they lead, with the values at hand. The inputs
     have the numbers 0, 1, ....
     """
     numbers = itertools.count()
-    values = [Value(x, next(numbers)) for x in inputs]
+    values = [TracedValue(x, next(numbers)) for x in inputs]
     yield (yield from _Execution(numbers).run(program, values, _Inside()))
 
 
@@ -58,7 +58,7 @@ class _Execution:
     def __init__(self, numbers: Iterator[int]):
         self._numbers = numbers
 
-    def run(self, program: Any, inputs: Sequence[Value], inside: _Inside) -> Any:
+    def run(self, program: Any, inputs: Sequence[TracedValue], inside: _Inside) -> Any:
         """Yields what is done; gives back the outputs."""
         jaxpr, constants = opened(program)
         known = dict(zip(jaxpr.constvars, map(self._new, constants), strict=True))
@@ -73,7 +73,7 @@ class _Execution:
                     known.pop(atom, None)  # free its memory
         return [self._read(known, atom) for atom in jaxpr.outvars]
 
-    def _equation(self, equation: Equation, inputs: list[Value], inside: _Inside) -> Any:
+    def _equation(self, equation: Equation, inputs: list[TracedValue], inside: _Inside) -> Any:
         name, params = equation.primitive.name, equation.params
         if (program := called(equation)) is not None:
             here = inside.call(equation) if "name" in params else inside
@@ -90,10 +90,10 @@ class _Execution:
         outputs = [
             self._new(x) for x in (found if equation.primitive.multiple_results else [found])
         ]
-        yield Done(equation, inputs, outputs, *inside)
+        yield ExecutedOp(equation, inputs, outputs, *inside)
         return outputs
 
-    def _while(self, params: Any, inputs: list[Value], inside: _Inside) -> Any:
+    def _while(self, params: Any, inputs: list[TracedValue], inside: _Inside) -> Any:
         first, second = params["cond_nconsts"], params["body_nconsts"]
         asked, bound = inputs[:first], inputs[first : first + second]
         carry = inputs[first + second :]
@@ -104,7 +104,7 @@ class _Execution:
                 return carry
             carry = yield from self.run(params["body_jaxpr"], [*bound, *carry], here)
 
-    def _scan(self, equation: Equation, inputs: list[Value], inside: _Inside) -> Any:
+    def _scan(self, equation: Equation, inputs: list[TracedValue], inside: _Inside) -> Any:
         body, length = equation.params["jaxpr"], equation.params["length"]
         jaxpr = getattr(body, "jaxpr", body)
         consts, carried = scan_sizes(equation, jaxpr)
@@ -115,7 +115,7 @@ class _Execution:
             here = inside.loop(number)
             parts = [self._new(stack.array[number]) for stack in stacks]
             for stack, part in zip(stacks, parts, strict=True):
-                yield Done(equation, [stack], [part], *here)
+                yield ExecutedOp(equation, [stack], [part], *here)
             found = yield from self.run(body, [*bound, *carry, *parts], here)
             carry = found[:carried]
             for row, value in zip(rows, found[carried:], strict=True):
@@ -127,13 +127,13 @@ class _Execution:
             aval = outside.aval
             whole = jnp.stack([v.array for v in row]) if row else jnp.zeros(aval.shape, aval.dtype)
             stacked.append(self._new(whole))
-            yield Done(equation, row, stacked[-1:], *inside)
+            yield ExecutedOp(equation, row, stacked[-1:], *inside)
         return [*carry, *stacked]
 
-    def _new(self, array: Any) -> Value:
-        return Value(array, next(self._numbers))
+    def _new(self, array: Any) -> TracedValue:
+        return TracedValue(array, next(self._numbers))
 
-    def _read(self, known: dict[Any, Value], atom: Any) -> Value:
+    def _read(self, known: dict[Any, TracedValue], atom: Any) -> TracedValue:
         return self._new(atom.val) if hasattr(atom, "val") else known[atom]  # a literal
 
 

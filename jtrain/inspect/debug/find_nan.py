@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import CheckpointManager
 from jtrain.core.pytree import name, named_leaves
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
-from jtrain.inspect.debug.nonfinite_origin import Birth, Blame, Given
+from jtrain.inspect.debug.nonfinite_origin import NonfiniteInput, NonfiniteOp, NonfiniteTrace
 from jtrain.inspect.debug.single_device_step import (
     alone,
     on_one_device,
@@ -21,27 +21,27 @@ from jtrain.inspect.debug.single_device_step import (
     weights_of,
     whole_batch,
 )
-from jtrain.inspect.debug.source import Line, written
+from jtrain.inspect.debug.source import SourceLine, written
 from jtrain.train.compilation_cache import keep_compiled_programs
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.metrics import read
 from jtrain.train.longer_run import keep_lengths, lengths
 from jtrain.train.rollback import decided
-from jtrain.train.run_dir import Directory
-from jtrain.train.setup import Assembly
+from jtrain.train.run_dir import RunDir
+from jtrain.train.setup import TrainSetup
 from jtrain.train.step_time import paced
 
 ROWS = 4096  # looked at alone, at most
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
+class NonfiniteOrigin:
     """Something that made or held a value which is not finite."""
 
     what: str
     """`log(0.0) = -inf`, or ``row 3 of `x` is nan``."""
     detail: str = ""
-    lines: Sequence[Line] = ()
+    lines: Sequence[SourceLine] = ()
     primitive: str = ""
     """Empty for what was not finite to begin with."""
     leaf: str = ""
@@ -49,13 +49,13 @@ class Origin:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class NonfiniteReport:
     """Where a step that is not finite comes from."""
 
     step: int
     loss: float
     grad_norm: float
-    origins: Sequence[Origin]
+    origins: Sequence[NonfiniteOrigin]
     """The earliest first: two where an infinity made a NaN."""
     leaf: str
     """The parameter whose gradient was the first that is not finite; empty if all are finite."""
@@ -101,7 +101,7 @@ class Found:
 
 def find_nan(
     config: RunConfig, *, source: Path | None = None, tell: Callable[[str], None]
-) -> Found | None:
+) -> NonfiniteReport | None:
     """Where the first step that is not finite comes from; None if all steps are finite.
 
     Goes on from the newest checkpoint of the run before it, or begins at the first step; the run's
@@ -116,7 +116,7 @@ def find_nan(
     keep_compiled_programs()
     on_one_device(config)  # refuses several processes
     config = dataclasses.replace(config, steps_per_call=1)
-    directory = Directory(Path("runs") / (config.name or config.experiment))
+    directory = RunDir(Path("runs") / (config.name or config.experiment))
     config = keep_lengths(config, directory.stored(type(config)))
     advice = f"Look into that one: jtrain run {directory.config} --find-nan"
     advice += f"\nor into a new one: name={config.name}-2"
@@ -133,7 +133,7 @@ def find_nan(
     return look(single, jax.device_put(jax.device_get(state), _device(single)), step)
 
 
-def look(parts: Assembly, state: TrainState, step: int) -> Found:
+def look(parts: TrainSetup, state: TrainState, step: int) -> NonfiniteReport:
     """Where step `step`, the first being 1, is not finite from the state before it."""
     batch, slope = whole_batch(parts, step), slope_of(parts)
     state = dataclasses.replace(state, step=jnp.int32(step - 1))
@@ -146,7 +146,7 @@ def look(parts: Assembly, state: TrainState, step: int) -> Found:
 
     flat, structure = jax.tree.flatten(given)
     program = jax.make_jaxpr(lambda *leaves: computed(jax.tree.unflatten(structure, leaves)))(*flat)
-    blame = Blame(program, flat)
+    blame = NonfiniteTrace(program, flat)
     loss, *grads, norm = blame.outputs
     names = [_kind_and_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(given)]
     broken = [i for i, grad in enumerate(grads) if blame.broken(grad)]
@@ -155,7 +155,7 @@ def look(parts: Assembly, state: TrainState, step: int) -> Found:
     origins = blame.origins(start) if blame.broken(start) else []
     rows, why = _rows_alone(parts, state, batch)
     leaves = list(named_leaves(state.params))
-    return Found(
+    return NonfiniteReport(
         step=step,
         loss=float(loss.array),
         grad_norm=float(norm.array),
@@ -169,10 +169,10 @@ def look(parts: Assembly, state: TrainState, step: int) -> Found:
     )
 
 
-def _before(parts: Assembly, directory: Directory, tell: Callable[[str], None]) -> TrainState:
+def _before(parts: TrainSetup, directory: RunDir, tell: Callable[[str], None]) -> TrainState:
     """The newest state of the run before the last step that was skipped, as far as is known."""
     known = max((row.get("skipped", 0) for row in read(directory.metrics)), default=0)
-    with Checkpoints(directory.checkpoints, owner=directory.owner()) as checkpoints:
+    with CheckpointManager(directory.checkpoints, owner=directory.owner()) as checkpoints:
         for step in sorted(checkpoints.steps(), reverse=True):
             state = checkpoints.restore(step, parts.like)
             known = max(known, int(state.skipped))
@@ -184,7 +184,7 @@ def _before(parts: Assembly, directory: Directory, tell: Callable[[str], None]) 
 
 
 def _first_bad(
-    parts: Assembly, state: TrainState, tell: Callable[[str], None]
+    parts: TrainSetup, state: TrainState, tell: Callable[[str], None]
 ) -> tuple[int, TrainState] | None:
     """The first step whose loss or gradient is not finite, and the state before it."""
     step, skipped = parts.compile_step(), int(state.skipped)
@@ -202,7 +202,7 @@ def _first_bad(
     return None
 
 
-def _rows_alone(parts: Assembly, state: TrainState, batch: Batch) -> tuple[list[int], str]:
+def _rows_alone(parts: TrainSetup, state: TrainState, batch: Batch) -> tuple[list[int], str]:
     """The rows that alone make loss or gradient not finite, or why there is no telling."""
     count = len(batch["row"])
     if parts.experiment.couples != "nothing":
@@ -220,11 +220,13 @@ def _rows_alone(parts: Assembly, state: TrainState, batch: Batch) -> tuple[list[
     return [i for i in range(count) if not finite(one(i))], ""
 
 
-def _told(origin: Birth | Given, names: Sequence[tuple[str, str]]) -> Origin:
-    if isinstance(origin, Birth):
+def _told(
+    origin: NonfiniteOp | NonfiniteInput, names: Sequence[tuple[str, str]]
+) -> NonfiniteOrigin:
+    if isinstance(origin, NonfiniteOp):
         of = f" of {origin.dtype}{list(origin.shape)}, {origin.count} of {_size(origin)}"
         turn = "".join(f", turn {number} of a loop" for number in origin.turn)
-        return Origin(
+        return NonfiniteOrigin(
             what=origin.what,
             detail=f"at {list(origin.place)}{of}{turn}" if origin.shape else turn.strip(", "),
             lines=written(origin.equation, origin.calls),
@@ -236,16 +238,18 @@ def _told(origin: Birth | Given, names: Sequence[tuple[str, str]]) -> Origin:
     if kind == "batch":
         within = [i for i in rest if i is not None]
         place = f" at {within}" if within else ""
-        return Origin(f"row {row} of `{leaf}` in the batch is {origin.value:g}{place}", leaf=leaf)
+        return NonfiniteOrigin(
+            f"row {row} of `{leaf}` in the batch is {origin.value:g}{place}", leaf=leaf
+        )
     held = {"parameter": "the parameter", "extra": "the leaf of `extra`"}[kind]
-    return Origin(
+    return NonfiniteOrigin(
         f"{held} {leaf} is {origin.value:g}{place} before the step",
         f"{origin.count} of {_size(origin)} of its numbers are not finite",
         leaf=leaf,
     )
 
 
-def _size(origin: Birth | Given) -> int:
+def _size(origin: NonfiniteOp | NonfiniteInput) -> int:
     return int(np.prod(origin.shape))
 
 
@@ -253,5 +257,5 @@ def _kind_and_name(path: tuple[Any, ...]) -> tuple[str, str]:
     return name(path[:1]), name(path[1:])
 
 
-def _device(parts: Assembly) -> Any:
+def _device(parts: TrainSetup) -> Any:
     return jax.tree.map(lambda leaf: leaf.sharding, parts.like)

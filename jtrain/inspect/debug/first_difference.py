@@ -10,13 +10,13 @@ from jtrain.config.dump import Difference, differences
 from jtrain.data.batches.reader_counts import readers
 from jtrain.inspect.report.read_run import read
 from jtrain.train.hooks import metrics, step_record
-from jtrain.train.run_dir import Directory
+from jtrain.train.run_dir import RunDir
 
 FACTS = ("jtrain", "python", "packages", "devices", "machine", "git")  # of run.json
 
 
 @dataclasses.dataclass(frozen=True)
-class Number:
+class DifferingNumber:
     """A number that two runs do not share."""
 
     step: int
@@ -26,7 +26,7 @@ class Number:
 
 
 @dataclasses.dataclass(frozen=True)
-class Parting:
+class RunDifference:
     """What two runs do not have in common; all empty if they are the same."""
 
     values: Sequence[Difference]
@@ -39,7 +39,7 @@ class Parting:
     """The first step whose batch was another; None if none was, or there is no record."""
     readers: tuple[int, int] | None
     """Where the batches of some are not compared, the processes of each run that read them."""
-    number: Number | None
+    number: DifferingNumber | None
     """The first number that is another, of a step or of an evaluation."""
     checkpoints: Sequence[int]
     """The steps of which both have a whole checkpoint."""
@@ -56,7 +56,7 @@ class Parting:
         return self.batch is None and self.number is None and self.checkpoint is None
 
 
-def parting(one: Path, other: Path) -> Parting:
+def parting(one: Path, other: Path) -> RunDifference:
     """Where the runs in two directories part.
 
     Raises:
@@ -65,9 +65,9 @@ def parting(one: Path, other: Path) -> Parting:
     stories = [read(path) for path in (one, other)]
     values = differences(*(story.config for story in stories))
     facts = [{name: story.facts.get(name) for name in FACTS} for story in stories]
-    records = [step_record.steps(Directory(path).steps) for path in (one, other)]
+    records = [step_record.steps(RunDir(path).steps) for path in (one, other)]
     batch, unlike = _other_batch(records, [story.facts for story in stories])
-    there = [Directory(path) for path in (one, other)]
+    there = [RunDir(path) for path in (one, other)]
     found = [each.checkpoints for each in there]
     both = sorted(set.intersection(*(set(layout.steps(d.checkpoints, d.owner())) for d in there)))
     apart = {}
@@ -78,7 +78,7 @@ def parting(one: Path, other: Path) -> Parting:
     first = next(iter(apart), None)
     before = [step for step in both if first is None or step < first]
     tables = [_numbers(path, record) for path, record in zip((one, other), records, strict=True)]
-    return Parting(
+    return RunDifference(
         values=[change for change in values if change.key != "name"],
         facts=differences(*facts),
         compared=len({step for step, _ in tables[0].keys() & tables[1].keys()}),
@@ -93,7 +93,7 @@ def parting(one: Path, other: Path) -> Parting:
 
 
 def _other_batch(
-    records: Sequence[Mapping[int, step_record.Step]], facts: Sequence[Mapping[str, Any]]
+    records: Sequence[Mapping[int, step_record.StepRecord]], facts: Sequence[Mapping[str, Any]]
 ) -> tuple[int | None, tuple[int, int] | None]:
     """The first step whose batch was another, of those that as many processes read in both runs;
     and how many read the first of the others."""
@@ -107,13 +107,13 @@ def _other_batch(
 
 
 def _numbers(
-    path: Path, record: Mapping[int, step_record.Step]
+    path: Path, record: Mapping[int, step_record.StepRecord]
 ) -> dict[tuple[int, str], float | list[Any]]:
     """By step and name what was computed: of each step if it was recorded, and all metrics."""
     found: dict[tuple[int, str], Any] = {}
     for step, numbers in record.items():
         found[step, "loss"], found[step, "grad_norm"] = numbers.loss, numbers.grad_norm
-    for row in metrics.read(Directory(path).metrics):
+    for row in metrics.read(RunDir(path).metrics):
         found |= {(row["step"], name): value for name, value in row.items() if name != "step"}
     return found
 
@@ -123,5 +123,5 @@ def _first(one: Mapping[tuple[int, str], Any], other: Mapping[tuple[int, str], A
     for step, name in sorted(one.keys() & other.keys(), key=lambda place: place[0]):
         pair = one[step, name], other[step, name]
         if repr(pair[0]) != repr(pair[1]):  # a NaN is the same as a NaN
-            return Number(step, name, *pair)
+            return DifferingNumber(step, name, *pair)
     return None

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.inspect.debug.eval_jaxpr import Done, Equation, Value, execute
+from jtrain.inspect.debug.eval_jaxpr import Equation, ExecutedOp, TracedValue, execute
 
 
 @dataclasses.dataclass(frozen=True)
-class Birth:
+class NonfiniteOp:
     """A value that is not finite, made from values that are (or a NaN, made from none)."""
 
     equation: Equation
@@ -35,7 +35,7 @@ class Birth:
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class NonfiniteInput:
     """An input of the program that was not finite from the beginning."""
 
     index: int
@@ -51,10 +51,10 @@ class _Broken:
 
     nan: bool
     parents: Sequence[int]  # the values that are not finite and that it was made of
-    birth: Birth | None
+    birth: NonfiniteOp | None
 
 
-class Blame:
+class NonfiniteTrace:
     """The execution of a program, and of each value that is not finite where it comes from."""
 
     def __init__(self, program: Any, inputs: Sequence[Any]):
@@ -65,20 +65,20 @@ class Blame:
                 self._broken[number] = _Broken(bool(np.isnan(bad).any()), (), None)
         for done in execute(program, inputs):
             if isinstance(done, list):
-                self.outputs: list[Value] = done
+                self.outputs: list[TracedValue] = done
             else:
                 self._look(done)
 
-    def broken(self, value: Value) -> bool:
+    def broken(self, value: TracedValue) -> bool:
         """Whether a value that the program gave is not finite."""
         return value.number in self._broken or _not_finite(value.array) is not None
 
-    def origins(self, value: Value) -> list[Birth | Given]:
+    def origins(self, value: TracedValue) -> list[NonfiniteOp | NonfiniteInput]:
         """Where a value that is not finite comes from, the earliest first.
 
         Two where an infinity made a NaN: what made the infinity, and what made the NaN.
         """
-        found: list[Birth | Given] = []
+        found: list[NonfiniteOp | NonfiniteInput] = []
         number, nan = value.number, self._nan(value.number)
         while number in self._broken:
             broken = self._broken[number]
@@ -96,7 +96,7 @@ class Blame:
     def _nan(self, number: int) -> bool:
         return number in self._broken and self._broken[number].nan
 
-    def _look(self, done: Done) -> None:
+    def _look(self, done: ExecutedOp) -> None:
         for output in done.outputs:
             bad = _not_finite(output.array)
             if bad is None:
@@ -116,7 +116,7 @@ def _not_finite(x: Any) -> np.ndarray | None:
     return None if np.isfinite(host).all() else host
 
 
-def _taken(done: Done, bad: np.ndarray) -> Sequence[Value]:
+def _taken(done: ExecutedOp, bad: np.ndarray) -> Sequence[TracedValue]:
     """The inputs that the elements which are not finite were made of."""
     if done.equation.primitive.name != "select_n":
         return done.inputs
@@ -124,7 +124,7 @@ def _taken(done: Done, bad: np.ndarray) -> Sequence[Value]:
     return [done.inputs[1 + int(i)] for i in np.unique(which)]
 
 
-def _birth(done: Done, output: Value, bad: np.ndarray) -> Birth:
+def _birth(done: ExecutedOp, output: TracedValue, bad: np.ndarray) -> NonfiniteOp:
     wrong = ~np.isfinite(bad)
     if np.isnan(bad).any():
         wrong = np.isnan(bad)
@@ -135,7 +135,7 @@ def _birth(done: Done, output: Value, bad: np.ndarray) -> Birth:
         known = [_shown(np.asarray(x)[place] if jnp.shape(x) else np.asarray(x)) for x in arrays]
     else:
         known = [_range(np.asarray(x)) for x in arrays]
-    return Birth(
+    return NonfiniteOp(
         equation=done.equation,
         turn=done.turn,
         calls=done.calls,
@@ -147,11 +147,11 @@ def _birth(done: Done, output: Value, bad: np.ndarray) -> Birth:
     )
 
 
-def _given(index: int, array: Any) -> Given:
+def _given(index: int, array: Any) -> NonfiniteInput:
     host = np.asarray(array)
     wrong = ~np.isfinite(host)
     place = tuple(np.argwhere(wrong)[0].tolist())
-    return Given(index, place, float(host[place]), int(wrong.sum()), host.shape)
+    return NonfiniteInput(index, place, float(host[place]), int(wrong.sum()), host.shape)
 
 
 def _is_key(x: Any) -> bool:

@@ -21,13 +21,13 @@ from jtrain.errors import ConfigError
 from jtrain.io.formatting import number
 from jtrain.train.compilation_cache import keep_compiled_programs
 from jtrain.train.experiment import RunConfig
-from jtrain.train.setup import Assembly
+from jtrain.train.setup import TrainSetup
 from jtrain.train.step_time import paced
 
 SMALL, DOWN = 0.05, 0.7  # of the first loss
 
 
-class Repeated:
+class RepeatedBatches:
     """The first batches, again and again."""
 
     def __init__(self, batches: Batches, count: int):
@@ -37,13 +37,13 @@ class Repeated:
     def __getitem__(self, step: int, /) -> Batch:
         return self._batches[step % self._count]
 
-    def shard(self, index: int, count: int) -> "Repeated":
+    def shard(self, index: int, count: int) -> "RepeatedBatches":
         """The same batches, of which only the rows of one process are read."""
-        return Repeated(self._batches.shard(index, count), self._count)
+        return RepeatedBatches(self._batches.shard(index, count), self._count)
 
 
 @dataclasses.dataclass(frozen=True)
-class Overfitted:
+class OverfitResult:
     """What came of it."""
 
     batches: int
@@ -112,7 +112,7 @@ class Overfitted:
         ]
 
 
-def overfit(config: RunConfig, batches: int, *, tell: Callable[[str], None]) -> Overfitted:
+def overfit(config: RunConfig, batches: int, *, tell: Callable[[str], None]) -> OverfitResult:
     """What comes of training on the first `batches` batches for as many steps as the config says.
 
     It ends as soon as the loss is 5 % of what it was. Nothing is written.
@@ -132,7 +132,7 @@ def overfit(config: RunConfig, batches: int, *, tell: Callable[[str], None]) -> 
             f"least twice. Take --overfit 1 .. {max(1, config.steps // 2)}, or set "
             f"steps={max(2, 100 * batches)}."
         )
-    repeated = Repeated(parts.experiment.train, batches)
+    repeated = RepeatedBatches(parts.experiment.train, batches)
     parts = dataclasses.replace(
         parts, experiment=dataclasses.replace(parts.experiment, train=repeated)
     )
@@ -143,7 +143,7 @@ def overfit(config: RunConfig, batches: int, *, tell: Callable[[str], None]) -> 
     with ReadAhead(read, start=0, stop=config.steps) as feed:
         ended = train(step, state, feed, start=0, stop=config.steps, hooks=[hook])
     after = jax.device_get(_checksums(ended.state.params))
-    return Overfitted(
+    return OverfitResult(
         batches=batches,
         steps=ended.step,
         first=hook.begun,
@@ -182,6 +182,6 @@ def _checksums(params: Any) -> dict[str, jax.Array]:
     return {name: sums(leaf) for name, leaf in named_leaves(params).items()}
 
 
-def _hidden(parts: Assembly, batches: int) -> float:
+def _hidden(parts: TrainSetup, batches: int) -> float:
     masks = [np.asarray(parts.experiment.train[i]["mask"]) for i in range(batches)]
     return float(1 - np.mean(np.concatenate(masks)))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.checkpoint import Checkpoints, fingerprint, inspect, layout, leaf_table
+from jtrain.checkpoint import CheckpointManager, fingerprint, inspect, layout, leaf_table
 from jtrain.config.command_line import spell
 from jtrain.config.dump import ABSENT, Difference, differences, told
 from jtrain.core.state import TrainState
@@ -18,23 +18,23 @@ from jtrain.data.batches.reader_counts import readers
 from jtrain.distributed.multihost import of_first
 from jtrain.errors import CheckpointError, ConfigError, DamagedError
 from jtrain.inspect.debug.first_difference import FACTS
-from jtrain.inspect.debug.step_report import Dissected, dissect
+from jtrain.inspect.debug.step_report import StepReport, dissect
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.step_record import Step, steps
-from jtrain.train.longer_run import Change, changes, config_at, keep_lengths, schedule_lengths
+from jtrain.train.hooks.step_record import StepRecord, steps
+from jtrain.train.longer_run import LengthChange, changes, config_at, keep_lengths, schedule_lengths
 from jtrain.train.restore_run import again
 from jtrain.train.rollback import decided
-from jtrain.train.run_dir import Directory, environment
-from jtrain.train.setup import Assembly, assemble
+from jtrain.train.run_dir import RunDir, environment
+from jtrain.train.setup import TrainSetup, assemble
 
 
 @dataclasses.dataclass(frozen=True)
-class Other:
+class ReplayMismatch:
     """A step that came out otherwise than in the run."""
 
     step: int
-    here: Step
-    there: Step
+    here: StepRecord
+    there: StepRecord
     """Its batch is 0 where it is not compared."""
 
     @property
@@ -44,14 +44,14 @@ class Other:
 
 
 @dataclasses.dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """A step that was taken again."""
 
     step: int
     start: int
     """The checkpoint it was taken from, 0 where that was the beginning."""
-    here: Step
-    there: Step | None
+    here: StepRecord
+    there: StepRecord | None
     """As the run recorded it; None where it did not."""
     rows: tuple[int, int]
     """The first and the last row of its batch, of those that this process reads."""
@@ -63,16 +63,16 @@ class Replayed:
     """Where the batches of some are not compared, the processes that read them then and now."""
     unlike: Sequence[str]
     """What the run was taken by that is another now: processes, devices, versions, layout."""
-    other: Other | None
+    other: ReplayMismatch | None
     """The first of them that came out otherwise."""
     checkpoint: Sequence[str] | None
     """The leaves that the run's checkpoint of this step has otherwise; None: there is none."""
-    dissected: Dissected | None
+    dissected: StepReport | None
 
 
 def replay(
     config: RunConfig, path: Path, step: int, *, deep: bool = True, tell: Callable[[str], None]
-) -> Replayed:
+) -> ReplayResult:
     """Step `step` of the run in `path` taken again, and whether it has the same bits as then.
 
     The run's directory is read and not written. In several processes each calls this.
@@ -110,7 +110,7 @@ def replay(
     own = np.ravel(parts.calls[(step - 1) // config.steps_per_call]["row"])
     deep = deep and jax.process_count() == 1
     other = _first_other(redone.taken, known)
-    return Replayed(
+    return ReplayResult(
         step=step,
         start=start,
         here=redone.taken[step],
@@ -126,7 +126,7 @@ def replay(
     )
 
 
-def _unlike(parts: Assembly, there: Directory, others: Mapping[int, int], step: int) -> list[str]:
+def _unlike(parts: TrainSetup, there: RunDir, others: Mapping[int, int], step: int) -> list[str]:
     """What a step was taken by that is another now, and may round its sums otherwise.
 
     Args:
@@ -158,25 +158,25 @@ def _short(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Redone:
-    taken: Mapping[int, Step]
+    taken: Mapping[int, StepRecord]
     before: TrainState  # the call that has the step
     after: TrainState
 
 
-def _extended(parts: Assembly, there: Directory) -> list[Change]:
+def _extended(parts: TrainSetup, there: RunDir) -> list[LengthChange]:
     """The steps after which the run was made longer."""
 
     def look() -> dict[str, Any]:
-        checkpoints = Checkpoints(there.checkpoints, owner=there.owner())
+        checkpoints = CheckpointManager(there.checkpoints, owner=there.owner())
         step = checkpoints.newest()
         found = [] if step is None else changes(parts.config, step, checkpoints.about(step))
         return {"changes": [list(change) for change in found]}
 
-    return [Change(*each) for each in of_first(look)["changes"]]
+    return [LengthChange(*each) for each in of_first(look)["changes"]]
 
 
 def _check_one_schedule(
-    config: RunConfig, changed: Sequence[Change], start: int, step: int
+    config: RunConfig, changed: Sequence[LengthChange], start: int, step: int
 ) -> None:
     """Refuses steps of which some were taken under another schedule than the last one."""
     lengths = schedule_lengths(config)
@@ -192,12 +192,12 @@ def _check_one_schedule(
 
 
 def _before(
-    parts: Assembly, there: Directory, step: int, tell: Callable[[str], None]
+    parts: TrainSetup, there: RunDir, step: int, tell: Callable[[str], None]
 ) -> tuple[int, TrainState]:
     """The newest state that the run kept before the call with the step, and its step."""
     last = (step - 1) // parts.config.steps_per_call * parts.config.steps_per_call
     owner = there.owner()
-    with Checkpoints(there.checkpoints, owner=owner) as checkpoints:
+    with CheckpointManager(there.checkpoints, owner=owner) as checkpoints:
 
         def look() -> dict[str, int | None]:
             for start in reversed([each for each in checkpoints.steps() if each <= last]):
@@ -221,7 +221,7 @@ def _before(
     return 0, parts.fresh()
 
 
-def _redo(parts: Assembly, state: TrainState, start: int, step: int) -> _Redone:
+def _redo(parts: TrainSetup, state: TrainState, start: int, step: int) -> _Redone:
     """The steps from `start` to the end of the call that has the step, by the run's program."""
     program, each = parts.compile_step(), parts.config.steps_per_call
     taken, last = {}, (step - 1) // each
@@ -234,21 +234,23 @@ def _redo(parts: Assembly, state: TrainState, start: int, step: int) -> _Redone:
         losses, norms = (np.ravel(jax.device_get(x)).tolist() for x in found)
         for i in range(each):
             own = batch if each == 1 else {name: x[i] for name, x in batch.items()}
-            taken[call * each + i + 1] = Step(losses[i], norms[i], digest(own))
+            taken[call * each + i + 1] = StepRecord(losses[i], norms[i], digest(own))
     return _Redone(taken, before, state)
 
 
-def _first_other(taken: Mapping[int, Step], known: Mapping[int, Step]) -> Other | None:
+def _first_other(
+    taken: Mapping[int, StepRecord], known: Mapping[int, StepRecord]
+) -> ReplayMismatch | None:
     for number, here in taken.items():
         there = known.get(number)
         if there is not None:
-            other = Other(number, here, there)
+            other = ReplayMismatch(number, here, there)
             if other.batch or not here.same(there):
                 return other
     return None
 
 
-def _apart(directory: Directory, step: int, state: TrainState) -> list[str] | None:
+def _apart(directory: RunDir, step: int, state: TrainState) -> list[str] | None:
     """The leaves that a checkpoint of the step has otherwise; None if there is no such one."""
     if step not in layout.steps(directory.checkpoints, directory.owner()):
         return None

@@ -9,25 +9,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.loss import Returned, combine, in_terms
+from jtrain.core.loss import LossOutput, combine, in_terms
 from jtrain.core.pytree import norm
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Key, Leaf, Params
-from jtrain.data.batches.skip import Without
+from jtrain.data.batches.skip import SkipBatches
 from jtrain.distributed.cluster import detect
 from jtrain.errors import ConfigError
 from jtrain.parallel import Single
 from jtrain.train.experiment import RunConfig
-from jtrain.train.setup import Assembly, assemble
+from jtrain.train.setup import TrainSetup, assemble
 
 
-class Slope(NamedTuple):
+class StepGradient(NamedTuple):
     """What a step computes before its update."""
 
     loss: Leaf  # f32 scalar
     grads: Params
     grad_norm: Leaf  # f32 scalar
-    returned: Returned
+    returned: LossOutput
 
 
 def on_one_device(config: RunConfig) -> RunConfig:
@@ -45,49 +45,49 @@ def on_one_device(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, parallel=Single(), steps_per_call=1)
 
 
-def alone(config: RunConfig) -> Assembly:
+def alone(config: RunConfig) -> TrainSetup:
     """The parts of a run on one device, one step a call."""
     return assemble(on_one_device(config))
 
 
-def slope_of(parts: Assembly) -> Callable[..., Slope]:
-    """`(state, batch, weights=None) -> Slope`, pure and not compiled.
+def slope_of(parts: TrainSetup) -> Callable[..., StepGradient]:
+    """`(state, batch, weights=None) -> StepGradient`, pure and not compiled.
 
     All rows at once, for microbatches change no result. `weights` are what the terms are divided
     by, None for those of the batch itself.
     """
     terms = _terms(parts)
 
-    def slope(state: TrainState, batch: Batch, weights: Any = None) -> Slope:
+    def slope(state: TrainState, batch: Batch, weights: Any = None) -> StepGradient:
         rng = state.step_key()
 
-        def share(params: Params) -> tuple[Leaf, Returned]:
+        def share(params: Params) -> tuple[Leaf, LossOutput]:
             got = terms(params, state.extra, batch, rng)
             known = [mean.weight for mean in got.terms.means] if weights is None else weights
             return state.scale.up(combine(got.terms, known)), got
 
         (value, returned), grads = jax.value_and_grad(share, has_aux=True)(state.params)
         grads = state.scale.down(grads)
-        return Slope(state.scale.down(value), grads, norm(grads), returned)
+        return StepGradient(state.scale.down(value), grads, norm(grads), returned)
 
     return slope
 
 
-def weights_of(parts: Assembly, state: TrainState, batch: Batch) -> list[Leaf]:
+def weights_of(parts: TrainSetup, state: TrainState, batch: Batch) -> list[Leaf]:
     """What each term of the loss is divided by in this batch."""
     got = _terms(parts)(state.params, state.extra, batch, state.step_key())
     return [mean.weight for mean in got.terms.means]
 
 
-def loss_of(parts: Assembly, state: TrainState, batch: Batch, rng: Key | None) -> Leaf:
+def loss_of(parts: TrainSetup, state: TrainState, batch: Batch, rng: Key | None) -> Leaf:
     """The loss of a batch; `rng` None as it is evaluated."""
     got = _terms(parts)(state.params, state.extra, batch, rng)
     return combine(got.terms, [mean.weight for mean in got.terms.means])
 
 
-def whole_batch(parts: Assembly, step: int) -> dict[str, jax.Array]:
+def whole_batch(parts: TrainSetup, step: int) -> dict[str, jax.Array]:
     """The batch that step `step` takes, the first being 1."""
-    return on_device(Without(parts.experiment.train, parts.windows)[step - 1])
+    return on_device(SkipBatches(parts.experiment.train, parts.windows)[step - 1])
 
 
 def on_device(batch: Batch) -> dict[str, jax.Array]:
@@ -95,6 +95,6 @@ def on_device(batch: Batch) -> dict[str, jax.Array]:
     return {name: jnp.asarray(array) for name, array in batch.items()}
 
 
-def _terms(parts: Assembly) -> Callable[..., Returned]:
+def _terms(parts: TrainSetup) -> Callable[..., LossOutput]:
     # Without its jit, which is inlined where it is called, and with it the lines of the loss.
     return inspect.unwrap(in_terms(parts.loss, ragged=parts.experiment.train.ragged))

@@ -15,7 +15,7 @@ _LIBRARIES = (str(Path(jax.__file__).parent), *LIBRARIES)
 _TOOLKIT, _DEBUG = str(Path(__file__).parents[1]), str(Path(__file__).parent)
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of code."""
 
     file: str
@@ -44,7 +44,7 @@ class Line(NamedTuple):
         return f"{shown}:{self.line} in {self.function.rpartition('.')[2]}{written}"
 
 
-def written(equation: Any, calls: Sequence[Any] = ()) -> list[Line]:
+def written(equation: Any, calls: Sequence[Any] = ()) -> list[SourceLine]:
     """The innermost line outside of libraries, and before it that of jtrain which it called.
 
     One line where the experiment called JAX itself; none where nothing is known.
@@ -64,13 +64,15 @@ def written(equation: Any, calls: Sequence[Any] = ()) -> list[Line]:
     return [ours] if ours else []
 
 
-def _lines(equation: Any) -> list[Line]:
+def _lines(equation: Any) -> list[SourceLine]:
     """Where it was written, the innermost first."""
     trace = getattr(getattr(equation, "source_info", None), "traceback", None)
-    return [Line(f.file_name, f.line_num, f.function_name) for f in getattr(trace, "frames", ())]
+    return [
+        SourceLine(f.file_name, f.line_num, f.function_name) for f in getattr(trace, "frames", ())
+    ]
 
 
-def _within(lines: list[Line], call: Any) -> list[Line]:
+def _within(lines: list[SourceLine], call: Any) -> list[SourceLine]:
     """Those outside of libraries, up to the function that was called."""
     name = call.params["name"] if call is not None else None
     ends = [i for i, line in enumerate(lines) if name and line.name == name]
@@ -78,10 +80,10 @@ def _within(lines: list[Line], call: Any) -> list[Line]:
     return [line for line in lines if not line.file.startswith((*_LIBRARIES, "<"))]
 
 
-def raised_at(error: BaseException) -> Line | None:
+def raised_at(error: BaseException) -> SourceLine | None:
     """Return the innermost line outside of libraries that an exception passed through."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [Line(frame.filename, frame.lineno or 0, frame.name) for frame in frames]
+    lines = [SourceLine(frame.filename, frame.lineno or 0, frame.name) for frame in frames]
     theirs = (*_LIBRARIES, _TOOLKIT, "<")
     return next((line for line in reversed(lines) if not line.file.startswith(theirs)), None)
 

@@ -11,11 +11,11 @@ from jtrain.core.types import Batch, Leaf
 from jtrain.inspect.debug.single_device_step import alone, slope_of, whole_batch
 from jtrain.train.experiment import RunConfig
 from jtrain.train.leaf_statistics import LeafStatistics
-from jtrain.train.setup import Assembly
+from jtrain.train.setup import TrainSetup
 
 
 @dataclasses.dataclass(frozen=True)
-class Dissected:
+class StepReport:
     """What a step is when it is taken in other ways, all rows at once on one device."""
 
     eager_loss: float
@@ -30,7 +30,7 @@ class Dissected:
 
 def dissect(
     config: RunConfig, state: TrainState, step: int, tell: Callable[[str], None]
-) -> Dissected:
+) -> StepReport:
     """That of step `step`.
 
     Args:
@@ -45,7 +45,7 @@ def dissect(
     tell("the same step without jit, and with checks")
     with jax.disable_jit():
         slope = slope_of(parts)(state, batch)
-    return Dissected(
+    return StepReport(
         eager_loss=float(slope.loss),
         eager_grad_norm=float(slope.grad_norm),
         checks=_checks(parts, state, batch),
@@ -53,7 +53,7 @@ def dissect(
     )
 
 
-def _up_to(parts: Assembly, state: TrainState, step: int) -> TrainState:
+def _up_to(parts: TrainSetup, state: TrainState, step: int) -> TrainState:
     if int(state.step) == step - 1:
         return state
     program = parts.compile_step()
@@ -62,7 +62,7 @@ def _up_to(parts: Assembly, state: TrainState, step: int) -> TrainState:
     return state
 
 
-def _checks(parts: Assembly, state: TrainState, batch: Batch) -> str:
+def _checks(parts: TrainSetup, state: TrainState, batch: Batch) -> str:
     """What checkify finds, or why it cannot look: it does not know every primitive."""
 
     def numbers(state: TrainState, batch: Batch) -> tuple[Leaf, Leaf]:

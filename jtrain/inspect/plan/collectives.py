@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jtrain.inspect.plan.hlo import HloError, Instruction, Program, Run, sizes
+from jtrain.inspect.plan.hlo import ExecutedInstruction, HloError, HloProgram, Instruction, sizes
 from jtrain.inspect.plan.replica_groups import replica_groups
 
 KINDS = (
@@ -36,14 +36,14 @@ class Collective(NamedTuple):
     where: str  # in the traced program: jit(step)/jvp()/while/body/dot_general
 
 
-class Traffic(NamedTuple):
+class CollectiveTraffic(NamedTuple):
     """What a program sends between devices."""
 
     collectives: tuple[Collective, ...]
     unread: tuple[str, ...] = ()  # what the program's text did not tell, in words
 
 
-def collectives(text: str, mesh: Mapping[str, int]) -> Traffic:
+def collectives(text: str, mesh: Mapping[str, int]) -> CollectiveTraffic:
     """Return the collectives of a program that was compiled for the devices of a mesh.
 
     What each device sends, of an array of B bytes among n devices: a gather of it, a scatter or an
@@ -52,10 +52,10 @@ def collectives(text: str, mesh: Mapping[str, int]) -> Traffic:
     understood is left out of the sums, and named in `unread`; nothing is raised.
     """
     try:
-        program = Program(text)
+        program = HloProgram(text)
         runs = _begun(program)
     except NOT_UNDERSTOOD as error:
-        return Traffic((), (f"no collective: {_said(error)}",))
+        return CollectiveTraffic((), (f"no collective: {_said(error)}",))
     found, unread, uncounted = [], [], 0
     for run in runs:
         try:
@@ -71,7 +71,7 @@ def collectives(text: str, mesh: Mapping[str, int]) -> Traffic:
             f"how often {uncounted} of the collectives run, in loops whose number of turns the "
             f"program does not say: they count as one turn"
         )
-    return Traffic(tuple(found), tuple(dict.fromkeys(unread)))
+    return CollectiveTraffic(tuple(found), tuple(dict.fromkeys(unread)))
 
 
 def _said(error: Exception) -> str:
@@ -80,9 +80,9 @@ def _said(error: Exception) -> str:
     return f"the text is written in a way that is not known ({type(error).__name__}: {error})"
 
 
-def _begun(program: Program) -> list[Run]:
+def _begun(program: HloProgram) -> list[ExecutedInstruction]:
     """Return the runs of collectives; those that are one in several pieces by the first."""
-    seen: dict[str, Run] = {}
+    seen: dict[str, ExecutedInstruction] = {}
     for run in program.walk():
         instruction = _between_slices(run.instruction)
         if instruction.operation.removesuffix("-start") not in KINDS:
@@ -95,7 +95,9 @@ def _begun(program: Program) -> list[Run]:
     return list(seen.values())
 
 
-def _collective(run: Run, program: Program, mesh: Mapping[str, int]) -> Collective | None:
+def _collective(
+    run: ExecutedInstruction, program: HloProgram, mesh: Mapping[str, int]
+) -> Collective | None:
     """Return what a run sends; None in a group of one device, which sends nothing."""
     instruction = _scattered(run.instruction, program, run.within)
     kind = instruction.operation.removesuffix("-start")
@@ -124,7 +126,7 @@ def _between_slices(instruction: Instruction) -> Instruction:
     return instruction._replace(operation=kind, shape=shape)
 
 
-def _scattered(instruction: Instruction, program: Program, within: str) -> Instruction:
+def _scattered(instruction: Instruction, program: HloProgram, within: str) -> Instruction:
     """Return a reduction of which only parts are kept as the scatter that it is.
 
     So the TPU compiler writes them: a fusion of an all-reduce, of one array or of several, and a

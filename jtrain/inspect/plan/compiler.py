@@ -11,7 +11,7 @@ from jtrain.inspect.plan.compiler_logging import quiet_stderr
 PROGRAM = "*after_optimizations.txt"  # of the files that XLA dumps, the program as it runs
 
 
-class Output(NamedTuple):
+class CompilerOutput(NamedTuple):
     """What the compiler gave."""
 
     program: Compiled
@@ -19,7 +19,7 @@ class Output(NamedTuple):
     unread: str = ""  # why it could not be read
 
 
-def compile_and_read(lowered: Lowered, dump: Path) -> Output:
+def compile_and_read(lowered: Lowered, dump: Path) -> CompilerOutput:
     """Compile a step, and read its program from the files that the compiler writes.
 
     `Compiled.as_text` takes another way: of a program for TPUs libtpu makes bytes, which jaxlib
@@ -37,13 +37,15 @@ def compile_and_read(lowered: Lowered, dump: Path) -> Output:
     return read(lowered.compile(compiler_options=options), dump)
 
 
-def read(program: Compiled, dump: Path) -> Output:
+def read(program: Compiled, dump: Path) -> CompilerOutput:
     """Return a program with its text, from the files in `dump` or else from the program itself."""
     written = sorted(dump.rglob(PROGRAM), key=lambda file: file.stat().st_size)
     if written:  # the largest: the compiler may have made small programs on its way
-        return Output(program, written[-1].read_text(errors="replace"))
+        return CompilerOutput(program, written[-1].read_text(errors="replace"))
     try:
         with quiet_stderr():  # jaxlib prints its stack there
-            return Output(program, program.as_text() or "")
+            return CompilerOutput(program, program.as_text() or "")
     except jax.errors.JaxRuntimeError as error:
-        return Output(program, "", f"jaxlib cannot read the program: {str(error).splitlines()[0]}")
+        return CompilerOutput(
+            program, "", f"jaxlib cannot read the program: {str(error).splitlines()[0]}"
+        )

@@ -38,7 +38,7 @@ class Instruction(NamedTuple):
         }
 
 
-class Run(NamedTuple):
+class ExecutedInstruction(NamedTuple):
     """An instruction of a program that runs."""
 
     instruction: Instruction
@@ -47,7 +47,7 @@ class Run(NamedTuple):
     counted: bool  # False inside of a loop whose number of turns is not known: it counts as one
 
 
-class Program:
+class HloProgram:
     """The computations of a compiled program by name.
 
     Args:
@@ -75,11 +75,13 @@ class Program:
                     self.roots[name] = instruction
         self._check_whole(len(text))
 
-    def walk(self, name: str = "", times: int = 1, counted: bool = True) -> Iterator[Run]:
+    def walk(
+        self, name: str = "", times: int = 1, counted: bool = True
+    ) -> Iterator[ExecutedInstruction]:
         """Yield each instruction that runs. Every side of a branch counts as run."""
         name = name or self.entry
         for instruction in self.computations[name].values():
-            yield Run(instruction, times, name, counted)
+            yield ExecutedInstruction(instruction, times, name, counted)
             called = instruction.called
             if instruction.operation == "while":
                 (body,), (condition,) = called["body"], called["condition"]

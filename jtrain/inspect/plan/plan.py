@@ -13,11 +13,11 @@ import jax
 from jax.stages import Lowered
 
 from jtrain.errors import ConfigError
-from jtrain.inspect.plan.collectives import Collective, Traffic, by_axes, collectives
-from jtrain.inspect.plan.compiler import Output, compile_and_read
+from jtrain.inspect.plan.collectives import Collective, CollectiveTraffic, by_axes, collectives
+from jtrain.inspect.plan.compiler import CompilerOutput, compile_and_read
 from jtrain.inspect.plan.topology import Topology
 from jtrain.inspect.sharding_table import laid
-from jtrain.parallel import Schedule
+from jtrain.parallel import PipelineSchedule
 from jtrain.train.experiment import RunConfig
 from jtrain.train.setup import assemble
 
@@ -37,7 +37,7 @@ class Plan:
     collectives: tuple[Collective, ...]
     seconds: float
     """That tracing and compiling took here."""
-    schedule: Schedule | None = None
+    schedule: PipelineSchedule | None = None
     """Of the pipeline, if layers are in stages."""
     why: str = ""
     """The layout was chosen, if it was."""
@@ -98,16 +98,16 @@ def plan(config: RunConfig, where: Topology, dump: Path | None = None) -> Plan:
     )
 
 
-def _compiled(lowered: Lowered, dump: Path | None) -> Output:
+def _compiled(lowered: Lowered, dump: Path | None) -> CompilerOutput:
     if dump is not None:
         return compile_and_read(lowered, dump)
     with tempfile.TemporaryDirectory() as scratch:
         return compile_and_read(lowered, Path(scratch))
 
 
-def _traffic(output: Output, layout: Mapping[str, int]) -> Traffic:
+def _traffic(output: CompilerOutput, layout: Mapping[str, int]) -> CollectiveTraffic:
     if output.unread:
-        return Traffic((), (f"no collective: {output.unread}",))
+        return CollectiveTraffic((), (f"no collective: {output.unread}",))
     return collectives(output.text, layout)
 
 

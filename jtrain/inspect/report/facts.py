@@ -3,12 +3,12 @@
 from statistics import median
 from typing import Any
 
-from jtrain.checkpoint.retention import Goal, best_of
-from jtrain.inspect.report.read_run import Row, Story, finite
+from jtrain.checkpoint.retention import BestMetric, best_of
+from jtrain.inspect.report.read_run import Row, RunStory, finite
 from jtrain.inspect.report.series import RATES
 
 
-def facts(story: Story) -> dict[str, Any]:
+def facts(story: RunStory) -> dict[str, Any]:
     """Return status, step, losses, evaluations, rows or tokens a second, seconds, and troubles."""
     sets = story.facts.get("sets")
     first = sets[0] if isinstance(sets, list) and sets and isinstance(sets[0], str) else "valid"
@@ -39,7 +39,7 @@ def facts(story: Story) -> dict[str, Any]:
     }
 
 
-def validation(story: Story, first: str = "valid") -> dict[str, float]:
+def validation(story: RunStory, first: str = "valid") -> dict[str, float]:
     """Return the newest number of each metric of each evaluation set, `valid/accuracy` by name.
 
     Those of the `first` set come first, and its loss before them; arrays, and how many rows were
@@ -52,10 +52,10 @@ def validation(story: Story, first: str = "valid") -> dict[str, float]:
     return {name: newest[name] for name in sorted(newest, key=order)}
 
 
-def _best(story: Story, first: str) -> dict[str, Any] | None:
+def _best(story: RunStory, first: str) -> dict[str, Any] | None:
     """The best evaluation by the run's checkpoint.best, by the loss where that is empty."""
     said = story.config.get("checkpoint.best")
-    goal = Goal.parse(said if isinstance(said, str) and said else "loss")
+    goal = BestMetric.parse(said if isinstance(said, str) and said else "loss")
     if goal is None:
         return None
     name = goal.name if "/" in goal.name else f"{first}/{goal.name}"
@@ -64,7 +64,7 @@ def _best(story: Story, first: str) -> dict[str, Any] | None:
     return None if step is None else {"name": name, "value": values[step], "step": step}
 
 
-def _values(story: Story, name: str) -> dict[int, float]:
+def _values(story: RunStory, name: str) -> dict[int, float]:
     """A metric by step, where it is a finite number."""
     return {row["step"]: float(row[name]) for row in story.metrics if _has(row, name)}
 

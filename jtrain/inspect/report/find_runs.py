@@ -14,7 +14,7 @@ DEEP = 2  # runs/ has sweeps, and a sweep has runs
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class RunQuery:
     """What some words of a command line stand for."""
 
     runs: Sequence[Path]
@@ -25,7 +25,7 @@ class Found:
     """A line for each word that is there and no run."""
 
 
-def find_runs(words: Sequence[str]) -> Found:
+def find_runs(words: Sequence[str]) -> RunQuery:
     """Find runs by their directories or names in runs/.
 
     Of a sweep, or of another folder of runs, all that it has are found. Files and directories that
@@ -51,7 +51,7 @@ def find_runs(words: Sequence[str]) -> Found:
             f"jtrain report: {told}. Name a run, a sweep, or a folder of runs; in runs/ there is "
             f"{_listed()}"
         )
-    return Found(list(runs.values()), whole, left_out)
+    return RunQuery(list(runs.values()), whole, left_out)
 
 
 def holds_run(directory: Path) -> bool:

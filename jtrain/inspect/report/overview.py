@@ -6,14 +6,14 @@ from typing import Any
 
 from jtrain.inspect.report.facts import facts
 from jtrain.inspect.report.html import colour, table
-from jtrain.inspect.report.read_run import Story, age
+from jtrain.inspect.report.read_run import RunStory, age
 from jtrain.io.formatting import count, duration
 from jtrain.io.formatting import number as spelt
 
 METRICS = 8  # columns of evaluations
 
 
-def overview(stories: Sequence[Story], names: Sequence[str]) -> str:
+def overview(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     """Return the table of all runs: status, step, losses, evaluations, speed."""
     known = [facts(story) for story in stories]
     metrics = list(dict.fromkeys(name for each in known for name in each["validation"]))[:METRICS]
@@ -36,7 +36,7 @@ def _button(run: int, name: str) -> str:
     )
 
 
-def _status(story: Story) -> str:
+def _status(story: RunStory) -> str:
     why = str(story.facts.get("why") or "")
     word = story.status if story.status.isalpha() else "unknown"
     open_end = word in {"running", "unknown"} and story.written is not None
@@ -45,7 +45,7 @@ def _status(story: Story) -> str:
     return f"{told} <small>{escape(seen)}</small>"
 
 
-def _step(story: Story, steps: Any) -> str:
+def _step(story: RunStory, steps: Any) -> str:
     return f"{story.step:,}" + (f" / {escape(str(steps))}" if steps else "")
 
 

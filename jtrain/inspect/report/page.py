@@ -11,7 +11,7 @@ from jtrain.config.command_line import spell
 from jtrain.config.dump import ABSENT
 from jtrain.inspect.report.html import table
 from jtrain.inspect.report.overview import overview
-from jtrain.inspect.report.read_run import Story
+from jtrain.inspect.report.read_run import RunStory
 from jtrain.inspect.report.series import charts, clocks, leaf_charts, matrices, speeds
 
 ENVIRONMENT = (
@@ -30,7 +30,7 @@ LOG_LINES = 200
 NAMED = 8  # runs in a title
 
 
-def page(stories: Sequence[Story], *, title: str = "", ranking: Sequence[str] = ()) -> str:
+def page(stories: Sequence[RunStory], *, title: str = "", ranking: Sequence[str] = ()) -> str:
     """The page as HTML: curves, differences, speed, samples, pictures, environment and status.
 
     Args:
@@ -98,7 +98,7 @@ def in_script(data: Any) -> str:
     return text
 
 
-def _names(stories: Sequence[Story]) -> list[str]:
+def _names(stories: Sequence[RunStory]) -> list[str]:
     """What each run is called: its name, and its directory where two have the same."""
     names = [story.name for story in stories]
     return [n if names.count(n) == 1 else str(s.path) for n, s in zip(names, stories, strict=True)]
@@ -114,13 +114,13 @@ def _section(title: str, body: str) -> str:
     return f'<section id="{anchor}-section"><h2>{title}</h2>{body}</section>\n' if body else ""
 
 
-def _troubles(stories: Sequence[Story], names: Sequence[str]) -> str:
+def _troubles(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     told = [(n, line) for n, s in zip(names, stories, strict=True) for line in s.troubles]
     lines = "".join(f"<li><b>{escape(n)}</b> {escape(line)}</li>" for n, line in told)
     return f'<section class="troubles"><h2>Damaged</h2><ul>{lines}</ul></section>' if told else ""
 
 
-def _differences(stories: Sequence[Story], names: Sequence[str]) -> str:
+def _differences(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     told = [(name, s) for name, s in zip(names, stories, strict=True) if s.config]
     if len(told) < 2:
         return ""
@@ -136,12 +136,12 @@ def _differences(stories: Sequence[Story], names: Sequence[str]) -> str:
     return table(["value", *(escape(name) for name, _ in told)], rows)
 
 
-def _values(stories: Sequence[Story], names: Sequence[str]) -> str:
+def _values(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     text = lambda s: "\n".join(f"{key}: {_spell(value)}" for key, value in s.config.items())
     return _texts(stories, names, text)
 
 
-def _environment(stories: Sequence[Story], names: Sequence[str]) -> str:
+def _environment(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     rows = []
     for fact in ENVIRONMENT:
         values = [_plain(story.facts.get(fact, "")) for story in stories]
@@ -153,7 +153,7 @@ def _environment(stories: Sequence[Story], names: Sequence[str]) -> str:
     return table(["", *map(escape, names)], rows) if rows else ""
 
 
-def _pictures(stories: Sequence[Story], names: Sequence[str]) -> str:
+def _pictures(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     figures = [
         f'<figure><img alt="{escape(picture.name)}" src="data:image/png;base64,'
         f'{base64.b64encode(picture.png).decode()}"><figcaption>{escape(name)}: '
@@ -164,7 +164,7 @@ def _pictures(stories: Sequence[Story], names: Sequence[str]) -> str:
     return f'<div class="pictures">{"".join(figures)}</div>' if figures else ""
 
 
-def _matrices(stories: Sequence[Story], names: Sequence[str]) -> str:
+def _matrices(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     figures = [
         f"<figure>{_heat(matrix['cells'])}<figcaption>{escape(name)}: {escape(matrix['name'])}, "
         f"step {matrix['step']:,}</figcaption></figure>"
@@ -195,7 +195,7 @@ def _heat(cells: Sequence[Sequence[float | int | None]]) -> str:
     )
 
 
-def _texts(stories: Sequence[Story], names: Sequence[str], text: Any) -> str:
+def _texts(stories: Sequence[RunStory], names: Sequence[str], text: Any) -> str:
     short = lambda words: words.count("\n") <= 40
     told = [(name, text(story)) for name, story in zip(names, stories, strict=True)]
     opened = " open" if len(told) == 1 and short(told[0][1]) else ""
@@ -206,7 +206,7 @@ def _texts(stories: Sequence[Story], names: Sequence[str], text: Any) -> str:
     )
 
 
-def _end_of_log(story: Story) -> str:
+def _end_of_log(story: RunStory) -> str:
     return "\n".join(story.log.splitlines()[-LOG_LINES:])
 
 

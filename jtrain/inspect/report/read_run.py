@@ -13,7 +13,7 @@ from jtrain.config.read import read as read_config
 from jtrain.errors import UserError
 from jtrain.io.regular_files import (
     LinkError,
-    TooMuchError,
+    TooLargeError,
     check_no_link,
     parse_json,
     read_bytes,
@@ -27,7 +27,7 @@ EXPECTED = ("config.yaml", "run.json", "metrics.jsonl", "speed.jsonl")
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
+class RunPicture:
     """A picture that the run made."""
 
     name: str
@@ -36,7 +36,7 @@ class Picture:
 
 
 @dataclasses.dataclass(frozen=True)
-class Story:
+class RunStory:
     """A run as its directory tells it."""
 
     path: Path
@@ -55,7 +55,7 @@ class Story:
     """Statistics of single leaves, where the run wrote them."""
     samples: str
     log: str
-    pictures: tuple[Picture, ...]
+    pictures: tuple[RunPicture, ...]
     written: float | None
     """When a file of it was written last, seconds since 1970."""
     troubles: tuple[str, ...]
@@ -69,7 +69,7 @@ class Story:
         return max([*said, *(row["step"] for row in self.metrics[-1:])], default=0)
 
 
-def read(path: Path) -> Story:
+def read(path: Path) -> RunStory:
     """What lies in a run's directory; what cannot be read is left out and told in `troubles`."""
     troubles: list[str] = []
     there = [name for name in EXPECTED if (path / name).is_file()]
@@ -79,7 +79,7 @@ def read(path: Path) -> Story:
         troubles += [f"{name} is missing" for name in EXPECTED if name not in there]
     facts, config = _facts(path / "run.json", troubles), _config(path / "config.yaml", troubles)
     files = [path / name for name in (*there, "log.txt") if (path / name).is_file()]
-    return Story(
+    return RunStory(
         path=path,
         name=str(config.get("name") or path.resolve().name),
         status=str(facts.get("status", "unknown")),
@@ -202,12 +202,12 @@ def _text(path: Path, troubles: list[str]) -> str:
         troubles.append(f"{path.name} {error.strerror}: it is left out")
     except OSError as error:
         troubles.append(f"{path.name} cannot be read: {error.strerror}")
-    except TooMuchError as error:
+    except TooLargeError as error:
         troubles.append(f"{path.name} {error} and is left out")
     return ""
 
 
-def _pictures(folder: Path, troubles: list[str]) -> tuple[Picture, ...]:
+def _pictures(folder: Path, troubles: list[str]) -> tuple[RunPicture, ...]:
     """The newest pictures, `NAME-STEP.png`, by name and step."""
     found = []
     try:
@@ -228,7 +228,7 @@ def _pictures(folder: Path, troubles: list[str]) -> tuple[Picture, ...]:
             troubles.append(f"pictures/{file.name} {error.strerror}: it is left out")
             continue
         if data.startswith(b"\x89PNG\r\n\x1a\n"):
-            pictures.append(Picture(name, step, data))
+            pictures.append(RunPicture(name, step, data))
         else:
             troubles.append(f"pictures/{file.name} is no PNG of at most {PICTURE_BYTES:,} bytes")
     return tuple(sorted(pictures, key=lambda picture: (picture.name, picture.step)))
@@ -244,7 +244,7 @@ def _picture(file: Path) -> bytes:
         return read_bytes(file, most=PICTURE_BYTES, inside=file.parent.parent)
     except LinkError:
         raise
-    except (OSError, TooMuchError):
+    except (OSError, TooLargeError):
         return b""
 
 

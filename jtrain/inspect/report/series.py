@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from jtrain.inspect.report.read_run import Row, Story, finite, number
+from jtrain.inspect.report.read_run import Row, RunStory, finite, number
 
 Points: TypeAlias = list[list[float | int | None]]  # step, value; None where it was not finite
 MOST = 1200  # points a line
@@ -12,7 +12,7 @@ RATES = ("tokens_per_second", "rows_per_second")
 LEAF_KINDS = ("grad_norm", "grad_max", "ratio")
 
 
-def charts(stories: Sequence[Story]) -> list[dict[str, Any]]:
+def charts(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
     """The charts of metrics: `loss` with `valid/loss` in it, for all runs, what matters first."""
     found: dict[str, dict[str, list[Points]]] = {}
     for i, story in enumerate(stories):
@@ -27,7 +27,7 @@ def charts(stories: Sequence[Story]) -> list[dict[str, Any]]:
     return [{"title": name, "lines": _lines(found[name])} for name in order]
 
 
-def speeds(stories: Sequence[Story]) -> list[dict[str, Any]]:
+def speeds(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
     """Pace over the steps, and the share of the time that waited for data."""
     rate = next((r for r in RATES if any(r in row for s in stories for row in s.speed)), RATES[-1])
     named = {rate.replace("_per_", " per "): rate, "share of time waiting for data": "waiting"}
@@ -42,12 +42,12 @@ def speeds(stories: Sequence[Story]) -> list[dict[str, Any]]:
     ]
 
 
-def clocks(stories: Sequence[Story]) -> list[Points]:
+def clocks(stories: Sequence[RunStory]) -> list[Points]:
     """Of each run its steps and the seconds that it had trained by then."""
     return [thin(_of(story.speed, "trained")) for story in stories]
 
 
-def leaf_charts(stories: Sequence[Story]) -> list[dict[str, Any]]:
+def leaf_charts(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
     """A small chart for each leaf: norm and largest value of its gradient, and of its update."""
     found: dict[tuple[str, str], list[Points]] = {}
     for i, story in enumerate(stories):
@@ -63,7 +63,7 @@ def leaf_charts(stories: Sequence[Story]) -> list[dict[str, Any]]:
     ]
 
 
-def matrices(story: Story) -> list[dict[str, Any]]:
+def matrices(story: RunStory) -> list[dict[str, Any]]:
     """Metrics that are arrays: the newest of each, as rows of numbers."""
     newest: dict[str, dict[str, Any]] = {}
     for row in story.metrics:
@@ -74,7 +74,7 @@ def matrices(story: Story) -> list[dict[str, Any]]:
     return list(newest.values())
 
 
-def _curves(story: Story) -> dict[str, Points]:
+def _curves(story: RunStory) -> dict[str, Points]:
     """Each metric; those that steps.jsonl has of more steps are taken from there."""
     found = _scalars(story.metrics)
     for key, points in _scalars(story.steps).items():

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrain.core.pytree import at_least_f32
-from jtrain.parallel.attention.protocol import Stand
+from jtrain.parallel.attention.protocol import BlockPositions
 
 BLOCK = 512
 HIDDEN = -1e30  # added to a score that shall count for nothing beside one that is seen
 
 
-class Sight(NamedTuple):
+class ScoreRule(NamedTuple):
     """What a score is and how far back one sees."""
 
     window: int | None
@@ -28,11 +28,11 @@ class Sight(NamedTuple):
 
 
 def part(
-    sight: Sight,
+    sight: ScoreRule,
     q: Float[Array, "b t h k"],
     k: Float[Array, "b s g k"],
     v: Float[Array, "b s g k"],
-    stand: Stand,
+    stand: BlockPositions,
 ) -> tuple[Float[Array, "b t h k"], Float[Array, "b t h"]]:
     """The weighted mean of the values, and the log of the sum of the weights, at least float32.
 
@@ -53,11 +53,11 @@ def part(
 
 
 def part_gradient(
-    sight: Sight,
+    sight: ScoreRule,
     q: Float[Array, "b t h k"],
     k: Float[Array, "b s g k"],
     v: Float[Array, "b s g k"],
-    stand: Stand,
+    stand: BlockPositions,
     log_sum: Float[Array, "b t h"],
     along: Float[Array, "b t h"],
     cotangent: Float[Array, "b t h k"],
@@ -123,7 +123,7 @@ def _blocks(by_query, stand):
     if segments is not None:
         of_keys = jnp.broadcast_to(segments[1][None], (count, *segments[1].shape))
         segments = cut(segments[0]), of_keys
-    return jax.tree.map(cut, by_query), Stand(ahead, segments)
+    return jax.tree.map(cut, by_query), BlockPositions(ahead, segments)
 
 
 def _through(of, start, blocks):

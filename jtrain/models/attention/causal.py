@@ -5,8 +5,8 @@ import dataclasses
 from jaxtyping import Array, Float, Int
 
 from jtrain.models.attention.attention import attention
-from jtrain.models.attention.blockwise import Sight, part, part_gradient
-from jtrain.parallel.attention.protocol import Stand
+from jtrain.models.attention.blockwise import ScoreRule, part, part_gradient
+from jtrain.parallel.attention.protocol import BlockPositions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Causal:
         q: Float[Array, "b t h k"],
         k: Float[Array, "b s g k"],
         v: Float[Array, "b s g k"],
-        stand: Stand,
+        stand: BlockPositions,
     ) -> tuple[Float[Array, "b t h k"], Float[Array, "b t h"]]:
         """What some keys give, as `jtrain.models.attention.blockwise` says; by XLA."""
         return part(self._sight, q, k, v, stand)
@@ -50,7 +50,7 @@ class Causal:
         q: Float[Array, "b t h k"],
         k: Float[Array, "b s g k"],
         v: Float[Array, "b s g k"],
-        stand: Stand,
+        stand: BlockPositions,
         log_sum: Float[Array, "b t h"],
         along: Float[Array, "b t h"],
         cotangent: Float[Array, "b t h k"],
@@ -59,5 +59,5 @@ class Causal:
         return part_gradient(self._sight, q, k, v, stand, log_sum, along, cotangent)
 
     @property
-    def _sight(self) -> Sight:
-        return Sight(self.window, self.soft_cap, self.scale)
+    def _sight(self) -> ScoreRule:
+        return ScoreRule(self.window, self.soft_cap, self.scale)

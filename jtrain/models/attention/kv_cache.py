@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from jtrain.models.attention.attention import attention_where
 
 
-class Kept(NamedTuple):
+class KVCache(NamedTuple):
     """The keys and values of a layer; s is the whole context, of which a first part is filled."""
 
     k: Float[Array, "b s g k"]
@@ -18,7 +18,7 @@ class Kept(NamedTuple):
 
 
 def remembering(
-    kept: Kept, at: Int[Array, ""], *, window: int | None = None, soft_cap: float | None = None
+    kept: KVCache, at: Int[Array, ""], *, window: int | None = None, soft_cap: float | None = None
 ) -> Any:
     """`attend(q, k, v)` of new tokens at `at`, `at` + 1, ...: what they see; and the cache.
 
@@ -28,7 +28,7 @@ def remembering(
 
     def attend(q, k, v):
         put = lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, at, axis=1)
-        after = Kept(put(kept.k, k), put(kept.v, v))
+        after = KVCache(put(kept.k, k), put(kept.v, v))
         now = at + jnp.arange(q.shape[1], dtype=at.dtype)
         back = now[:, None] - jnp.arange(kept.k.shape[1], dtype=at.dtype)[None]  # t s
         seen = back >= 0 if window is None else (back >= 0) & (back < window)

@@ -9,7 +9,7 @@ from jtrain.errors import ConfigError
 
 
 @values
-class Learned:
+class LearnedPositions:
     """A vector for each position of the context, added to the token's."""
 
     kind: Literal["learned"] = "learned"
@@ -88,4 +88,6 @@ class Rotary:
     """How the angles are changed for a longer context."""
 
 
-Positions: TypeAlias = Annotated[Learned | Rotary | NoPositions, Field(discriminator="kind")]
+Positions: TypeAlias = Annotated[
+    LearnedPositions | Rotary | NoPositions, Field(discriminator="kind")
+]

@@ -11,7 +11,7 @@ from jtrain.core.pytree import at_least_f32
 from jtrain.models.attention.positions import LinearScaling, Llama3Scaling, Rotary
 
 
-class Turn(NamedTuple):
+class RotaryAngles(NamedTuple):
     """The angles of each position, float32, for all rows or for each; r is half a head."""
 
     cos: Float[Array, "*b t r"]
@@ -34,14 +34,14 @@ def _llama3(plain: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
     return kept * plain + (1 - kept) * plain / scaling.factor
 
 
-def turn_at(values: Rotary, head_size: int, positions: Int[Array, "*b t"]) -> Turn:
+def turn_at(values: Rotary, head_size: int, positions: Int[Array, "*b t"]) -> RotaryAngles:
     """The angles at these positions, the same for every layer."""
     each = jnp.asarray(frequencies(values, head_size), jnp.float32)
     angles = jnp.multiply.outer(positions.astype(jnp.float32), each)
-    return Turn(jnp.cos(angles), jnp.sin(angles))
+    return RotaryAngles(jnp.cos(angles), jnp.sin(angles))
 
 
-def rotate(x: Float[Array, "b t h k"], turn: Turn) -> Float[Array, "b t h k"]:
+def rotate(x: Float[Array, "b t h k"], turn: RotaryAngles) -> Float[Array, "b t h k"]:
     """`x` with number i and number i + k/2 of each head turned as a pair; in at least float32.
 
     This is the order of GPT-NeoX and of the weights that Hugging Face keeps; the first Llama

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.core.placement import Placement
-from jtrain.models.experts.dispatch import Slots, from_slots, queues, to_slots
+from jtrain.models.experts.dispatch import ExpertSlots, from_slots, queues, to_slots
 
 
 def within_capacity(
@@ -37,7 +37,7 @@ def within_capacity(
     return jax.vmap(from_slots)(outputs.reshape(len(x), experts * places, -1), slots)
 
 
-def _slots(chosen: Int[Array, "t k"], experts: int, places: int) -> Slots:
+def _slots(chosen: Int[Array, "t k"], experts: int, places: int) -> ExpertSlots:
     """Slots e c, the first `places` choices of each expert in them."""
     lines, none = queues(chosen, experts), experts * places
     place = lines.rank - lines.starts[chosen]
@@ -45,4 +45,4 @@ def _slots(chosen: Int[Array, "t k"], experts: int, places: int) -> Slots:
     at = lines.starts[:-1, None] + jnp.arange(places, dtype=chosen.dtype)[None]  # e c
     taken: Bool[Array, "e c"] = at < lines.starts[1:, None]
     choice = jnp.where(taken, lines.order.at[at].get(mode="clip"), chosen.size)
-    return Slots(of_choice, choice.reshape(-1))
+    return ExpertSlots(of_choice, choice.reshape(-1))

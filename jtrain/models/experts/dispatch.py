@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 
-class Slots(NamedTuple):
+class ExpertSlots(NamedTuple):
     """Which choice is in which slot, said both ways."""
 
     of_choice: Int[Array, "n k"]  # m where the choice has none
@@ -21,13 +21,13 @@ class Slots(NamedTuple):
 
 
 @jax.custom_vjp
-def to_slots(x: Float[Array, "n d"], slots: Slots) -> Float[Array, "m d"]:
+def to_slots(x: Float[Array, "n d"], slots: ExpertSlots) -> Float[Array, "m d"]:
     """The token in each slot, zeros where there is none."""
     return _taken(x, slots.choice // slots.of_choice.shape[1])
 
 
 @jax.custom_vjp
-def from_slots(y: Float[Array, "m d"], slots: Slots) -> Float[Array, "n k d"]:
+def from_slots(y: Float[Array, "m d"], slots: ExpertSlots) -> Float[Array, "n k d"]:
     """What is in the slot of each choice, zeros where it has none."""
     return _taken(y, slots.of_choice)
 
@@ -52,7 +52,7 @@ to_slots.defvjp(lambda x, slots: (to_slots(x, slots), slots), _to_slots_back)
 from_slots.defvjp(lambda y, slots: (from_slots(y, slots), slots), _from_slots_back)
 
 
-class Queues(NamedTuple):
+class ExpertQueues(NamedTuple):
     """The choices of some tokens, by expert, and in the order of the tokens for each."""
 
     order: Int[Array, "n*k"]  # choices, those of expert 0 first
@@ -60,11 +60,11 @@ class Queues(NamedTuple):
     starts: Int[Array, "e+1"]  # where each expert's begin; last, where those of none do
 
 
-def queues(chosen: Int[Array, "n k"], experts: int) -> Queues:
+def queues(chosen: Int[Array, "n k"], experts: int) -> ExpertQueues:
     """The choices of each expert; those outside 0 .. experts - 1 are of none, and come last."""
     known = (chosen >= 0) & (chosen < experts)
     flat = jnp.where(known, chosen, experts).reshape(-1)
     order = jnp.argsort(flat, stable=True)
     rank = jnp.argsort(order).reshape(chosen.shape)
     before = flat[:, None] < jnp.arange(experts + 1, dtype=flat.dtype)[None]
-    return Queues(order, rank, before.sum(0, dtype=jnp.int32))
+    return ExpertQueues(order, rank, before.sum(0, dtype=jnp.int32))

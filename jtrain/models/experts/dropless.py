@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jtrain.core.pytree import at_least_f32
-from jtrain.models.experts.dispatch import Slots, from_slots, queues, to_slots
+from jtrain.models.experts.dispatch import ExpertSlots, from_slots, queues, to_slots
 
 
 def dropless(
@@ -29,7 +29,7 @@ def dropless(
     # A token's experts differ, so that no more of its choices than there are experts are here.
     rows = len(tokens) * min(k, experts)
     at, end = jnp.arange(rows, dtype=chosen.dtype), lines.starts[-1]
-    slots = Slots(
+    slots = ExpertSlots(
         of_choice=jnp.where(lines.rank < end, lines.rank, rows),
         choice=jnp.where(at < end, lines.order[:rows], lines.order.size),
     )

@@ -16,17 +16,17 @@ from jtrain.models.experts.capacity import within_capacity
 from jtrain.models.experts.dropless import dropless, weighed
 from jtrain.models.experts.experts import Capacity, NoExperts
 from jtrain.models.layers.feed_forward import Activation, bend
-from jtrain.models.layers.key_sequence import Draws
+from jtrain.models.layers.key_sequence import KeySequence
 from jtrain.models.transformer import Transformer
 
 UP, DOWN = ("experts", "width", "hidden"), ("experts", "hidden", "width")
 
 
-class Mixture(nnx.Module):
+class MixtureOfExperts(nnx.Module):
     """A router, which sends each token to some of the experts, and their MLPs side by side."""
 
     def __init__(
-        self, values: Transformer, place: Placement, rngs: Draws, *, std: float, onto: float
+        self, values: Transformer, place: Placement, rngs: KeySequence, *, std: float, onto: float
     ):
         """`std` is that of the router and of the kernels into the experts, `onto` of those out."""
         assert not isinstance(values.experts, NoExperts), "such a block has an MLP"

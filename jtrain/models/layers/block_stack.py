@@ -8,16 +8,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jtrain.core.placement import Anywhere, Placement
+from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Params
-from jtrain.models.layers.key_sequence import Draws
+from jtrain.models.layers.key_sequence import KeySequence
 
 Remat: TypeAlias = Literal["none", "full", "dots", "dots_with_no_batch_dims", "names"]
 # (block, x, what belongs to its rows, its index, what it kept before or None) -> x, what it keeps
 Each: TypeAlias = Callable[[Any, Array, Any, Any, Any], tuple[Array, Any]]
 
 
-def stacked(make: Callable[[Draws], nnx.Module], layers: int, draws: Draws) -> nnx.Module:
+def stacked(
+    make: Callable[[KeySequence], nnx.Module], layers: int, draws: KeySequence
+) -> nnx.Module:
     """`layers` modules as one, whose parameters have a leading dim: the layer.
 
     They draw what `make` would, called once for each after the other.
@@ -39,7 +41,7 @@ def through(
     kept: Sequence[Any] | Any = None,
     remat: Remat = "none",
     saved: Sequence[str] = (),
-    place: Placement = Anywhere(),
+    place: Placement = Unplaced(),
 ) -> tuple[Float[Array, "b t d"], Any]:
     """`x` after every block, and what each kept: a list, or stacked as the blocks are.
 
@@ -68,7 +70,7 @@ def through(
 
     layers = jax.tree.leaves(states)[0].shape[0]
     # What is kept from token to token stays with its layer: such rows do not travel.
-    place = place if kept is None else Anywhere()
+    place = place if kept is None else Unplaced()
     return place.layers(one, (states, jnp.arange(layers), kept), x, rows)
 
 

@@ -6,7 +6,7 @@ from jaxtyping import Array, Int
 from jtrain.core.types import Key
 
 
-class Draws:
+class KeySequence:
     """The keys that `nnx.Rngs(key).params()` gives, from any of them on.
 
     Unlike a stream of flax it may start at a number that is not known while tracing: so stacked
@@ -22,6 +22,6 @@ class Draws:
         self.count += 1
         return jax.random.fold_in(self._key, self.start + self.count - 1)
 
-    def fork(self, start: int | Int[Array, ""] | None = None) -> "Draws":
+    def fork(self, start: int | Int[Array, ""] | None = None) -> "KeySequence":
         """The same keys from number `start` on; by default from the next."""
-        return Draws(self._key, self.start + self.count if start is None else start)
+        return KeySequence(self._key, self.start + self.count if start is None else start)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jtrain.models.layers.key_sequence import Draws
+from jtrain.models.layers.key_sequence import KeySequence
 from jtrain.models.layers.thin_product import thin_product
 
 
@@ -25,7 +25,7 @@ class Linear(nnx.Module):
         std: float = 0.02,
         dims: tuple[str | None, str | None] = (None, None),
         flat: bool = True,
-        rngs: nnx.Rngs | Draws,
+        rngs: nnx.Rngs | KeySequence,
     ):
         """`dims` are the names of the inputs and of the outputs.
 

@@ -12,11 +12,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.core.placement import Placement
-from jtrain.models.attention.rotary import Turn, rotate
-from jtrain.models.experts.mixture import Mixture
+from jtrain.models.attention.rotary import RotaryAngles, rotate
+from jtrain.models.experts.mixture import MixtureOfExperts
 from jtrain.models.layers.dropout import drop
 from jtrain.models.layers.feed_forward import bend
-from jtrain.models.layers.key_sequence import Draws
+from jtrain.models.layers.key_sequence import KeySequence
 from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.norms import Norm
 from jtrain.models.transformer import Transformer
@@ -26,7 +26,7 @@ STD = 0.02  # of every kernel and embedding, as in GPT-2
 Attend: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Any]]
 
 
-class Passed(NamedTuple):
+class BlockOutput(NamedTuple):
     """What a block gives."""
 
     x: Array  # b t d
@@ -34,10 +34,10 @@ class Passed(NamedTuple):
     routed: Array | None  # b t e, the logits of its router; None where it has no experts
 
 
-class Block(nnx.Module):
+class TransformerBlock(nnx.Module):
     """Attention, then an MLP or a mixture of them, each added to what came in."""
 
-    def __init__(self, values: Transformer, place: Placement, rngs: Draws):
+    def __init__(self, values: Transformer, place: Placement, rngs: KeySequence):
         self.values, self.place = values, place
         width, heads, size = values.width, values.heads, values.size_of_head
         onto = STD / math.sqrt(2 * values.layers)  # the sum over 2 x layers keeps its size
@@ -58,7 +58,9 @@ class Block(nnx.Module):
         self.out = linear(heads * size, width, "heads", "width", std=onto)
         self.norm_mlp = norm(width)
         mixture = values.experts.kind != "none"
-        self.mixture = Mixture(values, place, rngs, std=STD, onto=onto) if mixture else None
+        self.mixture = (
+            MixtureOfExperts(values, place, rngs, std=STD, onto=onto) if mixture else None
+        )
         if mixture:
             return
         gated = values.activation == "swiglu"
@@ -72,12 +74,12 @@ class Block(nnx.Module):
         x: Float[Array, "b t d"],
         keys: Shaped[Array, "b"] | None,
         index: int | Int[Array, ""],
-        turn: Turn | None,
+        turn: RotaryAngles | None,
         attend: Attend,
         *,
         whole: bool = True,
         order: np.ndarray | None = None,
-    ) -> Passed:
+    ) -> BlockOutput:
         """`x` with both parts added; a row drops by its own key.
 
         `whole`: whether these are whole rows, or what comes after tokens that are remembered.
@@ -94,10 +96,10 @@ class Block(nnx.Module):
         else:
             fed, routed = self.mixture(x_mlp, whole=whole, order=order)
         x = x + drops(fed, site=site + 1)
-        return Passed(self.place.constrain(x, "batch", "time", "width"), kept, routed)
+        return BlockOutput(self.place.constrain(x, "batch", "time", "width"), kept, routed)
 
     def attention(
-        self, x: Float[Array, "b t d"], turn: Turn | None, attend: Attend
+        self, x: Float[Array, "b t d"], turn: RotaryAngles | None, attend: Attend
     ) -> tuple[Float[Array, "b t d"], Any]:
         """What each position takes from those up to its own."""
         heads, groups = self.values.heads, self.values.groups
@@ -116,7 +118,7 @@ class Block(nnx.Module):
         return self.out(mixed), kept
 
     def _ready(
-        self, x: Float[Array, "b t h k"], norm: Norm | None, turn: Turn | None
+        self, x: Float[Array, "b t h k"], norm: Norm | None, turn: RotaryAngles | None
     ) -> Float[Array, "b t h k"]:
         x = x if norm is None else norm(x)
         x = x if turn is None else rotate(x, turn)

@@ -16,7 +16,7 @@ from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.pooling import max_pool
 
 
-class Convolutional(nnx.Module):
+class CNNModule(nnx.Module):
     """Images to logits."""
 
     def __init__(self, values: CNN, place: Placement, rngs: nnx.Rngs):

@@ -13,15 +13,15 @@ from jtrain.errors import DataError
 from jtrain.models.attention.causal import Causal
 from jtrain.models.attention.kv_cache import remembering
 from jtrain.models.attention.positions import Rotary
-from jtrain.models.attention.rotary import Turn, turn_at
+from jtrain.models.attention.rotary import RotaryAngles, turn_at
 from jtrain.models.attention.segments import places_within
 from jtrain.models.attention.soft_cap import soft_cap
 from jtrain.models.layers.block_stack import stacked, through
 from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.embedding import look_up
-from jtrain.models.layers.key_sequence import Draws
+from jtrain.models.layers.key_sequence import KeySequence
 from jtrain.models.layers.norms import Norm
-from jtrain.models.networks.block import STD, Block
+from jtrain.models.networks.block import STD, TransformerBlock
 from jtrain.models.transformer import Transformer
 
 
@@ -31,7 +31,7 @@ class Decoder(nnx.Module):
     def __init__(self, values: Transformer, place: Placement, rngs: nnx.Rngs):
         self.values, self.place = values, place
         self.deterministic = True
-        draws = Draws(rngs.params.key[...])
+        draws = KeySequence(rngs.params.key[...])
         normal = lambda *shape, dims: nnx.Param(
             STD * jax.random.normal(draws.params(), shape), dims=dims
         )
@@ -39,7 +39,7 @@ class Decoder(nnx.Module):
         self.tokens = normal(values.vocab, values.width, dims=("vocab", "width"))
         places = lambda: normal(values.context, values.width, dims=("context", "width"))
         self.positions = places() if learned else None
-        block = functools.partial(Block, values, place)
+        block = functools.partial(TransformerBlock, values, place)
         if values.scan:
             self.blocks = stacked(block, values.layers, draws)
         else:
@@ -161,7 +161,7 @@ class Decoder(nnx.Module):
         x = self.place.constrain(x, "group", "time", "split")
         return self.place.constrain(x, "rows", "time", "width")
 
-    def _turn(self, positions: Int[Array, "*b t"]) -> Turn | None:
+    def _turn(self, positions: Int[Array, "*b t"]) -> RotaryAngles | None:
         how = self.values.positions
         return (
             turn_at(how, self.values.size_of_head, positions) if isinstance(how, Rotary) else None

@@ -15,7 +15,7 @@ from jtrain.models.layers.linear import Linear
 from jtrain.models.mlp import MLP
 
 
-class Perceptron(nnx.Module):
+class MLPModule(nnx.Module):
     """Rows of numbers to logits."""
 
     def __init__(self, values: MLP, place: Placement, rngs: nnx.Rngs):

@@ -21,7 +21,7 @@ DIMS = ("batch", "height", "width", "channels")
 Mask: TypeAlias = Bool[Array, "b"] | None
 
 
-class ResidualNetwork(nnx.Module):
+class ResNetModule(nnx.Module):
     """Images to logits."""
 
     def __init__(self, values: ResNet, place: Placement, rngs: nnx.Rngs):
@@ -36,7 +36,7 @@ class ResidualNetwork(nnx.Module):
             for index in range(count):
                 stride = 2 if stage and not index else 1
                 width = values.width * 2**stage
-                block = Block(values, place, channels, width, stride=stride, rngs=rngs)
+                block = ResidualBlock(values, place, channels, width, stride=stride, rngs=rngs)
                 self.blocks.append(block)
                 channels = block.outputs
         self.head = Linear(channels, values.classes, std=0.01, rngs=rngs)
@@ -67,7 +67,7 @@ class ResidualNetwork(nnx.Module):
         return self.place.constrain(self.head(x), "batch", "classes")
 
 
-class Block(nnx.Module):
+class ResidualBlock(nnx.Module):
     """Convolutions, each with a norm, added to what came in; ReLU between and after."""
 
     def __init__(

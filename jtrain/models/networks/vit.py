@@ -22,7 +22,7 @@ STD = 0.02  # of every kernel and embedding
 EPSILON = 1e-6  # of every norm, as published
 
 
-class VisionTransformer(nnx.Module):
+class ViTModule(nnx.Module):
     """Images to logits."""
 
     def __init__(self, values: ViT, place: Placement, rngs: nnx.Rngs):
@@ -35,7 +35,7 @@ class VisionTransformer(nnx.Module):
         )
         self.token = normal(width) if values.pool == "class" else None
         self.positions = normal(values.positions, width)
-        self.blocks = nnx.List(Block(values, place, i, rngs) for i in range(values.layers))
+        self.blocks = nnx.List(EncoderBlock(values, place, i, rngs) for i in range(values.layers))
         self.norm = norm_of(width)
         self.head = Linear(width, values.classes, std=STD, dims=("width", "classes"), rngs=rngs)
 
@@ -68,7 +68,7 @@ class VisionTransformer(nnx.Module):
         return self.place.constrain(self.head(x), "batch", "classes")
 
 
-class Block(nnx.Module):
+class EncoderBlock(nnx.Module):
     """Attention, then an MLP, each added to what came in."""
 
     def __init__(self, values: ViT, place: Placement, index: int, rngs: nnx.Rngs):
@@ -102,7 +102,7 @@ class Block(nnx.Module):
             self.place.constrain(part.squeeze(3), "batch", "time", "heads", "head_size")
             for part in jnp.split(together, 3, axis=3)
         )
-        return self.out(self.place.attend(ToAll(), q, k, v).reshape(x.shape))
+        return self.out(self.place.attend(FullAttention(), q, k, v).reshape(x.shape))
 
     def mlp(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """A wide layer with an exact GELU, and back."""
@@ -110,7 +110,7 @@ class Block(nnx.Module):
         return self.down(bend("gelu_exact", wide, None))
 
 
-class ToAll:
+class FullAttention:
     """Attention of each position to all."""
 
     kernel = False

@@ -14,14 +14,21 @@ from jtrain.optim.schedules.constant import Constant as Constant
 from jtrain.optim.schedules.cosine import Cosine as Cosine
 from jtrain.optim.schedules.inverse_sqrt import InverseSquareRoot as InverseSquareRoot
 from jtrain.optim.schedules.join import Join as Join
-from jtrain.optim.schedules.join import Piece as Piece
-from jtrain.optim.schedules.linear import Linear as Linear
+from jtrain.optim.schedules.join import SchedulePiece as SchedulePiece
+from jtrain.optim.schedules.linear import LinearSchedule as LinearSchedule
 from jtrain.optim.schedules.one_cycle import OneCycle as OneCycle
 from jtrain.optim.schedules.rate import LearningRate as LearningRate
 from jtrain.optim.schedules.restarts import Restarts as Restarts
 from jtrain.optim.schedules.wsd import WarmupStableDecay as WarmupStableDecay
 
 Schedule: TypeAlias = Annotated[
-    Constant | Linear | Cosine | WarmupStableDecay | InverseSquareRoot | OneCycle | Restarts | Join,
+    Constant
+    | LinearSchedule
+    | Cosine
+    | WarmupStableDecay
+    | InverseSquareRoot
+    | OneCycle
+    | Restarts
+    | Join,
     Field(discriminator="kind"),
 ]

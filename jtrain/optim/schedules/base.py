@@ -4,16 +4,16 @@ import abc
 from typing import Annotated
 
 from jtrain.config.configclass import values
-from jtrain.config.durations import Lasts, OwnLength
+from jtrain.config.durations import DurationField, OwnSteps
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules.rate import LearningRate
 
 
 @values
-class ScheduleBase(OwnLength, abc.ABC):
+class ScheduleBase(OwnSteps, abc.ABC):
     """A curve of the learning rate; a member gives it by `rate`."""
 
-    steps: Annotated[int, Lasts(0, "%")] = 0
+    steps: Annotated[int, DurationField(0, "%")] = 0
     """Steps that the schedule is made for, or 3 epochs, or 100% of the run; after them the rate
     stays. 0: as many as the run had when it began, however long it is trained."""
 

@@ -7,29 +7,35 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from jtrain.config.configclass import values
-from jtrain.config.durations import Lasts
+from jtrain.config.durations import DurationField
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.constant import Constant
 from jtrain.optim.schedules.cosine import Cosine
 from jtrain.optim.schedules.inverse_sqrt import InverseSquareRoot
-from jtrain.optim.schedules.linear import Linear
+from jtrain.optim.schedules.linear import LinearSchedule
 from jtrain.optim.schedules.one_cycle import OneCycle
 from jtrain.optim.schedules.rate import LearningRate, check_run
 from jtrain.optim.schedules.restarts import Restarts
 from jtrain.optim.schedules.wsd import WarmupStableDecay
 
 Plain: TypeAlias = Annotated[
-    Constant | Linear | Cosine | WarmupStableDecay | InverseSquareRoot | OneCycle | Restarts,
+    Constant
+    | LinearSchedule
+    | Cosine
+    | WarmupStableDecay
+    | InverseSquareRoot
+    | OneCycle
+    | Restarts,
     Field(discriminator="kind"),
 ]
 
 
 @values
-class Piece:
+class SchedulePiece:
     """A schedule for a part of a run."""
 
-    steps: Annotated[int, Lasts(0, "%")] = 0
+    steps: Annotated[int, DurationField(0, "%")] = 0
     """How long it lasts, or 1 epoch, 20%, 5 minutes; 0, in one piece at most, takes the steps that
     the others leave."""
     peak: float = Field(default=1.0, gt=0)
@@ -43,7 +49,7 @@ class Join(ScheduleBase):
     """Pieces one after the other, which together are as long as the run."""
 
     kind: Literal["join"] = "join"
-    pieces: tuple[Piece, ...] = Field(min_length=1)
+    pieces: tuple[SchedulePiece, ...] = Field(min_length=1)
     """Each with its length, its peak and its schedule."""
 
     def rate(self, peak: float, steps: int) -> LearningRate:

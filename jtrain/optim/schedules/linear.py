@@ -10,7 +10,7 @@ from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
 
 
 @values
-class Linear(ScheduleBase):
+class LinearSchedule(ScheduleBase):
     """A straight line from the peak to its `final` share."""
 
     kind: Literal["linear"] = "linear"

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jtrain.config.durations import Lasts
+from jtrain.config.durations import DurationField
 from jtrain.errors import ConfigError
 
 # The rate at a step: for an int a float, by numpy, that a log can read; for an array an array.
 LearningRate: TypeAlias = Callable[[Any], Any]
-Warmup = Annotated[int, Lasts(0, "%")]  # steps, once the data is known
+Warmup = Annotated[int, DurationField(0, "%")]  # steps, once the data is known
 Curve: TypeAlias = Callable[[Any, Any], Any]  # (what it goes by, numpy or jnp) -> a share
 
 

@@ -27,7 +27,7 @@ class Attention(Protocol):
         ...
 
 
-class Stand(NamedTuple):
+class BlockPositions(NamedTuple):
     """Where some queries and some keys stand, each a run of positions.
 
     `ahead`: how many positions the first query comes after the first key; None where no window is
@@ -39,7 +39,7 @@ class Stand(NamedTuple):
 
 
 @runtime_checkable
-class Parts(Attention, Protocol):
+class BlockwiseAttention(Attention, Protocol):
     """Causal attention that can be computed for some keys at a time, and combined."""
 
     @property
@@ -52,7 +52,7 @@ class Parts(Attention, Protocol):
         q: Float[Array, "b t h k"],
         k: Float[Array, "b s g k"],
         v: Float[Array, "b s g k"],
-        stand: Stand,
+        stand: BlockPositions,
     ) -> tuple[Float[Array, "b t h k"], Float[Array, "b t h"]]:
         """The weighted mean of these values, and the log of the sum of the weights."""
         ...
@@ -62,7 +62,7 @@ class Parts(Attention, Protocol):
         q: Float[Array, "b t h k"],
         k: Float[Array, "b s g k"],
         v: Float[Array, "b s g k"],
-        stand: Stand,
+        stand: BlockPositions,
         log_sum: Float[Array, "b t h"],
         along: Float[Array, "b t h"],
         cotangent: Float[Array, "b t h k"],

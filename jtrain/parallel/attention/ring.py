@@ -17,17 +17,17 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jtrain.core.pytree import at_least_f32
-from jtrain.parallel.attention.protocol import Parts, Stand
+from jtrain.parallel.attention.protocol import BlockPositions, BlockwiseAttention
 from jtrain.parallel.attention.zigzag import chunk_of
 
 NOTHING = -1e30  # the log of the sum of no weights
 
 
 @dataclasses.dataclass(frozen=True)
-class Ring:
+class RingAttention:
     """Attention of what one device has, to be called in a `shard_map` over `axis`."""
 
-    attention: Parts
+    attention: BlockwiseAttention
     devices: int
     axis: str
 
@@ -75,7 +75,7 @@ class Ring:
         nearer = jnp.where(source < jax.lax.axis_index(self.axis), 0, 1)
         return [1, nearer], [0, nearer]
 
-    def stand(self, chunk: int, segments: Any, source: Int[Array, ""] | None) -> Stand:
+    def stand(self, chunk: int, segments: Any, source: Int[Array, ""] | None) -> BlockPositions:
         """Where they stand, each array with a leading dim: the pair."""
         here = jax.lax.axis_index(self.axis)
         mine, theirs = self.meet(source)
@@ -90,7 +90,7 @@ class Ring:
                 segments, (2 * device + half) * chunk, chunk, axis=1
             )
             ids = jnp.stack([of(here, i) for i in mine]), jnp.stack([of(there, j) for j in theirs])
-        return Stand(ahead, ids)
+        return BlockPositions(ahead, ids)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

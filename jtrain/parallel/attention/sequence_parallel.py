@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from jtrain.errors import ShardingError
-from jtrain.parallel.attention.protocol import Attention, Parts
-from jtrain.parallel.attention.ring import Ring
+from jtrain.parallel.attention.protocol import Attention, BlockwiseAttention
+from jtrain.parallel.attention.ring import RingAttention
 from jtrain.parallel.attention.ulysses import refuse_few_groups, ulysses
 from jtrain.parallel.attention.zigzag import in_order, refuse_uneven_time, zigzag
 from jtrain.parallel.rules import split_evenly
@@ -20,7 +20,7 @@ ContextBy: TypeAlias = Literal["ring", "ulysses"]
 CONTEXT = "context"  # the mesh axis that sequences are split over
 
 
-class Attending:
+class SequenceParallelAttention:
     """Attention of arrays that lie over a mesh by `rules`, and of sequences split as `by` says."""
 
     def __init__(self, mesh: Mesh, rules: Mapping[str, tuple[str, ...]], by: ContextBy):
@@ -63,7 +63,7 @@ class Attending:
         Raises:
             ShardingError: if time or heads do not divide, or the ring is asked for a kernel.
         """
-        if self._parts > 1 and isinstance(attention, Parts):
+        if self._parts > 1 and isinstance(attention, BlockwiseAttention):
             time, here = "time", self._across(attention, q.shape[1], k.shape[2])
         elif attention.kernel and self._mesh.size > 1:
             time, here = None, lambda *own: attention(*own, platform=self._platform)
@@ -76,7 +76,9 @@ class Attending:
             given, lies = (*given, segments), (*lies, self._spec(segments, "batch", None))
         return self._by_device(here, lies, of_q)(*given)
 
-    def _across(self, attention: Parts, time: int, groups: int) -> Callable[..., Array]:
+    def _across(
+        self, attention: BlockwiseAttention, time: int, groups: int
+    ) -> Callable[..., Array]:
         """What a device computes of its part of sequences, and exchanges."""
         self.order(time)
         if self._by == "ulysses":
@@ -89,7 +91,7 @@ class Attending:
                 f"model.attention=xla, whose parts are computed in blocks, or "
                 f"parallel.context_by=ulysses, which takes any kernel."
             )
-        return Ring(attention, self._parts, CONTEXT)
+        return RingAttention(attention, self._parts, CONTEXT)
 
     def _spec(self, x: Array, *dims: str | None) -> P:
         return split_evenly(x.shape, dims, self._rules, self._sizes).spec

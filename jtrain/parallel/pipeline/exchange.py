@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jtrain.parallel.pipeline.schedule import Schedule
+from jtrain.parallel.pipeline.schedule import PipelineSchedule
 
 
-class How(NamedTuple):
+class ExchangePlan(NamedTuple):
     """When one enters, and how a turn is spent in which none does."""
 
-    schedule: Schedule
+    schedule: PipelineSchedule
     skips: bool  # sends nothing then, by a branch
 
 
-def exchange(how: How, turn: Any, waiting: Any, moving: Any) -> tuple[Any, Any]:
+def exchange(how: ExchangePlan, turn: Any, waiting: Any, moving: Any) -> tuple[Any, Any]:
     """Where one comes out and one goes in, both in the place of the other."""
     exact = lambda x: jnp.issubdtype(x.dtype, jnp.inexact)
     swap = lambda *pair: (_swap if exact(pair[0]) else _swapped)(how, turn, *pair)

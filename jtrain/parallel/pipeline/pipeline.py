@@ -26,21 +26,21 @@ from jaxtyping import Array, Float
 from jtrain.core.placement import Layer
 from jtrain.core.types import Params
 from jtrain.errors import ShardingError
-from jtrain.parallel.pipeline.exchange import How, exchange, roll
-from jtrain.parallel.pipeline.schedule import Schedule
-from jtrain.parallel.pipeline.stages import STAGE, Split, runs_of, through_run
+from jtrain.parallel.pipeline.exchange import ExchangePlan, exchange, roll
+from jtrain.parallel.pipeline.schedule import PipelineSchedule
+from jtrain.parallel.pipeline.stages import STAGE, RowSplit, runs_of, through_run
 
 Constrain = Callable[..., Array]  # (x, *dims)
 
 
 def through_stages(
-    schedule: Schedule,
+    schedule: PipelineSchedule,
     constrain: Constrain,
     layer: Layer,
     stack: Params,
     x: Float[Array, "b t d"],
     rows: Any,
-    split: Split,
+    split: RowSplit,
 ) -> tuple[Float[Array, "b t d"], Any]:
     """`x` after all layers, and what each gave; see `jtrain.core.placement.Placement`.
 
@@ -56,7 +56,7 @@ def through_stages(
     runs = runs_of(schedule, split, stack)
     # A CPU runs a branch beside what stands after it: permutations that meet in another order on
     # each device take all its threads, and wait for ever (docs/log.md).
-    how = How(schedule, skips=split.mesh.devices.flat[0].platform != "cpu")
+    how = ExchangePlan(schedule, skips=split.mesh.devices.flat[0].platform != "cpu")
 
     def compute(runs, at, moving):
         """What a stage makes of what it has; `at`: turns since it got the first microbatch."""

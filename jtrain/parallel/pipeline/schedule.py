@@ -9,7 +9,7 @@ Gather: TypeAlias = Literal["turn", "step"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class PipelineSchedule:
     """Which stage computes what in which turn.
 
     What enters in turn u is at stage s in turn u + s, and again `stages` turns later if it goes
@@ -46,7 +46,7 @@ class Schedule:
 
 def schedule_of(
     stages: int, batches: int, repeats: int, gather: Gather = "turn"
-) -> Schedule | None:
+) -> PipelineSchedule | None:
     """The schedule for these values of `Axes`; None where there is one stage.
 
     Raises:
@@ -67,4 +67,4 @@ def schedule_of(
             f"parallel.stage_batches={batches} microbatches enter in groups of parallel.stage="
             f"{stages}, which does not divide them. Nearest: parallel.stage_batches={near}."
         )
-    return Schedule(stages, batches or stages, repeats, gather)
+    return PipelineSchedule(stages, batches or stages, repeats, gather)

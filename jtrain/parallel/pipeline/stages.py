@@ -16,12 +16,12 @@ from jax.sharding import PartitionSpec as P
 from jtrain.core.placement import Layer
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Params
-from jtrain.parallel.pipeline.schedule import Schedule
+from jtrain.parallel.pipeline.schedule import PipelineSchedule
 
 STAGE = "stage"
 
 
-class Split(NamedTuple):
+class RowSplit(NamedTuple):
     """How the rows of a microbatch are split."""
 
     copies: int  # of the layers and of their gradient
@@ -30,20 +30,20 @@ class Split(NamedTuple):
     mesh: Mesh
 
 
-class Runs(NamedTuple):
+class StageLayers(NamedTuple):
     """The layers of the stages, s c r k ..., in runs of k."""
 
     weights: Any
     sums: Any  # of what is learned of them
 
 
-def runs_of(schedule: Schedule, split: Split, stack: Params) -> Runs:
+def runs_of(schedule: PipelineSchedule, split: RowSplit, stack: Params) -> StageLayers:
     """The layers of all stages, l ... as s c r k ..., and where what is learned of them adds up."""
     return _with_sums(split, jax.tree.map(functools.partial(_by_stage, schedule, split), stack))
 
 
 def through_run(
-    repeats: int, layer: Layer, runs: Runs, repeat: Any, real: Any, x: Any, rows: Any
+    repeats: int, layer: Layer, runs: StageLayers, repeat: Any, real: Any, x: Any, rows: Any
 ) -> tuple[Any, Any]:
     """`x` after the layers of one run of a stage, r k ..., and what each gave.
 
@@ -84,7 +84,7 @@ def _with_sums(split, weights):
     apart = lambda leaf: _apart(leaf) if _inexact(leaf) else (leaf, leaf)
     both = jax.tree.map(apart, weights)
     pick = lambda index: jax.tree.map(lambda _, pair: pair[index], weights, both)
-    return Runs(pick(0), jax.tree.map(functools.partial(_placed, split), pick(1)))
+    return StageLayers(pick(0), jax.tree.map(functools.partial(_placed, split), pick(1)))
 
 
 @jax.custom_vjp

@@ -14,9 +14,9 @@ from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.leaf_sharding import Zero, dims_of
 from jtrain.parallel.memory import memory_of
-from jtrain.parallel.memory_estimate import Estimate, Needs, estimate, gb
+from jtrain.parallel.memory_estimate import MemoryEstimate, MemoryNeeds, estimate, gb
 from jtrain.parallel.rules import AXES, STATE, UNEVEN
-from jtrain.parallel.strategies.base_config import Starting
+from jtrain.parallel.strategies.base_config import BaseParallelConfig
 from jtrain.parallel.strategies.mesh_axes import Axes
 from jtrain.parallel.strategies.single import Single
 
@@ -25,7 +25,7 @@ SAID = 4  # layouts that were too large, in words
 INSIDE = (1, 2, 4, 8)  # sizes of `tensor` and `context`: of neighbours, on any slice
 
 
-class Chosen(NamedTuple):
+class AutoChoice(NamedTuple):
     """A layout, and why it was taken."""
 
     layout: Single | Axes
@@ -33,7 +33,7 @@ class Chosen(NamedTuple):
 
 
 @values
-class Auto(Starting):
+class Auto(BaseParallelConfig):
     """The layout in which devices exchange least, of those that fit their memory.
 
     What fits is estimated by shapes: the state, the copy of the parameters that is computed with,
@@ -54,8 +54,8 @@ class Auto(Starting):
         return devices(self.devices, given)
 
     def choose(
-        self, needs: Needs, there: Sequence[Device], check: Callable[[Axes], None]
-    ) -> Chosen:
+        self, needs: MemoryNeeds, there: Sequence[Device], check: Callable[[Axes], None]
+    ) -> AutoChoice:
         """The layout over these devices.
 
         Tried one after the other: all on every device; the optimizer's state split; gradients, too,
@@ -70,9 +70,9 @@ class Auto(Starting):
             ConfigError: if the rows divide into none.
         """
         if len(there) == 1:
-            return Chosen(Single(start_timeout=self.start_timeout), "auto: there is one device")
+            return AutoChoice(Single(start_timeout=self.start_timeout), "auto: there is one device")
         limit = int(self.memory * 1e9 or USABLE * memory_of(there))
-        tried: list[tuple[Estimate, Axes]] = []
+        tried: list[tuple[MemoryEstimate, Axes]] = []
         unfit: dict[str, None] = {}
         for splits in self._splits(there, needs):
             try:
@@ -83,7 +83,7 @@ class Auto(Starting):
             for layout in _stages(splits, needs):
                 tried.append((estimate(layout, needs), layout))
                 if not limit or tried[-1][0].total <= limit:
-                    return Chosen(layout, _why(tried, -1, limit, unfit))
+                    return AutoChoice(layout, _why(tried, -1, limit, unfit))
         if not tried:
             raise ConfigError(
                 f"parallel.kind=auto: {needs.rows} rows of a microbatch divide into no layout of "
@@ -91,9 +91,9 @@ class Auto(Starting):
                 f"batch={len(there) * needs.microbatches}, or fewer parallel.devices."
             )
         least = min(range(len(tried)), key=lambda i: tried[i][0].total)
-        return Chosen(tried[least][1], _why(tried, least, limit, unfit))
+        return AutoChoice(tried[least][1], _why(tried, least, limit, unfit))
 
-    def _splits(self, there: Sequence[Device], needs: Needs) -> Iterator[Axes]:
+    def _splits(self, there: Sequence[Device], needs: MemoryNeeds) -> Iterator[Axes]:
         """What more than state and rows may be split over, in the order in which it is tried.
 
         Experts are on devices of their own wherever there are some.
@@ -123,7 +123,7 @@ class Auto(Starting):
             yield from (dataclasses.replace(of, offload=("opt_state",)) for of in found)
 
 
-def _stages(of: Axes, needs: Needs) -> Iterator[Axes]:
+def _stages(of: Axes, needs: MemoryNeeds) -> Iterator[Axes]:
     """The same with ever more of the state split."""
     stages: tuple[Zero, ...] = (0, 1, 2, 3) if needs.microbatches > 1 else (0, 1, 3)
     for zero in (3,) if of.offload or of.fsdp == 1 else stages:
@@ -131,7 +131,7 @@ def _stages(of: Axes, needs: Needs) -> Iterator[Axes]:
         yield dataclasses.replace(of, zero=zero, **copies)
 
 
-def _divides(needs: Needs, tensor: int, context: int) -> bool:
+def _divides(needs: MemoryNeeds, tensor: int, context: int) -> bool:
     """Whether heads, and what each device of `context` has of a row, are whole.
 
     A device has two parts of a row, one early and one late (`jtrain.parallel.attention.zigzag`).
@@ -146,7 +146,7 @@ def _divides(needs: Needs, tensor: int, context: int) -> bool:
     return bool(has) and all(size % tensor == 0 for name in has & UNEVEN for size in found[name])
 
 
-def _sizes(needs: Needs) -> dict[str, set[int]]:
+def _sizes(needs: MemoryNeeds) -> dict[str, set[int]]:
     """The sizes of the dims of parameters, by their names."""
     found: dict[str, set[int]] = {}
     for leaf, array in named_leaves(needs.state.params).items():
@@ -165,7 +165,7 @@ def _said(layout: Axes) -> str:
 
 
 def _why(
-    tried: Sequence[tuple[Estimate, Axes]], taken: int, limit: int, unfit: Iterable[str]
+    tried: Sequence[tuple[MemoryEstimate, Axes]], taken: int, limit: int, unfit: Iterable[str]
 ) -> str:
     takes, layout = tried[taken]
     of = f" of {gb(limit)}" if limit else "; how much there is, is not known"

@@ -6,7 +6,7 @@ from jtrain.config.configclass import values
 
 
 @values
-class Starting:
+class BaseParallelConfig:
     """Values that every kind of `parallel` has."""
 
     start_timeout: float = Field(default=300.0, gt=0)

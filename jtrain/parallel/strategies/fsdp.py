@@ -11,13 +11,13 @@ from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.mesh import mesh_of
 from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import SPLIT
-from jtrain.parallel.strategies.base_config import Starting
+from jtrain.parallel.strategies.base_config import BaseParallelConfig
 from jtrain.parallel.strategies.sharded import Sharded
 from jtrain.parallel.strategies.strategy import Strategy
 
 
 @values
-class FSDP(Starting):
+class FSDP(BaseParallelConfig):
     """Every large leaf split over the devices, gathered where it is used.
 
     Source: ZeRO stage 3, Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054.

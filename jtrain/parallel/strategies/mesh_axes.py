@@ -14,12 +14,12 @@ from jtrain.parallel.mesh import ANY_NUMBER, filled, mesh_of
 from jtrain.parallel.offload import Offload
 from jtrain.parallel.pipeline.schedule import Gather, schedule_of
 from jtrain.parallel.rules import AXES
-from jtrain.parallel.strategies.base_config import Starting
+from jtrain.parallel.strategies.base_config import BaseParallelConfig
 from jtrain.parallel.strategies.sharded import Sharded
 
 
 @values
-class Axes(Starting):
+class Axes(BaseParallelConfig):
     """A mesh by the sizes of its axes; they multiply to the number of devices.
 
     One of them may be 0: it is what the others leave. Which dims an axis splits says

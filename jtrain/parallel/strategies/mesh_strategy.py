@@ -11,17 +11,17 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
 
-from jtrain.core.placement import Anywhere, Placement
-from jtrain.core.sharding import UNLAID, Lay
+from jtrain.core.placement import Placement, Unplaced
+from jtrain.core.sharding import UNLAID, GradientSharding
 from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ShardingError
-from jtrain.parallel.leaf_sharding import Decision
+from jtrain.parallel.leaf_sharding import LeafSharding
 from jtrain.parallel.offload import told_far
 from jtrain.parallel.rules import ROWS, spec
-from jtrain.parallel.strategies.strategy import Compiling, Remembered, plain, same_for_all
+from jtrain.parallel.strategies.strategy import PlacedBatchCache, StrategyBase, plain, same_for_all
 
 
-class OnMesh(Compiling, abc.ABC):
+class MeshStrategy(StrategyBase, abc.ABC):
     """Rows are split over the axes of a mesh that are for rows; the state is whole everywhere."""
 
     def __init__(self, mesh: Mesh):
@@ -67,7 +67,7 @@ class OnMesh(Compiling, abc.ABC):
     @property
     def placement(self) -> Placement:
         """Nothing to say about the activations."""
-        return Anywhere()
+        return Unplaced()
 
     @property
     def psum(self) -> Callable[[Any], Any] | None:
@@ -79,12 +79,12 @@ class OnMesh(Compiling, abc.ABC):
         del dims
         return same_for_all(tree, NamedSharding(self.mesh, P()))
 
-    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[Decision]:
+    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[LeafSharding]:
         """None: all are whole on every device."""
         del tree, dims
         return ()
 
-    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
+    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
         """Gradients are whole where the parameters are."""
         del params, dims
         return UNLAID
@@ -126,8 +126,8 @@ class OnMesh(Compiling, abc.ABC):
         return self.shardings(state)
 
     @functools.cached_property
-    def _places(self) -> tuple[Remembered, Remembered]:
-        return Remembered(self._putter(False)), Remembered(self._putter(True))
+    def _places(self) -> tuple[PlacedBatchCache, PlacedBatchCache]:
+        return PlacedBatchCache(self._putter(False)), PlacedBatchCache(self._putter(True))
 
     def _putter(self, stacked: bool):
         sharding = NamedSharding(self.mesh, self.rows(stacked))

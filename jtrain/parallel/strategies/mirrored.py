@@ -13,7 +13,7 @@ from jtrain.parallel.leaf_sharding import Zero
 from jtrain.parallel.mesh import mesh_of
 from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import SPLIT
-from jtrain.parallel.strategies.base_config import Starting
+from jtrain.parallel.strategies.base_config import BaseParallelConfig
 from jtrain.parallel.strategies.pmap import Pmap
 from jtrain.parallel.strategies.sharded import Sharded
 from jtrain.parallel.strategies.shmap import ShardMap
@@ -21,7 +21,7 @@ from jtrain.parallel.strategies.strategy import Strategy
 
 
 @values
-class Mirrored(Starting):
+class Mirrored(BaseParallelConfig):
     """The state on every device, the rows of a batch split over them."""
 
     kind: Literal["mirrored"] = "mirrored"

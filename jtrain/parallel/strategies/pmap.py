@@ -9,10 +9,10 @@ from jaxtyping import Array
 
 from jtrain.errors import ShardingError
 from jtrain.parallel.devices import DATA
-from jtrain.parallel.strategies.mesh_strategy import OnMesh
+from jtrain.parallel.strategies.mesh_strategy import MeshStrategy
 
 
-class Pmap(OnMesh):
+class Pmap(MeshStrategy):
     """As ShardMap, by the older transformation; for one process.
 
     Kept for those who come from it: since JAX 0.8 it is itself written with `jit` and `shard_map`.

@@ -7,12 +7,12 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from jtrain.core.placement import Placement
-from jtrain.core.sharding import UNLAID, Lay
+from jtrain.core.sharding import UNLAID, GradientSharding
 from jtrain.core.types import Dims, Params
 from jtrain.parallel.attention.sequence_parallel import ContextBy
-from jtrain.parallel.axis_usage import Seen, refuse_unused
-from jtrain.parallel.leaf_sharding import Decision, Leaves, Zero
-from jtrain.parallel.mesh_placement import ByName
+from jtrain.parallel.axis_usage import AxisUsage, refuse_unused
+from jtrain.parallel.leaf_sharding import LeafSharding, StateSharding, Zero
+from jtrain.parallel.mesh_placement import MeshPlacement
 from jtrain.parallel.offload import (
     Offload,
     goes_to_host,
@@ -20,16 +20,16 @@ from jtrain.parallel.offload import (
     refuse_nothing_saved,
     refuse_without_host_memory,
 )
-from jtrain.parallel.pipeline.schedule import Schedule
+from jtrain.parallel.pipeline.schedule import PipelineSchedule
 from jtrain.parallel.rules import activations, copies_of
-from jtrain.parallel.strategies.mesh_strategy import OnMesh
+from jtrain.parallel.strategies.mesh_strategy import MeshStrategy
 
 
-class Sharded(OnMesh):
+class Sharded(MeshStrategy):
     """One program for all devices, over the axes of `mesh`: those of `jtrain.parallel.rules`.
 
     Args:
-        zero: what is split over the axis `fsdp`; see `Leaves`.
+        zero: what is split over the axis `fsdp`; see `StateSharding`.
         min_size: leaves of fewer elements are not split over it: gathering them costs more than
             they hold.
         sequence: whether activations between blocks are split in time over the axis `tensor`.
@@ -47,15 +47,15 @@ class Sharded(OnMesh):
         sequence: bool = False,
         context_by: ContextBy = "ring",
         offload: Offload = (),
-        schedule: Schedule | None = None,
+        schedule: PipelineSchedule | None = None,
     ):
         super().__init__(mesh)
         refuse_without_host_memory(mesh.devices.flat[0], offload)
         self._offload: Offload = offload
         self._context_by: ContextBy = context_by
         self.schedule = schedule
-        self.leaves = Leaves(dict(mesh.shape), zero, min_size)
-        self._seen = Seen()
+        self.leaves = StateSharding(dict(mesh.shape), zero, min_size)
+        self._seen = AxisUsage()
         self._activations = activations(
             split=zero > 0,
             sequence=sequence,
@@ -66,13 +66,13 @@ class Sharded(OnMesh):
     def placement(self) -> Placement:
         """Activations by the names of their dims."""
         more = self._context_by, self._offload, self.schedule
-        return ByName(self.mesh, self._activations, self._seen, *more)
+        return MeshPlacement(self.mesh, self._activations, self._seen, *more)
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """Each leaf by the names of its dims, and by its largest."""
         return kept_on_host(self._named(self.leaves.specs(tree, dims)), tree, self._offload)
 
-    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> list[Decision]:
+    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> list[LeafSharding]:
         """Where each leaf goes, and why."""
         return [
             of._replace(host=goes_to_host(of.leaf, len(of.shape), self._offload))
@@ -84,17 +84,17 @@ class Sharded(OnMesh):
         refuse_nothing_saved(self._offload, self._seen.saved)
         refuse_unused(self.axes, self._seen, self.leaves.used.decisions(tree, dims))
 
-    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
+    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
         """Gradients are split as soon as `zero` reaches them: 1 once summed, 2 and 3 at once."""
         zero = self.leaves.zero
 
-        def to(leaves: Leaves, split: bool) -> Callable[[Params], Params]:
+        def to(leaves: StateSharding, split: bool) -> Callable[[Params], Params]:
             where = self._named(leaves.specs(params, dims, split=split))
             return lambda tree: jax.lax.with_sharding_constraint(tree, where)
 
         split = to(self.leaves, True) if zero else UNLAID.summed
         each = split if zero > 1 else UNLAID.each
-        return Lay(to(self.leaves.used, zero == 3), each=each, summed=split)
+        return GradientSharding(to(self.leaves.used, zero == 3), each=each, summed=split)
 
     def whole(self, fn: Callable, stacked: bool) -> Callable:
         """`fn` itself: there is one copy, and the compiler splits it."""

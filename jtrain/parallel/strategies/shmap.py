@@ -8,10 +8,10 @@ from jax.sharding import PartitionSpec as P
 
 from jtrain.parallel.devices import DATA
 from jtrain.parallel.flat_psum import flat_psum
-from jtrain.parallel.strategies.mesh_strategy import OnMesh
+from jtrain.parallel.strategies.mesh_strategy import MeshStrategy
 
 
-class ShardMap(OnMesh):
+class ShardMap(MeshStrategy):
     """Each device runs the step on its rows and adds its sums to the others'."""
 
     @property

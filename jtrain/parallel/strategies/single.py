@@ -9,19 +9,19 @@ from jax.sharding import SingleDeviceSharding
 from jax.stages import Lowered
 
 from jtrain.config.configclass import values
-from jtrain.core.placement import Anywhere, Placement
-from jtrain.core.sharding import UNLAID, Lay
+from jtrain.core.placement import Placement, Unplaced
+from jtrain.core.sharding import UNLAID, GradientSharding
 from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ShardingError
 from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import Device, one_device
-from jtrain.parallel.leaf_sharding import Decision
+from jtrain.parallel.leaf_sharding import LeafSharding
 from jtrain.parallel.mesh import mesh_of
-from jtrain.parallel.strategies.base_config import Starting
-from jtrain.parallel.strategies.strategy import Compiling, Remembered, plain, same_for_all
+from jtrain.parallel.strategies.base_config import BaseParallelConfig
+from jtrain.parallel.strategies.strategy import PlacedBatchCache, StrategyBase, plain, same_for_all
 
 
-class OneDevice(Compiling):
+class OneDevice(StrategyBase):
     """Everything on one device."""
 
     shares = 1
@@ -36,19 +36,19 @@ class OneDevice(Compiling):
     @property
     def placement(self) -> Placement:
         """Nothing to say."""
-        return Anywhere()
+        return Unplaced()
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """All on the device."""
         del dims
         return same_for_all(tree, self._device)
 
-    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[Decision]:
+    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[LeafSharding]:
         """None: all are on the device."""
         del tree, dims
         return ()
 
-    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
+    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
         """Nothing is split."""
         del params, dims
         return UNLAID
@@ -59,8 +59,8 @@ class OneDevice(Compiling):
         return self._put(batch)
 
     @functools.cached_property
-    def _put(self) -> Remembered:
-        return Remembered(
+    def _put(self) -> PlacedBatchCache:
+        return PlacedBatchCache(
             jax.jit(lambda tree: tree, in_shardings=self._device, out_shardings=self._device)
         )
 
@@ -79,7 +79,7 @@ class OneDevice(Compiling):
 
 
 @values
-class Single(Starting):
+class Single(BaseParallelConfig):
     """One device."""
 
     kind: Literal["single"] = "single"

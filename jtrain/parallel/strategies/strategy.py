@@ -12,11 +12,11 @@ from jax.stages import Lowered
 
 from jtrain.core.placement import Placement
 from jtrain.core.pytree import named_leaves
-from jtrain.core.sharding import Lay
+from jtrain.core.sharding import GradientSharding
 from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ConfigError, RetraceError
-from jtrain.parallel.leaf_sharding import Decision
-from jtrain.parallel.pipeline.schedule import Schedule
+from jtrain.parallel.leaf_sharding import LeafSharding
+from jtrain.parallel.pipeline.schedule import PipelineSchedule
 from jtrain.parallel.program_cache import compiled
 
 
@@ -48,7 +48,7 @@ class Strategy(Protocol):
         ...
 
     @property
-    def schedule(self) -> Schedule | None:
+    def schedule(self) -> PipelineSchedule | None:
         """Of the pipeline, if layers are in stages."""
         ...
 
@@ -64,7 +64,7 @@ class Strategy(Protocol):
         """
         ...
 
-    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[Decision]:
+    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[LeafSharding]:
         """Where each leaf goes, and why; none where all go the same way."""
         ...
 
@@ -76,7 +76,7 @@ class Strategy(Protocol):
         """
         ...
 
-    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> Lay:
+    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
         """Where the step puts gradients and copies of these parameters."""
         ...
 
@@ -101,10 +101,10 @@ class Strategy(Protocol):
         ...
 
 
-class Compiling(abc.ABC):
+class StrategyBase(abc.ABC):
     """Compiles what it lowers, once."""
 
-    schedule: Schedule | None = None
+    schedule: PipelineSchedule | None = None
 
     def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
         """Rows are split over all there are."""
@@ -168,7 +168,7 @@ def check_divides(batch: int, shares: int, microbatches: int, *, name: str = "ba
         )
 
 
-class Remembered:
+class PlacedBatchCache:
     """Puts the arrays of a batch on devices, and those that come again only once.
 
     `row` and `mask` of full batches are the same read-only numpy objects at every step.

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.core.loss import Returned, Stateful, in_terms
+from jtrain.core.loss import LossOutput, Stateful, in_terms
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
 from jtrain.distributed.multihost import of_each
 from jtrain.train.first_batch.index_uses import find_uses
 from jtrain.train.first_batch.labels import (
-    Outside,
+    OutOfRangeValue,
     counted,
     outside_values,
     refusal,
@@ -25,7 +25,7 @@ from jtrain.train.first_batch.labels import (
 from jtrain.train.first_batch.row_broadcasts import check_broadcasts
 
 MOVED = 0.02  # the deviation of what is added to parameters, so that none is 0
-Terms: TypeAlias = Callable[[Params, Extra, Batch, Key | None], Returned]
+Terms: TypeAlias = Callable[[Params, Extra, Batch, Key | None], LossOutput]
 
 
 class FirstBatch:
@@ -77,7 +77,7 @@ class FirstBatch:
         check_broadcasts(self._program, again, rows)
 
     @functools.cached_property
-    def suspects(self) -> list[Outside]:
+    def suspects(self) -> list[OutOfRangeValue]:
         """Values of rows that no mask hides which choose no entry; on any thread."""
         rows = self._rows
         return outside_values(find_uses(self._program, self._shapes(rows)), self._batch, rows)
@@ -93,7 +93,7 @@ class FirstBatch:
         Raises:
             DataError: with the row, the value and the shape of what is looked up in.
         """
-        every = [Outside(*each) for process in of_each(self.suspects) for each in process]
+        every = [OutOfRangeValue(*each) for process in of_each(self.suspects) for each in process]
         for found in {(x.leaf, x.value): x for x in reversed(every)}.values():
             held, mended = with_and_without(self._batch, found)
             before = sums(held)

@@ -45,7 +45,7 @@ _BY_ELEMENT = {"add", "div", "mul", "select_n", "sub"}
 Values: TypeAlias = "list[_Known | None]"  # None: not known
 
 
-class Use(NamedTuple):
+class IndexUse(NamedTuple):
     """Integers of a batch that choose among the entries of a dim."""
 
     entries: int
@@ -58,10 +58,10 @@ class Use(NamedTuple):
     """Whether the integers are those of one array of the batch, nothing computed from them."""
 
 
-class Uses(NamedTuple):
+class IndexUses(NamedTuple):
     """All uses in a traced function."""
 
-    found: Sequence[Use]
+    found: Sequence[IndexUse]
     outside: Callable[[Mapping[str, Any]], Sequence[Any]]
     """`leaves` by name -> of each use how many integers choose no entry."""
 
@@ -73,7 +73,7 @@ class Uses(NamedTuple):
 
 def find_uses(
     program: Any, batch: Mapping[str, Any], leaves: Sequence[str | None] | None = None
-) -> Uses:
+) -> IndexUses:
     """Return where a traced function of a batch looks up integers of it. Nothing is run.
 
     - A gather, `logits[rows, labels]` say, in an array that depends on `unknown`. An explicit
@@ -96,7 +96,7 @@ def find_uses(
     if leaves is None:
         leaves = [None] * (len(closed.jaxpr.invars) - len(names)) + names
     softmaxes = set(_softmaxes(closed.jaxpr))
-    found: list[Use] = []
+    found: list[IndexUse] = []
 
     def outside(given: Mapping[str, Any]) -> list[Array]:
         walk = _Walk()
@@ -108,11 +108,11 @@ def find_uses(
         inputs = [None if name is None else known[name] for name in leaves]
         walk.run(closed.jaxpr, closed.consts, inputs)
         looks = [look for look in walk.looks if look.axis is None or look.entries in softmaxes]
-        found[:] = [Use(look.entries, look.leaves, look.shape, look.moved) for look in looks]
+        found[:] = [IndexUse(look.entries, look.leaves, look.shape, look.moved) for look in looks]
         return [jnp.sum((look.raw < 0) | (look.raw >= look.entries)) for look in looks]
 
     jax.eval_shape(outside, dict(batch))
-    return Uses(tuple(found), jax.jit(outside))
+    return IndexUses(tuple(found), jax.jit(outside))
 
 
 class _Look(NamedTuple):

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrain.errors import DataError
-from jtrain.train.first_batch.index_uses import Use, Uses
+from jtrain.train.first_batch.index_uses import IndexUse, IndexUses
 
 VALUES = 64  # of an array that are tried, at most; and those that are judged
 JUDGED = 8
 
 
-class Outside(NamedTuple):
+class OutOfRangeValue(NamedTuple):
     """A value of a batch that is used to choose an entry, and chooses none."""
 
     leaf: str
@@ -30,8 +30,8 @@ class Outside(NamedTuple):
 
 
 def outside_values(
-    uses: Uses, batch: Mapping[str, np.ndarray], rows: int | None = None
-) -> list[Outside]:
+    uses: IndexUses, batch: Mapping[str, np.ndarray], rows: int | None = None
+) -> list[OutOfRangeValue]:
     """Return the values in rows that no mask hides which choose no entry, 8 at most.
 
     An array of the batch is filled with one value after the other, so that what is computed from
@@ -45,7 +45,7 @@ def outside_values(
     if not real.size or all(_in_range(use, batch, real) for use in uses.found):
         return []
     whole = {name: batch[name][np.resize(real, rows or len(real))] for name in uses.leaves}
-    found: list[Outside] = []
+    found: list[OutOfRangeValue] = []
     for place, count in enumerate(uses.outside(whole)):
         use = uses.found[place]
         for leaf in sorted(use.leaves) if count else ():
@@ -62,12 +62,12 @@ def outside_values(
             right = list(itertools.islice((value for value in known if fits(value)), 2))
             for value in wrong if right else ():
                 row = int(batch["row"][real][_holds(batch[leaf][real], value)][0])
-                found.append(Outside(leaf, value, use.entries, use.shape, right, row))
+                found.append(OutOfRangeValue(leaf, value, use.entries, use.shape, right, row))
     return list({(one.leaf, one.value): one for one in found[::-1]}.values())[::-1][:JUDGED]
 
 
 def with_and_without(
-    batch: Mapping[str, np.ndarray], found: Outside
+    batch: Mapping[str, np.ndarray], found: OutOfRangeValue
 ) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
     """Return the rows that hold a value, as often as fill the batch, and the same with others.
 
@@ -97,7 +97,7 @@ def counted(held: Any, mended: Any) -> bool:
     return not all(same(x, y) for x, y in pairs[0]) and all(same(x, y) for x, y in pairs[1])
 
 
-def refusal(found: Outside, what: str, origin: Sequence[int] = ()) -> DataError:
+def refusal(found: OutOfRangeValue, what: str, origin: Sequence[int] = ()) -> DataError:
     """Return the error for a value that the loss counts.
 
     Args:
@@ -121,7 +121,7 @@ def refusal(found: Outside, what: str, origin: Sequence[int] = ()) -> DataError:
     )
 
 
-def _in_range(use: Use, batch: Mapping[str, np.ndarray], real: np.ndarray) -> bool:
+def _in_range(use: IndexUse, batch: Mapping[str, np.ndarray], real: np.ndarray) -> bool:
     """Whether all integers of a use choose an entry, where that is seen without computing them."""
     if not use.moved:
         return False

@@ -18,7 +18,7 @@ _BY_ELEMENT = {
 }
 
 
-class Pair(NamedTuple):
+class BroadcastPair(NamedTuple):
     """A column and a row of numbers, one for each row of the batch, that are broadcast."""
 
     operation: str
@@ -60,7 +60,7 @@ def check_broadcasts(program: Any, trace: Callable[[int], Any], rows: int) -> No
             )
 
 
-def pairs(program: Any, rows: int) -> Iterator[Pair]:
+def pairs(program: Any, rows: int) -> Iterator[BroadcastPair]:
     """Give the operations of a program in which a column of rows meets a row of rows.
 
     A column that the program makes of a row by `x[:, None]` is one that is meant.
@@ -94,7 +94,9 @@ class _Walk:
         self._rows = rows
         self._outputs: list[_Array] = []
 
-    def run(self, jaxpr: Any, inputs: Sequence[_Array | None], call: Any = None) -> Iterator[Pair]:
+    def run(
+        self, jaxpr: Any, inputs: Sequence[_Array | None], call: Any = None
+    ) -> Iterator[BroadcastPair]:
         """Walks along the equations of a program."""
         known = {x: y for x, y in zip(jaxpr.invars, inputs, strict=True) if y is not None}
 
@@ -114,7 +116,7 @@ class _Walk:
                 known[equation.outvars[0]] = made
         self._outputs = [read(x) for x in jaxpr.outvars]
 
-    def _met(self, equation: Any, given: Sequence[_Array], call: Any) -> Iterator[Pair]:
+    def _met(self, equation: Any, given: Sequence[_Array], call: Any) -> Iterator[BroadcastPair]:
         if equation.primitive.name not in _BY_ELEMENT:
             return
         for one, other in itertools.permutations([x for x in given if x.shape], 2):
@@ -125,7 +127,7 @@ class _Walk:
                 places = [_place(equation), call and _place(call)]
                 by_chance = other.made is not None and other.made in places
                 by_chance |= bool(call and call.params.get("name") == "_where")
-                yield Pair(equation.primitive.name, one.shape, other.shape, by_chance)
+                yield BroadcastPair(equation.primitive.name, one.shape, other.shape, by_chance)
 
 
 def _made(equation: Any, given: Sequence[_Array]) -> _Array | None:

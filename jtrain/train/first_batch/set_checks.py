@@ -12,10 +12,10 @@ from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
 from jtrain.parallel.offload import brought, laid_near
 from jtrain.train.first_batch.first_batch import FirstBatch
-from jtrain.train.setup import Assembly
+from jtrain.train.setup import TrainSetup
 
 
-def look(parts: Assembly, start: int) -> list[FirstBatch]:
+def look(parts: TrainSetup, start: int) -> list[FirstBatch]:
     """Look at the first batch that is trained on, from step `start` on; at none if unasked.
 
     Raises:
@@ -27,7 +27,7 @@ def look(parts: Assembly, start: int) -> list[FirstBatch]:
     return _looked(parts, train, lambda: parts.train[start], "the first batch", **known)
 
 
-def look_at_sets(parts: Assembly) -> list[FirstBatch]:
+def look_at_sets(parts: TrainSetup) -> list[FirstBatch]:
     """Look at the first batch of each set that the run is evaluated on.
 
     Raises:
@@ -41,7 +41,7 @@ def look_at_sets(parts: Assembly) -> list[FirstBatch]:
 
 
 def _looked(
-    parts: Assembly, batches: Batches, first: Callable[[], Batch], what: str, **known: Any
+    parts: TrainSetup, batches: Batches, first: Callable[[], Batch], what: str, **known: Any
 ) -> list[FirstBatch]:
     if not parts.config.checks.first_batch:
         return []
@@ -50,7 +50,7 @@ def _looked(
     return [FirstBatch(terms, first(), batches.size, what, weights=weights, **known)]
 
 
-def check(parts: Assembly, looked: Sequence[FirstBatch], state: TrainState) -> None:
+def check(parts: TrainSetup, looked: Sequence[FirstBatch], state: TrainState) -> None:
     """Check that no set is cut whose rows meet, and that each label in these batches is a class.
 
     Every process of the run calls this at the same time.
@@ -67,7 +67,7 @@ def check(parts: Assembly, looked: Sequence[FirstBatch], state: TrainState) -> N
         each.check(_of_host(parts, each.sums(parts.strategy.psum), weights))
 
 
-def _of_host(parts: Assembly, fn: Callable[..., Any], weights: Any) -> Callable[[Batch], Any]:
+def _of_host(parts: TrainSetup, fn: Callable[..., Any], weights: Any) -> Callable[[Batch], Any]:
     """`fn(weights, batch)` of a batch on the host, computed where the run computes."""
     program: Callable[..., Any] | None = None
 

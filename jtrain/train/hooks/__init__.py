@@ -11,28 +11,28 @@ class Worst(Hook):
         self.loss = max(self.loss, numbers["loss"])
 ```
 
-Their order in a list is that of their calls: `Signals`, `Speed`, what reads it (`Log`, `Progress`),
-`Metrics`, `Finite`, `Evaluate`, `Samples`, and `Save` last.
+Their order in a list is that of their calls: `Signals`, `Speed`, what reads it (`LogHook`, `ProgressBar`),
+`Metrics`, `SkippedSteps`, `EvaluateEvery`, `Samples`, and `SaveEvery` last.
 """
 
-from jtrain.train.hooks.checkpointing import Save as Save
+from jtrain.train.hooks.checkpointing import SaveEvery as SaveEvery
 from jtrain.train.hooks.curve import curve as curve
 from jtrain.train.hooks.curve import only_ascii as only_ascii
 from jtrain.train.hooks.curve import smooth as smooth
 from jtrain.train.hooks.early_stop import EarlyStop as EarlyStop
-from jtrain.train.hooks.evaluation import Evaluate as Evaluate
-from jtrain.train.hooks.evaluation import Judge as Judge
-from jtrain.train.hooks.evaluation import Result as Result
+from jtrain.train.hooks.evaluation import EvaluateEvery as EvaluateEvery
+from jtrain.train.hooks.evaluation import EvaluationListener as EvaluationListener
+from jtrain.train.hooks.evaluation import EvaluationResult as EvaluationResult
 from jtrain.train.hooks.function_hooks import on_numbers as on_numbers
 from jtrain.train.hooks.function_hooks import on_results as on_results
 from jtrain.train.hooks.function_hooks import on_state as on_state
-from jtrain.train.hooks.history import History as History
-from jtrain.train.hooks.log import Lines as Lines
-from jtrain.train.hooks.log import Log as Log
+from jtrain.train.hooks.history import MetricHistory as MetricHistory
+from jtrain.train.hooks.log import LogHook as LogHook
+from jtrain.train.hooks.log import LogLines as LogLines
 from jtrain.train.hooks.metrics import Metrics as Metrics
-from jtrain.train.hooks.progress import Progress as Progress
+from jtrain.train.hooks.progress import ProgressBar as ProgressBar
 from jtrain.train.hooks.samples import Samples as Samples
 from jtrain.train.hooks.signals import Signals as Signals
-from jtrain.train.hooks.skipped_steps import Finite as Finite
-from jtrain.train.hooks.speed import Pace as Pace
+from jtrain.train.hooks.skipped_steps import SkippedSteps as SkippedSteps
 from jtrain.train.hooks.speed import Speed as Speed
+from jtrain.train.hooks.speed import SpeedReading as SpeedReading

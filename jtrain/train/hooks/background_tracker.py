@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jtrain.io.regular_files import read_json
-from jtrain.train.trackers import About, Opens
+from jtrain.train.trackers import TrackedRun, TrackerBackend
 
 
-class Told(NamedTuple):
+class ReportedNumbers(NamedTuple):
     """Numbers of a step, of a data set by name or of training by none."""
 
     step: int
@@ -19,7 +19,7 @@ class Told(NamedTuple):
     numbers: Mapping[str, float]
 
 
-class Beside:
+class BackgroundTracker:
     """Hands rows to a tracker, in order, without ever waiting for it.
 
     What it wrote of each set is noted in a file beside the run, before it is written: so a run that
@@ -36,8 +36,8 @@ class Beside:
 
     def __init__(
         self,
-        tracker: Opens,
-        about: About,
+        tracker: TrackerBackend,
+        about: TrackedRun,
         *,
         note: Path,
         resumes: bool,
@@ -48,14 +48,14 @@ class Beside:
         self._tracker, self._about = tracker, about
         self._note = _Note(note, resumes, about.run)
         self._capacity, self._tell = capacity, tell
-        self._rows: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
+        self._rows: queue.SimpleQueue[ReportedNumbers | None] = queue.SimpleQueue()
         self._taken = self._written = self._skipped = 0
         self._why, self._stop = "", threading.Event()
         self._end: Literal["done", "stopped", "failed"] = "stopped"
         self._thread = threading.Thread(target=self._work, name=self.kind, daemon=True)
         self._thread.start()
 
-    def put(self, row: Told) -> None:
+    def put(self, row: ReportedNumbers) -> None:
         """Leaves a row for the tracker; returns at once."""
         self._taken += 1
         if self._rows.qsize() >= self._capacity:
@@ -102,8 +102,8 @@ class Beside:
         except BaseException as error:
             self._fails("did not close", error)
 
-    def _about_noted(self) -> About:
-        return About(
+    def _about_noted(self) -> TrackedRun:
+        return TrackedRun(
             name=self._about.name,
             directory=self._about.directory,
             config=self._about.config,
@@ -132,11 +132,11 @@ class _Note:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass  # none, or none that can be read: a new run of the tracker
 
-    def takes(self, row: Told) -> bool:
+    def takes(self, row: ReportedNumbers) -> bool:
         """Whether the row is new."""
         return row.step > self._last.get(row.set, -1)
 
-    def write(self, row: Told) -> None:
+    def write(self, row: ReportedNumbers) -> None:
         """Notes a row."""
         self._last[row.set] = row.step
         self._path.parent.mkdir(parents=True, exist_ok=True)

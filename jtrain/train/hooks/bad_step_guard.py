@@ -4,15 +4,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jtrain.config.guard import Rollback as GoBack
-from jtrain.config.guard import Stop as End
+from jtrain.config.guard import RollbackPolicy, StopPolicy
 from jtrain.core.loop import Hook, Rollback, Stop
 from jtrain.core.types import Metrics
-from jtrain.train.hooks.bad_step_log import Bad, not_finite
-from jtrain.train.hooks.running_mean import Running
+from jtrain.train.hooks.bad_step_log import BadStep, not_finite
+from jtrain.train.hooks.running_mean import RunningMean
 
 
-class Guard(Hook):
+class BadStepGuard(Hook):
     """Asks to go back, or to stop, when it is told of a bad step.
 
     It is told of each step, some calls late, and of all up to a checkpoint before that is written:
@@ -26,13 +25,13 @@ class Guard(Hook):
         helps: a step, and a state that is not donated yet -> whether the gradient of that
             step's batch is finite at the smallest loss scale. One that is not is not finite at any.
         earlier: the bad steps for which the run went back before.
-        known: what `Running.state` gave when the checkpoint was saved.
+        known: what `RunningMean.state` gave when the checkpoint was saved.
         skipped: steps that were skipped before the first that it is told of (`state.skipped`).
     """
 
     def __init__(
         self,
-        policy: GoBack | End,
+        policy: RollbackPolicy | StopPolicy,
         *,
         minimum: float = 0.0,
         helps: Callable[[int, Any], bool] = lambda step, state: True,
@@ -42,11 +41,11 @@ class Guard(Hook):
     ):
         self._policy, self._minimum, self._earlier = policy, minimum, earlier
         self._helps, self._state = helps, None
-        self.means = Running(policy.spike.memory)
+        self.means = RunningMean(policy.spike.memory)
         """Of the steps that were taken."""
         self.means.restore(known)
         self._skipped = skipped
-        self.bad: Bad | None = None
+        self.bad: BadStep | None = None
         """The first bad step; when there is one nothing later is worth keeping."""
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
@@ -68,7 +67,7 @@ class Guard(Hook):
         if not what:
             self.means.absorb(loss, grad_norm)
             return None
-        self.bad = Bad(step, what, loss, grad_norm, update_norm)
+        self.bad = BadStep(step, what, loss, grad_norm, update_norm)
         return self._answer(self.bad)
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
@@ -90,9 +89,9 @@ class Guard(Hook):
             )
         return ""
 
-    def _answer(self, bad: Bad) -> Stop:
+    def _answer(self, bad: BadStep) -> Stop:
         policy, why = self._policy, f"step {bad.step} {bad.what}."
-        if isinstance(policy, End):
+        if isinstance(policy, StopPolicy):
             return Stop(why, "failed")
         recent = [step for step in self._earlier if step > bad.step - policy.within]
         if len(recent) < policy.most:

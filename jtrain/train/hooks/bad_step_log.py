@@ -7,12 +7,12 @@ from typing import Any, Literal, NamedTuple
 
 from jtrain.errors import CheckpointError
 from jtrain.io import jsonl
-from jtrain.io.jsonl import Rows
+from jtrain.io.jsonl import JsonlWriter
 
 Done = Literal["skipped", "rolled back", "stopped"]
 
 
-class Bad(NamedTuple):
+class BadStep(NamedTuple):
     """A step that was not finite, or a spike."""
 
     step: int  # the first is 1
@@ -34,14 +34,14 @@ def not_finite(loss: float, grad_norm: float) -> str:
     return f"is not finite: loss {loss:.4g}, gradient norm {grad_norm:.4g}"
 
 
-class Decision(NamedTuple):
+class RollbackDecision(NamedTuple):
     """To leave out some batches from now on, and go back to before them."""
 
     step: int  # that was bad
     window: tuple[int, int]
 
 
-class Events:
+class BadStepLog:
     """A line for each event: `{"step": 12, "done": "rolled back", "batch": 11, ...}`.
 
     Those of steps past the checkpoint that a run goes on from will be written again and are cut
@@ -49,7 +49,7 @@ class Events:
 
     Args:
         path: the file; None to write none. It is there once there is an event.
-        resumed_at, lost: as `Rows`.
+        resumed_at, lost: as `JsonlWriter`.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Events:
         lost: Callable[[str], object] = lambda line: None,
     ):
         self._path, self._resumed_at, self._lost = path, resumed_at, lost
-        self.rows: Rows | None = None
+        self.rows: JsonlWriter | None = None
         """The file; None before there is an event."""
         if path is not None and path.exists():
             self._open(path)
 
-    def append(self, bad: Bad, done: Done, **more: Any) -> None:
+    def append(self, bad: BadStep, done: Done, **more: Any) -> None:
         """Writes an event; when this returns no power cut takes it."""
         if self._path is not None:
             found = self.rows or self._open(self._path)
@@ -77,13 +77,13 @@ class Events:
         if self.rows is not None:
             self.rows.close()
 
-    def _open(self, path: Path) -> Rows:
-        rows = Rows(path, resumed_at=self._resumed_at, lasts=_is_decision, lost=self._lost)
+    def _open(self, path: Path) -> JsonlWriter:
+        rows = JsonlWriter(path, resumed_at=self._resumed_at, lasts=_is_decision, lost=self._lost)
         self.rows = rows
         return rows
 
 
-def decisions(path: Path) -> Sequence[Decision]:
+def decisions(path: Path) -> Sequence[RollbackDecision]:
     """Those that were taken in a run, in order; none if nothing was ever bad.
 
     Raises:
@@ -92,10 +92,10 @@ def decisions(path: Path) -> Sequence[Decision]:
     return [_decision(path, row) for row in jsonl.whole(path) if _is_decision(row)]
 
 
-def _decision(path: Path, row: Mapping[str, Any]) -> Decision:
+def _decision(path: Path, row: Mapping[str, Any]) -> RollbackDecision:
     match row:
         case {"step": int(step), "without": [int(first), int(stop)]}:
-            return Decision(step, (first, stop))
+            return RollbackDecision(step, (first, stop))
     raise CheckpointError(
         f"{path} has a row of step {row['step']} that says the run went back, and not which "
         f'batches it left out: "without": [first, stop] is missing in it. Put the file back as it '

@@ -6,10 +6,10 @@ from typing import Any
 
 from jtrain.core.loop import Hook
 from jtrain.core.types import Metrics
-from jtrain.train.hooks.evaluation import Evaluate
+from jtrain.train.hooks.evaluation import EvaluateEvery
 
 
-class Save(Hook):
+class SaveEvery(Hook):
     """Saves the state after steps `every`, 2 `every`, ...; stands last among the hooks.
 
     Last, because a resumed run does not repeat what other hooks did at the step of a checkpoint: by
@@ -69,7 +69,7 @@ class SaveBest(Hook):
 
     settles = True
 
-    def __init__(self, evaluation: Evaluate, save: Save):
+    def __init__(self, evaluation: EvaluateEvery, save: SaveEvery):
         self.every, self._evaluation, self._save = evaluation.every, evaluation, save
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
@@ -79,7 +79,7 @@ class SaveBest(Hook):
             self._save.at(step, state)
 
 
-class SaveAgain(Hook):
+class RetrySave(Hook):
     """Asks after each step whether the last save has failed, and saves in its place.
 
     Args:
@@ -87,7 +87,7 @@ class SaveAgain(Hook):
         save: of the run.
     """
 
-    def __init__(self, owed: Callable[[], bool], save: Save):
+    def __init__(self, owed: Callable[[], bool], save: SaveEvery):
         self._owed, self._save = owed, save
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 
-from jtrain.checkpoint.retention import Goal
+from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.suggestions import did_you_mean
 from jtrain.core.loop import Hook, Stop
 from jtrain.errors import ConfigError, LossError
@@ -33,7 +33,7 @@ class EarlyStop(Hook):
     def __init__(
         self, metric: str = "loss", patience: int = 5, *, least: float = 0.0, after: int = 0
     ):
-        goal = Goal.parse(metric)
+        goal = BestMetric.parse(metric)
         if goal is None or patience < 1 or least < 0:
             raise ConfigError(
                 f'EarlyStop("{metric}", patience={patience}, least={least}) waits for nothing: '

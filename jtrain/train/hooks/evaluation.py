@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from jtrain.checkpoint.retention import Goal, best_of
+from jtrain.checkpoint.retention import BestMetric, best_of
 from jtrain.config.suggestions import did_you_mean
 from jtrain.core.loop import Hook, Stop, StoppedError
 from jtrain.core.types import Metrics
@@ -13,7 +13,7 @@ Results: TypeAlias = Mapping[int, Mapping[str, float]]  # of each measured step 
 
 
 @runtime_checkable
-class Judge(Protocol):
+class EvaluationListener(Protocol):
     """What hears of evaluations; a hook may be one."""
 
     def on_results(self, step: int, name: str, results: Results) -> Stop | None:
@@ -25,14 +25,14 @@ class Judge(Protocol):
         ...
 
 
-class Result(NamedTuple):
+class EvaluationResult(NamedTuple):
     """What was measured after a step."""
 
     step: int
     numbers: Mapping[str, float]
 
 
-class Evaluate(Hook):
+class EvaluateEvery(Hook):
     """Measures the state after steps `every`, 2 `every`, ..., and keeps what was found.
 
     Args:
@@ -57,27 +57,27 @@ class Evaluate(Hook):
         name: str = "valid",
         best: str = "lowest loss",
         earlier: Results | None = None,
-        judges: Sequence[Judge] = (),
+        judges: Sequence[EvaluationListener] = (),
     ):
         self.every, self.name, self.judges = every, name, judges
         self._asked: Stop | None = None
         self.results: dict[int, Mapping[str, float]] = dict(sorted((earlier or {}).items()))
         """Of each step that was measured the numbers, in order."""
-        self._measure, self._tell, self._goal = measure, tell, Goal.parse(best)
+        self._measure, self._tell, self._goal = measure, tell, BestMetric.parse(best)
 
     @property
-    def newest(self) -> Result | None:
+    def newest(self) -> EvaluationResult | None:
         """The last result, None before the first."""
-        return Result(*list(self.results.items())[-1]) if self.results else None
+        return EvaluationResult(*list(self.results.items())[-1]) if self.results else None
 
     @property
-    def best(self) -> Result | None:
+    def best(self) -> EvaluationResult | None:
         """The best result, the earliest of equals; None if no number could be compared."""
         if self._goal is None:
             return None
         found = {s: x[self._goal.name] for s, x in self.results.items() if self._goal.name in x}
         step = best_of(found, self._goal)
-        return None if step is None else Result(step, self.results[step])
+        return None if step is None else EvaluationResult(step, self.results[step])
 
     def number(self, step: int) -> float | None:
         """What the best is found by, of a step; None where there is none."""
@@ -115,7 +115,7 @@ class Evaluate(Hook):
         return next((stop for stop in said if stop), None)
 
 
-def hearing(evaluations: Mapping[str, Evaluate], hooks: Sequence[Hook]) -> list[Evaluate]:
+def hearing(evaluations: Mapping[str, EvaluateEvery], hooks: Sequence[Hook]) -> list[EvaluateEvery]:
     """The evaluations by set, heard by those of `hooks` that are judges.
 
     One hears of the set that it names in `of`; of the first if that is empty; without it, of all.
@@ -125,7 +125,7 @@ def hearing(evaluations: Mapping[str, Evaluate], hooks: Sequence[Hook]) -> list[
     """
     first = next(iter(evaluations), "")
     for hook in hooks:
-        if isinstance(hook, Judge):
+        if isinstance(hook, EvaluationListener):
             of = getattr(hook, "of", None)
             name = first if of == "" else of
             if name is not None and name not in evaluations:

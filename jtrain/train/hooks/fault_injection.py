@@ -10,17 +10,17 @@ from typing import Any
 from jtrain.checkpoint import layout
 from jtrain.core.loop import Hook
 from jtrain.core.types import Metrics
-from jtrain.distributed.heartbeat import PULSE, Pulse
+from jtrain.distributed.heartbeat import PULSE, Heartbeat
 from jtrain.distributed.heartbeat.fault import OWN, REHEARSAL, Fault, faults
 
 HOLDS = 60.0  # seconds in which what is done to this process is done
 
 
-class RehearsedError(RuntimeError):
+class InjectedError(RuntimeError):
     """What was asked for, and nothing else."""
 
 
-class Rehearsal(Hook):
+class FaultInjection(Hook):
     """After the step of a fault of its own it raises; at one that is done to it, it waits for it.
 
     So each comes after exactly that step, however quick steps are. Stands first, after the pulse.
@@ -30,7 +30,7 @@ class Rehearsal(Hook):
         pulse: says that one has happened, and is told so.
     """
 
-    def __init__(self, to_come: Mapping[int, Fault], pulse: Pulse = PULSE):
+    def __init__(self, to_come: Mapping[int, Fault], pulse: Heartbeat = PULSE):
         self._to_come = {i: fault for i, fault in to_come.items() if fault.kind != "full-disk"}
         self._pulse = pulse
         for place, fault in to_come.items():
@@ -43,7 +43,7 @@ class Rehearsal(Hook):
             fault = self._to_come.pop(place)
             if fault.kind in OWN:
                 self._pulse.rehearses(place)
-                raise RehearsedError(f"rehearsed: {fault}")
+                raise InjectedError(f"rehearsed: {fault}")
             end = time.monotonic() + HOLDS
             while not self._pulse.was_rehearsed(place) and time.monotonic() < end:
                 time.sleep(0.002)
@@ -54,11 +54,11 @@ def rehearsal(environ: Mapping[str, str] = os.environ) -> list[Hook]:
     own = int(environ.get("JTRAIN_PROCESS") or 0)
     every = faults(environ.get(REHEARSAL, ""), own + 1000)
     to_come = {place: fault for place, fault in enumerate(every) if fault.process == own}
-    return [Rehearsal(to_come)] if to_come else []
+    return [FaultInjection(to_come)] if to_come else []
 
 
 def _full(
-    begin: Callable[[Path, int], Path], fault: Fault, place: int, pulse: Pulse
+    begin: Callable[[Path, int], Path], fault: Fault, place: int, pulse: Heartbeat
 ) -> Callable[[Path, int], Path]:
     """Begins checkpoints until that of the fault, for which there is no room."""
     saves = 0

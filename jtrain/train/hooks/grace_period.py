@@ -8,7 +8,7 @@ from jtrain.io.formatting import duration
 IN_FLIGHT = 9  # calls that the devices may still have to do when a signal comes, its own with them
 
 
-class Grace(Hook):
+class GracePeriod(Hook):
     """Compares what a step and a save take with `checkpoint.grace`, once both were measured.
 
     Args:

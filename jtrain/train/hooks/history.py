@@ -6,7 +6,7 @@ from typing import Any
 from jtrain.core.loop import Hook
 
 
-class History(Hook):
+class MetricHistory(Hook):
     """The numbers of steps `every`, 2 `every`, ... and the last, by name and step.
 
     `numbers["loss"][100]`

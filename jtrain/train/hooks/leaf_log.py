@@ -6,10 +6,10 @@ from typing import Any
 
 from jtrain.core.loop import Hook
 from jtrain.core.types import Metrics
-from jtrain.io.jsonl import Rows
+from jtrain.io.jsonl import JsonlWriter
 
 
-class Leaves(Hook):
+class LeafLog(Hook):
     """A row after steps `every`, 2 `every`, ...: `{"step": 100, "grad_norm": {"w": 0.5}, ...}`.
 
     Args:
@@ -33,7 +33,7 @@ class Leaves(Hook):
         lost: Callable[[str], object] = lambda line: None,
     ):
         self.every, self._stop, self._look = every, stop, look
-        self.rows = None if path is None else Rows(path, resumed_at=resumed_at, lost=lost)
+        self.rows = None if path is None else JsonlWriter(path, resumed_at=resumed_at, lost=lost)
         """The file."""
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:

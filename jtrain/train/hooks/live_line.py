@@ -6,7 +6,7 @@ from typing import Any, Protocol, TextIO
 BAR = 20  # characters, in a notebook
 
 
-class Drawing(Protocol):
+class LiveLine(Protocol):
     """Where a line is drawn."""
 
     period: float
@@ -25,16 +25,16 @@ class Drawing(Protocol):
         ...
 
 
-def drawing_on(stream: TextIO) -> type["Terminal"] | type["Notebook"] | None:
+def drawing_on(stream: TextIO) -> type["TerminalLine"] | type["NotebookLine"] | None:
     """What draws on `stream`; None where nothing can: a file, a pipe, a terminal that is dumb."""
     if any(cls.__module__.startswith("ipykernel.") for cls in type(stream).__mro__):
-        return Notebook  # its stream says that it is no terminal, and shows a carriage return
+        return NotebookLine  # its stream says that it is no terminal, and shows a carriage return
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown"):
-        return Terminal
+        return TerminalLine
     return None
 
 
-class Terminal:
+class TerminalLine:
     """By rich, over the whole width; the cursor stays shown, so that not even SIGKILL hides it."""
 
     period = 0.2
@@ -70,7 +70,7 @@ class Terminal:
         self._live.stop()
 
 
-class Notebook:
+class NotebookLine:
     """By carriage returns, which the output of a cell follows; half a second apart, for they add up
     in the notebook's file until it is saved."""
 

@@ -13,7 +13,7 @@ from jtrain.io.same_file import HeldFolder
 from jtrain.train.hooks.speed import Speed
 
 
-class Log(Hook):
+class LogHook(Hook):
     """A line for each step `every`, 2 `every`, ... and the last, in columns.
 
     `step   400/2000  loss   2.1432  valid   2.2011  lr 9.80e-04   52.1k tokens/s ...`
@@ -58,7 +58,7 @@ class Log(Hook):
         self._tell("  ".join(cells).rstrip())
 
 
-class Lines:
+class LogLines:
     """Writes lines to a log file, and to the screen.
 
     `say` is for what a person must see; `note` for what a live progress line shows already, which

@@ -13,7 +13,7 @@ from typing import Any
 from jtrain.core.loop import Hook
 from jtrain.errors import LossError
 from jtrain.io import jsonl
-from jtrain.io.jsonl import Rows
+from jtrain.io.jsonl import JsonlWriter
 
 
 class Metrics(Hook):
@@ -23,7 +23,7 @@ class Metrics(Hook):
         path: the file; it is begun anew unless the run resumes.
         every: steps.
         resumed_at: the step of the checkpoint that the run goes on from; None at its beginning.
-        lost: as `Rows` takes it.
+        lost: as `JsonlWriter` takes it.
 
     Raises:
         CheckpointError: if the rows of the run that is resumed cannot be read.
@@ -40,7 +40,7 @@ class Metrics(Hook):
         lost: Callable[[str], object] = lambda line: None,
     ):
         self.every = every
-        self.rows = Rows(path, resumed_at=resumed_at, lost=lost)
+        self.rows = JsonlWriter(path, resumed_at=resumed_at, lost=lost)
         """The file."""
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:

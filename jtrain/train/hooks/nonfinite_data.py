@@ -8,7 +8,7 @@ from jtrain.core.loop import Hook, Stop
 SHARE, LEAST, NAMED = 0.1, 5, 3  # of the steps; steps; rows that are named
 
 
-class BadInputs(Hook):
+class NonfiniteData(Hook):
     """Names the rows that are not finite, and stops a run that they cost a tenth of its steps.
 
     A row of a large data set costs one step of an epoch, and is named. A small data set would train

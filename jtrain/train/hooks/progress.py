@@ -8,12 +8,12 @@ from typing import TextIO
 
 from jtrain.core.loop import Hook
 from jtrain.io.formatting import count, duration, number
-from jtrain.train.hooks.live_line import Drawing, drawing_on
+from jtrain.train.hooks.live_line import LiveLine, drawing_on
 from jtrain.train.hooks.speed import Speed
 
 
-class Progress(Hook):
-    """Draws within `with Progress(...) as progress:`; where `stream` cannot show it, nothing.
+class ProgressBar(Hook):
+    """Draws within `with ProgressBar(...) as progress:`; where `stream` cannot show it, nothing.
 
     It looks a few times a second and not at every step: each drawing sets `every` to the steps that
     were taken in so long, so that a step between two looks costs the loop one division. However the
@@ -51,9 +51,9 @@ class Progress(Hook):
         self._drawn, self._drawn_step = clock(), start
         self._doing = "starting"
         self._period = self._draws.period if self._draws else 0.0
-        self._display: Drawing | None = None  # while it draws
+        self._display: LiveLine | None = None  # while it draws
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressBar":
         if self._draws is not None:
             self._display = self._draws(self.stream)
             self._draw()

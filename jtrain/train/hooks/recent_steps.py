@@ -11,7 +11,7 @@ from jtrain.core.loop import Hook
 from jtrain.core.types import Metrics
 
 
-class Told(NamedTuple):
+class StepMetrics(NamedTuple):
     """What a step came to."""
 
     step: int
@@ -26,7 +26,7 @@ class Told(NamedTuple):
 _NAMES = ("loss", "grad_norm", "skipped", "loss_scale")
 
 
-class Recent(Hook):
+class RecentSteps(Hook):
     """The steps since somebody last asked; nothing is read of a device before.
 
     Args:
@@ -46,7 +46,7 @@ class Recent(Hook):
         while self._calls and self._calls[0][0] <= step:
             self._calls.popleft()
 
-    def upto(self, step: int) -> list[Told]:
+    def upto(self, step: int) -> list[StepMetrics]:
         """The steps that are kept, of calls that ended by this step."""
         found = []
         for last, metrics in self._calls:
@@ -57,5 +57,5 @@ class Recent(Hook):
             values = [np.atleast_1d(each).tolist() for each in there]
             for place, (loss, norm, skipped, *scale) in enumerate(zip(*values, strict=True)):
                 number = last - len(values[0]) + 1 + place
-                found.append(Told(number, loss, norm, round(skipped), *scale))
+                found.append(StepMetrics(number, loss, norm, round(skipped), *scale))
         return found

@@ -23,7 +23,7 @@ from jtrain.parallel.offload import far
 NAMED = 3  # leaves that an error names
 
 
-class Twice(Hook):
+class RecomputeCheck(Hook):
     """Takes each `every`-th step twice; what follows is taken from the first.
 
     The states are compared where they lie, by their fingerprints, and these are read when they are
@@ -41,7 +41,7 @@ class Twice(Hook):
         self._begun: collections.deque[tuple[int, Begun, Begun]] = collections.deque()
 
     @classmethod
-    def where(cls, every: int, *, each: int, start: int) -> "Twice | None":
+    def where(cls, every: int, *, each: int, start: int) -> "RecomputeCheck | None":
         """One if `every` is above 0."""
         return cls(every=every, each=each, start=start) if every else None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclasses.dataclass
-class Running:
+class RunningMean:
     """The means over the last `memory` steps, roughly: each weighs by `1 - 1/memory` a step less.
 
     Only finite numbers get in. The weights add up to 1 from the first step on.

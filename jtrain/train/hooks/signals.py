@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from jtrain.core.loop import Hook, Stop, StoppedError
 from jtrain.core.types import Metrics
 from jtrain.distributed.heartbeat import PULSE
-from jtrain.distributed.heartbeat.early_signals import Guard, leave
+from jtrain.distributed.heartbeat.early_signals import SignalGuard, leave
 from jtrain.distributed.heartbeat.shutdown_request import ShutdownRequest, asks, warning
 
 T = TypeVar("T")
@@ -57,13 +57,13 @@ class Signals(Hook):
         self._before: dict[signal.Signals, Any] = {}
         self._request = ShutdownRequest()
         self._several = self._may_raise = False
-        self._guard: Guard | None = None
+        self._guard: SignalGuard | None = None
 
     def __enter__(self) -> "Signals":
         self._several = jax.distributed.is_initialized()  # process_count() would start the devices
         if threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) is leave and not self._several:
-                self._guard = Guard(self._grace, self._nothing_to_lose).__enter__()
+                self._guard = SignalGuard(self._grace, self._nothing_to_lose).__enter__()
             for number in asks():
                 # Of several processes JAX listens for SIGTERM, and tells the others.
                 if not (self._several and number == signal.SIGTERM):

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jtrain.core.loop import Hook, Stop
-from jtrain.train.hooks.bad_step_log import Bad, not_finite
-from jtrain.train.hooks.recent_steps import Recent, Told
+from jtrain.train.hooks.bad_step_log import BadStep, not_finite
+from jtrain.train.hooks.recent_steps import RecentSteps, StepMetrics
 
 FIND = "The operation, the leaf and the rows: the same command with --find-nan."
 KEPT = "The parameters are those of the last finite step."
 LOOK = 10  # steps between two looks at most; each takes some 50 us
 
 
-class Finite(Hook):
+class SkippedSteps(Hook):
     """Warns when steps were skipped, and stops a run in which none of `window` in a row was finite.
 
     A skipped step leaves the state as it was, so nothing is lost by looking only now and then. The
@@ -43,7 +43,7 @@ class Finite(Hook):
     def __init__(
         self,
         *,
-        recent: Recent,
+        recent: RecentSteps,
         tell: Callable[[str], None],
         tell_every: int = LOOK,
         steps_per_call: int = 1,
@@ -51,7 +51,7 @@ class Finite(Hook):
         most: int = 0,
         within: int = 1000,
         minimum: float = 0.0,
-        event: Callable[[Bad], None] = lambda bad: None,
+        event: Callable[[BadStep], None] = lambda bad: None,
         cause: Callable[[], str] = lambda: "",
         start: int = 0,
         skipped: int = 0,
@@ -104,7 +104,7 @@ class Finite(Hook):
         """Return JSON of which another one of these goes on; call `catch_up` first."""
         return {"in_a_row": self._in_a_row, "bad": list(self._bad), "why": self._why}
 
-    def _count(self, told: Told) -> None:
+    def _count(self, told: StepMetrics) -> None:
         before, self._skipped = self._skipped, told.skipped
         if told.skipped == before:
             self._in_a_row = 0
@@ -114,7 +114,7 @@ class Finite(Hook):
             return
         self._in_a_row += 1
         self._untold += 1
-        bad = Bad(told.step, not_finite(told.loss, told.grad_norm), told.loss, told.grad_norm)
+        bad = BadStep(told.step, not_finite(told.loss, told.grad_norm), told.loss, told.grad_norm)
         self._event(bad)
         if overflow and told.scale <= self._minimum:
             self._why = self._why or (
@@ -125,7 +125,7 @@ class Finite(Hook):
             )
         self._why = self._why or self._too_many(bad) or self._none_finite(bad)
 
-    def _none_finite(self, bad: Bad) -> str:
+    def _none_finite(self, bad: BadStep) -> str:
         """Return why the run ends if `window` steps in a row were skipped; else nothing."""
         if self._in_a_row < self._window:
             return ""
@@ -136,7 +136,7 @@ class Finite(Hook):
             f"many such steps in a row a run stops. {FIND}"
         )
 
-    def _too_many(self, bad: Bad) -> str:
+    def _too_many(self, bad: BadStep) -> str:
         """Return why the run ends if `most` of the last steps were skipped; else nothing."""
         if not self._most:
             return ""

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jtrain.core.loop import Hook
-from jtrain.io.jsonl import Rows
+from jtrain.io.jsonl import JsonlWriter
 
 
 @dataclasses.dataclass(frozen=True)
-class Pace:
+class SpeedReading:
     """How fast a run was when a step was done."""
 
     step: int
@@ -73,14 +73,14 @@ class Speed(Hook):
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.every = steps_per_call  # until the first call is done
-        self.pace: Pace | None = None
+        self.pace: SpeedReading | None = None
         """The newest; None until two looks were taken."""
         self.paused = 0.0
         """Seconds in pauses since the first call."""
         self._every, self._stop, self._steps_per_call = every, stop, steps_per_call
         self._rows, self._tokens, self._waited = rows, tokens, waited
         self._window, self._clock = window, clock
-        self._file = None if path is None else Rows(path, resumed_at=resumed_at, lost=lost)
+        self._file = None if path is None else JsonlWriter(path, resumed_at=resumed_at, lost=lost)
         self._looks: collections.deque[_Look] = collections.deque()
         self._first: _Look | None = None
         self._depth = 0
@@ -128,9 +128,9 @@ class Speed(Hook):
     def _look(self, step: int) -> "_Look":
         return _Look(step, self._clock() - self.paused, self._waited())
 
-    def _pace(self, old: "_Look", now: "_Look", *, pauses: float) -> Pace:
+    def _pace(self, old: "_Look", now: "_Look", *, pauses: float) -> SpeedReading:
         seconds, steps = now.seconds - old.seconds, now.step - old.step
-        return Pace(
+        return SpeedReading(
             step=now.step,
             seconds_per_step=seconds / steps,
             rows_per_second=self._rows * steps / seconds,
@@ -139,7 +139,7 @@ class Speed(Hook):
             left=(self._stop - now.step) * (seconds / steps + pauses),
         )
 
-    def _row(self, pace: Pace, trained: float) -> dict[str, float | int]:
+    def _row(self, pace: SpeedReading, trained: float) -> dict[str, float | int]:
         row = {name: x for name, x in dataclasses.asdict(pace).items() if x is not None}
         return {**row, "trained": trained, "paused": self.paused}
 

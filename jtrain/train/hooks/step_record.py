@@ -19,13 +19,13 @@ from jtrain.core.loop import Hook
 from jtrain.core.types import Metrics
 from jtrain.data.batches.digest import digest
 from jtrain.errors import CheckpointError
-from jtrain.io.jsonl import Rows, read
+from jtrain.io.jsonl import JsonlWriter, read
 
 ROW = 64  # calls of the step that share a row
 IN_FLIGHT = 16  # calls that may not be done yet: the loop has at most 8
 
 
-class Step(NamedTuple):
+class StepRecord(NamedTuple):
     """What is known of a step that was taken."""
 
     loss: float
@@ -33,12 +33,12 @@ class Step(NamedTuple):
     batch: int
     """The digest of the rows that the first process read; 0 where it is not known."""
 
-    def same(self, other: "Step") -> bool:
+    def same(self, other: "StepRecord") -> bool:
         """Whether both numbers have the same bits in float32, a NaN among them."""
         return _bits(self.loss, self.grad_norm) == _bits(other.loss, other.grad_norm)
 
 
-class Record(Hook):
+class StepRecorder(Hook):
     """Keeps what each call computed where it lies, and writes it some calls later, when it is done.
 
     Args:
@@ -46,7 +46,7 @@ class Record(Hook):
             process that writes none, only `last` is known.
         every: steps a call.
         resumed_at: the step of the checkpoint that the run goes on from.
-        lost: as `Rows` takes it.
+        lost: as `JsonlWriter` takes it.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Record(Hook):
         self.every = every
         self.newest = 0
         """The digest of the batch of the last step that `sync` has seen."""
-        self.rows = Rows(path, resumed_at=resumed_at, lost=lost) if path else None
+        self.rows = JsonlWriter(path, resumed_at=resumed_at, lost=lost) if path else None
         """The file."""
         self._calls: collections.deque[tuple[int, tuple[Any, Any]]] = collections.deque()
         self._digests: dict[int, int] = {}
@@ -114,7 +114,7 @@ class Record(Hook):
             self.rows.append({"step": last, "loss": losses, "grad_norm": norms, "batch": batches})
 
 
-def steps(path: Path) -> dict[int, Step]:
+def steps(path: Path) -> dict[int, StepRecord]:
     """What was recorded of each step; of a run that was made before there were records nothing.
 
     Raises:
@@ -132,7 +132,7 @@ def steps(path: Path) -> dict[int, Step]:
                 f"move it away and compare without it: mv {path} {path}.old"
             ) from None
         first = row["step"] - len(each) + 1
-        found |= {first + i: Step(*known) for i, known in enumerate(each)}
+        found |= {first + i: StepRecord(*known) for i, known in enumerate(each)}
     return found
 
 

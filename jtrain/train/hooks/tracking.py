@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from jtrain.core.loop import Hook
-from jtrain.train.hooks.background_tracker import Beside, Told
-from jtrain.train.trackers import About, Opens
+from jtrain.train.hooks.background_tracker import BackgroundTracker, ReportedNumbers
+from jtrain.train.trackers import TrackedRun, TrackerBackend
 
 
 class Tracking(Hook):
@@ -27,8 +27,8 @@ class Tracking(Hook):
 
     def __init__(
         self,
-        trackers: Sequence[Opens],
-        about: About,
+        trackers: Sequence[TrackerBackend],
+        about: TrackedRun,
         *,
         every: int = 1,
         tell: Callable[[str], None],
@@ -40,12 +40,12 @@ class Tracking(Hook):
         self.every, self._tell, self._more, self._patience = every, tell, more, patience
         self._news: collections.deque[str] = collections.deque()
         names: collections.Counter[str] = collections.Counter()
-        self._beside: list[Beside] = []
+        self._beside: list[BackgroundTracker] = []
         for tracker in trackers:
             names[tracker.kind] += 1
             number = f"-{names[tracker.kind]}" if names[tracker.kind] > 1 else ""
             self._beside.append(
-                Beside(
+                BackgroundTracker(
                     tracker,
                     about,
                     note=about.directory / "trackers" / f"{tracker.kind}{number}.json",
@@ -64,7 +64,7 @@ class Tracking(Hook):
         """Hands on what was measured on a set; arrays stay out."""
         plain = {name: float(x) for name, x in numbers.items() if isinstance(x, int | float)}
         for each in self._beside:
-            each.put(Told(step, set, plain))
+            each.put(ReportedNumbers(step, set, plain))
 
     def close(self, end: Literal["done", "stopped", "failed"] = "stopped") -> None:
         """Ends the trackers' runs, and says what they lost."""

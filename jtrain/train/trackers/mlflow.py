@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from jtrain.config.configclass import values
-from jtrain.train.trackers.tracker import About, End
+from jtrain.train.trackers.tracker import End, TrackedRun
 
 _STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _MOST = 100  # parameters a call
@@ -27,7 +27,7 @@ class MLflow:
 
     package: ClassVar[str] = "mlflow"
 
-    def open(self, about: About) -> "_Run":
+    def open(self, about: TrackedRun) -> "_Run":
         """Begins a run, or goes on with one."""
         tracking = importlib.import_module("mlflow.tracking")
         if self.uri.startswith("file:"):  # which MLflow 3.17 refuses without this

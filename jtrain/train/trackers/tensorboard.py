@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from jtrain.config.configclass import values
-from jtrain.train.trackers.tracker import About, End
+from jtrain.train.trackers.tracker import End, TrackedRun
 
 
 @values
@@ -19,7 +19,7 @@ class TensorBoard:
 
     package: ClassVar[str] = "tensorboardX"
 
-    def open(self, about: About) -> "_Events":
+    def open(self, about: TrackedRun) -> "_Events":
         """Goes on after the files that are there; a new run hides what they say."""
         where = Path(self.directory) / about.name if self.directory else about.directory
         return _Events(where if self.directory else where / "tensorboard", about)
@@ -28,7 +28,7 @@ class TensorBoard:
 class _Events:
     id = "events"
 
-    def __init__(self, where: Path, about: About):
+    def __init__(self, where: Path, about: TrackedRun):
         package = importlib.import_module("tensorboardX")
         old = len(list(where.glob("events.out.tfevents.*")))
         self._writer = package.SummaryWriter(

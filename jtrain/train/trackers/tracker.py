@@ -12,7 +12,7 @@ End: TypeAlias = Literal["done", "stopped", "failed"]
 
 
 @dataclasses.dataclass(frozen=True)
-class About:
+class TrackedRun:
     """The run that is tracked."""
 
     name: str
@@ -27,7 +27,7 @@ class About:
 
 
 @runtime_checkable
-class Writer(Protocol):
+class TrackerRun(Protocol):
     """A run in a service. Its methods are called in one thread, and may raise and take long."""
 
     id: str
@@ -43,7 +43,7 @@ class Writer(Protocol):
 
 
 @runtime_checkable
-class Opens(Protocol):
+class TrackerBackend(Protocol):
     """A tracker. `open` imports what it needs, and may raise and take long."""
 
     @property
@@ -51,12 +51,12 @@ class Opens(Protocol):
         """What it is called in configs and in the log."""
         ...
 
-    def open(self, about: About) -> Writer:
+    def open(self, about: TrackedRun) -> TrackerRun:
         """A new run in the service, or the one that `about.id` names."""
         ...
 
 
-def check_installed(trackers: Sequence[Opens]) -> None:
+def check_installed(trackers: Sequence[TrackerBackend]) -> None:
     """Makes sure that their packages can be imported; imports none.
 
     Raises:

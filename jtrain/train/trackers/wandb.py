@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from jtrain.config.configclass import values
 from jtrain.errors import ConfigError
-from jtrain.train.trackers.tracker import About, End
+from jtrain.train.trackers.tracker import End, TrackedRun
 
 
 @values
@@ -23,7 +23,7 @@ class WandB:
 
     package: ClassVar[str] = "wandb"
 
-    def open(self, about: About) -> "_Run":
+    def open(self, about: TrackedRun) -> "_Run":
         """Begins a run, or goes on with one.
 
         Raises:

@@ -1,0 +1,184 @@
+"""A duration comes to the steps that counting by hand gives, and says what it cannot be."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+from quick_study import YAML, at_home, config_of, trained, write_study
+
+from jtrain.config.durations import Duration, DurationUnits, durations, own_lengths, settled
+from jtrain.config.resolve import resolve
+from jtrain.errors import ConfigError
+from jtrain.train.hooks import SaveEvery
+from jtrain.train.hooks.metrics import results
+from jtrain.train.setup import assemble
+
+CONFIG = "configs/quick.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
+    write_study(tmp_path)
+    at_home(tmp_path, monkeypatch, compiled)
+
+
+@pytest.mark.parametrize(
+    ("said", "unit", "amount"),
+    [
+        ("3 epochs", "epochs", 3),
+        ("1 epoch", "epochs", 1),
+        ("1.5 epochs", "epochs", 1.5),
+        ("500k rows", "rows", 500_000),
+        ("2.5M tokens", "tokens", 2_500_000),
+        ("1B tokens", "tokens", 10**9),
+        ("10%", "%", 10),
+        ("90 seconds", "seconds", 90),
+    ],
+)
+def test_is_an_amount_and_a_unit(said, unit, amount):
+    assert (Duration(said).unit, Duration(said).amount) == (unit, amount)
+
+
+@pytest.mark.parametrize(
+    ("said", "steps"),
+    [
+        ("3 epochs", math.ceil(3 * 200 / 16)),  # 200 rows, 16 a step
+        ("0.1 epochs", 2),
+        ("500 rows", math.ceil(500 / 16)),
+        ("480 rows", 30),
+        ("481 rows", 31),
+        ("10k tokens", math.ceil(10_000 / (16 * 7))),
+        ("40 steps", 40),
+        ("10%", 100),
+    ],
+)
+def test_comes_to_the_steps_that_are_counted_by_hand(said, steps):
+    config = config_of(CONFIG, [f"evaluate.every={said}", "steps=1000"])
+    facts = DurationUnits(batch=16, epoch=200, tokens=7)
+    assert settled(config, facts).evaluate.every == steps
+    calls = settled(config, facts._replace(steps_per_call=8)).evaluate.every
+    assert calls == (steps if said == "40 steps" else math.ceil(steps / 8) * 8)
+
+
+def test_shares_inside_a_schedule_are_of_its_own_length():
+    cosine = "optimizer.schedule={kind: cosine, steps: 40 steps, warmup: 10%}"
+    config = config_of(CONFIG, ["steps=100", "evaluate.every=10%", cosine])
+    found = settled(config, DurationUnits(batch=16))
+    assert (found.optimizer.schedule.steps, found.optimizer.schedule.warmup) == (40, 4)
+    assert found.evaluate.every == 10
+    assert list(own_lengths(config)) == ["optimizer.schedule"]
+    piece = "{steps: 50%, schedule: {kind: linear, warmup: 20%}}"
+    join = f"optimizer.schedule={{kind: join, steps: 50%, pieces: [{piece}, {{}}]}}"
+    found = settled(
+        config_of(CONFIG, ["steps=100", join]), DurationUnits(batch=16)
+    ).optimizer.schedule
+    assert (found.steps, found.pieces[0].steps) == (50, 25)
+    assert found.pieces[0].schedule.warmup == 10  # of the whole schedule, as the pieces are
+
+
+@pytest.mark.parametrize("said", ["3 epochs", "100 rows", "7 minutes"])
+def test_a_schedule_is_as_long_as_a_run_of_the_same_words(said):
+    """Steps round up to whole calls, and so does the length that a schedule keeps."""
+    schedule = f"optimizer.schedule={{kind: cosine, steps: {said}, warmup: 1 steps}}"
+    config = config_of(CONFIG, [f"steps={said}", schedule])
+    found = settled(config, DurationUnits(batch=16, epoch=200, steps_per_call=8, seconds=1.7))
+    assert found.optimizer.schedule.steps == found.steps
+    assert found.optimizer.schedule.warmup == 1
+
+
+def test_a_length_in_time_of_a_schedule_may_be_that_of_the_run():
+    said = ["steps=2 minutes", "optimizer.schedule={kind: cosine, steps: 2 minutes}"]
+    assert assemble(config_of(CONFIG, said)).config.optimizer.schedule.steps == 10**6
+
+
+def test_what_follows_from_the_config_is_told():
+    schedule = "optimizer.schedule={kind: cosine, steps: 50%, warmup: 10%}"
+    assert resolve(CONFIG, ["steps=100", "steps_per_call=5", schedule, "evaluate.every=10",
+                            "checkpoint.every=10"]).notes == (
+        "optimizer.schedule.steps: 50% is 50 steps",
+        "optimizer.schedule.warmup: 10% is 5 steps",
+    )  # fmt: skip
+
+
+def test_a_run_counts_by_its_own_data_and_keeps_what_was_said():
+    said = ["steps=1 epoch", "evaluate.every=50%", "checkpoint.every=1 epoch", "log.every=64 rows"]
+    said.append("optimizer.schedule={kind: cosine, warmup: 0.2 epochs}")
+    parts = assemble(config_of(CONFIG, said))
+    config = parts.config
+    assert (config.steps, config.evaluate.every, config.checkpoint.every) == (13, 7, 13)
+    assert (config.log.every, config.optimizer.schedule.warmup) == (4, 3)
+    outcome = trained(CONFIG, *said)
+    assert (outcome.status, outcome.step) == ("done", 13)
+    assert list(results(outcome.directory.metrics, "valid")) == [7, 13]
+    assert config_of(outcome.directory.config).steps == "1 epoch"
+    assert "steps: 1 epoch is 13 steps" in outcome.directory.log.read_text()
+    assert trained(CONFIG, *said).why == "it was finished before"
+
+
+def test_an_epoch_that_drops_its_end_is_shorter():
+    path = Path("experiments/quick.py")
+    dropped = path.read_text().replace("seed=self.seed)", 'seed=self.seed, end="drop")')
+    path.write_text(dropped)
+    assert assemble(config_of(CONFIG, ["steps=2 epochs"])).config.steps == 2 * (200 // 16)
+
+
+def test_numbers_stay_numbers_and_nothing_else_changes():
+    config = config_of(CONFIG)
+    assert durations(config) == {}
+    assert settled(config, DurationUnits(16)) is config
+    spoken = config_of(CONFIG, ["steps=192 rows"])
+    assert dataclasses.replace(settled(spoken, DurationUnits(16)), steps=12) == config
+    assert resolve(CONFIG, ["steps=192 rows"]).notes == ("steps: 192 rows is 12 steps",)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("steps=3 epocs", "must be 500 or 3 epochs .* found '3 epocs'; did you mean epochs"),
+        ("steps=0 minutes", "found '0 minutes'; write more than 0"),
+        ("evaluate.every=-5 minutes", 'found the text "-5 minutes"'),
+        ("evaluate.every=1 hours or so", "must be 500 or 3 epochs"),
+        ("steps=10 minute5", "must be a whole number above 0"),
+        ("log.every=0 seconds", "write more than 0"),
+        (
+            "evaluate.patience=2 moons",
+            "must be 5 or 500 steps or 3 epochs .* or 10%, found '2 moons",
+        ),
+        ("steps=0 epochs", "write more than 0"),
+        ("steps=3 moons", "must be 500 or 3 epochs or 500k rows or 2M tokens or 10 minutes, found"),
+        ("steps=soon", 'must be a whole number above 0, found the text "soon"'),
+        ("steps=10%", "must be 500 or 3 epochs"),
+        ("optimizer.schedule.warmup=5 moons", "must be 500 or 3 epochs .* or 10%"),
+    ],
+)
+def test_says_what_it_cannot_be_and_where(setting, words):
+    with pytest.raises(ConfigError, match=f"(?s)command line.*{words}"):
+        config_of(CONFIG, [setting])
+
+
+def test_a_file_is_told_by_its_line():
+    Path(CONFIG).write_text(YAML.replace("steps: 12", "steps: 3 weeks"))
+    with pytest.raises(ConfigError, match=r"quick\.yaml:3.*steps.*found '3 weeks'"):
+        config_of(CONFIG)
+
+
+def test_says_what_is_not_known():
+    with pytest.raises(ConfigError, match=r"steps: 1M tokens cannot be counted, .*tokens a row"):
+        assemble(config_of(CONFIG, ["steps=1M tokens"]))
+    with pytest.raises(ConfigError, match="no multiple of steps_per_call"):
+        assemble(config_of(CONFIG, ["steps=3 epochs", "steps_per_call=5", "evaluate.every=7"]))
+
+
+def test_checkpoints_may_go_by_the_clock():
+    saved, now = [], [0.0]
+    save = SaveEvery(
+        every=1, save=lambda step, _: saved.append(step), seconds=60.0, clock=lambda: now[0]
+    )
+    for step in range(1, 40):
+        now[0] += 10  # seconds a step
+        save.on_state(step, None, {})
+    assert saved == [7, 14, 21, 28, 35], "at the step after the one at which it is a minute"
+    config = config_of(CONFIG, ["checkpoint.every=10 minutes"])
+    assert assemble(config).config.checkpoint.every == "10 minutes"
+    assert trained(CONFIG, "checkpoint.every=10 minutes").status == "done"

@@ -1,0 +1,57 @@
+"""Who starts JAX in several processes says where it listens: without that it is everywhere."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jtrain.distributed.heartbeat import Patience
+from jtrain.distributed.heartbeat.channel import Channel
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_call_says_where_it_listens():
+    found = 0
+    for folder in ("jtrain", "tests", "benchmarks", "experiments"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if not isinstance(node, ast.Call):
+                    continue
+                if ast.unparse(node.func).endswith("distributed.initialize"):
+                    found += 1
+                    said = {word.arg for word in node.keywords}
+                    assert "coordinator_bind_address" in said, f"{file}:{node.lineno}"
+    assert found >= 4
+
+
+# What JAX is told of its heartbeat, in a process that `start` would make one of two.
+HEARTBEAT = """
+import sys
+import jax
+from jtrain.distributed.cluster import Cluster, start
+from jtrain.distributed.cluster.cluster import Address
+
+sys.modules["jtrain.distributed.cluster.start"].meet = lambda *_, **__: None
+jax.distributed.initialize = lambda *_, **told: print(told["heartbeat_timeout_seconds"])
+start(Cluster(processes=2, coordinator=Address("127.0.0.1", 1)), {}, timeout=1)
+"""
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_the_heartbeat_is_patient_where_another_process_watches(watched: bool):
+    with Channel() as channel:
+        done = subprocess.run(
+            [sys.executable, "-c", HEARTBEAT],
+            env={**os.environ, **(channel.environ if watched else {})},
+            pass_fds=channel.files,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+    assert done.returncode == 0, done.stderr
+    longest = max(Patience().floors.values())
+    assert (int(done.stdout) > 10 * longest) == watched

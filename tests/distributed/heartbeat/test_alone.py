@@ -1,0 +1,95 @@
+"""A run that nobody watches ends itself when it is stuck, and only then."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jtrain.distributed.heartbeat import Heartbeat, Patience
+from jtrain.distributed.heartbeat.watchdog import Watchdog
+
+
+def until(condition, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_stuck_it_leaves_the_stacks_of_all_threads_and_ends(tmp_path: Path, capfd):
+    codes, held = [], threading.Event()
+
+    def waits_for_ever():
+        held.wait()
+
+    thread = threading.Thread(target=waits_for_ever)
+    thread.start()
+    pulse = Heartbeat()
+    pulse.beat("data", 12)
+    patience = Patience.parse("0.2")
+    with Watchdog(tmp_path, 3, patience=patience, pulse=pulse, tick=0.02, leave=codes.append):
+        until(lambda: codes)
+    held.set()
+    thread.join()
+    assert codes == [124]
+    assert "waits_for_ever" in (tmp_path / "stacks-3.txt").read_text()
+    said = capfd.readouterr().err
+    assert "process 3 has been in the phase data, step 12, for 0 s (allowed 0 s): stuck" in said
+    assert "JTRAIN_PATIENCE=data=" in said
+
+
+def test_who_beats_is_not_stuck(tmp_path: Path):
+    codes, pulse = [], Heartbeat()
+    patience = Patience.parse("0.5")
+    with Watchdog(tmp_path, 0, patience=patience, pulse=pulse, tick=0.02, leave=codes.append):
+        for step in range(40):
+            pulse.beat("hooks", step)
+            time.sleep(0.03)
+    assert codes == []
+    assert not (tmp_path / "stacks-0.txt").exists()
+
+
+@pytest.mark.parametrize("moment", ["stopped", "debugged"])
+def test_who_was_stopped_or_is_debugged_is_not_stuck(tmp_path: Path, moment: str):
+    code = (
+        "import os, pdb, signal, sys, threading, time; from pathlib import Path\n"
+        "from jtrain.distributed.heartbeat import PULSE, Patience\n"
+        "from jtrain.distributed.heartbeat.watchdog import Alone\n"
+        "PULSE.beat('data', 1)\n"
+        "with Alone(Path(sys.argv[1]), 0, patience=Patience.parse('1.0'), tick=0.1):\n"
+        "    print('now', flush=True)\n"
+        "    if sys.argv[2] == 'debugged': pdb.Pdb(nosigint=True).set_trace()\n"
+        "    time.sleep(0.3)\n"
+        "print('done')"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), moment],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "now\n"
+    if moment == "stopped":
+        process.send_signal(19)
+    time.sleep(2)
+    if moment == "stopped":
+        process.send_signal(18)
+    said, _ = process.communicate("continue\n", timeout=60)
+    assert process.returncode == 0
+    assert said.endswith("done\n")
+
+
+def test_other_limits_are_taken_from_the_environment(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("JTRAIN_PATIENCE", "data=0.1")
+    codes, pulse = [], Heartbeat()
+    pulse.beat("data", 1)
+    with Watchdog(tmp_path, 0, pulse=pulse, tick=0.02, leave=codes.append):
+        until(lambda: codes)
+    assert codes == [124]

@@ -1,0 +1,132 @@
+"""The pulse: what one process says, another reads, whatever the first is doing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jtrain.distributed.heartbeat import Heartbeat, read
+from jtrain.distributed.heartbeat.channel import CHANNEL, Channel
+from jtrain.distributed.heartbeat.heartbeat import FAULTS, note_rehearsed, rehearsed
+
+
+@pytest.fixture
+def channel():
+    with Channel() as shared:
+        yield shared
+
+
+def started(code: str, channel: Channel, **options) -> subprocess.Popen:
+    """A process of Python whose pulse is that of the channel."""
+    environ = {**os.environ, **channel.environ, "JTRAIN_PROCESS": "3"}
+    command = [sys.executable, "-c", code]
+    return subprocess.Popen(command, env=environ, pass_fds=channel.files, **options)
+
+
+def test_another_reads_what_was_said_last(tmp_path: Path, channel: Channel):
+    file = channel.files.pulse
+    assert read(file).number == 0, "nobody has spoken"
+    pulse = Heartbeat(file)
+    pulse.begins(tmp_path / "runs" / "möwe", grace=12.5)
+    pulse.beat("hooks", 7)
+    pulse.kept(5)
+    beat = read(file)
+    assert (beat.phase, beat.step, beat.kept, beat.grace) == ("hooks", 7, 5, 12.5)
+    assert beat.run == str(tmp_path / "runs" / "möwe")
+    assert abs(beat.seconds - time.monotonic()) < 60
+    assert pulse.now() == beat
+
+
+def test_either_side_says_that_a_fault_has_come(tmp_path: Path, channel: Channel):
+    file = channel.files.pulse
+    pulse = Heartbeat(file)
+    pulse.begins(tmp_path, grace=1.0)
+    pulse.rehearses(0)
+    note_rehearsed(file, FAULTS - 1)
+    came = [place for place in range(FAULTS) if rehearsed(file, place)]
+    assert came == [place for place in range(FAULTS) if pulse.was_rehearsed(place)]
+    assert came == [0, FAULTS - 1]
+    assert abs(rehearsed(file, 0) - time.monotonic()) < 60
+    assert read(file).run == str(tmp_path)
+
+
+def test_a_phase_within_a_phase_gives_way_to_it(tmp_path: Path):
+    pulse = Heartbeat()
+    pulse.beat("step", 3)
+    with pulse.during("eval"), pulse.during("save"):
+        assert pulse.now().phase == "save"
+    assert (pulse.now().phase, pulse.now().step) == ("step", 3)
+    assert pulse.now().number == 5
+
+
+def test_each_beat_is_read_whole_while_it_is_written(channel: Channel):
+    code = (
+        "import time; from jtrain.distributed.heartbeat import PULSE as pulse\n"
+        "step, end = 0, time.monotonic() + 1.0\n"
+        "while time.monotonic() < end:\n"
+        "    step += 1; pulse.beat('hooks' if step % 2 else 'data', step)"
+    )
+    writer, seen = started(code, channel), []
+    while writer.poll() is None:
+        seen.append(read(channel.files.pulse))
+    assert writer.returncode == 0
+    assert len({beat.number for beat in seen}) > 10
+    assert all(beat.number == beat.step for beat in seen)
+    assert all(beat.phase == ("hooks" if beat.step % 2 else "data") for beat in seen if beat.step)
+
+
+def test_one_who_is_watched_shows_its_stacks_even_when_no_python_runs(channel: Channel):
+    code = (
+        "import ctypes; from jtrain.distributed.heartbeat import PULSE\n"
+        "PULSE.beat('data', 4)\n"
+        "def stuck_in_c(): ctypes.PyDLL(None).sleep(60)  # holds the GIL\n"
+        "stuck_in_c()"
+    )
+    process = started(code, channel)
+    try:
+        deadline = time.monotonic() + 60
+        while read(channel.files.pulse).number == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGUSR2)
+        while b"stuck_in_c" not in (text := channel.stacks()):
+            assert time.monotonic() < deadline, text
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_a_process_starts_does_not_speak_for_it(channel: Channel):
+    code = (
+        "import os, subprocess, sys; from jtrain.distributed.heartbeat import PULSE\n"
+        "child = 'from jtrain.distributed.heartbeat import PULSE; PULSE.beat(\"save\", 99)'\n"
+        "PULSE.beat('data', 4); subprocess.run([sys.executable, '-c', child], check=True)"
+    )
+    assert started(code, channel).wait(timeout=60) == 0
+    assert read(channel.files.pulse).step == 4
+
+
+def test_a_process_that_was_not_given_the_files_is_alone(tmp_path: Path, channel: Channel):
+    """A script that `jtrain launch` starts hands its environment to what it starts, and no file."""
+    (tmp_path / "theirs").write_text("kept")
+    code = (
+        "import os, sys; from jtrain.distributed.heartbeat import PULSE\n"
+        "PULSE.beat('save', 99); assert not PULSE.watched"
+    )
+    theirs = os.open(tmp_path / "theirs", os.O_RDWR)
+    try:
+        known = channel.environ[CHANNEL].partition(":")[2]
+        environ = {**os.environ, CHANNEL: f"{theirs}:{known}"}
+        for files in ((), (theirs,)):
+            command = [sys.executable, "-c", code]
+            subprocess.run(command, env=environ, pass_fds=files, check=True, timeout=60)
+    finally:
+        os.close(theirs)
+    assert read(channel.files.pulse).number == 0
+    assert (tmp_path / "theirs").read_text() == "kept"

@@ -1,0 +1,74 @@
+"""Who waits for the first step hears what is being done, and nothing where it is done at once."""
+
+import functools
+import importlib
+import time
+
+import numpy as np
+import pytest
+
+import jtrain as jt
+from jtrain.distributed.heartbeat import Heartbeat
+from jtrain.distributed.heartbeat.startup_progress import DOING, StartupProgress
+
+
+def until(said: list[str], lines: int) -> None:
+    end = time.monotonic() + 20
+    while len(said) < lines:
+        assert time.monotonic() < end, said
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("phase", DOING)
+def test_a_phase_that_lasts_is_told_ever_less_often(phase: str):
+    said, times, pulse = [], [], Heartbeat()
+    tell = lambda line: (said.append(line), times.append(time.monotonic()))
+    with StartupProgress(tell, pulse=pulse, first=0.1, tick=0.01):
+        began = time.monotonic()
+        pulse.phase(phase)
+        until(times, 3)
+    assert all(line.startswith(f"{DOING[phase]}: ") for line in said)
+    assert all(at - began >= least for at, least in zip(times[:3], (0.1, 0.2, 0.4), strict=True))
+
+
+def test_each_phase_has_its_own_time_and_a_step_is_none_of_them():
+    said, times, pulse = [], [], Heartbeat()
+    tell = lambda line: (said.append(line), times.append(time.monotonic()))
+    with StartupProgress(tell, pulse=pulse, first=1.0, tick=0.01):
+        for _ in range(30):
+            pulse.phase("start")
+            time.sleep(0.05)
+        pulse.beat("step", 1)
+        time.sleep(1.2)
+        began = time.monotonic()
+        pulse.phase("compile")
+        until(said, 1)
+    assert [line.partition(":")[0] for line in said][:1] == ["compiling the step"]
+    assert times[0] - began >= 1.0
+
+
+def test_whom_nobody_listens_to_any_more_goes_on():
+    told, pulse = [], Heartbeat()
+
+    def closed(line: str):
+        told.append(line)
+        raise BrokenPipeError
+
+    with StartupProgress(closed, pulse=pulse, first=0.05, tick=0.01):
+        pulse.phase("start")
+        until(told, 2)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_fit_that_takes_long_to_begin_says_why(monkeypatch, capfd, quiet: bool):
+    from jtrain.train.setup import TrainSetup
+
+    compiled = TrainSetup.compile_step
+    slowly = lambda parts: time.sleep(1.0) or compiled(parts)
+    monkeypatch.setattr(TrainSetup, "compile_step", slowly)
+    soon = functools.partial(StartupProgress, first=0.3, tick=0.05)
+    monkeypatch.setattr(importlib.import_module("jtrain.train.fit"), "StartupProgress", soon)
+    loss = lambda params, batch, rng: ((params - batch["x"]) ** 2).mean()
+    rows = {"x": np.arange(8, dtype=np.float32)}
+    jt.fit(loss, np.zeros((), np.float32), rows, steps=2, batch=8, lr=0.1, quiet=quiet)
+    assert ("compiling the step: " in capfd.readouterr().out) != quiet

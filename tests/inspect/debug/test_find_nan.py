@@ -1,0 +1,242 @@
+"""The first value that is not finite is found: operation, line, leaf and rows, whatever made it."""
+
+import math
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from comparison import assert_close
+from quick_study import CODE, at_home, config_of, trained, write_study
+
+from jtrain.errors import ConfigError
+from jtrain.inspect.debug.eval_jaxpr import outputs_of
+from jtrain.inspect.debug.find_nan import NonfiniteReport, find_nan
+from jtrain.inspect.debug.nonfinite_origin import NonfiniteInput, NonfiniteTrace
+
+pytestmark = pytest.mark.thorough
+
+RETURN = 'return cross_entropy(x @ params["down"], batch["label"], batch["mask"])'
+LOG = """logits = x @ params["down"]
+            likely = jax.nn.relu(logits - jnp.float32(2))
+            surprise = jnp.log(likely)
+            return jt.Mean.of(surprise.sum(-1), batch["mask"])"""
+ROOT = """logits = x @ params["down"]
+            far = batch["x"][:, 0] > 0
+            root = jnp.where(far, jnp.sqrt(0 * logits[:, 0]), 0)
+            return jt.Mean.of(root + logits[:, 1] ** 2, batch["mask"])"""
+OVERFLOW = """big = jnp.where(batch["x"][:, :1] > 1.5, 60000, 1).astype(x.dtype)
+            return cross_entropy((x * big) @ params["down"], batch["label"], batch["mask"])"""
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
+    """Writes the study with some of its code replaced, and gives its config."""
+
+    def write(old: str, new: str) -> Path:
+        assert CODE.count(old) == 1
+        path = write_study(tmp_path, CODE.replace(old, new))
+        at_home(tmp_path, monkeypatch, compiled)
+        return path.relative_to(tmp_path)
+
+    return write
+
+
+def found(path: Path, *settings: str) -> NonfiniteReport:
+    said: list[str] = []
+    got = find_nan(config_of(path, settings), tell=said.append)
+    assert got is not None, said
+    return got
+
+
+def line_of(words: str) -> int:
+    lines = Path("experiments/quick.py").read_text().splitlines()
+    return 1 + next(i for i, line in enumerate(lines) if words in line)
+
+
+def test_a_row_of_the_data(study):
+    path = study("    return Arrays(x=", "    corner[7, 1] = np.nan\n    return Arrays(x=")
+    got = found(path)
+    batch = config_of(path).build(None).train[got.step - 1]
+    (bad,) = np.flatnonzero(~np.isfinite(batch["x"]).all(-1)).tolist()
+    assert got.rows == [bad]
+    (origin,) = got.origins
+    assert origin.leaf == "x"
+    assert origin.what == f"row {bad} of `x` in the batch is nan at [1]"
+    assert math.isnan(got.loss)
+    assert (got.leaf, got.leaves, got.of_leaves) == ("down", 3, 3)
+    earlier = [config_of(path).build(None).train[i]["x"] for i in range(got.step - 1)]
+    assert all(np.isfinite(x).all() for x in earlier), "the first such step is found"
+
+
+def test_a_log_of_zero_in_the_loss(study):
+    got = found(study(RETURN, LOG))
+    assert (got.step, got.loss) == (1, -math.inf)
+    (origin,) = got.origins
+    assert origin.primitive == "log"
+    assert origin.what == "log(0) = -inf"
+    (line,) = origin.lines
+    assert (Path(line.file).name, line.line) == ("quick.py", line_of("surprise = jnp.log"))
+    assert "surprise = jnp.log(likely)" in got.told()
+
+
+def test_a_gradient_alone_behind_a_where(study):
+    got = found(study(RETURN, ROOT))
+    assert math.isfinite(got.loss)
+    first, second = got.origins
+    assert first.what in {"div(0.5, 0) = inf", "div(0.5, -0) = -inf"}
+    assert second.what in {"mul(0, inf) = nan", "mul(0, -inf) = nan"}
+    assert {line.line for line in first.lines} == {line_of("jnp.sqrt")}
+    assert got.leaf == "down"
+    x = config_of("configs/quick.yaml").build(None).train[0]["x"]
+    assert len(got.rows) == len(x), "0 x inf is NaN in the branch that is not taken too"
+    assert "its gradient is not" in got.told()
+
+
+@pytest.mark.slow
+def test_an_overflow_in_float16(study):
+    settings = ("precision={kind: f16, initial: 1, growth: 100000}", "model.drop=0")
+    path = study(RETURN, OVERFLOW)
+    code = Path("experiments/quick.py")
+    code.write_text(
+        code.read_text().replace('batch["x"] @', 'batch["x"].astype(params["up"].dtype) @')
+    )
+    got = found(path, *settings)
+    first = got.origins[0]
+    assert first.primitive in {"mul", "dot_general"}
+    assert "inf" in first.what
+    assert {line.line for line in first.lines} == {line_of("(x * big) @")}
+    x = config_of(path).build(None).train[got.step - 1]["x"]
+    assert set(got.rows) <= set(np.flatnonzero(x[:, 0] > 1.5).tolist())
+    assert got.rows
+
+
+@pytest.mark.slow
+def test_a_parameter_that_is_infinite(study):
+    path = study("/ 3,\n", "/ 3 + jnp.zeros((8, 3)).at[2, 1].set(jnp.inf),\n")
+    got = found(path)
+    (origin, *_) = got.origins
+    assert origin.leaf == "down"
+    assert origin.what.startswith("the parameter down is inf at [2, 1] before the step")
+    assert len(got.rows) == got.of_rows
+    assert "no matter of the data" in got.told()
+
+
+@pytest.mark.slow
+def test_goes_on_from_the_checkpoint_before_it_and_writes_nothing(study):
+    path = study(
+        "    return Arrays(x=",
+        "    corner[np.argsort(draw.random(rows))[:1], 1] = np.nan\n    return Arrays(x=",
+    )
+    outcome = trained(path, "steps=40")
+    bad = [s for s in range(40) if np.isnan(config_of(path).build(None).train[s]["x"]).any()]
+    assert outcome.status == "failed"
+    assert "--find-nan" in outcome.why
+    before = {p: p.stat().st_mtime_ns for p in outcome.directory.path.rglob("*")}
+    said: list[str] = []
+    got = find_nan(config_of(path, ["steps=40"]), tell=said.append)
+    assert got is not None
+    assert got.step == bad[0] + 1
+    kept = [line for line in said if line.startswith("from checkpoint")]
+    steps = [int(p.name) for p in outcome.directory.checkpoints.iterdir() if p.name.isdigit()]
+    newest = max(step for step in steps if step <= bad[0])
+    assert kept == [f"from checkpoint {newest} of runs/quick"]
+    assert {p: p.stat().st_mtime_ns for p in outcome.directory.path.rglob("*")} == before
+
+
+def test_a_run_of_other_values_is_not_looked_into(study):
+    path = study(RETURN, RETURN)
+    trained(path)
+    with pytest.raises(ConfigError, match="--find-nan"):
+        find_nan(config_of(path, ["batch=8"]), tell=lambda _: None)
+
+
+@pytest.mark.slow
+def test_where_all_is_finite_it_says_so(study):
+    said: list[str] = []
+    assert find_nan(config_of(study(RETURN, RETURN)), tell=said.append) is None
+    assert said[-1] == "every step from 1 to 12 is finite"
+
+
+@pytest.mark.slow
+def test_over_several_devices_it_finds_what_it_finds_on_one(study):
+    path = study("    return Arrays(x=", "    corner[7, 1] = np.nan\n    return Arrays(x=")
+    one, several = found(path), found(path, "parallel={kind: fsdp, devices: 2}", "microbatches=2")
+    assert (one.step, one.rows, one.leaf) == (several.step, several.rows, several.leaf)
+    assert [o.what for o in one.origins] == [o.what for o in several.origins]
+
+
+# The two that it stands on.
+
+
+def everything(p, x, key):
+    """Each way in which a program can hold another."""
+
+    @jax.checkpoint
+    def body(carry, z):
+        return carry + jnp.tanh(z), z * carry
+
+    carry, ys = jax.lax.scan(body, 0.0, x, reverse=True)
+    carry = jax.lax.cond(carry > 0, lambda c: c * 2, lambda c: c, carry)
+    carry += jax.lax.fori_loop(0, 3, lambda i, s: s + jax.nn.relu(p) * i, 1.0)
+    once_more = lambda s: (s[0] + 1, jnp.sin(s[1]))
+    carry += jax.lax.stop_gradient(jax.lax.while_loop(lambda s: s[0] < 3, once_more, (0, carry)))[1]
+    drawn = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(jnp.arange(3))
+    return carry + jax.nn.logsumexp(ys * p) + drawn.sum() * p
+
+
+def test_a_program_run_one_primitive_at_a_time_gives_what_it_gives():
+    args = 2.0, jnp.array([1.0, 0.0, 2.0]), jax.random.key(1)
+    slope = jax.value_and_grad(everything)
+    got = outputs_of(jax.make_jaxpr(slope)(*args), args)
+    assert_close(got, slope(*args), 1e-6)
+
+
+def blamed(fn, *args) -> list:
+    blame = NonfiniteTrace(jax.make_jaxpr(fn)(*args), args)
+    return blame.origins(blame.outputs[0])
+
+
+def test_what_a_where_left_out_is_not_blamed():
+    def fn(p, x):
+        lost = jnp.where(x > 0.5, x * p, jnp.log(x * 0))
+        return lost.sum() + jnp.exp(x * p * 100).sum()
+
+    (origin,) = blamed(fn, 2.0, jnp.float32([1, 2]))
+    assert origin.what == "exp(200) = inf"
+
+
+def test_a_softmax_over_nothing_names_the_mask_and_the_difference():
+    fn = lambda x: jax.nn.softmax(jnp.where(x > 10, x, -jnp.inf)).sum()
+    first, second = blamed(fn, jnp.float32([1, 2]))
+    assert first.what.endswith("= -inf")
+    assert second.primitive == "sub"
+    assert second.what.endswith("= nan")
+
+
+def test_the_turn_of_a_loop_is_told():
+    fn = lambda x: jax.lax.scan(lambda c, _: (c * c, None), x, None, length=8)[0]
+    (origin,) = blamed(fn, jnp.float32(1e5))
+    assert origin.turn == (2,)  # 1e10, 1e20, overflow
+    assert origin.what == "mul(1e+20, 1e+20) = inf"
+
+
+def test_an_input_is_blamed_by_its_place():
+    (origin,) = blamed(lambda x: (x * 2).sum(), jnp.float32([[1, 2], [jnp.nan, 3]]))
+    assert isinstance(origin, NonfiniteInput)
+    assert (origin.index, origin.place) == (0, (1, 0))
+
+
+def test_a_jitted_function_is_blamed_where_it_was_called():
+    root = jax.jit(lambda x: jnp.sqrt(x))
+    good = lambda x: jnp.log(jnp.abs(x) + 1)
+    bad = lambda x: jnp.log(x)  # traced before, by another line
+    from jtrain.inspect.debug.source import written
+
+    for fn, text in ((lambda x: good(x) + bad(x), "traced before"), (root, "jnp.sqrt")):
+        (origin,) = blamed(fn, jnp.float32(-0.0 if fn is not root else -1.0))
+        (line,) = written(origin.equation, origin.calls)
+        assert os.path.basename(line.file) == "test_find_nan.py"
+        assert text in line.text

@@ -1,0 +1,62 @@
+"""The text of a compiled program: from the compiler's files, from the program, or from neither."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.stages import Compiled
+
+from jtrain.inspect.plan.compiler import compile_and_read, read
+from jtrain.inspect.plan.hlo import HloProgram
+from jtrain.inspect.plan.plan import Plan
+from jtrain.inspect.plan.table import table
+
+# What jaxlib 0.10.2 says of a program by libtpu 0.0.52.
+SAID = (
+    "INTERNAL: RET_CHECK failure (external/xla/xla/hlo/ir/hlo_instruction.cc:390) "
+    "proto.operand_ids_size() == *arity async-update instruction should have 1 operands but sees 3"
+)
+
+
+class Unreadable(Compiled):
+    """A program that jaxlib cannot read back."""
+
+    def __init__(self):
+        pass
+
+    def as_text(self) -> str:
+        raise jax.errors.JaxRuntimeError(f"{SAID}\n*** Begin stack trace ***")
+
+
+@pytest.fixture(scope="module")
+def lowered():
+    return jax.jit(lambda x: jnp.tanh(x @ x)).lower(jax.ShapeDtypeStruct((8, 8), jnp.float32))
+
+
+def test_the_program_is_read_from_the_files_that_the_compiler_writes(lowered, tmp_path):
+    output = compile_and_read(lowered, tmp_path)
+    assert HloProgram(output.text).entry
+    assert not output.unread
+    assert read(Unreadable(), tmp_path).text == output.text
+
+
+def test_without_files_the_program_is_asked(lowered, tmp_path):
+    program = lowered.compile()
+    assert read(program, tmp_path).text == program.as_text()
+
+
+def test_a_program_that_cannot_be_read_keeps_the_rest_of_the_plan(tmp_path):
+    output = read(Unreadable(), tmp_path)
+    assert output.text == ""
+    assert output.unread == f"jaxlib cannot read the program: {SAID}"
+
+
+def test_a_table_says_what_was_not_read():
+    memory = dict.fromkeys(["arguments", "temporaries", "output", "aliased", "host", "limit"], 0)
+    found = Plan(
+        "v5p:2x2x2", 8, {"fsdp": 8}, memory, 0, (), 1.0, unread=("no collective: because",)
+    )
+    assert table(found).splitlines()[-1] == "  not read: no collective: because"
+    assert found.plain()["unread"] == ["no collective: because"]
+    assert (
+        table(Plan("v5e:1x1", 1, {"data": 1}, memory, 0, (), 1.0)).splitlines()[-1] == "  nothing"
+    )

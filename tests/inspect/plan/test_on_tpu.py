@@ -1,0 +1,150 @@
+"""Programs that the TPU compiler made: what crosses against the textbook, and memory.
+
+They need libtpu, `pip install 'jtrain[plan]'`, and no TPU: `pytest -m compiler`. Bytes are what a
+device sends in a step: of an array of B bytes among n, a gather or a scatter (n - 1) / n B, a
+reduction twice that.
+"""
+
+import math
+import re
+
+import jax
+import pytest
+from tpu_programs import (
+    ACTIVATION,
+    BF16,
+    BLOCKS,
+    F32,
+    GRADIENTS,
+    HIDDEN,
+    LAYERS,
+    SMALL,
+    TABLES,
+    VOCAB,
+    WIDTH,
+    near,
+    planned,
+    sent,
+)
+
+from jtrain.config.resolve import resolve
+from jtrain.core.state import new_state
+from jtrain.errors import ConfigError
+from jtrain.inspect.plan.hlo import HloProgram
+from jtrain.inspect.plan.plan import plan
+from jtrain.inspect.plan.topology import topology
+from jtrain.train.setup import assemble
+
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("from_the_top")]
+
+
+def test_data_parallel_sends_the_gradients_once():
+    found = sent(planned("v5e:2x4", "parallel.kind=mirrored"), "data")
+    assert near(sum(found.values()), 2 * 7 / 8 * GRADIENTS)
+    assert set(found) == {"all-reduce"}
+
+
+def test_zero_3_sends_the_weights_twice_and_the_gradients_once():
+    found = sent(planned("v5e:2x4", "parallel.kind=fsdp"), "fsdp")
+    weights, gradients = 2 * BLOCKS * BF16 * 7 / 8, (BLOCKS * BF16 + VOCAB * WIDTH * F32) * 7 / 8
+    assert near(found["all-gather"], weights + VOCAB * WIDTH * BF16 * 7 / 8)  # the head once
+    # A small leaf's gradient is reduced with others', not scattered: as if sent twice.
+    assert near(found["reduce-scatter"] + found["all-reduce"] / 2, gradients, 0.1)
+    # What was looked up in parts of the table, forth and back.
+    assert found["all-to-all"] < 2 * ACTIVATION / 8 * 1.05
+    assert near(sum(found.values()), weights + gradients, 0.1), "nothing more crosses"
+
+
+def test_zero_1_and_2_gather_the_parameters_once_after_the_update():
+    found = sent(planned("v5e:2x4", "parallel.kind=mirrored", "parallel.zero=1"), "fsdp")
+    assert near(found["all-gather"], (BLOCKS + TABLES) * F32 * 7 / 8)
+    assert near(found["reduce-scatter"] + found["all-reduce"] / 2, BLOCKS * BF16 * 7 / 8, 0.1)
+
+
+def test_tensor_parallel_sends_two_activations_a_layer_forward_and_two_back():
+    words = ("parallel.kind=sharded", "parallel.fsdp=1", "parallel.tensor=8")
+    found = sent(planned("v5e:2x4", *words), "tensor")
+    # The looked up tokens come from all parts of the table; what the head gives back is float32.
+    activations = 4 * LAYERS + 1 + F32 / BF16
+    assert near(sum(found.values()), 2 * 7 / 8 * ACTIVATION * activations)
+
+
+def test_between_slices_crosses_what_a_device_keeps_of_the_gradients():
+    words = ("parallel.kind=sharded", "parallel.slice=2")
+    found = planned("2*v5e:2x2", *words)
+    within, between = sent(found, "fsdp"), sent(found, "slice")
+    kept = GRADIENTS / 4
+    assert near(sum(between.values()), 2 * 1 / 2 * kept, 0.1)
+    assert within["reduce-scatter"] > 0.9 * BLOCKS * BF16 * 3 / 4
+    assert sum(between.values()) < 0.15 * sum(within.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "parameters", "moments"),
+    [
+        (["parallel.kind=mirrored", "parallel.zero=1"], 1, 8),
+        (["parallel.kind=fsdp"], 8, 8),
+    ],
+    ids=["zero 1", "zero 3"],
+)
+def test_a_device_holds_its_share_of_the_state(words, parameters, moments):
+    found = planned("v5e:2x4", *words)
+    whole = (BLOCKS + TABLES) * F32
+    shares = whole / parameters + 2 * whole / moments
+    assert near(found.leaves, shares, 0.01)
+    assert near(found.memory["arguments"], shares)
+    assert found.memory["aliased"] > 0.99 * found.leaves, "the state is updated in its place"
+
+
+@pytest.mark.parametrize(("zero", "parts"), [(0, 1), (2, 8)])
+def test_the_sums_over_microbatches_are_split_by_zero_2(zero, parts):
+    words = ["parallel.kind=mirrored", f"parallel.zero={zero}", "microbatches=2"]
+    config = resolve("configs/llama2_7b.yaml", [*SMALL, *words]).config
+    step = assemble(config, among=topology("v5e:2x4").devices).lower_step()
+    carried = [
+        math.prod(map(int, dims.split(",")))
+        for instruction, *_ in HloProgram(step.compile().as_text()).walk()
+        if instruction.operation == "while"
+        for dims in re.findall(r"f32\[([\d,]+)\]", instruction.shape)
+    ]
+    whole = LAYERS * WIDTH * HIDDEN
+    assert whole // parts in carried
+    assert max(carried) <= max(whole // parts, whole // LAYERS), "at most a layer is whole"
+
+
+def test_a_new_state_is_never_whole_on_a_device():
+    path = "configs/llama2_7b.yaml"
+    parts = assemble(resolve(path, SMALL).config, among=topology("v5e:2x4").devices)
+    x = parts.experiment
+
+    def make():
+        params, extra = x.init(jax.random.key(0))
+        return new_state(params, x.optimizer, jax.random.key(1), extra)
+
+    to = jax.tree.map(lambda leaf: leaf.sharding, parts.like)
+    memory = jax.jit(make, out_shardings=to).lower().compile().memory_analysis()
+    whole = 3 * (BLOCKS + TABLES) * F32
+    assert near(memory.output_size_in_bytes, whole / 8, 0.01)
+    assert memory.temp_size_in_bytes < whole / 8
+
+
+def test_llama_2_takes_no_more_than_it_must():
+    """v5e 4x4, batch 1 a chip, 2,048 tokens, AdamW in float32: GB of arguments and temporaries."""
+    found = plan(resolve("configs/llama2_7b.yaml", []).config, topology("v5e:4x4"))
+    assert found.memory["arguments"] <= 5.06e9
+    assert found.memory["temporaries"] <= 3.0e9
+    assert found.peak < found.memory["limit"] / 2
+
+
+def test_what_does_not_fit_says_what_to_type():
+    words = ["parallel.kind=mirrored", "model.layers=8", "model.remat=none"]
+    config = resolve("configs/llama2_7b.yaml", words).config
+    with pytest.raises(
+        ConfigError, match=r"does not fit on a device of v5e:2x2 \(.*G of 15\.75G\)"
+    ):
+        plan(config, topology("v5e:2x2"))
+
+
+def test_a_slice_that_the_compiler_does_not_know_is_refused():
+    with pytest.raises(ConfigError, match=r"knows no such slice.*Those of v5e and v6e are 1x1"):
+        topology("v5e:3x5")

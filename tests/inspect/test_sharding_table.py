@@ -1,0 +1,87 @@
+"""What is told of a layout is what the arrays are in, and it names the reason for each."""
+
+import json
+import math
+from pathlib import Path
+
+import jax
+import pytest
+from quick_study import config_of
+
+from jtrain.cli import main
+from jtrain.core.pytree import named_leaves
+from jtrain.inspect.sharding_table import alike, laid, table
+from jtrain.train.setup import TrainSetup, assemble
+
+CONFIG = Path(__file__).parents[2] / "configs/shakespeare.yaml"
+SMALL = ["batch=16", "data.context=32", "model.context=32", "model.layers=2", "model.width=64"]
+AXES = "parallel={kind: sharded, fsdp: 4, tensor: 2, min_size: 1000}"
+
+
+@pytest.fixture(scope="module")
+def parts() -> TrainSetup:
+    return assemble(config_of(CONFIG, [*SMALL, "model.heads=4", AXES]))
+
+
+def test_bytes_and_axes_are_those_of_the_arrays(parts):
+    found, like = laid(parts), named_leaves(parts.like)
+    assert [of.leaf for of in found.leaves] == list(like)
+    for of in found.leaves:
+        leaf = like[of.leaf]
+        part = leaf.sharding.shard_shape(leaf.shape)
+        assert of.bytes == math.prod(part) * leaf.dtype.itemsize
+        assert of.whole == leaf.size * leaf.dtype.itemsize
+        by_axes = [math.prod(found.axes[a] for a in axes) for axes in of.axes]
+        assert part == tuple(n // by for n, by in zip(leaf.shape, by_axes, strict=True))
+    assert found.whole == sum(of.whole for of in found.leaves)
+    assert found.device == sum(of.bytes for of in found.leaves) < found.whole / 3
+
+
+def test_layers_that_are_alike_are_one_line_with_the_reason(parts):
+    lines = {line.split("  ")[0]: line for line in table(laid(parts)).splitlines()}
+    up = lines["params/blocks/*/up/kernel x 2"]
+    assert "64 x 256" in up
+    assert "fsdp, tensor" in up
+    assert up.endswith("hidden -> tensor, width -> fsdp")
+    assert lines["params/tokens"].endswith("width -> fsdp; vocab 63 is no multiple of tensor 2")
+    assert lines["params/norm/scale"].endswith("fewer than 1000 elements")
+    assert lines["seed"].endswith("fewer than 1000 elements")
+    groups = alike(laid(parts).leaves)
+    assert sum(len(group.leaves) for group in groups) == len(named_leaves(parts.like))
+    assert "opt_state/1/0/0/mu/blocks/*/up/kernel" in [group.name for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "line"),
+    [
+        ("parallel.kind=single", "single: all on one device"),
+        ("parallel.impl=pmap", "mirrored by pmap: all on each of 8 devices, rows split over them"),
+        ("parallel.impl=shard_map", "mirrored by shard_map: all on each of 8 devices"),
+        ("parallel.kind=mirrored", "mirrored: data 8, 8 devices"),
+    ],
+)
+def test_what_splits_nothing_says_so(parallel, line):
+    parts = assemble(config_of(CONFIG, [*SMALL, parallel]))
+    found = laid(parts)
+    assert found.line.startswith(line)
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.like))
+    assert found.whole == found.device == whole
+    assert table(found).startswith(found.line)
+
+
+def test_the_verb_lays_out_over_devices_that_are_named(capsys):
+    words = [str(CONFIG), *SMALL, "--sharding", "--topology", "cpu:4", "parallel.kind=fsdp"]
+    assert main(["show", *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["axes"] == {"fsdp": 4}
+    assert found["device_bytes"] == sum(leaf["device_bytes"] for leaf in found["leaves"])
+    (tokens,) = [leaf for leaf in found["leaves"] if leaf["leaf"] == "params/blocks/0/up/kernel"]
+    assert tokens["split"] == [["fsdp"], []]
+    assert tokens["rule"] == "width -> fsdp"
+    assert main(["show", *words]) == 0
+    assert "fsdp: fsdp 4, 4 devices" in capsys.readouterr().out
+
+
+def test_a_topology_is_of_no_use_to_the_values_alone(capsys):
+    assert main(["show", str(CONFIG), "--topology", "cpu:4"]) == 2
+    assert "--sharding --topology cpu:4" in capsys.readouterr().err

@@ -1,0 +1,110 @@
+"""Early stopping judges by all results, and by nothing else."""
+
+import counting
+import pytest
+
+from jtrain.core.loop import Hook, Stop
+from jtrain.errors import ConfigError, LossError
+from jtrain.train.hooks import EarlyStop, EvaluateEvery
+from jtrain.train.hooks.evaluation import hearing
+
+
+def stops_at(losses, stop, name="valid", metric="loss", start=0):
+    """The evaluation, from 1, at which it ends, and what it says; None if it never does.
+
+    `start` is the step that the run goes on from, after the evaluations up to it.
+    """
+    for n in range(max(1, start // 10), len(losses) + 1):
+        results = {10 * i: {metric: float(x)} for i, x in enumerate(losses[:n], 1)}
+        if said := stop.on_results(10 * n, name, results):
+            return n, said
+    return None
+
+
+@pytest.mark.parametrize(
+    ("losses", "patience", "end"),
+    [
+        ([3, 2, 1, 1.5, 1.6], 2, 5),
+        ([3, 2, 1, 1.5, 0.9, 1, 1], 2, 7),  # a better one begins the count anew
+        ([3, 3], 1, 2),  # as good is not better
+        ([3, 2, 1, 0], 1, None),
+        ([1, float("nan"), float("nan")], 2, 3),
+        ([float("nan"), float("nan")], 2, 2),
+    ],
+)
+def test_ends_after_so_many_evaluations_without_a_better_one(losses, patience, end):
+    said = stops_at(losses, EarlyStop(patience=patience))
+    assert (said and said[0]) == end
+    if said:
+        assert said[1].kind == "finished", "the end that was wanted"
+
+
+@pytest.mark.parametrize(
+    ("extended", "end"),
+    [
+        ([], 3),
+        ([30], 5),  # it had ended there, and has its patience again
+        ([30, 50], 7),
+        ([35], 5),  # of the same evaluations
+        ([20], 3),  # its patience was not over there: as if it had been so long from the start
+    ],
+)
+def test_a_run_that_it_ended_and_that_is_made_longer_has_its_patience_anew(extended, end):
+    losses = [1, 2, 2, 2, 2, 2, 2, 2]
+    said = stops_at(losses, EarlyStop(patience=2).extended(extended), start=max([*extended, 0]))
+    assert (said and said[0]) == end
+
+
+def test_says_which_step_was_best():
+    _, said = stops_at([3, 1, 2], EarlyStop("lowest loss", 1)) or (0, Stop(""))
+    assert said.why == "valid/loss was no better in 1 evaluations than at step 20"
+
+
+def test_highest_least_and_after():
+    rising = [0.1, 0.5, 0.5004, 0.5008, 0.9]
+    assert stops_at(rising, EarlyStop("highest accuracy", 2), metric="accuracy") is None
+    strict = EarlyStop("highest accuracy", 2, least=0.001)
+    assert stops_at(rising, strict, metric="accuracy")[0] == 4
+    late = EarlyStop("highest accuracy", 2, least=0.001, after=50)
+    assert stops_at(rising, late, metric="accuracy") is None, "0.9 came in time"
+
+
+def test_hears_of_the_set_that_it_names_or_of_the_first():
+    evaluation = lambda name: EvaluateEvery(every=2, measure=lambda s: {}, tell=print, name=name)
+    both = {name: evaluation(name) for name in ("valid", "test")}
+    first, named, everyone = EarlyStop(), EarlyStop("test/loss"), Everyone()
+    hearing(both, [first, named])
+    assert named in both["test"].judges
+    assert named not in both["valid"].judges
+    assert first in both["valid"].judges
+    assert first not in both["test"].judges
+    hearing(both, [everyone])
+    assert all(everyone in each.judges for each in both.values())
+    with pytest.raises(ConfigError, match=r"evaluations of tset, and there are valid, test; did"):
+        hearing(both, [EarlyStop("tset/loss")])
+    with pytest.raises(ConfigError, match=r"there is none; give the data .*: valid=\.\.\."):
+        hearing({}, [first])
+
+
+class Everyone(Hook):
+    """Hears of every set."""
+
+    def on_results(self, step, name, results):
+        del step, name, results
+
+
+def test_refuses_what_can_never_be():
+    with pytest.raises(ConfigError, match="waits for nothing"):
+        EarlyStop(patience=0)
+    with pytest.raises(LossError, match=r"waits for los, .* has loss, rows; did you mean loss"):
+        EarlyStop("los").on_results(1, "valid", {1: {"loss": 1.0, "rows": 3}})
+
+
+def test_ends_a_loop():
+    falling = lambda state: {"loss": max(0.0, 4.0 - float(state))}
+    evaluation = EvaluateEvery(every=2, measure=falling, tell=lambda *_: None)
+    hearing({"valid": evaluation}, [EarlyStop(patience=2)])
+    ended = counting.run([evaluation], stop=40)
+    assert ended.step == 8
+    assert ended.stop.kind == "finished"
+    assert list(evaluation.results) == [2, 4, 6, 8]

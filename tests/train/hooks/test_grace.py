@@ -1,0 +1,35 @@
+"""Who cannot save in time says so while there is time."""
+
+from jtrain.train.hooks.grace_period import IN_FLIGHT, GracePeriod
+
+
+def grace(told: list[str], call: float | None, save: float | None) -> GracePeriod:
+    return GracePeriod(
+        25.0,
+        every=1,
+        call=lambda: call,
+        save=lambda: save,
+        kept="500 steps",
+        tell=told.append,
+    )
+
+
+def test_nothing_is_said_while_nothing_is_known_or_all_fits():
+    told: list[str] = []
+    for call, save in ((None, None), (100.0, None), (None, 100.0), (1.0, 25.0 - IN_FLIGHT)):
+        hook = grace(told, call, save)
+        hook.on_numbers(1, {})
+        assert hook.fits()
+    assert told == []
+
+
+def test_what_does_not_fit_is_said_once_with_what_to_set():
+    told: list[str] = []
+    hook = grace(told, 1.0, 21.0)
+    for step in (1, 2):
+        hook.on_numbers(step, {})
+    (line,) = told
+    assert not hook.fits()
+    assert "0:25 are too short for the steps in flight and a save, about 0:30" in line
+    assert "goes on from the checkpoint before: one is made every 500 steps" in line
+    assert "set checkpoint.grace=45" in line

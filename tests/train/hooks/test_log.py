@@ -1,0 +1,66 @@
+import counting
+
+from jtrain.train.hooks import LogHook, LogLines, Speed
+
+# Written down in two halves, as the lines are longer than ours.
+LEFT = """\
+step   50/1000  loss   4.1234  valid        -  lr 1.00e-03
+step  100/1000  loss   2.5000  valid   2.7500  lr 9.00e-04
+step  150/1000  loss      nan  valid   2.7500  lr 8.00e-04
+"""
+RIGHT = """\
+     - tokens/s         - left  waiting      -
+ 10.2k tokens/s      0:45 left  waiting  25.0%
+ 10.2k tokens/s      0:42 left  waiting  25.0%  skipped 3
+"""
+
+
+def test_the_lines_stand_in_columns():
+    now, said, losses = [0.0], [], []
+    clock = lambda: now[0]
+    waited = lambda: now[0] / 4
+    speed = Speed(None, every=50, stop=1000, rows=8, tokens=512, clock=clock, waited=waited)
+    log = LogHook(
+        every=50,
+        stop=1000,
+        tell=said.append,
+        speed=speed,
+        valid=lambda: losses[-1] if losses else None,
+        learning_rate=lambda step: 1.1e-3 - 2e-6 * step,
+    )
+    for step, loss, skipped in ((50, 4.1234, 0), (100, 2.5, 0), (150, float("nan"), 3)):
+        now[0] += 2.5
+        speed.on_numbers(step, {})
+        log.on_numbers(step, {"loss": loss, "skipped": float(skipped)})
+        losses.append(2.75)
+    halves = zip(LEFT.splitlines(), RIGHT.splitlines(), strict=True)
+    assert said == [f"{left}  {right}" for left, right in halves]
+
+
+def test_a_line_has_only_what_is_known():
+    said = []
+    counting.run([LogHook(every=4, stop=8, tell=said.append)], stop=8)
+    assert said == ["step 4/8  loss   0.2500", "step 8/8  loss   0.1250"]
+
+
+def test_lines_go_to_the_file_and_to_plain_stdout(tmp_path, capsys):
+    lines = LogLines(tmp_path / "log.txt")
+    lines.note("step 1")
+    lines.say("careful")
+    assert (tmp_path / "log.txt").read_text() == "step 1\ncareful\n"
+    assert capsys.readouterr().out == "step 1\ncareful\n"
+
+
+def test_what_a_live_line_shows_is_not_said_beside_it(tmp_path):
+    shown = []
+    lines = LogLines(tmp_path / "log.txt", screen=shown.append, live=True)
+    lines.note("step 1")
+    lines.say("careful")
+    assert (tmp_path / "log.txt").read_text() == "step 1\ncareful\n"
+    assert shown == ["careful"]
+
+
+def test_a_resumed_run_goes_on_in_the_log(tmp_path):
+    for life in ("one", "two"):
+        LogLines(tmp_path / "log.txt", screen=lambda _: None).say(life)
+    assert (tmp_path / "log.txt").read_text() == "one\ntwo\n"

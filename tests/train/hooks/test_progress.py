@@ -1,0 +1,251 @@
+import contextlib
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jtrain.train.hooks import ProgressBar
+
+_SCRIPT = """
+import itertools, signal, sys, time
+import numpy as np
+from jtrain.train.hooks import Lines, Log, Progress, Speed
+from jtrain.core.loop import train
+from jtrain.core.mean import Mean
+
+def step(state, batch):
+    time.sleep(4e-3)
+    return state + 1, {"loss": Mean(np.float32(100 - state), np.float32(4))}
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+speed = Speed(None, every=5, stop=200, rows=2, tokens=64)
+with Progress(stop=200, speed=speed, valid=lambda: 2.5) as progress:
+    lines = Lines(sys.argv[1], screen=progress.print, live=progress.live)
+    log = Log(every=50, stop=200, tell=lines.note)
+    lines.say("a warning [not markup]")
+    train(step, 0, itertools.repeat({}), start=0, stop=200, hooks=[speed, log, progress])
+    if sys.argv[2:]:
+        with progress.during("evaluating"):
+            time.sleep(60)
+print("live", progress.live, "rich" in sys.modules)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch):
+    # A CI may set what makes rich believe that every file is a terminal, or none.
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"JAX_PLATFORMS": "cpu", "TERM": "xterm", "COLUMNS": "100"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def in_terminal(*arguments, interrupt_at=None):
+    """What a process writes to a terminal, and its exit code."""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-c", _SCRIPT, *map(str, arguments)]
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave)
+    os.close(slave)
+    written, end = "", time.monotonic() + 60
+    while time.monotonic() < end:
+        if select.select([master], [], [], 0.1)[0]:
+            try:
+                written += os.read(master, 65536).decode()
+            except OSError:  # the other side is closed
+                break
+        if interrupt_at and interrupt_at in written:
+            process.send_signal(signal.SIGINT)
+            interrupt_at = None
+    os.close(master)
+    return written, process.wait(timeout=10)
+
+
+def test_a_terminal_has_a_live_line(tmp_path):
+    written, code = in_terminal(tmp_path / "log.txt")
+    assert code == 0, written
+    steps = [int(step) for step in re.findall(r"(\d+)/200", written)]
+    assert steps == sorted(steps)
+    assert len(set(steps)) >= 4  # 0.8 s of training and more
+    assert len(steps) <= 5 * 10 + 5
+    assert steps[-1] == 200
+    assert "\x1b[2K" in written  # a line that was drawn again
+    assert re.search(r"200/200  loss -24\.7500  valid 2\.5000  [\d.]+k tokens/s", written)
+    assert "step  50/200" not in written
+    assert "a warning [not markup]" in written
+    assert written.rstrip().endswith("live True True")
+    assert (tmp_path / "log.txt").read_text().count("\n") == 5  # the warning, four of the log
+
+
+def test_a_file_has_plain_lines(tmp_path):
+    command = [sys.executable, "-c", _SCRIPT, str(tmp_path / "log.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "\x1b" not in done.stdout
+    assert "\r" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[0] == "a warning [not markup]"
+    assert lines[1].startswith("step  50/200  loss")
+    assert lines[:5] == (tmp_path / "log.txt").read_text().splitlines()
+    assert lines[5:] == ["live False False"]  # nothing imported rich
+
+
+def test_ctrl_c_leaves_the_terminal_as_it_was(tmp_path):
+    written, code = in_terminal(tmp_path / "log.txt", "wait", interrupt_at="evaluating")
+    assert code == -signal.SIGINT
+    assert "KeyboardInterrupt" in written
+    assert_cursor_is_shown(written)
+
+
+@contextlib.contextmanager
+def terminal():
+    """A stream to a terminal, and a function that gives all that was written to it."""
+    master, slave = pty.openpty()
+
+    def written():
+        pieces = []
+        while select.select([master], [], [], 0.2)[0]:
+            pieces.append(os.read(master, 65536))
+        return b"".join(pieces).decode()
+
+    with open(slave, "w", encoding="utf-8") as stream:
+        yield stream, written
+    os.close(master)
+
+
+def fail():
+    raise RuntimeError
+
+
+def test_an_error_leaves_the_terminal_as_it_was():
+    with terminal() as (stream, written):
+        before = sys.stdout, sys.stderr
+        with pytest.raises(RuntimeError), ProgressBar(stop=9, stream=stream):
+            fail()
+        assert (sys.stdout, sys.stderr) == before
+        assert_cursor_is_shown(written())
+
+
+def test_a_terminal_that_cannot_draw_has_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    with terminal() as (stream, written), ProgressBar(stop=9, stream=stream) as progress:
+        progress.on_numbers(9, {"loss": 1.0})
+        progress.print("a line")
+        assert not progress.live
+        assert written() == "a line\r\n"
+
+
+def assert_cursor_is_shown(written):
+    assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l") > -1
+
+
+@contextlib.contextmanager
+def screen(path, *, terminal):
+    """A stream to a file that says whether it is a terminal."""
+    with path.open("w", encoding="utf-8") as stream:
+        stream.isatty = lambda: terminal
+        yield stream
+
+
+def look_at(progress, clock, steps, *, seconds, first=1):
+    """The steps it looked at, of so many that take `seconds` each."""
+    looks = []
+    for step in range(first, first + steps):
+        clock[0] += seconds
+        if step % progress.every == 0:
+            progress.on_numbers(step, {"loss": 1.0})
+            looks.append(step)
+    return looks
+
+
+def test_it_looks_a_few_times_a_second_however_fast_the_steps_are(tmp_path):
+    clock, path = [0.0], tmp_path / "screen"
+    with (
+        screen(path, terminal=True) as stream,
+        ProgressBar(stop=200_000, stream=stream, clock=lambda: clock[0]) as progress,
+    ):
+        fast = look_at(progress, clock, 150_000, seconds=1e-4)
+        first = [step for step in fast if step <= 4_000]  # all, until it knows how fast they are
+        assert len(first) < 2_020
+        assert 2 * 15 < len(fast) - len(first) < 10 * 15
+        slow = look_at(progress, clock, 5_000, seconds=0.09, first=150_001)
+        assert progress.every == 2
+        assert 2_000 < len(slow) < 4_000
+        rest = look_at(progress, clock, 45_000, seconds=1e-4, first=155_001)
+    assert rest[-1] == 200_000
+    drawn = path.read_text(encoding="utf-8").count("/200000")
+    assert 2 * 15 < drawn < 5 * (15 + 450 + 5)
+
+
+def test_where_nothing_is_drawn_it_looks_once(tmp_path):
+    clock, path = [0.0], tmp_path / "screen"
+    with (
+        screen(path, terminal=False) as stream,
+        ProgressBar(stop=1000, stream=stream, clock=lambda: clock[0]) as progress,
+    ):
+        assert look_at(progress, clock, 1000, seconds=1e-3) == [1000]
+        progress.print("a line")
+    assert path.read_text() == "a line\n"
+
+
+class OutStream(io.TextIOWrapper):
+    """The stdout of a notebook's kernel, as far as a program can see."""
+
+    __module__ = "ipykernel.iostream"
+    mode = "w"
+
+    def __init__(self, path):
+        super().__init__(path.open("wb"), encoding="utf-8", newline="\n")
+        self._path = path
+
+    def written(self):
+        """All of it."""
+        self.flush()
+        return self._path.read_bytes().decode()
+
+    def shown(self):
+        """The lines of the cell: a carriage return goes to the line's beginning."""
+        lines = []
+        for line in self.written().split("\n"):
+            cells = ""
+            for piece in line.split("\r"):
+                cells = piece + cells[len(piece) :]
+            lines.append(cells.rstrip())
+        return lines
+
+
+@pytest.fixture
+def cell(tmp_path):
+    """A stream to a notebook's cell."""
+    with OutStream(tmp_path / "cell") as stream:
+        yield stream
+
+
+def test_a_notebook_has_one_line_drawn_in_place(cell):
+    stream, clock = cell, [0.0]
+    assert not stream.isatty()
+    with ProgressBar(stop=1000, stream=stream, clock=lambda: clock[0]) as progress:
+        assert progress.live
+        progress.print("a warning [not markup], which is longer than the line below it is")
+        look_at(progress, clock, 600, seconds=0.01)
+        before = stream.shown()
+        progress.print("another")
+        look_at(progress, clock, 400, seconds=0.01, first=601)
+    warning, at_600, *nothing = before
+    assert (warning.startswith("a warning [not"), nothing) == (True, [])
+    assert re.fullmatch(r"━{11,12}─{8,9}  (5[5-9]\d|600)/1000  loss 1.0000", at_600)
+    after = stream.shown()
+    assert after == [warning, "another", "━" * 20 + "  1000/1000  loss 1.0000", ""]
+    assert 10 < stream.written().count("/1000") < 35  # twice a second of ten
+    assert "\x1b" not in stream.written()
+
+
+def test_an_error_in_a_notebook_leaves_the_line(cell):
+    with pytest.raises(RuntimeError), ProgressBar(stop=9, stream=cell):
+        fail()
+    assert cell.shown() == ["─" * 20 + "  0/9", ""]

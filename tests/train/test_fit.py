@@ -1,0 +1,230 @@
+"""The short door takes the same steps as the long way, and leaves things as they were."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from comparison import assert_close
+
+import jtrain as jt
+from jtrain import optim
+from jtrain.data import Arrays, InOrder, Shuffled
+from jtrain.data.batches.full import FullBatches
+from jtrain.errors import ConfigError, DataError, LossError
+from jtrain.train import fit_arguments
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(compiled))
+    monkeypatch.chdir(tmp_path)
+
+
+X = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+Y = (X @ np.float32([1, 2, 3])).astype(np.float32)
+X_AND_Y = (X, Y)
+
+
+def loss(params, batch, rng):
+    del rng
+    return jt.Mean.of(jnp.square(batch["x"] @ params["w"] - batch["y"]), batch["mask"])
+
+
+def zeros():
+    return {"w": np.zeros(3, np.float32)}
+
+
+def test_takes_the_steps_of_a_loop_by_hand():
+    result = jt.fit(
+        loss, zeros(), (X, Y), "sgd", lr=0.1, steps=12, batch=16, every=1, seed=3, quiet=True
+    )
+    batches, optimizer = Shuffled(Arrays(x=X, y=Y), size=16, seed=3), optax.sgd(0.1)
+    state = jt.new_state(jax.tree.map(jnp.asarray, zeros()), optimizer, jax.random.key(0))
+    step, losses = jax.jit(jt.make_step(loss, optimizer)), {}
+    for number in range(1, 13):
+        state, metrics = step(state, batches[number - 1])
+        losses[number] = metrics["loss"].value()
+    assert result.history["loss"] == pytest.approx(losses, rel=1e-5)
+    assert_close(result.params["w"], state.params["w"], 1e-5)
+    assert (result.step, int(result.state.step), result.why, result.directory) == (12, 12, "", None)
+
+
+def test_the_parameters_that_it_was_given_stay():
+    params = {"w": jnp.zeros(3)}
+    handed = jt.fit(loss, params, (X, Y), optax.sgd(0.1), steps=2, batch=16, quiet=True)
+    assert np.array_equal(params["w"], np.zeros(3))
+    assert np.abs(handed.params["w"]).min() > 0
+    assert not list(Path().iterdir()), "nothing was written"
+
+
+def hills(params, batch, rng):
+    """Towards 10 in training; the validation rows say 5, which lies on the way."""
+    del rng
+    return jt.Mean.of(jnp.square(params["w"] - batch["x"]), batch["mask"])
+
+
+def test_gives_back_the_best_and_stops_when_it_gets_worse(capfd):
+    ten, five = np.full(16, 10, np.float32), {"x": np.full(7, 5, np.float32)}
+    told = []
+
+    def look(step, results):
+        told.append((step, results.get("near/loss", "far")))
+
+    result = jt.fit(
+        hills,
+        {"w": np.float32(0)},
+        ten,
+        "sgd",
+        lr=0.02,
+        steps=90,
+        batch=8,
+        valid={"near": five, "far": ten[:3]},
+        valid_every=5,
+        best="loss",
+        hooks=[jt.EarlyStop(patience=2), look],
+    )
+    near = result.history["near/loss"]
+    step = min(near, key=lambda s: near[s])
+    assert result.best == (step, {"loss": near[step], "rows": 7})
+    assert (result.step, result.why) == (
+        step + 10,
+        f"near/loss was no better in 2 evaluations than at step {step}",
+    )
+    again = jt.evaluate(hills, result.params, five)
+    assert again == pytest.approx({"loss": near[step], "rows": 7}, rel=1e-6)
+    assert float(result.state.params["w"]) > float(result.params["w"]), "the last is further on"
+    assert told[0] == (5, near[5])
+    assert told[1] == (5, "far")
+    said = capfd.readouterr().out
+    assert "fit: 1 parameters" in said
+    assert f"ended after step {step + 10}" in said
+
+
+def test_goes_on_where_a_named_call_was_stopped():
+    call = dict(lr=0.01, steps=12, batch=16, every=1, valid=(X, Y), valid_every=4, quiet=True)
+    whole = jt.fit(loss, zeros(), (X, Y), **call)
+    half = lambda step, state: jt.Stop("enough") if step == 6 else None
+    first = jt.fit(loss, zeros(), (X, Y), **call, name="mine", hooks=[half])
+    assert (first.step, first.why, first.directory) == (6, "enough", Path("runs/mine"))
+    for _ in range(2):  # goes on, and then knows that it is done
+        second = jt.fit(loss, zeros(), (X, Y), **call, name="mine")
+        assert second.step == 12
+        assert np.array_equal(second.params["w"], whole.params["w"])
+        assert second.history == whole.history
+    with pytest.raises(ConfigError, match=r"batch: 16 there, 8 here\nStart a new run: name=m"):
+        jt.fit(loss, zeros(), (X, Y), **(call | {"batch": 8}), name="mine")
+
+
+def test_lasts_as_long_as_is_said():
+    result = jt.fit(
+        loss,
+        zeros(),
+        (X, Y),
+        steps="2 epochs",
+        batch=16,
+        every="32 rows",
+        valid=X_AND_Y,
+        quiet=True,
+    )
+    assert result.step == 7  # 100 rows, 16 a step
+    assert list(result.history["loss"]) == [2, 4, 6, 7]
+    assert list(result.history["valid/loss"]) == [1, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(ConfigError, match=r"Config.steps: .*found '2 epocs'; did you mean epochs"):
+        jt.fit(loss, zeros(), (X, Y), steps="2 epocs", quiet=True)
+
+
+def test_data_comes_in_many_forms_and_is_the_same():
+    rows = Shuffled(Arrays(x=X, y=Y), size=32, seed=1)
+    for data in ({"x": X, "y": Y}, (X, Y), Arrays(x=X, y=Y), rows):
+        got = fit_arguments.shuffled(data, None, seed=1)[3]
+        assert got.keys() == rows[3].keys()
+        assert all(np.array_equal(got[name], rows[3][name]) for name in got)
+    assert fit_arguments.shuffled(X, 10, seed=0)[0].keys() == {"x", "row", "mask"}
+    assert len(fit_arguments.once(InOrder(Arrays(x=X), size=7), 3)) == 8, "its own size stays"
+    assert list(fit_arguments.sets({"a": (X, Y), "b": {"x": X}}, 5)) == ["a", "b"]
+    assert fit_arguments.sets({"x": X, "y": Y}, 5).size == 5
+
+
+def test_optimizers_come_by_name_by_value_and_from_optax():
+    assert fit_arguments.optimizer("adamw", None, None) == optim.AdamW(lr=1e-3)
+    named = fit_arguments.optimizer("muon", 0.1, "cosine")
+    assert named == optim.Muon(lr=0.1, schedule=optim.Cosine())
+    assert fit_arguments.optimizer(named, None, None) is named
+    assert fit_arguments.optimizer(optax.sgd(1.0), None, None).learning_rate(3) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"optimizer": "adamv"}, ConfigError, 'optimizer="adamv" is none of .*; did you mean adam'),
+        ({"optimizer": "sgd"}, ConfigError, "no learning rate that fits most: give one, lr=0.01"),
+        ({"optimizer": optax.sgd(1.0), "lr": 1.0}, ConfigError, "leave lr= out"),
+        ({"parallel": "mirored"}, ConfigError, 'parallel="mirored" .*; did you mean mirrored'),
+        ({"guard": "rolback"}, ConfigError, 'guard="rolback" .*; did you mean rollback'),
+        ({"guard": "rollback"}, ConfigError, 'keeps none. Give it a name, name="mine"'),
+        ({"data": [1, 2]}, DataError, "arrays by name.*and this is a list"),
+        ({"data": (X, Y[:9])}, DataError, "have one length"),
+        ({"params": {"w": np.zeros(3, int)}}, DataError, "parameter w holds int64"),
+        ({"batch": 12}, ConfigError, "12 rows do not divide into 8 devices"),
+        ({"best": "accuracy", "valid": (X, Y)}, ConfigError, "accuracy is no metric of the eval"),
+        ({"hooks": [jt.EarlyStop()]}, ConfigError, r"there is none; .*: valid=\.\.\."),
+        ({"hooks": [lambda step: None]}, ConfigError, "is no hook"),
+        ({"steps_per_call": 5, "valid_every": 7}, ConfigError, "valid_every.* no multiple of step"),
+        ({"valid": Shuffled(Arrays(x=X), size=8)}, DataError, "never ends"),
+    ],
+)
+def test_says_what_does_not_fit(changes, error, words):
+    call = {"params": zeros(), "data": (X, Y), "steps": 10, "batch": 16, "quiet": True} | changes
+    with pytest.raises(error, match=words):
+        jt.fit(loss, **call)
+
+
+def test_does_not_end_as_if_nothing_were_wrong_when_no_step_is_finite():
+    bad = np.where(np.arange(50) == 7, np.nan, Y).astype(np.float32)
+    with pytest.raises(LossError, match=r"was finite: loss nan.*row 7 of `y` has nan"):
+        jt.fit(
+            loss, zeros(), FullBatches(Arrays(x=X[:48], y=bad[:48])), steps=4, every=2, quiet=True
+        )
+
+
+def test_bad_steps_are_dealt_with_as_asked(tmp_path):
+    rows = {"x": X[:48], "y": np.where(np.arange(48) == 7, np.nan, Y[:48]).astype(np.float32)}
+    call = {"steps": 3, "batch": 16, "every": 3, "quiet": True}  # each row once
+    skipped = jt.fit(loss, zeros(), rows, **call)
+    assert (skipped.step, int(skipped.state.skipped)) == (3, 1)
+    with pytest.raises(LossError, match="row 5 of `y` has nan"):
+        jt.fit(loss, zeros(), rows, **call, guard="stop")
+    back = jt.fit(loss, zeros(), rows, **call, guard="rollback", directory=tmp_path / "back")
+    assert (back.step, int(back.state.skipped)) == (3, 0)
+    assert np.isfinite(list(back.history["loss"].values())).all()
+
+
+def test_an_update_that_is_not_finite_is_no_matter_of_the_data():
+    huge = optax.scale(-jnp.inf)
+    with pytest.raises(LossError, match=r"the update alone is not.*Lower its learning rate, or"):
+        jt.fit(loss, zeros(), (X, Y), huge, steps=3, batch=16, quiet=True, guard="stop")
+
+
+@pytest.mark.parametrize("calls", [1, 7])
+@pytest.mark.parametrize("kept", [{}, {"name": "mine"}], ids=["in memory", "kept"])
+def test_the_history_always_has_the_last_step(kept, calls):
+    call = {"steps": 21, "batch": 16, "every": 10, "quiet": True, "steps_per_call": calls}
+    whole = jt.fit(loss, zeros(), X_AND_Y, **call, valid_every=21, checkpoint_every=21, **kept)
+    assert list(whole.history["loss"]) == [10, 20, 21]
+    each = jt.fit(loss, zeros(), X_AND_Y, **(call | {"every": 1}))
+    assert whole.history["loss"][21] == each.history["loss"][21]
+    assert whole.history.keys() == each.history.keys()
+
+
+@pytest.mark.parametrize("kept", [{}, {"name": "mine"}], ids=["in memory", "kept"])
+def test_the_history_has_the_step_at_which_it_was_stopped(kept):
+    call = {"steps": 12, "batch": 16, "every": 5, "checkpoint_every": 4, "quiet": True}
+    stop = lambda step, state: jt.Stop("enough") if step == 7 else None
+    first = jt.fit(loss, zeros(), X_AND_Y, **call, **kept, hooks=[stop])
+    assert (first.step, list(first.history["loss"])) == (7, [5, 7])
+    enough = lambda step, state: jt.Stop("good enough", "finished") if step == 8 else None
+    ended = jt.fit(loss, zeros(), X_AND_Y, **call, **kept, hooks=[enough])
+    assert (ended.step, list(ended.history["loss"])) == (8, [5, 8])

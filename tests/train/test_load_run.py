@@ -1,0 +1,273 @@
+"""A trained run, loaded and used from a script: `jt.load`."""
+
+import json
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from comparison import assert_close
+from quick_study import CODE, at_home, config_of, trained, write_study
+
+import jtrain as jt
+from jtrain.checkpoint import CheckpointManager
+from jtrain.cli import main
+from jtrain.data.sources.write_rows import encode_rows
+from jtrain.errors import CheckpointError, ConfigError, DataError
+from jtrain.optim import AdamW, ScheduleFree
+from jtrain.train.fit_weights import nested
+from jtrain.train.setup import assemble
+
+PREDICTS = """\
+            predict=predict,
+            model=jt.Model(init, lambda params, extra, x: (logits(params, x), extra)),
+        )
+"""
+LOGITS = """\
+        def logits(params, x):
+            return jnp.tanh(x @ params["up"] + params["bias"][None]) @ params["down"]
+
+        def predict(params, extra, batch):
+            found = logits(params, batch["x"])
+            return {"label": found.argmax(1), "logits": found}
+
+        def init(key):
+"""
+ROWS = np.random.default_rng(3).normal(size=(50, 2)).astype(np.float32)
+RUN = ("steps=8", "evaluate.every=4", "checkpoint.every=4", "checkpoint.best=highest loss")
+
+
+def predicting() -> str:
+    """The code of a study that says what its model computes."""
+    code = CODE.replace("        def init(key):\n", LOGITS)
+    code = code.replace('batch["x"] @', 'batch["x"].astype(params["up"].dtype) @')
+    code = code.replace("jnp.tanh(x @", "jnp.tanh(x.astype(params['up'].dtype) @")
+    head, _, tail = code.rpartition("        )\n")
+    return f"{head}{PREDICTS}{tail}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("loaded")
+
+
+@pytest.fixture(scope="module")
+def params(place: Path) -> dict[str, np.ndarray]:
+    """A run, and the parameters that it came to."""
+    with pytest.MonkeyPatch.context() as patch:
+        at_home(place, patch, place / "compiled")
+        outcome = trained(write_study(place, predicting()), *RUN)
+        trained("configs/quick.yaml", *RUN, "name=half", "precision.kind=bf16")
+        like = assemble(config_of(outcome.directory.config)).like
+        with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
+            return jax.device_get(checkpoints.restore(8, like).params)
+
+
+@pytest.fixture(autouse=True)
+def _home(place: Path, params, monkeypatch: pytest.MonkeyPatch):
+    at_home(place, monkeypatch, place / "compiled")
+
+
+def by_hand(params, x: np.ndarray) -> np.ndarray:
+    return np.tanh(x @ params["up"] + params["bias"]) @ params["down"]
+
+
+def test_gives_parameters_model_and_predictions(params):
+    run = jt.load("quick")
+    assert (run.directory, run.step, run.config.steps) == (Path("runs/quick"), 8, 8)
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, jax.device_get(run.params)))
+    assert repr(run) == "LoadedRun(runs/quick at step 8: quick, 48 parameters in 3 leaves)"
+    assert dict(run.inputs) == {"x": jax.ShapeDtypeStruct((2,), jnp.float32)}
+    logits = by_hand(params, ROWS)
+    for data in (ROWS, {"x": ROWS, "label": np.zeros(50)}, {"x": ROWS.astype(np.float64)}):
+        found = run.predict(data)
+        assert_close(found["logits"], logits, 1e-5)
+        np.testing.assert_array_equal(found["label"], logits.argmax(1))
+    assert run.model is not None
+    assert_close(run.model.apply(run.params, (), ROWS)[0], logits, 1e-5)
+    own = run.predict(ROWS, lambda p, batch: batch["x"] @ p["up"])
+    assert_close(own, ROWS @ params["up"], 1e-5)
+
+
+def test_a_program_is_compiled_once_for_batches_of_a_size():
+    run = jt.load("quick")
+    run.predict(ROWS)
+    run.predict(ROWS[:3])
+    assert len(run._programs) == 1
+    run.predict(ROWS, batch=16)
+    assert len(run._programs) == 2
+
+
+@pytest.mark.parametrize("parallel", ["mirrored", "fsdp"])
+def test_any_layout_says_the_same(parallel: str, params):
+    run = jt.load("runs/quick", 8, parallel=parallel)
+    assert len(run.params["up"].sharding.device_set) == 8
+    assert_close(run.predict(ROWS)["logits"], by_hand(params, ROWS), 1e-5)
+
+
+def test_a_step_is_named_as_in_eval():
+    best = jt.load("quick", "best")
+    assert (best.step, jt.load("quick", 4).step) == (4, 4)
+    with pytest.raises(CheckpointError, match="no checkpoint of step 5"):
+        jt.load("quick", 5)
+    with pytest.raises(ConfigError, match=r"jt\.load: quik is no .* did you mean quick\?"):
+        jt.load("quik")
+
+
+def test_predictions_are_computed_in_the_precision_of_the_run():
+    run = jt.load("half")
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), run.params)
+    found = run.predict(ROWS)["logits"]
+    assert found.dtype == np.float32
+    expected = run.model.apply(narrow, (), ROWS)[0].astype(jnp.float32)
+    assert_close(found, expected, 1e-2)
+    assert np.abs(found - by_hand(jax.device_get(run.params), ROWS)).max() > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"y": ROWS}, r"quick takes x float32\[n, 2\], and x is not there: there is y"),
+        (ROWS[:, :1], r"takes x of shape \[n, 2\], and it is \[50, 1\]: give an array of n rows"),
+        (ROWS[0], r"and it is \[2\]: give x\[None\] for a single row"),
+        (ROWS.reshape(25, 4), r"give an array of n rows, each \[2\]"),
+        (ROWS.reshape(50, 1, 2), r"give x\.reshape\(-1, 2\)"),
+        (ROWS.astype(np.uint8), r"x as float32, and it is uint8, bytes: .* x\.astype\('float32'\)"),
+        (ROWS.astype(str), "and it is <U.*: give numbers"),
+        (ROWS[:0], "`x` has no rows"),
+        ("rows.csv", "Data is arrays by name"),
+    ],
+)
+def test_rows_that_do_not_fit_are_told(data, words):
+    with pytest.raises(DataError, match=words):
+        jt.load("quick").predict(data)
+
+
+def test_what_is_not_there_is_told():
+    write_study(Path("other"))
+    with pytest.MonkeyPatch.context() as patch:
+        at_home(Path("other").absolute(), patch, Path("compiled").absolute())
+        trained("configs/quick.yaml", "steps=1", "evaluate.every=0")
+        run = jt.load("quick")
+        assert run.model is None
+        with pytest.raises(
+            ConfigError, match=r"gives no `predict`. .*predict=lambda params, extra"
+        ):
+            run.predict(ROWS)
+
+
+# Runs that jt.fit made.
+
+
+def guess(p, batch):
+    return (batch["x"] @ p["a"][0]["w"]) * (batch["x"] @ p["a"][1]["w"]) + p["b"]
+
+
+def fitted(name: str, optimizer, start):
+    loss = lambda p, batch, rng: jt.Mean.of(guess(p, batch) ** 2, batch["mask"])
+    given = {"steps": 6, "name": name, "quiet": True, "every": 3}
+    return jt.fit(loss, start, ROWS, optimizer, **given)
+
+
+def test_a_run_of_fit_gives_its_parameters_and_takes_what_the_model_computes():
+    start = {"a": [{"w": np.ones(2)}, {"w": np.ones(2)}], "b": np.float32(3)}
+    for name, ema in (("fitted", 0.0), ("averaged", 0.5)):
+        result = fitted(name, AdamW(lr=0.1, ema=ema), start)
+        run = jt.load(name)
+        assert (run.step, run.experiment, run.model, run.extra) == (6, None, None, ())
+        here, there = jax.tree.flatten(run.params), jax.tree.flatten(result.params)
+        assert here[1] == there[1]
+        for one, other in zip(here[0], there[0], strict=True):
+            np.testing.assert_array_equal(one, other)
+    expected = guess(jax.device_get(run.params), {"x": ROWS})
+    assert_close(run.predict(ROWS, guess), expected, 1e-5)
+    with pytest.raises(ConfigError, match=r"made by jt\.fit, .* Give it: predict\(data, apply\)"):
+        run.predict(ROWS)
+    fitted("free", ScheduleFree(lr=0.1), start)
+    with pytest.raises(ConfigError, match=r"schedule_free, .* the same call of jt\.fit again"):
+        jt.load("free")
+
+
+@pytest.mark.parametrize(
+    ("leaves", "tree"),
+    [
+        ({"": 1}, 1),
+        ({"a/0/w": 1, "a/1/w": 2, "b": 3}, {"a": [{"w": 1}, {"w": 2}], "b": 3}),
+        ({"1": 1, "2": 2}, {"1": 1, "2": 2}),  # from 1 on: no list
+        ({str(i): i for i in range(12)}, list(range(12))),
+    ],
+)
+def test_leaves_by_name_become_a_tree(leaves, tree):
+    assert nested({name: np.array(leaf) for name, leaf in leaves.items()}) == tree
+
+
+# The verb.
+
+
+def predicted(out: str, *words: str) -> int:
+    return main(["predict", "quick", "--data", "rows.npz", "--out", out, *words])
+
+
+def read_back(out: Path) -> dict[str, np.ndarray]:
+    if out.suffix == ".npz":
+        return dict(np.load(out))
+    if out.suffix == ".jsonl":
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        return {name: np.array([row[name] for row in rows], np.float32) for name in rows[0]}
+    table = np.loadtxt(out, delimiter=",", skiprows=1, dtype=np.float32)
+    assert out.read_text().splitlines()[0] == "label,logits.0,logits.1,logits.2"
+    return {"label": table[:, 0], "logits": table[:, 1:]}
+
+
+@pytest.mark.parametrize("out", ["out/y.npz", "y.jsonl", "y.csv"])
+def test_the_verb_writes_what_the_model_makes_of_each_row(out: str, params, capfd):
+    Path("rows.npz").write_bytes(encode_rows(Path("rows.npz"), {"x": ROWS}))
+    assert predicted(out, "--json") == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said == {
+        "run": "quick",
+        "step": 8,
+        "rows": 50,
+        "out": out,
+        "outputs": {"label": "int32[50]", "logits": "float32[50, 3]"},
+    }
+    found = read_back(Path(out))
+    np.testing.assert_array_equal(found["logits"], jt.load("quick").predict(ROWS)["logits"])
+    np.testing.assert_array_equal(found["label"], by_hand(params, ROWS).argmax(1))
+
+
+def test_the_verb_says_what_it_did_and_changes_nothing_in_the_run(capfd):
+    Path("rows.npz").write_bytes(encode_rows(Path("rows.npz"), {"x": ROWS}))
+    files = {p: p.read_bytes() for p in Path("runs/quick").rglob("*") if p.is_file()}
+    assert predicted("y.npz", "--step", "4", "--batch", "16", "parallel.kind=mirrored") == 0
+    assert capfd.readouterr().out == (
+        "quick at step 4: 50 rows of rows.npz -> y.npz: label int32[50], logits float32[50, 3]\n"
+    )
+    assert {p: p.read_bytes() for p in Path("runs/quick").rglob("*") if p.is_file()} == files
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--out", "y.txt"), "y.txt ends with .txt, and rows are written to .npz"),
+        (("--out", "rows.npz"), "--out rows.npz is the file of --data"),
+        (("--out", "y.npy"), "y.npy holds one array, and there are label, logits: write y.npz"),
+        (("--data", "rows.parquet"), "rows.parquet ends with .parquet, and rows are read from"),
+        (("--data", "nowhere.npz"), "nowhere.npz cannot be read (No such file or directory)"),
+        (("--step", "last"), "--step last is no step"),
+        (("--batch", "many"), "--batch many is no count; write --batch 128"),
+        (("--out", "rows.npz/y.npz"), "cannot be written"),
+        (("--data", "pickled.npz"), "it holds Python objects, which may run code"),
+    ],
+)
+def test_the_verb_tells_mistakes(words: tuple[str, str], says: str, capfd):
+    Path("rows.npz").write_bytes(encode_rows(Path("rows.npz"), {"x": ROWS}))
+    np.savez("pickled.npz", x=np.array([{}], object))
+    typed = {"--data": "rows.npz", "--out": "y.npz"} | {words[0]: words[1]}
+    assert main(["predict", "quick", *(w for pair in typed.items() for w in pair)]) == 2
+    told = capfd.readouterr().err
+    assert says in told
+    assert "Traceback" not in told
+    assert os.path.exists("rows.npz")

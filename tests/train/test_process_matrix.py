@@ -1,0 +1,117 @@
+"""2 and 4 processes of 1, 2 and 4 devices, under four layouts, take the steps of one device."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comparison import distance
+from process_runs import TINY
+
+from jtrain.checkpoint import CheckpointManager
+from jtrain.config.resolve import resolve
+from jtrain.core.pytree import named_leaves
+from jtrain.distributed.launcher import launch
+from jtrain.train.hooks.metrics import read
+from jtrain.train.setup import assemble
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "configs" / "llama2_7b.yaml"
+SCRIPT = ROOT / "tests" / "process_runs.py"
+LAYOUTS = {
+    "mirrored": "parallel.kind=mirrored",
+    "shard_map": "parallel.kind=mirrored parallel.impl=shard_map",
+    "fsdp": "parallel.kind=fsdp parallel.min_size=0",
+    "data-fsdp": "parallel.kind=sharded parallel.data=2 parallel.fsdp=0 parallel.min_size=0",
+    "fsdp-tensor": "parallel.kind=sharded parallel.fsdp=0 parallel.tensor=2 parallel.min_size=0",
+}
+SIZES = [(processes, devices) for processes in (2, 4) for devices in (1, 2, 4)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one device comes to."""
+    home = tmp_path_factory.mktemp("alone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        launched(1, 1, 0, {"alone": "parallel.kind=single"})
+    return home / "runs" / "alone"
+
+
+def reads(runs: Path) -> list[list[list[str]]]:
+    """Of each process, of each batch that it read, the rows."""
+    files = sorted(runs.glob("read-*.txt"))
+    return [[line.split() for line in file.read_text().splitlines()] for file in files]
+
+
+def launched(processes: int, devices: int, stop: int, layouts: dict[str, str]) -> None:
+    runs = [f"{name} {settings}" for name, settings in layouts.items()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("XLA_FLAGS")
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(SCRIPT.parent), *sys.path]))
+        command = [sys.executable, "-W", "error", str(SCRIPT), str(CONFIG), str(stop), *runs]
+        assert launch(command, processes=processes, devices=devices) == 0
+
+
+def params(run: Path, last: int = 4) -> list[np.ndarray]:
+    """Of the checkpoint after the last step, restored to one device."""
+    config = resolve(CONFIG, [*TINY, "parallel={kind: single}"]).config
+    with CheckpointManager(run / "checkpoints") as checkpoints:
+        assert checkpoints.newest() == last
+        state = checkpoints.restore(last, assemble(config).like)
+    return [np.asarray(leaf) for leaf in named_leaves(state.params).values()]
+
+
+def check_same(run: Path, alone: Path) -> None:
+    rows, expected = read(run / "metrics.jsonl"), read(alone / "metrics.jsonl")
+    assert [list(row) for row in rows] == [list(row) for row in expected], "each row once"
+    for row, other in zip(rows, expected, strict=True):
+        for name, number in row.items():
+            assert number == pytest.approx(other[name], rel=1e-6), (run.name, row["step"], name)
+    assert distance(params(run), params(alone)) <= 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "devices"), SIZES)
+def test_take_the_steps_of_one_device(processes, devices, alone, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    launched(processes, devices, 0, LAYOUTS)
+    for name in LAYOUTS:
+        check_same(tmp_path / "runs" / name, alone)
+    parts, (whole,) = reads(tmp_path / "runs"), reads(alone.parent)
+    assert len(parts) == processes
+    together = [[row for part in read for row in part] for read in zip(*parts, strict=True)]
+    assert together == whole, "the order of the data"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "second"), [((2, 2), (4, 1)), ((4, 1), (2, 4)), ((4, 2), (1, 2))]
+)
+def test_another_number_of_processes_goes_on(first, second, alone, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for (processes, devices), stop in ((first, 2), (second, 0)):
+        launched(processes, devices, stop, LAYOUTS)
+    for name in LAYOUTS:
+        check_same(tmp_path / "runs" / name, alone)
+
+
+@pytest.mark.slow
+def test_a_hundred_steps_stay_near_those_of_one_device(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    hundred = "steps=100 evaluate.every=50"
+    launched(1, 1, 0, {"alone": f"parallel.kind=single {hundred}"})
+    launched(2, 2, 0, {name: f"{layout} {hundred}" for name, layout in LAYOUTS.items()})
+    alone = tmp_path / "runs" / "alone"
+    of = lambda run: np.array([r["loss"] for r in read(run / "metrics.jsonl") if "loss" in r])
+    expected, trained = of(alone), params(alone, 100)
+    assert len(expected) == 100
+    for name in LAYOUTS:
+        run = tmp_path / "runs" / name
+        losses = float(np.max(np.abs(of(run) / expected - 1)))
+        parameters = distance(params(run, 100), trained)
+        with capfd.disabled():
+            print(f"\n{name}: losses {losses:.1e}, parameters {parameters:.1e}")
+        assert losses <= 1e-4
+        assert parameters <= 1e-4

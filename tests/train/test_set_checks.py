@@ -1,0 +1,136 @@
+"""Several evaluation sets, each at its cadence; the best is kept, and a run may end early."""
+
+import json
+from pathlib import Path
+
+import pytest
+from quick_study import CODE, YAML, at_home, config_of, kept, trained, write_study
+
+import jtrain as jt
+from jtrain.checkpoint import CheckpointManager
+from jtrain.cli import main
+from jtrain.errors import ConfigError
+from jtrain.train.hooks.metrics import read, results
+
+CONFIG = "configs/quick.yaml"
+ONE = "valid=InOrder(valid, size=self.evaluate.batch or self.batch),"
+TWO = 'valid={"valid": InOrder(valid, size=24), "seen": InOrder(points(70, 2), size=16)},'
+SETS = "evaluate={every: 4, sets: {seen: {every: 6}}}"
+# With this rate it is best at step 2 and gets worse.
+WORSE = ("optimizer.lr=2.0", "steps=30", "evaluate.every=2", "evaluate.patience=3")
+BEST = (*WORSE, "checkpoint.best=loss")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
+    assert ONE in CODE
+    write_study(tmp_path, CODE.replace(ONE, TWO), YAML)
+    at_home(tmp_path, monkeypatch, compiled)
+
+
+def test_each_set_has_its_cadence_and_all_are_measured_at_the_end(capsys):
+    outcome = trained(CONFIG, SETS)
+    found = {name: results(outcome.directory.metrics, name) for name in ("valid", "seen")}
+    assert {name: list(rows) for name, rows in found.items()} == {
+        "valid": [4, 8, 12],
+        "seen": [6, 12],
+    }
+    assert found == outcome.sets
+    assert outcome.results == found["valid"], "the first is what it is judged by"
+    assert (found["valid"][12]["rows"], found["seen"][12]["rows"]) == (50, 70)
+    assert trained(CONFIG, SETS).sets == found, "also of a run that was finished before"
+    assert main(["eval", "quick", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"run": "quick", "step": 12} | {
+        name: pytest.approx(rows[12], rel=1e-6) for name, rows in found.items()
+    }
+    assert main(["eval", "quick"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "quick at step 12 on valid",
+        "quick at step 12 on seen",
+    ]
+
+
+def test_a_run_that_goes_on_measures_what_an_unbroken_one_does():
+    whole = kept(trained(CONFIG, SETS, "name=whole"))
+    half = trained(CONFIG, SETS, hooks=[jt.EarlyStop("seen/loss", 9), _Stop(5)])
+    assert half.step == 5
+    assert kept(trained(CONFIG, SETS)) == whole
+
+
+class _Stop(jt.Hook):
+    """Stops a run where it can go on."""
+
+    def __init__(self, step: int):
+        self.every = step
+
+    def on_state(self, step, state, metrics):
+        return jt.Stop("enough") if step == self.every else None
+
+
+def test_ends_when_nothing_improves_and_keeps_the_best():
+    outcome = trained(CONFIG, *BEST)
+    losses = {step: x["loss"] for step, x in outcome.results.items()}
+    best = min(losses, key=lambda step: losses[step])
+    assert (outcome.status, outcome.step) == ("done", best + 6)
+    assert outcome.why == f"valid/loss was no better in 3 evaluations than at step {best}"
+    with CheckpointManager(outcome.directory.checkpoints, best="loss") as checkpoints:
+        assert checkpoints.best() == best, "though checkpoints are made every 5 steps"
+    assert main(["eval", "quick", "--step", "best"]) == 0
+
+
+def test_ends_at_the_same_step_if_it_was_killed_on_the_way():
+    whole = trained(CONFIG, *BEST, "name=whole")
+    with pytest.raises(KeyboardInterrupt):
+        trained(CONFIG, *BEST, hooks=[_Kill(whole.step)])
+    again = trained(CONFIG, *BEST)
+    assert (again.status, again.step, again.why) == (whole.status, whole.step, whole.why)
+    assert read(again.directory.metrics) == read(whole.directory.metrics)
+    # Killed once its last state was saved, and before that was written down.
+    again.directory.say("running", step=again.step)
+    assert trained(CONFIG, *BEST).step == whole.step
+    assert read(again.directory.metrics) == read(whole.directory.metrics)
+
+
+class _Kill(jt.Hook):
+    """Ends the process after the calls of a step: what `run` does after the loop is not done."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_numbers(self, step, numbers):
+        if step == self.step:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["evaluate.sets={sen: {every: 5}}"], "no set of .* gives valid, seen; did you mean seen"),
+        (["checkpoint.best=sen/loss"], "no metric .* valid/loss, .*; did you mean seen/loss"),
+        (["evaluate.patience=3", "evaluate.every=2"], "needs to know what is best; set checkpoint"),
+        (["steps_per_call=3", "evaluate.sets={seen: {every: 5}}"], "sets.seen.every.*5 is no mult"),
+    ],
+)
+def test_says_what_does_not_fit(settings, words):
+    with pytest.raises(ConfigError, match=f"(?s){words}"):
+        trained(CONFIG, *settings)
+
+
+def test_a_set_has_a_plain_name():
+    write_study(Path("other"), CODE.replace(ONE, TWO.replace('"seen"', '"a/b"')))
+    with pytest.raises(ConfigError, match=r"'a/b' has no plain name.*call it a_b"):
+        trained("other/configs/quick.yaml")
+
+
+def test_functions_are_hooks_of_a_run():
+    seen = []
+
+    def look(step, results):
+        seen.append((step, sorted(results)))
+
+    with open("screen.txt", "w") as screen:
+        jt.run(config_of(CONFIG, [SETS, "steps=6"]), hooks=[look], screen=screen)
+    rows = lambda name: [f"{name}/accuracy", f"{name}/loss", f"{name}/rows"]
+    assert seen == [(4, rows("valid")), (6, rows("seen")), (6, rows("valid"))]
