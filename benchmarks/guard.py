@@ -32,7 +32,7 @@ from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.hooks.heartbeat import HeartbeatHook
 from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.run_dir import RunDir
-from jtrain.train.setup import TrainSetup, assemble
+from jtrain.train.setup import TrainSetup, set_up
 
 ROLLBACK = "guard={kind: rollback, spike: {loss: 3, grad_norm: 10}}"
 GOAL = 1.01
@@ -42,7 +42,7 @@ def parts_of(*settings: str) -> TrainSetup:
     """The character transformer on one device, for ever."""
     path = Path(__file__).parent.parent / "configs" / "shakespeare.yaml"
     settings = ("parallel={kind: single}", "steps=100000000", *settings)
-    return assemble(resolve(path, settings).config)
+    return set_up(resolve(path, settings).config)
 
 
 def always(finite, update, grads, opt_state, params, before, extra, **known) -> UpdateResult:
@@ -92,7 +92,7 @@ class Turn:
         """Takes some steps."""
         began = self.clock()
         stop = self.done + self.steps
-        ended = jt.train(
+        ended = jt.train_loop(
             self.program, self.state, self.feed(), start=self.done, stop=stop, hooks=self.hooks
         )
         self.state, self.done = jax.block_until_ready(ended.state), stop

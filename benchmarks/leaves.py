@@ -16,7 +16,7 @@ from pairs import machine, ratio, table, take_turns
 from jtrain.config.resolve import resolve
 from jtrain.core.pytree import named_leaves
 from jtrain.train.leaf_statistics import LeafStatistics
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 CONFIG = Path(__file__).parent.parent / "configs" / "shakespeare.yaml"
 
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=10)
     given = parser.parse_args()
-    parts = assemble(resolve(CONFIG, ["parallel.kind=single"]).config)
+    parts = set_up(resolve(CONFIG, ["parallel.kind=single"]).config)
     step, look, still = parts.compile_step(), LeafStatistics(parts), parts.fresh()
     state = parts.fresh()
 

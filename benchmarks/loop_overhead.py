@@ -37,7 +37,7 @@ from jtrain.parallel import Single
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_hooks import RunHooks
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 STEPS = 10**8  # the run never ends; a turn is a part of it
 
@@ -72,7 +72,7 @@ def characters() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 65, 1_000_000).astype(np.int32)
 
 
-@jt.values
+@jt.configclass
 class Mlp(jt.RunConfig):
     """The tiny MLP, whose step costs next to nothing."""
 
@@ -86,7 +86,7 @@ class Mlp(jt.RunConfig):
         )
 
 
-@jt.values
+@jt.configclass
 class Characters(jt.RunConfig):
     """The character transformer in nanoGPT's CPU setting."""
 
@@ -117,7 +117,7 @@ class Ours:
     """A run of jtrain, a part of it at each turn."""
 
     def __init__(self, config: jt.RunConfig, steps: int, stack: contextlib.ExitStack):
-        parts = assemble(config)
+        parts = set_up(config)
         directory = RunDir(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         directory.begin(config)
         kept = stack.enter_context(CheckpointManager(directory.checkpoints))
@@ -134,7 +134,7 @@ class Ours:
     def __call__(self) -> float:
         """Microseconds a step of this turn."""
         began = time.perf_counter()
-        ended = jt.train(
+        ended = jt.train_loop(
             self.step,
             self.state,
             self.feed,

@@ -42,7 +42,7 @@ class Net(nnx.Module):
         return self.down(nnx.relu(self.up(x)))
 
 
-@jt.values
+@jt.configclass
 class Mlp(jt.RunConfig):
     """The tiny MLP as a run."""
 

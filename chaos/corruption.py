@@ -119,9 +119,9 @@ def seen(directory: Path, seed: int, kinds: tuple = KINDS) -> tuple[str, list[st
     """What was done to step 2 of a directory by a seed, and what is said to be wrong with it."""
     draw = random.Random(seed)
     damage = kinds[seed % len(kinds)](directory / "2", draw)
-    if 2 not in checkpoints.named(directory):
+    if 2 not in checkpoints.named_steps(directory):
         return damage, ["it is no checkpoint any more"]
-    return damage, checkpoints.faults(directory, 2, full=True)
+    return damage, checkpoints.find_faults(directory, 2, full=True)
 
 
 def corruption(seed: int, folder: Path) -> Trial:

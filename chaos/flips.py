@@ -21,7 +21,7 @@ from jtrain.core.types import Batch, Params
 from jtrain.errors import DeviceError
 from jtrain.parallel import Mirrored
 from jtrain.train.hooks.recompute_check import RecomputeCheck
-from jtrain.train.setup import TrainSetup, assemble
+from jtrain.train.setup import TrainSetup, set_up
 
 DEVICES, CALM, LONGEST = 4, 100, 6  # devices; steps of a calm trial; steps before a flip at most
 NOTHING = np.zeros(4, np.int32)  # which leaf, which element, which bit, and whether at all
@@ -144,7 +144,7 @@ def _walk(
 
 @functools.cache
 def _parts() -> TrainSetup:
-    return assemble(subject.config(parallel=Mirrored(devices=DEVICES)))
+    return set_up(subject.config(parallel=Mirrored(devices=DEVICES)))
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jtrain.checkpoint.inspect import arrays
+from jtrain.checkpoint.inspect import read_arrays
 from jtrain.checkpoint.layout import record
 
 STEPS = 60
@@ -77,7 +77,7 @@ def points(rows, seed, kind):
     return kind(x=x, y=x @ np.float32([1, -2, 3, 0.5]))
 
 
-@jt.values
+@jt.configclass
 class Config(jt.RunConfig):
     """A line."""
 
@@ -239,7 +239,7 @@ def differences(one: Path, other: Path) -> str:
 def _came_to(home: Path) -> tuple[bytes, dict[str, bytes]]:
     run = home / "runs" / "hurt"
     names = list(record(run / "checkpoints", STEPS)["fingerprints"])
-    found = arrays(run / "checkpoints", STEPS, names)
+    found = read_arrays(run / "checkpoints", STEPS, names)
     leaves = {name: array.tobytes() for name, array in found.items()}
     return (run / "metrics.jsonl").read_bytes(), leaves
 

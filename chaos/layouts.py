@@ -19,7 +19,7 @@ from typing import NamedTuple
 from chaos.laid import AGAIN, RUN, SEEN, STEPS
 from chaos.trial import Trial
 from jtrain.checkpoint import fingerprint
-from jtrain.checkpoint.inspect import arrays
+from jtrain.checkpoint.inspect import read_arrays
 from jtrain.checkpoint.layout import record
 from jtrain.errors import CheckpointError
 from jtrain.train.hooks import step_record
@@ -151,7 +151,7 @@ def _other_bits(place: Path, step: int) -> list[str]:
     names = list(said["fingerprints"])
     if said["leaves"] != again["leaves"] or not names:
         return ["other leaves were saved again"]
-    before, after = (arrays(where, step, names) for where in (first, second))
+    before, after = (read_arrays(where, step, names) for where in (first, second))
     prints = fingerprint.read(fingerprint.begin(before))  # of what is on the disk, on the host
     return [
         f"{name} is not what was saved"

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from chaos.trial import Trial
-from jtrain.checkpoint.inspect import differing, step_of
-from jtrain.config.configclass import values
+from jtrain.checkpoint.inspect import diff_checkpoints, step_of
+from jtrain.config.configclass import configclass
 from jtrain.config.guard import RollbackPolicy
 from jtrain.config.top import Checkpoint, LogConfig
 from jtrain.core.loop import Hook
@@ -49,7 +49,7 @@ VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "1e4": 1e4}
 STEPS, EVERY = 12, 4  # of a trial, and between its checkpoints
 
 
-@values
+@configclass
 class Fault:
     """A value that is not finite, or large, at one place of one batch."""
 
@@ -63,7 +63,7 @@ class Fault:
     """The row of the batch that brings it."""
 
 
-@values
+@configclass
 class Data:
     """Points about three corners."""
 
@@ -71,7 +71,7 @@ class Data:
     """What is wrong with them."""
 
 
-@values
+@configclass
 class Config(RunConfig):
     """A small classifier of points with running statistics, whose data has faults."""
 
@@ -193,7 +193,9 @@ def different(one: Path, other: Path) -> list[str]:
     """What two runs do not have in common, of their last states and their metrics."""
     places = [path / "checkpoints" for path in (one, other)]
     steps = [(place, step_of(place, "newest")) for place in places]
-    wrong = [row["leaf"] for row in differing(*steps)] + ["the step"] * (steps[0][1] != steps[1][1])
+    wrong = [row["leaf"] for row in diff_checkpoints(*steps)] + ["the step"] * (
+        steps[0][1] != steps[1][1]
+    )
     if (one / "metrics.jsonl").read_bytes() != (other / "metrics.jsonl").read_bytes():
         wrong.append("metrics.jsonl")
     return [f"{name} differs" for name in wrong]

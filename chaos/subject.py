@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.config.top import Checkpoint, EvaluateConfig, LogConfig
 from jtrain.core.mean import Mean
 from jtrain.core.placement import Placement
@@ -20,7 +20,7 @@ KEPT = 2  # of the newest checkpoints, beside the best
 DIMS = {"first": ("inputs", "hidden"), "bias": ("hidden",), "second": ("hidden", "classes")}
 
 
-@values
+@configclass
 class Config(RunConfig):
     """In which of eight sectors does a point lie?"""
 

@@ -71,9 +71,9 @@ def train(
 
 def came_to(each: int = 1) -> dict[str, Any]:
     """The bits of the newest checkpoint of a run, leaf by leaf, and of its metrics."""
-    from jtrain.train.setup import assemble
+    from jtrain.train.setup import set_up
 
-    like = assemble(subject.config(each)).like
+    like = set_up(subject.config(each)).like
     checkpoints = CheckpointManager(CHECKPOINTS)
     newest = checkpoints.newest()
     assert newest is not None
@@ -286,7 +286,7 @@ def listed() -> dict[str, Any]:
     """The steps that are listed, and which of them are damaged."""
     checkpoints = CheckpointManager(SAVED)
     steps = checkpoints.steps()
-    wrong = {step: found for step in steps if (found := layout.faults(SAVED, step, full=True))}
+    wrong = {step: found for step in steps if (found := layout.find_faults(SAVED, step, full=True))}
     return {"steps": steps, "wrong": wrong}
 
 

@@ -15,7 +15,7 @@ from jtrain.models.layers.classes import classes
 from jtrain.models.mlp import MLP
 
 
-@jt.values
+@jt.configclass
 class Config(jt.RunConfig):
     """A classifier of handwritten digits."""
 

@@ -21,7 +21,7 @@ from jtrain.models.resnet import ResNet
 from jtrain.models.vit import ViT
 
 
-@jt.values
+@jt.configclass
 class Clothes(FashionMnist):
     """Fashion-MNIST, changed at random where it is trained on."""
 
@@ -29,7 +29,7 @@ class Clothes(FashionMnist):
     """How; by default not at all."""
 
 
-@jt.values
+@jt.configclass
 class Config(jt.RunConfig):
     """A classifier of clothes."""
 

@@ -35,7 +35,7 @@ def near(points: Float[np.ndarray, "rows 2"]) -> tuple[int, float]:
     return int(close.any(0).sum()), float(close.any(1).mean())
 
 
-@jt.values
+@jt.configclass
 class Networks:
     """A generator of points and a critic of them."""
 
@@ -83,7 +83,7 @@ def losses(generator: Model, critic: Model, values: Networks) -> tuple[Callable,
     return of_generator, of_critic
 
 
-@jt.values
+@jt.configclass
 class Config(jt.RunConfig):
     """Points like those of a ring."""
 

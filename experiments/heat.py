@@ -38,7 +38,7 @@ class Drawn:
         return Drawn(self.size, self.seed, slice(index * share, (index + 1) * share))
 
 
-@jt.values
+@jt.configclass
 class Rod:
     """A rod of length 1 whose ends are kept at 0, for a time of 1."""
 
@@ -54,7 +54,7 @@ class Rod:
         return jnp.stack(waves).sum(0)
 
 
-@jt.values
+@jt.configclass
 class Network:
     """Linear maps with tanh between them, of place and time."""
 
@@ -81,7 +81,7 @@ class Network:
         return (h @ last["kernel"] + last["bias"])[0]
 
 
-@jt.values
+@jt.configclass
 class Config(jt.RunConfig):
     """The heat of a rod."""
 

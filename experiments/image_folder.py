@@ -6,7 +6,7 @@ from jtrain.data.images.augment import Augment
 from jtrain.data.images.image_folder import ImageFolder
 
 
-@jt.values
+@jt.configclass
 class Photographs(ImageFolder):
     """Images in folders by class, changed at random where they are trained on."""
 
@@ -14,7 +14,7 @@ class Photographs(ImageFolder):
     """How; by default not at all."""
 
 
-@jt.values
+@jt.configclass
 class Config(fashion_mnist.Config):
     """A classifier of images of one's own."""
 

@@ -22,7 +22,7 @@ from jtrain.models.transformer import Transformer
 from jtrain.train.complete_text import writes
 
 
-@jt.values
+@jt.configclass
 class Config(jt.RunConfig):
     """A transformer and its tokens."""
 

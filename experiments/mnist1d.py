@@ -34,7 +34,7 @@ def linear(params: Params, x: Float[Array, "b i"]) -> Float[Array, "b o"]:
     return x @ params["kernel"] + params["bias"][None]
 
 
-@jt.values
+@jt.configclass
 class Logistic:
     """A linear map."""
 
@@ -49,7 +49,7 @@ class Logistic:
         return linear(params, x)
 
 
-@jt.values
+@jt.configclass
 class MLP:
     """Two hidden layers, the second added to the first."""
 
@@ -70,7 +70,7 @@ class MLP:
         return linear(head, h + jax.nn.relu(linear(second, h)))
 
 
-@jt.values
+@jt.configclass
 class CNN:
     """Three convolutions, each of every second place, and a linear map."""
 
@@ -93,7 +93,7 @@ class CNN:
         return linear(head, h.reshape(len(h), -1))
 
 
-@jt.values
+@jt.configclass
 class GRU:
     """A recurrent network in both directions, all of whose states a linear map sees."""
 
@@ -126,7 +126,7 @@ class GRU:
         return jax.lax.scan(step, jnp.zeros((len(x), self.width)), x.T)[1].swapaxes(0, 1)
 
 
-@jt.values
+@jt.configclass
 class Config(jt.RunConfig):
     """A network and the curves."""
 

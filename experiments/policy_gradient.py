@@ -79,7 +79,7 @@ def reinforce(model: Model, horizon: int, discount: float, entropy: float) -> Lo
     return loss
 
 
-@jt.values
+@jt.configclass
 class Episodes:
     """What is played."""
 
@@ -87,7 +87,7 @@ class Episodes:
     """Actions until an episode is ended, the pole still upright; 0.02 s each."""
 
 
-@jt.values
+@jt.configclass
 class Network:
     """The policy and its baseline in one network: two actions and a value."""
 
@@ -99,7 +99,7 @@ class Network:
     """Weight of the entropy that keeps the policy trying, in units of a return in 0 .. 1."""
 
 
-@jt.values
+@jt.configclass
 class Config(jt.RunConfig):
     """Keep a pole upright on a cart."""
 

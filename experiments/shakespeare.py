@@ -34,7 +34,7 @@ def next_char(model: Model) -> LossFn:
     return loss
 
 
-@jt.values
+@jt.configclass
 class Config(jt.RunConfig):
     """A character transformer and its text."""
 

@@ -15,7 +15,7 @@ from jtrain.losses.contrastive import contrastive
 from jtrain.models.mlp import MLP
 
 
-@jt.values
+@jt.configclass
 class Towers:
     """A network for either half; what they give is compared by its direction."""
 
@@ -27,7 +27,7 @@ class Towers:
     """What likenesses are divided by at first; it is learned."""
 
 
-@jt.values
+@jt.configclass
 class Config(jt.RunConfig):
     """Halves of digits find each other among all rows of a batch."""
 

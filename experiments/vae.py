@@ -33,7 +33,7 @@ def drawn(images: Float[np.ndarray, "n 8 8"]) -> str:
     return "\n".join("  ".join(map(text, line)).rstrip() for line in places.swapaxes(0, 1))
 
 
-@jt.values
+@jt.configclass
 class Autoencoder:
     """An encoder to a mean and a variance of each latent, and a decoder to chances of ink."""
 
@@ -43,7 +43,7 @@ class Autoencoder:
     """Numbers that a digit becomes."""
 
 
-@jt.values
+@jt.configclass
 class Config(jt.RunConfig):
     """Digits that were never written."""
 

@@ -5,18 +5,16 @@ does not wait for JAX.
 """
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     __version__: str
-    from jtrain.config.configclass import values as values
+    from jtrain.config.configclass import configclass as configclass
     from jtrain.core.evaluate import make_evaluate as make_evaluate
     from jtrain.core.loop import Hook as Hook
     from jtrain.core.loop import Rollback as Rollback
     from jtrain.core.loop import Stop as Stop
-    from jtrain.core.loop import train as train
+    from jtrain.core.loop import train_loop as train_loop
     from jtrain.core.loss import stateful as stateful
     from jtrain.core.mean import Mean as Mean
     from jtrain.core.mean import Terms as Terms
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
     from jtrain.train.run import run as run
 
 _HOME = {
-    "values": "config.configclass",
+    "configclass": "config.configclass",
     "Mean": "core.mean",
     "Terms": "core.mean",
     "Model": "core.model",
@@ -56,29 +54,29 @@ _HOME = {
     "binary_classifier": "models.model_loss",
     "regression": "models.model_loss",
     "language_model": "models.model_loss",
-    "Experiment": "train.experiment",
-    "RunConfig": "train.experiment",
-    "Prompt": "train.experiment",
+    "Experiment": "train_loop.experiment",
+    "RunConfig": "train_loop.experiment",
+    "Prompt": "train_loop.experiment",
     "generate": "models.generate",
     "TrainState": "core.state",
     "new_state": "core.state",
     "make_step": "core.step",
     "many": "core.step",
     "make_evaluate": "core.evaluate",
-    "check_batch": "train.first_batch.first_batch",
+    "check_batch": "train_loop.first_batch.first_batch",
     "Hook": "core.loop",
     "Rollback": "core.loop",
     "Stop": "core.loop",
-    "train": "core.loop",
-    "EarlyStop": "train.hooks.early_stop",
-    "run": "train.run",
-    "fit": "train.fit",
-    "Fitted": "train.fit_result",
-    "join_processes": "train.multihost_checks",
-    "load": "train.loaded_run",
-    "LoadedRun": "train.loaded_run",
-    "evaluate": "train.predict",
-    "predict": "train.predict",
+    "train_loop": "core.loop",
+    "EarlyStop": "train_loop.hooks.early_stop",
+    "run": "train_loop.run",
+    "fit": "train_loop.fit",
+    "Fitted": "train_loop.fit_result",
+    "join_processes": "train_loop.multihost_checks",
+    "load": "train_loop.loaded_run",
+    "LoadedRun": "train_loop.loaded_run",
+    "evaluate": "train_loop.predict",
+    "predict": "train_loop.predict",
 }
 # Packages and the errors, imported when they are first used: `jt.optim.AdamW(lr=1e-3)`.
 _PACKAGES = {
@@ -90,33 +88,31 @@ _PACKAGES = {
     "parallel": "parallel",
     "precision": "config.precision",
     "testing": "testing",
-    "trackers": "train.trackers",
+    "trackers": "train_loop.trackers",
 }
 # Pyright reads lists that are written out, and would have a second copy of the names above.
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-class _Jtrain(ModuleType):
-    """The package. `jt.run` is the function also after `jtrain/train/run.py` was imported."""
+# Names of earlier versions, and what each is called now.
+_RENAMED = {"values": "configclass", "train": "train_loop"}
 
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
 
-    def __getattr__(self, name: str) -> object:
-        if name in _PACKAGES:
-            return importlib.import_module(f"jtrain.{_PACKAGES[name]}")
-        if name == "__version__":
-            return importlib.import_module("importlib.metadata").version("jtrain")
-        if name not in _HOME:
-            raise AttributeError(f"module 'jtrain' has no attribute {name!r}")
+def __getattr__(name: str) -> object:
+    if name in _HOME:
         value = getattr(importlib.import_module(f"jtrain.{_HOME[name]}"), name)
-        setattr(self, name, value)
-        return value
+    elif name in _PACKAGES:
+        value = importlib.import_module(f"jtrain.{_PACKAGES[name]}")
+    elif name == "__version__":
+        value = importlib.import_module("importlib.metadata").version("jtrain")
+    elif name in _RENAMED:
+        raise AttributeError(f"jt.{name} is called jt.{_RENAMED[name]} now")
+    else:
+        raise AttributeError(f"module 'jtrain' has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
-    def __dir__(self) -> list[str]:
-        """Return what a user may name, for tab completion: no imports and no internals."""
-        return sorted([*__all__, *_PACKAGES, "__doc__", "__file__", "__name__", "__path__"])
 
-
-sys.modules[__name__].__class__ = _Jtrain
+def __dir__() -> list[str]:
+    """Return what a user may name, for tab completion: no imports and no internals."""
+    return sorted([*__all__, *_PACKAGES, "__doc__", "__file__", "__name__", "__path__"])

@@ -15,7 +15,7 @@ from jtrain.config.resolve import resolve
 from jtrain.core.pytree import named_leaves
 from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.run import RunResult
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 CODE = '''\
 import jax
@@ -28,7 +28,7 @@ from jtrain.data.batches.scan import check_labels
 from jtrain.losses.cross_entropy import cross_entropy
 
 
-@jt.values
+@jt.configclass
 class Data:
     """Points about the corners of a triangle."""
 
@@ -36,7 +36,7 @@ class Data:
     classes: int = 3
 
 
-@jt.values
+@jt.configclass
 class Model:
     """One hidden layer."""
 
@@ -51,7 +51,7 @@ def points(rows, seed):
     return Arrays(x=corner + draw.normal(size=(rows, 2)).astype(np.float32), label=label)
 
 
-@jt.values
+@jt.configclass
 class Config(jt.RunConfig):
     """Blobs."""
 
@@ -145,7 +145,7 @@ def read_otherwise(path: Path) -> None:
 def kept(outcome: RunResult, config: Path | None = None) -> dict[str, bytes]:
     """What a run has come to, bit for bit: its metrics and its last state."""
     directory = outcome.directory
-    like = assemble(config_of(config or directory.config)).like
+    like = set_up(config_of(config or directory.config)).like
     with CheckpointManager(directory.checkpoints) as checkpoints:
         step = checkpoints.newest()
         assert step == outcome.step, "the last state is kept"

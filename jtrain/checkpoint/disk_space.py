@@ -41,7 +41,7 @@ def check_writable(directory: Path, need_bytes: int) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise layout.unwritable(directory, error) from None
+        raise layout.unwritable_error(directory, error) from None
     if shutil.disk_usage(directory).free < need_bytes:
         raise CheckpointError(
             f"checkpoints need {size(need_bytes)} in {directory}, and its disk has "

@@ -33,14 +33,14 @@ _promised: list[Closeable] = []
 _registered = _failed = False
 
 
-def promise(closes: Closeable) -> None:
+def expect_close(closes: Closeable) -> None:
     """Has it closed at the end of the program; if that fails, its error is told and the code 70."""
     _register()
     if closes not in _promised:
         _promised.append(closes)
 
 
-def kept(closes: Closeable) -> None:
+def mark_closed(closes: Closeable) -> None:
     """It was closed: nothing is left to do."""
     if closes in _promised:
         _promised.remove(closes)

@@ -14,8 +14,8 @@ import numpy as np
 
 from jtrain.checkpoint.tensors import DTYPES, ENDING
 from jtrain.errors import CheckpointError
-from jtrain.io.disk_errors import advice
-from jtrain.io.private_files import created, private_files
+from jtrain.io.disk_errors import disk_advice
+from jtrain.io.private_files import create_private, private_files
 
 _NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
@@ -64,7 +64,7 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str
     try:
         with private_files():  # as the run is
             path.parent.mkdir(parents=True, exist_ok=True)
-            opened = created(unfinished)
+            opened = create_private(unfinished)
         with opened as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for array in whole.values():
@@ -75,7 +75,7 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str
     except OSError as error:
         with contextlib.suppress(OSError):  # a file in the place of its folder
             unfinished.unlink(missing_ok=True)
-        todo = advice(error, path.parent)
+        todo = disk_advice(error, path.parent)
         words = "Make room, or name another place" if todo.room else todo.words
         raise CheckpointError(
             f"--out {path} cannot be written ({error.strerror}). {words}."

@@ -25,12 +25,12 @@ from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.suggestions import did_you_mean
 from jtrain.core.types import Leaf
 from jtrain.errors import CheckpointError, DamagedError
-from jtrain.io.disk_errors import advice
+from jtrain.io.disk_errors import disk_advice
 
 RUNS = Path("runs")
 
 
-def find(path: str) -> tuple[Path, int | None]:
+def find_checkpoint(path: str) -> tuple[Path, int | None]:
     """The directory of checkpoints that a path means, and the step if it is one of them.
 
     Args:
@@ -40,7 +40,7 @@ def find(path: str) -> tuple[Path, int | None]:
         CheckpointError: if it is none of them.
     """
     for place in (Path(path), RUNS / path):
-        if place.name.isdigit() and int(place.name) in layout.named(place.parent):
+        if place.name.isdigit() and int(place.name) in layout.named_steps(place.parent):
             return place.parent, int(place.name)
         for directory in (place / "checkpoints", place):
             if directory_entries.leads_outside(directory):
@@ -71,8 +71,8 @@ def step_of(
     if not there:
         raise DamagedError(
             f"{directory} has no whole checkpoint; damaged ones are "
-            f"{', '.join(map(str, layout.named(directory))) or 'none'}. Name one by --step, or "
-            f"see what is wrong: jtrain ckpt verify {directory}"
+            f"{', '.join(map(str, layout.named_steps(directory))) or 'none'}. "
+            f"Name one by --step, or see what is wrong: jtrain ckpt verify {directory}"
         )
     step = there[-1] if asked == "newest" else _best(directory, owner)
     if step is None:
@@ -83,19 +83,19 @@ def step_of(
     return step
 
 
-def listed(directory: Path, owner: RunIdentity | None = None) -> list[dict[str, Any]]:
+def list_checkpoints(directory: Path, owner: RunIdentity | None = None) -> list[dict[str, Any]]:
     """Of each step, ascending, what `jtrain ckpt ls` tells; names and sizes are looked at."""
     whole, best = layout.steps(directory, owner), _best(directory, owner)
     rows = []
-    for step in layout.named(directory):
+    for step in layout.named_steps(directory):
         path = directory / str(step)
-        wrong = layout.faults(directory, step, full=False, owner=owner)
+        wrong = layout.find_faults(directory, step, full=False, owner=owner)
         said = {} if wrong else layout.record(directory, step)["best"]
         marks = ["newest"] * (step == whole[-1:][0]) if whole else []
         rows.append(
             {
                 "step": step,
-                "bytes": bytes_of(path),
+                "bytes": num_bytes(path),
                 "seconds": path.stat().st_mtime,
                 "format": seal.FORMAT if os.path.lexists(path / seal.SEAL) else 1,
                 "best": {**said} if said.get("name") else {},
@@ -107,11 +107,11 @@ def listed(directory: Path, owner: RunIdentity | None = None) -> list[dict[str, 
     return rows
 
 
-def verified(directory: Path, step: int, owner: RunIdentity | None = None) -> dict[str, Any]:
+def verify(directory: Path, step: int, owner: RunIdentity | None = None) -> dict[str, Any]:
     """What is wrong with a step after every byte of it was read, and how long that took."""
     start = time.perf_counter()
-    found = layout.faults(directory, step, full=True, owner=owner)
-    size = bytes_of(directory / str(step))
+    found = layout.find_faults(directory, step, full=True, owner=owner)
+    size = num_bytes(directory / str(step))
     return {
         "step": step,
         "bytes": size,
@@ -122,7 +122,7 @@ def verified(directory: Path, step: int, owner: RunIdentity | None = None) -> di
     }
 
 
-def shown(directory: Path, step: int) -> dict[str, Any]:
+def describe_checkpoint(directory: Path, step: int) -> dict[str, Any]:
     """What a checkpoint says of itself: each leaf, and what was said about it."""
     record = layout.record(directory, step)
     prints = record["fingerprints"]
@@ -138,7 +138,7 @@ def shown(directory: Path, step: int) -> dict[str, Any]:
     }
 
 
-def differing(one: tuple[Path, int], other: tuple[Path, int]) -> list[dict[str, Any]]:
+def diff_checkpoints(one: tuple[Path, int], other: tuple[Path, int]) -> list[dict[str, Any]]:
     """The leaves that two checkpoints do not have in common, by structure or by value.
 
     Values are told apart by their fingerprints; only leaves that differ are read.
@@ -149,7 +149,7 @@ def differing(one: tuple[Path, int], other: tuple[Path, int]) -> list[dict[str, 
     same = sorted(name for name in first.keys() & second.keys() if first[name] == second[name])
     prints = [_prints(place, same) for place in (one, other)]
     apart = [name for name in same if prints[0][name] != prints[1][name]]
-    values = [arrays(*place, apart) for place in (one, other)]
+    values = [read_arrays(*place, apart) for place in (one, other)]
     rows = []
     for name in sorted(first.keys() | second.keys()):
         said = [leaf.get(name, "-") for leaf in (first, second)]
@@ -160,7 +160,7 @@ def differing(one: tuple[Path, int], other: tuple[Path, int]) -> list[dict[str, 
     return rows
 
 
-def removed(
+def remove_checkpoints(
     directory: Path, step: int, *, force: bool = False, owner: RunIdentity | None = None
 ) -> int:
     """Bytes that are free after a checkpoint was removed.
@@ -169,11 +169,11 @@ def removed(
         CheckpointError: if it is the last whole one of its run and not `force`, a run writes there,
             or the system refuses it.
     """
-    if step not in layout.named(directory):
+    if step not in layout.named_steps(directory):
         layout.record(directory, step)
     lock = Lock(directory)
     try:
-        whole = lambda step: not layout.faults(directory, step, full=True, owner=owner)
+        whole = lambda step: not layout.find_faults(directory, step, full=True, owner=owner)
         others = (n for n in reversed(layout.steps(directory, owner)) if n != step)
         if not force and not any(map(whole, others)) and whole(step):
             raise CheckpointError(
@@ -181,7 +181,7 @@ def removed(
                 f"run begins again. To remove it all the same: jtrain ckpt rm "
                 f"{directory / str(step)} --force"
             )
-        size = bytes_of(directory / str(step))
+        size = num_bytes(directory / str(step))
         layout.delete(directory, step)
         return size
     finally:
@@ -199,14 +199,16 @@ def remove_damaged(directory: Path) -> tuple[list[str], int]:
     """
     lock = Lock(directory)
     try:
-        wrong = [n for n in layout.named(directory) if layout.faults(directory, n, full=True)]
+        wrong = [
+            n for n in layout.named_steps(directory) if layout.find_faults(directory, n, full=True)
+        ]
         aside = [
             path
             for path in directory_entries.asides(directory)
             if directory_entries.DAMAGED in path.name
         ]
         paths = [*(directory / str(step) for step in wrong), *aside]
-        size = sum(map(bytes_of, paths))
+        size = sum(map(num_bytes, paths))
         for step in wrong:
             layout.delete(directory, step)
         for path in aside:
@@ -216,7 +218,7 @@ def remove_damaged(directory: Path) -> tuple[list[str], int]:
         lock.release()
 
 
-def arrays(directory: Path, step: int, names: list[str]) -> dict[str, np.ndarray]:
+def read_arrays(directory: Path, step: int, names: list[str]) -> dict[str, np.ndarray]:
     """These leaves of a checkpoint, keys as the integers they are made of.
 
     Raises:
@@ -229,11 +231,11 @@ def arrays(directory: Path, step: int, names: list[str]) -> dict[str, np.ndarray
     try:
         found = storage.read((directory / str(step) / layout.STATE).absolute(), like, some=True)
     except storage.UnreadableError as error:
-        raise layout.damaged(directory, step, str(error)) from None
+        raise layout.damaged_error(directory, step, str(error)) from None
     return {name: np.asarray(found[name]) for name in names}
 
 
-def bytes_of(path: Path) -> int:
+def num_bytes(path: Path) -> int:
     """Of all files of a directory; nothing of what a link leads to."""
     if path.is_symlink():
         return 0
@@ -250,7 +252,7 @@ def _remove(path: Path) -> None:
     except OSError as error:
         raise CheckpointError(
             f"{path} was to be deleted, and the system refuses it ({error.strerror}: "
-            f"{error.filename}). {advice(error, path).words}."
+            f"{error.filename}). {disk_advice(error, path).words}."
         ) from None
 
 
@@ -274,7 +276,7 @@ def _best(directory: Path, owner: RunIdentity | None) -> int | None:
 def _prints(place: tuple[Path, int], names: list[str]) -> Mapping[str, str]:
     kept = layout.record(*place)["fingerprints"]
     unknown = [name for name in names if name not in kept]  # of format 1
-    return {**kept, **fingerprint.read(fingerprint.begin(arrays(*place, unknown)))}
+    return {**kept, **fingerprint.read(fingerprint.begin(read_arrays(*place, unknown)))}
 
 
 def _apart(one: np.ndarray, other: np.ndarray) -> float:

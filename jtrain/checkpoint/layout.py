@@ -33,7 +33,7 @@ from jtrain.checkpoint.directory_entries import DAMAGED, entries, is_step
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.record_check import check_record
 from jtrain.errors import CheckpointError, DamagedError
-from jtrain.io.disk_errors import advice
+from jtrain.io.disk_errors import disk_advice
 from jtrain.io.regular_files import LinkError, check_no_link, read_json
 
 STATE, ABOUT = "state", "about.json"
@@ -41,7 +41,7 @@ _RECORD = ("step", "leaves", "best", "about")
 _SAVING, _REPLACED, _DELETING = ".saving", ".replaced", ".deleting"
 
 
-def make(directory: Path) -> None:
+def make_directory(directory: Path) -> None:
     """Makes a folder and those above it that are missing, so that a power cut takes none of them.
 
     Raises:
@@ -50,7 +50,7 @@ def make(directory: Path) -> None:
     if not directory.is_dir():
         if directory.exists():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), f"{directory}")
-        make(directory.parent)
+        make_directory(directory.parent)
         directory.mkdir(exist_ok=True)
         seal.sync(directory.parent)
 
@@ -58,16 +58,16 @@ def make(directory: Path) -> None:
 def steps(directory: Path, owner: RunIdentity | None = None) -> list[int]:
     """The steps of the complete checkpoints (of a run, if one is named), ascending; their bytes are
     not read."""
-    found = named(directory)
-    return [step for step in found if not faults(directory, step, full=False, owner=owner)]
+    found = named_steps(directory)
+    return [step for step in found if not find_faults(directory, step, full=False, owner=owner)]
 
 
-def named(directory: Path) -> list[int]:
+def named_steps(directory: Path) -> list[int]:
     """The steps whose checkpoints have a name here, ascending, whole, damaged or emptied."""
     return sorted(int(name) for name in entries(directory) if is_step(name))
 
 
-def faults(
+def find_faults(
     directory: Path, step: int, *, full: bool, owner: RunIdentity | None = None
 ) -> list[str]:
     """What of a checkpoint is otherwise than when it was sealed; nothing if it is whole.
@@ -130,7 +130,7 @@ def leftovers(directory: Path) -> list[Path]:
     return sorted(path for path in paths if path.suffix in endings and path.stem.isdigit())
 
 
-def put_back(directory: Path) -> None:
+def restore_replaced(directory: Path) -> None:
     """Gives a checkpoint its name again that was being replaced when the process died."""
     for path in leftovers(directory):
         place = directory / path.stem
@@ -145,7 +145,7 @@ def clear_leftovers(directory: Path, tell: Callable[[str], object] = lambda line
     Args:
         tell: takes a line for each that cannot be removed.
     """
-    put_back(directory)
+    restore_replaced(directory)
     for path in leftovers(directory):
         clear(path, tell)
 
@@ -165,18 +165,18 @@ def clear(path: Path, tell: Callable[[str], object] = lambda line: None) -> None
         pass
     except OSError as error:
         where = Path(error.filename or path)
-        words = advice(error, where.parent).words
+        words = disk_advice(error, where.parent).words
         tell(f"{path} cannot be removed ({error.strerror}: {where}). {words}.")
 
 
-def saving(directory: Path, step: int) -> Path:
+def saving_path(directory: Path, step: int) -> Path:
     """Where a checkpoint is written before it is one."""
     return directory / f"{step}{_SAVING}"
 
 
 def begin(directory: Path, step: int) -> Path:
     """That place, made anew and empty."""
-    path = saving(directory, step)
+    path = saving_path(directory, step)
     clear(path)
     path.mkdir()  # and no folder above it: if that is gone, somebody moved it
     return path
@@ -220,7 +220,7 @@ def delete(directory: Path, step: int) -> None:
         where = error.filename or path
         raise CheckpointError(
             f"checkpoint {step} was to be deleted in {directory}, and the system refuses it "
-            f"({error.strerror}: {where}){left}. {advice(error, Path(where).parent).words}."
+            f"({error.strerror}: {where}){left}. {disk_advice(error, Path(where).parent).words}."
         ) from None
 
 
@@ -243,20 +243,20 @@ def record(directory: Path, step: int) -> dict[str, Any]:
         CheckpointError: if it is not there; a DamagedError if it is not what was written.
     """
     path = directory / str(step)
-    if step not in named(directory):
+    if step not in named_steps(directory):
         raise _missing(directory, step)
     try:
         check_no_link(path)
         old = _unsealed(path)
         if wrong := "" if old else seal.fault_of(path, step, ABOUT):
-            raise damaged(directory, step, wrong)
+            raise damaged_error(directory, step, wrong)
         found = old or read_json(path / ABOUT, inside=directory)
         check_record(found)
     except LinkError as error:
-        raise damaged(directory, step, f"{error.filename} {error.strerror}") from None
+        raise damaged_error(directory, step, f"{error.filename} {error.strerror}") from None
     except (ValueError, OSError) as error:
         what = f"{ABOUT}: is not what was written ({error})"
-        raise damaged(directory, step, what) from None
+        raise damaged_error(directory, step, what) from None
     sizes = {"files": found["files"]} if old else {}
     prints = {"fingerprints": found.get("fingerprints", {})}
     return {**sizes, **prints, **{key: found[key] for key in _RECORD}}
@@ -269,10 +269,10 @@ def check(directory: Path, step: int, owner: RunIdentity | None = None) -> None:
         CheckpointError: if it is not there; a DamagedError if a file is not what it was when it was
             sealed.
     """
-    if step not in named(directory):
+    if step not in named_steps(directory):
         raise _missing(directory, step)
-    if found := faults(directory, step, full=True, owner=owner):
-        raise damaged(directory, step, first(found), owner)
+    if found := find_faults(directory, step, full=True, owner=owner):
+        raise damaged_error(directory, step, first(found), owner)
 
 
 def first(found: Sequence[str]) -> str:
@@ -280,7 +280,7 @@ def first(found: Sequence[str]) -> str:
     return found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
 
 
-def damaged(
+def damaged_error(
     directory: Path, step: int, what: str, owner: RunIdentity | None = None
 ) -> DamagedError:
     """The error that says what is wrong with a checkpoint, and which others there are."""
@@ -294,11 +294,11 @@ def damaged(
     return DamagedError(f"checkpoint {step} is damaged: {what}. {advice}")
 
 
-def unwritable(directory: Path, error: OSError) -> CheckpointError:
+def unwritable_error(directory: Path, error: OSError) -> CheckpointError:
     """The error that says that no checkpoint can be written there."""
     return CheckpointError(
         f"checkpoints go to {directory}, which cannot be written ({error.strerror}). "
-        f"{advice(error, directory).words}."
+        f"{disk_advice(error, directory).words}."
     )
 
 

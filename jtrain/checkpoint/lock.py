@@ -21,7 +21,7 @@ from typing import Any
 from jtrain.checkpoint import layout
 from jtrain.errors import CheckpointError
 from jtrain.io.regular_files import read_json
-from jtrain.io.same_file import HeldFolder, identity
+from jtrain.io.same_file import HeldFolder, file_identity
 
 NAME = ".writer"
 _PATIENCE = 0.5  # seconds for one who is just leaving
@@ -133,7 +133,7 @@ class Lock:
 
     def _try(self) -> bool:
         """Whether directory and file are open, locked and ours; False if another has one."""
-        layout.make(self._path.parent)
+        layout.make_directory(self._path.parent)
         try:
             self._folder = HeldFolder(self._path.parent)
             self._above = self._above or HeldFolder(self._path.parent.parent)
@@ -152,7 +152,7 @@ class Lock:
 
 
 def _is_named(path: Path, file: io.FileIO) -> bool:
-    return identity(path) == identity(file.fileno())
+    return file_identity(path) == file_identity(file.fileno())
 
 
 def _open(path: str, flags: int) -> int:
@@ -230,7 +230,7 @@ def _unwritable(path: Path, error: OSError) -> CheckpointError:
             f"{path} is to say who writes there, and is no file ({error.strerror}). Remove it: "
             f"rm -r {path}"
         )
-    return layout.unwritable(path.parent, error)
+    return layout.unwritable_error(path.parent, error)
 
 
 def _way_out(who: dict[str, Any]) -> str:

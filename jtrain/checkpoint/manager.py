@@ -19,14 +19,14 @@ from jtrain.checkpoint import (
     storage,
 )
 from jtrain.checkpoint.lock import NAME, Lock
-from jtrain.checkpoint.newest_valid import apart, held, newest_whole
+from jtrain.checkpoint.newest_valid import damaged_error, newest_valid, replica_error
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.save_errors import SaveError, failed
 from jtrain.checkpoint.thread_task import ThreadTask
 from jtrain.checkpoint.writer import CheckpointWriter, spare
 from jtrain.core import pytree
 from jtrain.core.types import Leaf, Tree
-from jtrain.distributed.multihost import of_each
+from jtrain.distributed.multihost import all_gather
 from jtrain.errors import CheckpointError, DamagedError
 from jtrain.io.message_backlog import MessageBacklog
 
@@ -136,7 +136,7 @@ class CheckpointManager:
 
         # `ending` waits for it. Where it fails, threads of Orbax wait 10 minutes for one another.
         self._saving = ThreadTask(lambda: write(step, arrays, record, copied, seals), daemon=True)
-        exit_barrier.promise(self)
+        exit_barrier.expect_close(self)
         self._saving.start()
         copied.wait()
         self.check()
@@ -165,7 +165,7 @@ class CheckpointManager:
         try:
             self.wait()
         finally:
-            exit_barrier.kept(self)
+            exit_barrier.mark_closed(self)
             if self._preparing is not None:
                 self._preparing.wait()
             self._saver.close()
@@ -190,7 +190,7 @@ class CheckpointManager:
 
     def is_whole(self, step: int) -> bool:
         """Whether a step is there and every byte of it, which is read, is what was sealed."""
-        return not layout.faults(self.directory, step, full=True, owner=self._owner)
+        return not layout.find_faults(self.directory, step, full=True, owner=self._owner)
 
     def resume(self) -> int | None:
         """The last step of which every byte is what was sealed; for the process that trains.
@@ -203,7 +203,7 @@ class CheckpointManager:
                 one cannot be renamed.
         """
         self.take()
-        step, news = newest_whole(self.directory, fall_back=self._fall_back, owner=self._owner)
+        step, news = newest_valid(self.directory, fall_back=self._fall_back, owner=self._owner)
         self._whole |= {step} if step is not None else set()
         self.news += news
         return step
@@ -260,7 +260,7 @@ class CheckpointManager:
         try:
             flat = storage.read(self.directory / str(step) / layout.STATE, stored)
         except storage.UnreadableError as error:
-            raise layout.damaged(self.directory, step, str(error), self._owner) from None
+            raise layout.damaged_error(self.directory, step, str(error), self._owner) from None
         self._check_leaves(step, record["fingerprints"], flat)
         return leaf_table.unflatten(like, leaf_table.cast_as(flat, like) if cast else flat)
 
@@ -297,7 +297,7 @@ class CheckpointManager:
         """
         if self._lock is None and self._is_first():
             self._lock = Lock(self.directory)
-            layout.put_back(self.directory)  # before anybody asks what there is
+            layout.restore_replaced(self.directory)  # before anybody asks what there is
 
     def tidy(self) -> None:
         """Removes what a process left that died at its very end, if no other writes there."""
@@ -355,20 +355,20 @@ class CheckpointManager:
         now = fingerprint.read(fingerprint.begin({name: flat[name] for name in saved}))
         wrong = [name for name in saved if now[name] != saved[name]]
         what = ", ".join(f"{n} has the fingerprint {now[n]}, and had {saved[n]}" for n in wrong)
-        every = of_each(what)  # or one would go back alone
+        every = all_gather(what)  # or one would go back alone
         if not any(every):
             return
         if not all(every):  # of a leaf that each has whole
-            raise apart(step, every)
+            raise replica_error(step, every)
         what = f"its files are whole, but {what}"
         if not self._fall_back:
-            raise held(self.directory, step, what)
+            raise damaged_error(self.directory, step, what)
         if self._lock is None and self._first is not False:
-            raise layout.damaged(self.directory, step, what, self._owner)
+            raise layout.damaged_error(self.directory, step, what, self._owner)
         if self._lock is not None:  # or the next start would take it again
             what += f"; it was set aside as {layout.set_aside(self.directory, step)}"
             self.news.append(f"checkpoint {step} is damaged: {what}")
-        raise SetAsideError(str(layout.damaged(self.directory, step, what, self._owner)))
+        raise SetAsideError(str(layout.damaged_error(self.directory, step, what, self._owner)))
 
 
 def _check_json(about: Mapping[str, Any]) -> None:

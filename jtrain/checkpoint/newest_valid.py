@@ -10,7 +10,7 @@ from jtrain.distributed import multihost
 from jtrain.errors import DamagedError, DeviceError
 
 
-def newest_whole(
+def newest_valid(
     directory: Path, *, fall_back: bool = True, owner: RunIdentity | None = None
 ) -> tuple[int | None, list[str]]:
     """That step, and a line for each that was set aside: newer ones that are damaged, and all of
@@ -32,15 +32,15 @@ def newest_whole(
         except DamagedError as error:
             return {"refused": str(error)}
 
-    found = multihost.of_first(look)
+    found = multihost.broadcast_from_first(look)
     if words := found.get("refused"):
         raise DamagedError(words)
     if what := found.get("damaged"):
-        raise held(directory, found["step"], what)
+        raise damaged_error(directory, found["step"], what)
     return found["step"], news
 
 
-def held(directory: Path, step: int, what: str) -> DamagedError:
+def damaged_error(directory: Path, step: int, what: str) -> DamagedError:
     """The error where a damaged one is not to be passed over."""
     return DamagedError(
         f"checkpoint {step} in {directory} is damaged: {what}. checkpoint.on_damage is stop, so "
@@ -49,7 +49,7 @@ def held(directory: Path, step: int, what: str) -> DamagedError:
     )
 
 
-def apart(step: int, found: Sequence[str]) -> DeviceError:
+def replica_error(step: int, found: Sequence[str]) -> DeviceError:
     """The error where some processes have read another leaf than was saved, and others have not.
 
     Args:
@@ -64,19 +64,19 @@ def apart(step: int, found: Sequence[str]) -> DeviceError:
 
 
 def _newest(directory: Path, owner: RunIdentity | None) -> dict[str, Any]:
-    step = next(reversed(layout.named(directory)), None)
-    found = layout.faults(directory, step, full=True, owner=owner) if step is not None else []
+    step = next(reversed(layout.named_steps(directory)), None)
+    found = layout.find_faults(directory, step, full=True, owner=owner) if step is not None else []
     return {"step": step, "damaged": layout.first(found)} if found else {"step": step}
 
 
 def _search(directory: Path, owner: RunIdentity | None, news: list[str]) -> int | None:
-    for step in reversed(layout.named(directory)):
+    for step in reversed(layout.named_steps(directory)):
         if layout.is_foreign(directory, step, owner):
-            found = layout.faults(directory, step, full=False, owner=owner)
+            found = layout.find_faults(directory, step, full=False, owner=owner)
             place = layout.set_aside(directory, step, directory_entries.FOREIGN)
             news.append(f"checkpoint {step} was set aside as {place}: {layout.first(found)}")
-    for step in reversed(layout.named(directory)):
-        found = layout.faults(directory, step, full=True, owner=owner)
+    for step in reversed(layout.named_steps(directory)):
+        found = layout.find_faults(directory, step, full=True, owner=owner)
         if not found:
             news += _lines_of_strays(directory, step)
             return step

@@ -50,7 +50,7 @@ def fetch(objects: ObjectStore, step: int, directory: Path) -> list[str]:
     sizes = listed(objects).get(step, {})
     if seal.SEAL not in sizes:
         return [f"{seal.SEAL}: is missing, so that it was not copied to its end"]
-    layout.make(directory)
+    layout.make_directory(directory)
     place = layout.begin(directory, step)
     try:
         for name in sizes:
@@ -113,12 +113,12 @@ def fetch_newest(
     for step in reversed(steps(objects)):
         if step <= above:
             break
-        layout.make(directory)
+        layout.make_directory(directory)
         if (
             directory / str(step)
         ).exists():  # of the disk's copies the damaged are dealt with there
             shutil.move(
-                directory / str(step), layout.saving(directory, step).with_suffix(".damaged")
+                directory / str(step), layout.saving_path(directory, step).with_suffix(".damaged")
             )
         if not (found := fetch(objects, step, directory)):
             fetch_files(objects, path)

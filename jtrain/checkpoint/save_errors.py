@@ -6,7 +6,7 @@ from pathlib import Path
 from jtrain.checkpoint import disk_space, layout, storage
 from jtrain.core.types import Leaf
 from jtrain.errors import FAULT, CheckpointError
-from jtrain.io.disk_errors import advice
+from jtrain.io.disk_errors import disk_advice
 
 
 class SaveError(CheckpointError):
@@ -30,7 +30,7 @@ class TakenError(CheckpointError):
 
 def failed(directory: Path, step: int, arrays: Mapping[str, Leaf], error: Exception) -> SaveError:
     """The error that says so, of what the disk or Orbax raised."""
-    todo = advice(error, directory)
+    todo = disk_advice(error, directory)
     takes = f"it takes {disk_space.size(disk_space.on_disk(arrays))}"
     # What is free says nothing of a permission.
     free = f", the disk has {disk_space.free(directory)} free" if todo.room else ""
@@ -47,9 +47,9 @@ def unannounced(directory: Path, step: int, error: Exception) -> SaveError:
     place = getattr(error, "filename", None) or directory.parent
     return SaveError(
         f"checkpoint {step} is saved in {directory}, and {place} could not be written after it "
-        f"({storage.short(error)}). {advice(error, Path(place)).words}",
+        f"({storage.short(error)}). {disk_advice(error, Path(place)).words}",
         f": it goes on from step {step}",
-        room=advice(error, directory).room,
+        room=disk_advice(error, directory).room,
     )
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.errors import CheckpointError
-from jtrain.io.private_files import inside
+from jtrain.io.private_files import resolve_inside
 from jtrain.io.regular_files import open_regular, parse_json
 
 ENDING, INDEX = ".safetensors", ".safetensors.index.json"
@@ -42,7 +42,7 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
     files: Mapping[str, str] = _json(path, _bytes(path), "weight_map")
     if not all(isinstance(name, str) for name in files.values()):
         raise _broken(path, "its weight_map names no files")
-    beside = lambda name: inside(path.parent, name, CheckpointError, path)
+    beside = lambda name: resolve_inside(path.parent, name, CheckpointError, path)
     parts = {name: _of_file(beside(name)) for name in {name: None for name in files.values()}}
     lost = [name for name, file in files.items() if name not in parts[file]]
     if lost:

@@ -14,7 +14,7 @@ from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.tensors import ENDING, INDEX, tensors
 from jtrain.config.suggestions import did_you_mean
 from jtrain.core.types import Leaf
-from jtrain.distributed.multihost import of_first
+from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError
 from jtrain.io.object_store import is_address
 
@@ -74,7 +74,7 @@ class CheckpointWeights:
         try:
             flat = storage.read(path, like, some=True)
         except storage.UnreadableError as error:
-            raise layout.damaged(self._directory, self._step, str(error)) from None
+            raise layout.damaged_error(self._directory, self._step, str(error)) from None
         return {name: flat[self._kept[name]] for name in wanted}
 
 
@@ -108,7 +108,7 @@ def find(
             if layout.steps(directory, owner := owner_of(directory.parent)):
                 # The run may go on meanwhile: every process takes what the first has found.
                 look = functools.partial(_look, directory, step, owner)
-                return CheckpointWeights(directory, of_first(look)["step"])
+                return CheckpointWeights(directory, broadcast_from_first(look)["step"])
     every = (d for d in RUNS.glob("*/checkpoints") if not directory_entries.leads_outside(d))
     kept = filter(layout.steps, every)
     there = sorted(directory.parent.name for directory in kept)

@@ -78,12 +78,12 @@ class CheckpointWriter:
             self._clear()
             if jax.process_index() == 0:
                 begun = HeldFolder(layout.begin(self._directory, step))
-            writer.start(layout.saving(self._directory, step) / layout.STATE, arrays)
+            writer.start(layout.saving_path(self._directory, step) / layout.STATE, arrays)
             copied.set()
             seen = replica_check.seen(prints)
             writer.finish()
             if jax.process_count() > 1:
-                replica_check.tell(layout.saving(self._directory, step), seen)
+                replica_check.tell(layout.saving_path(self._directory, step), seen)
                 writer.meet(f"{step} copies")
             try:
                 if begun is not None:
@@ -119,7 +119,7 @@ class CheckpointWriter:
         writer.meet(f"{step} sealed")
         try:
             others = jax.process_index() > 0
-            return others and bool(layout.faults(self._directory, step, full=False))
+            return others and bool(layout.find_faults(self._directory, step, full=False))
         finally:
             with contextlib.suppress(RuntimeError):  # one is gone since: of no matter to this step
                 writer.meet(f"{step} seen")
@@ -153,7 +153,7 @@ class CheckpointWriter:
             try:
                 layout.delete(self._directory, step)
             except CheckpointError as error:
-                if step in layout.named(self._directory):  # else it is a leftover from now on
+                if step in layout.named_steps(self._directory):  # else it is a leftover from now on
                     self._tell_once(f"an older checkpoint stays: {error}")
         layout.clear_deleted(self._directory, self._tell_once)
 

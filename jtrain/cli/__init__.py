@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from jtrain.distributed.heartbeat.exit_alone import end_alone
+from jtrain.distributed.heartbeat.exit_alone import exit_alone
 from jtrain.distributed.heartbeat.shutdown_request import ASKS
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
 from jtrain.errors.user_code import refused_platform
-from jtrain.io.redact import redacted
+from jtrain.io.redact import redact
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.
 VERBS = {
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _do(verb, rest)
     except (UserError, PeerError, DeviceError) as error:
-        print(redacted(str(error)), file=sys.stderr)
+        print(redact(str(error)), file=sys.stderr)
         return error.code
     except SystemExit as stop:  # how argparse ends
         return stop.code if isinstance(stop.code, int) else DONE
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, RuntimeError | AssertionError) and (told := refused_platform(error)):
             print(told, file=sys.stderr)
             return told.code
-        print(redacted(traceback.format_exc()), file=sys.stderr, end="")
+        print(redact(traceback.format_exc()), file=sys.stderr, end="")
         return FAULT
 
 
@@ -70,7 +70,7 @@ def leave(code: int) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     jax = sys.modules.get("jax")
     if code not in {DONE, STOPPED} and jax is not None and jax.distributed.is_initialized():
-        end_alone(code)
+        exit_alone(code)
     sys.exit(code)
 
 

@@ -12,7 +12,7 @@ from jtrain.cli.arguments import Arguments
 from jtrain.cli.find_run import asked_step
 from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import FAULT, CheckpointError, ConfigError, UserError
-from jtrain.io.object_store import refuse_address
+from jtrain.io.object_store import check_local_path
 
 DOES = {
     "ls": "list the steps, their sizes, which is newest and best, and which are damaged",
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         )
     typed = _arguments_of(does).parse(rest)
 
-    refuse_address(getattr(typed, "out", ""), f"jtrain ckpt {does}: --out")
+    check_local_path(getattr(typed, "out", ""), f"jtrain ckpt {does}: --out")
 
     import jax
 
@@ -65,7 +65,7 @@ def _ls(typed: argparse.Namespace) -> tuple[Any, str, int]:
 
     directory, _ = _find(typed.run)
     owner, notes = _owner(directory)
-    rows, aside = inspect.listed(directory, owner), directory_entries.asides(directory)
+    rows, aside = inspect.list_checkpoints(directory, owner), directory_entries.asides(directory)
     lines = [("step", "size", "saved", "", "")]
     for row in rows:
         best = row["best"]
@@ -74,7 +74,7 @@ def _ls(typed: argparse.Namespace) -> tuple[Any, str, int]:
         state = f"{_fault_of(row)}: {row['faults'][0]}" if row["faults"] else marks
         lines.append((str(row["step"]), _size(row["bytes"]), _when(row["seconds"]), said, state))
     for path in aside:
-        size, when = _size(inspect.bytes_of(path)), _when(path.stat().st_mtime)
+        size, when = _size(inspect.num_bytes(path)), _when(path.stat().st_mtime)
         damaged = directory_entries.DAMAGED in path.name
         how = "set aside; to remove: ckpt rm --damaged" if damaged else "set aside: of another run"
         lines.append((path.name, size, when, "", how))
@@ -95,9 +95,9 @@ def _verify(typed: argparse.Namespace) -> tuple[Any, str, int]:
     directory, named = _find(typed.run)
     asked = named if named is not None else asked_step(typed.step, "ckpt") if typed.step else None
     owner, notes = _owner(directory)
-    every = layout.named(directory)
+    every = layout.named_steps(directory)
     steps = every if asked is None else [inspect.step_of(directory, asked, owner)]
-    found = [inspect.verified(directory, step, owner) for step in steps]
+    found = [inspect.verify(directory, step, owner) for step in steps]
     lines = []
     for one in found:
         told = "whole" if one["sealed"] else "whole by its sizes: it was saved before seals were"
@@ -119,7 +119,7 @@ def _verify(typed: argparse.Namespace) -> tuple[Any, str, int]:
 def _show(typed: argparse.Namespace) -> tuple[Any, str, int]:
     from jtrain.checkpoint import inspect
 
-    found = inspect.shown(*_one(typed))
+    found = inspect.describe_checkpoint(*_one(typed))
     leaves = [("leaf", "is", "size", "fingerprint")]
     leaves += [
         (name, leaf["is"], _size(leaf["bytes"]), leaf["fingerprint"])
@@ -140,7 +140,7 @@ def _diff(typed: argparse.Namespace) -> tuple[Any, str, int]:
     from jtrain.checkpoint import inspect
 
     one, other = (_one(typed, run) for run in (typed.run, typed.other))
-    rows = inspect.differing(one, other)
+    rows = inspect.diff_checkpoints(one, other)
     lines = [("leaf", "here", "there", "largest difference")]
     for row in rows:
         apart = "" if row["apart"] is None else f"{row['apart']:.6g}"
@@ -167,7 +167,9 @@ def _rm(typed: argparse.Namespace) -> tuple[Any, str, int]:
     if step is None:
         asked = asked_step(typed.step, "ckpt")
         step = asked if isinstance(asked, int) else inspect.step_of(directory, asked)
-    size = inspect.removed(directory, step, force=typed.force, owner=_owner(directory)[0])
+    size = inspect.remove_checkpoints(
+        directory, step, force=typed.force, owner=_owner(directory)[0]
+    )
     return {"step": step, "bytes": size}, f"{step} is removed: {_size(size)} are free again", 0
 
 
@@ -183,7 +185,7 @@ def _export(typed: argparse.Namespace) -> tuple[Any, str, int]:
             f"jtrain ckpt export: {directory / str(step)} has no leaf params/..., only "
             f"{', '.join(list(leaves)[:5])}; write --all for every leaf"
         )
-    read = inspect.arrays(directory, step, list(names.values()))
+    read = inspect.read_arrays(directory, step, list(names.values()))
     tensors = {called: read[name] for called, name in names.items()}
     out = Path(typed.out or f"{directory.parent.name}-{step}.safetensors")
     size = export.write(out, tensors, {"step": str(step), "from": str(directory), "format": "np"})
@@ -249,7 +251,7 @@ def _find(run: str) -> tuple[Path, int | None]:
     from jtrain.train.run_dir import RunDir
 
     try:
-        return inspect.find(run)
+        return inspect.find_checkpoint(run)
     except directory_entries.OutsideError:
         raise
     except CheckpointError:

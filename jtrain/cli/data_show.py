@@ -14,7 +14,7 @@ from jtrain.config.resolve import resolve
 from jtrain.core.placement import Unplaced
 from jtrain.data.text.tokenizer import fingerprint
 from jtrain.errors import ConfigError
-from jtrain.io.png import grid, png
+from jtrain.io.png import encode_png, grid
 from jtrain.train.experiment import build_experiment
 
 BOUNDARY, PADDING = "⏐", "·"  # between two documents of a row; what is no target at its end
@@ -33,7 +33,7 @@ def show(argv: Sequence[str]) -> int:
     rows = {name: array[:count] for name, array in batch.items()}
     tokenizer = _tokenizer(config)
     if typed.out:
-        Path(typed.out).write_bytes(png(grid(as_bytes(_images(rows, path)))))
+        Path(typed.out).write_bytes(encode_png(grid(as_bytes(_images(rows, path)))))
     if typed.json:
         made = {"config": path, "step": step, **_object(batch, rows, tokenizer)}
         print(json.dumps(made))

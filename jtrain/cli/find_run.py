@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from jtrain.errors import CheckpointError
-from jtrain.io.private_files import refuse_links
+from jtrain.io.private_files import check_no_links
 from jtrain.train.find_run import find_run
 
 OUTPUT, COMPLAINTS = 1, 2  # what a process has open from the first
@@ -21,7 +21,7 @@ def config_of(run: str, verb: str) -> Path:
         ConfigError: if there is no such run, or a link leads out of its directory.
     """
     directory = find_run(run, f"jtrain {verb}")
-    refuse_links(directory)
+    check_no_links(directory)
     return directory / "config.yaml"
 
 

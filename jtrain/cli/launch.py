@@ -8,7 +8,7 @@ from jtrain.cli import VERBS
 from jtrain.cli.arguments import Arguments
 from jtrain.config.suggestions import did_you_mean
 from jtrain.distributed.heartbeat import Patience
-from jtrain.distributed.heartbeat.fault import KINDS, Fault, faults
+from jtrain.distributed.heartbeat.fault import KINDS, Fault, parse_faults
 from jtrain.distributed.launcher import launch
 from jtrain.errors import UserError
 
@@ -64,7 +64,7 @@ def _faults(text: str, processes: int, verb: str) -> tuple[Fault, ...]:
             f"jtrain launch: --chaos was asked for with {verb}, and only a run can be rehearsed: "
             f"jtrain launch --processes {processes} --chaos {text} run CONFIG"
         )
-    return faults(text, processes)
+    return parse_faults(text, processes)
 
 
 def _arguments() -> Arguments:

@@ -62,11 +62,11 @@ def write(path: Path, content: bytes) -> None:
     Raises:
         UserError: if it cannot be written.
     """
-    from jtrain.io.atomic_write import rewrite
+    from jtrain.io.atomic_write import atomic_write
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        rewrite(path, content)
+        atomic_write(path, content)
     except OSError as error:
         raise UserError(
             f"jtrain predict: --out {path} cannot be written ({error.strerror}); name another file"

@@ -12,8 +12,8 @@ from jtrain.inspect.report.facts import facts
 from jtrain.inspect.report.find_runs import RunQuery, find_runs
 from jtrain.inspect.report.page import page
 from jtrain.inspect.report.read_run import read
-from jtrain.io.atomic_write import rewrite
-from jtrain.io.object_store import refuse_address
+from jtrain.io.atomic_write import atomic_write
+from jtrain.io.object_store import check_local_path
 from jtrain.io.private_files import private_files
 from jtrain.sweep.members import read_record
 from jtrain.sweep.results import score, table
@@ -22,7 +22,7 @@ from jtrain.sweep.results import score, table
 def main(argv: Sequence[str]) -> int:
     """Writes the page and says where; gives the exit code."""
     typed = _arguments().parse(argv)
-    refuse_address(typed.out, "jtrain report: --out")
+    check_local_path(typed.out, "jtrain report: --out")
     found = find_runs(typed.runs)
     stories = [read(run) for run in found.runs]
     out = Path(typed.out) if typed.out else _place(found)
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         with private_files():  # as the runs are
             out.parent.mkdir(parents=True, exist_ok=True)
-            rewrite(out, text.encode("utf-8", "replace"))
+            atomic_write(out, text.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigError(
             f"jtrain report: {out} cannot be written ({error.strerror}); name another file: "

@@ -13,7 +13,7 @@ from jtrain.config.node import TYPED
 from jtrain.config.resolve import ResolvedConfig, resolve
 from jtrain.config.top import names_a_directory
 from jtrain.distributed.cluster.command_line import program
-from jtrain.distributed.heartbeat import PULSE
+from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError, UserError
 
 CODES = {"done": DONE, "failed": FAULT, "stopped": STOPPED}
@@ -21,7 +21,7 @@ CODES = {"done": DONE, "failed": FAULT, "stopped": STOPPED}
 
 def main(argv: Sequence[str]) -> int:
     """Trains; gives the exit code: 0 done, 70 a fault, 75 stopped: run it again to go on."""
-    PULSE.phase("start")
+    HEARTBEAT.phase("start")
     typed = _arguments().parse(argv)
     resolved = resolve(Path(typed.config), typed.settings)
     for note in resolved.notes:

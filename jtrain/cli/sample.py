@@ -9,7 +9,7 @@ from pydantic import Field
 
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.find_run import asked_step, complain, config_of, said_apart, speaks
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.config.node import DEFAULT, TYPED, Node, SourceLocation, stop
 from jtrain.config.resolve import check, resolve
 from jtrain.train.experiment import Prompt
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 def _asked(options: dict[str, str | None], text: str) -> tuple[Prompt, int]:
     """The prompt and the seed, checked as a config is."""
 
-    @values
+    @configclass
     class Asked(Prompt):
         seed: int = Field(default=0, ge=0, lt=2**32)
 

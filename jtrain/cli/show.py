@@ -9,7 +9,7 @@ from typing import Any
 
 from jtrain.cli.arguments import Arguments
 from jtrain.config.command_line import spell
-from jtrain.config.dump import dump, flat, told
+from jtrain.config.dump import dump, flatten, to_plain
 from jtrain.config.explain import explain, json_schema
 from jtrain.config.resolve import ResolvedConfig, resolve
 from jtrain.config.top import BaseConfig
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     if look is not None:
         print(look())
     elif typed.yaml:
-        print(dump(told(resolved.config)), end="")
+        print(dump(to_plain(resolved.config)), end="")
     elif typed.json:
         print(json.dumps(_object(resolved, keys)))
     elif keys:
@@ -68,7 +68,7 @@ def _within(resolved: ResolvedConfig, keys: Sequence[str]) -> dict[str, tuple[An
     """Each value and where it was said, by dotted key: those under `keys`, or all."""
     return {
         key: (value, str(resolved.origins[key]))
-        for key, value in flat(told(resolved.config)).items()
+        for key, value in flatten(to_plain(resolved.config)).items()
         if not keys or any(f"{key}.".startswith(f"{above}.") for above in keys)
     }
 
@@ -87,10 +87,10 @@ def _cluster(as_json: bool) -> str:
 
 def _model(resolved: ResolvedConfig, as_json: bool) -> str:
     """The leaves, bytes and work of what the config trains; this starts the devices."""
-    from jtrain.train.setup import assemble
+    from jtrain.train.setup import set_up
     from jtrain.train.summary import plain, step_flops, summary, table
 
-    parts = assemble(resolved.config)
+    parts = set_up(resolved.config)
     sizes, work = summary(parts.like), step_flops(parts)
     if as_json:
         return json.dumps({"config": str(resolved.path), **plain(sizes, work)})
@@ -109,10 +109,10 @@ def _prepare(path: str, where: str, sharding: bool) -> None:
 def _sharding(resolved: ResolvedConfig, where: str, as_json: bool) -> str:
     """Where each leaf of the state would lie on these devices, or on those of a topology."""
     from jtrain.inspect.sharding_table import laid, table
-    from jtrain.train.setup import assemble
+    from jtrain.train.setup import set_up
 
     among = topology(where).devices if where else None
-    found = laid(assemble(resolved.config, among=among))
+    found = laid(set_up(resolved.config, among=among))
     if as_json:
         return json.dumps({"config": str(resolved.path), **found.plain()})
     return table(found)

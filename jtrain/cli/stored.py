@@ -134,14 +134,14 @@ def _fetch(typed: argparse.Namespace) -> Found:
 
     objects, asked = _place(typed.run)
     path = Path(typed.out or Path("runs") / objects.address.rpartition("/")[2])
-    if (path / "run.json").exists() or layout.named(path / object_store_layout.CHECKPOINTS):
+    if (path / "run.json").exists() or layout.named_steps(path / object_store_layout.CHECKPOINTS):
         raise CheckpointError(
             f"{objects.address} was to be fetched to {path}, where a run lies. Name another "
             f"place: --out {path}-2"
         )
     chosen = asked is not None or bool(typed.step)
     step = _step(objects, asked, typed.step or "newest")
-    layout.make(path / object_store_layout.CHECKPOINTS)
+    layout.make_directory(path / object_store_layout.CHECKPOINTS)
     lock = Lock(path / object_store_layout.CHECKPOINTS)
     try:
         if chosen:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from jtrain.config.node import Plain
-from jtrain.config.schema import FieldSchema, choices, fields, is_values
+from jtrain.config.schema import FieldSchema, choices, fields, is_configclass
 
 NAMES = {
     int: "a whole number",
@@ -53,7 +53,7 @@ def describe(want: FieldSchema) -> str:
     if any(member.annotation is float for member in members):
         members = [member for member in members if member.annotation is not int]
     kinds = list(want.kinds())
-    said = [_one(m) for m in members if not (len(kinds) > 1 and is_values(m.annotation))]
+    said = [_one(m) for m in members if not (len(kinds) > 1 and is_configclass(m.annotation))]
     if len(kinds) > 1:
         said.insert(0, f"a mapping with a kind, one of {', '.join(kinds)}")
     return " or ".join(dict.fromkeys(said))
@@ -64,7 +64,7 @@ def _one(want: FieldSchema) -> str:
     limits = f" {' and '.join(want.limits)}" if limited else ""
     if offered := choices(want.annotation):
         return any_of(offered)
-    if is_values(want.annotation):
+    if is_configclass(want.annotation):
         return f"a mapping with {', '.join(fields(want.annotation))}"
     if get_origin(want.annotation) in {list, tuple}:
         arguments = [a for a in get_args(want.annotation) if a is not Ellipsis]

@@ -1,4 +1,4 @@
-"""The values of a config: frozen, checked, and nothing unknown among them."""
+"""`configclass`: the decorator of every config dataclass."""
 
 from typing import TypeVar, cast, dataclass_transform
 
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field,))
-def values(cls: type[T]) -> type[T]:
-    """Makes a dataclass whose fields are checked; the docstring under a field is its help.
+def configclass(cls: type[T]) -> type[T]:
+    """Make a frozen dataclass that checks its fields; the docstring under a field is its help.
 
     ```python
-    @values
+    @configclass
     class Cosine:
         kind: Literal["cosine"] = "cosine"
         lr: float = Field(gt=0)

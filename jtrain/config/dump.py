@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jtrain.config.command_line import spell
 from jtrain.config.node import Plain
-from jtrain.io.redact import redacted_values
+from jtrain.io.redact import redact_values
 
 
 class _Absent:
@@ -40,9 +40,9 @@ def plain_values(config: Any) -> Plain:
     return str(config) if isinstance(config, PurePath) else config
 
 
-def told(config: Any) -> Plain:
+def to_plain(config: Any) -> Plain:
     """The same without its secrets: what is written down of a config."""
-    return redacted_values(plain_values(config))
+    return redact_values(plain_values(config))
 
 
 def leaves(config: Any) -> dict[tuple[str, ...], Plain]:
@@ -58,7 +58,7 @@ def _leaves(value: Plain, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
         yield from _leaves(child, (*keys, name))
 
 
-def flat(config: Any) -> dict[str, Plain]:
+def flatten(config: Any) -> dict[str, Plain]:
     """Each value by its dotted key; a list is one value."""
     return {".".join(keys): value for keys, value in leaves(config).items()}
 
@@ -82,6 +82,6 @@ def _lines(tree: dict[str, Plain], depth: int) -> list[str]:
 
 def differences(before: Any, after: Any) -> list[Difference]:
     """Each key whose value two configs do not share, in the order of the first."""
-    old, new = flat(before), flat(after)
+    old, new = flatten(before), flatten(after)
     pairs = [(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new}]
     return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]

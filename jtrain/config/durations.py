@@ -59,7 +59,7 @@ class Duration(str):
 
 
 class DurationField:
-    """Marks an int of a config that may be written as a duration: `Annotated[int, DurationField(1)]`."""
+    """Mark of an int that may be written as a duration: `Annotated[int, DurationField(1)]`."""
 
     def __init__(self, least: int, *units: str, plain: str = "steps"):
         """At least so many; `units` beside steps, epochs, rows, tokens and time.

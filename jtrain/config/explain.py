@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from jtrain.config.command_line import describe, spell
 from jtrain.config.dump import plain_values
-from jtrain.config.schema import REQUIRED, FieldSchema, fields, is_values
+from jtrain.config.schema import REQUIRED, FieldSchema, fields, is_configclass
 from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import ConfigError
 
@@ -100,7 +100,7 @@ def _in_all(line: str, tables: Mapping[type, list[str]]) -> bool:
 
 def _classes(want: FieldSchema, seen: frozenset[type] = frozenset()) -> Iterator[type]:
     for cls in want.classes():
-        if cls not in seen and is_values(cls):
+        if cls not in seen and is_configclass(cls):
             yield cls
             for inner in fields(cls).values():
                 yield from _classes(inner, seen | {cls})

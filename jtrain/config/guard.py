@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 
 
 def _some(window: tuple[int, int]) -> tuple[int, int]:
@@ -27,7 +27,7 @@ Window: TypeAlias = Annotated[tuple[int, int], AfterValidator(_some)]
 Factor: TypeAlias = Annotated[float, Field(ge=0), AfterValidator(_above_one)]
 
 
-@values
+@configclass
 class Spike:
     """What counts as a spike, of steps that are finite."""
 
@@ -39,7 +39,7 @@ class Spike:
     """Steps over which the means run. No step is judged before so many were taken."""
 
 
-@values
+@configclass
 class _Guard:
     """What all have."""
 
@@ -48,7 +48,7 @@ class _Guard:
     0: while none is left out, step 121 takes batch 120."""
 
 
-@values
+@configclass
 class SkipPolicy(_Guard):
     """A step that is not finite changes nothing; the run goes on with the next."""
 
@@ -64,7 +64,7 @@ class SkipPolicy(_Guard):
     """Steps over which skipped ones are counted."""
 
 
-@values
+@configclass
 class RollbackPolicy(_Guard):
     """Goes back to a checkpoint, leaves out the batches about the bad step, and goes on."""
 
@@ -89,7 +89,7 @@ class RollbackPolicy(_Guard):
             )
 
 
-@values
+@configclass
 class StopPolicy(_Guard):
     """Ends the run, and says what is known of the bad step."""
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 
 
 def _as_many_stars(pair: tuple[str, str]) -> tuple[str, str]:
@@ -21,7 +21,7 @@ Pattern = Annotated[str, Field(min_length=1)]
 Rename = Annotated[tuple[Pattern, Pattern], AfterValidator(_as_many_stars)]
 
 
-@values
+@configclass
 class InitFrom:
     """Trained parameters to start from; the optimizer and the step start afresh.
 

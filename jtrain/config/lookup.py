@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from jtrain.config.schema import is_values
+from jtrain.config.schema import is_configclass
 from jtrain.config.shipped_configs import shipped
 from jtrain.config.suggestions import did_you_mean
 from jtrain.config.top import BaseConfig
@@ -77,7 +77,7 @@ def load(found: FoundExperiment) -> type[BaseConfig]:
         ) from error
     schema = loaded if isinstance(loaded, type) else getattr(loaded, "Config", None)
     where = found.where if isinstance(found.where, Path) else found.where.value
-    if not (is_values(schema) and issubclass(schema, BaseConfig)):
+    if not (is_configclass(schema) and issubclass(schema, BaseConfig)):
         raise ConfigError(
             f"{where}: has no `Config` that is a @values dataclass over RunConfig; write\n"
             f"@values\nclass Config(RunConfig):\n    ..."

@@ -5,11 +5,11 @@ from typing import Annotated, Literal, TypeAlias
 import jax.numpy as jnp
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.core.precision.loss_scale import LossScale, Unscaled
 
 
-@values
+@configclass
 class F32:
     """Everything in float32, or wider where the parameters are."""
 
@@ -21,7 +21,7 @@ class F32:
         return Unscaled()
 
 
-@values
+@configclass
 class BF16:
     """The loss in bfloat16; parameters, gradients' sums and the optimizer in float32.
 
@@ -37,7 +37,7 @@ class BF16:
         return Unscaled()
 
 
-@values
+@configclass
 class F16:
     """The loss in float16, scaled so that small gradients do not vanish; the rest in float32.
 

@@ -35,7 +35,7 @@ class FieldSchema:
 
     def classes(self) -> list[type]:
         """The dataclasses that it may be."""
-        return [w.annotation for w in self.members() if is_values(w.annotation)]
+        return [w.annotation for w in self.members() if is_configclass(w.annotation)]
 
     def kinds(self) -> dict[str, type]:
         """The dataclass of each `kind`; empty if there is no choice to make."""
@@ -63,7 +63,7 @@ class FieldSchema:
         return FieldSchema(Any)
 
 
-def is_values(cls: Any) -> TypeGuard[type]:
+def is_configclass(cls: Any) -> TypeGuard[type]:
     """Whether it is a dataclass made by `@values`."""
     return isinstance(cls, type) and "__pydantic_fields__" in cls.__dict__
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from jtrain.config.command_line import spell
-from jtrain.config.dump import ABSENT, Difference, differences, told
+from jtrain.config.dump import ABSENT, Difference, differences, to_plain
 from jtrain.config.error_messages import mistakes
 from jtrain.config.node import FILE, Node, Plain, SourceLocation, nodes, plain, stop
 from jtrain.config.resolve import check, resolve
@@ -28,7 +28,7 @@ def load_values(values: Plain, schema: type[C], where: Path) -> tuple[C, list[st
     A key that `schema` has gained since has its default.
 
     Args:
-        values: what `told` gave of a config.
+        values: what `to_plain` gave of a config.
         schema: the experiment's Config.
         where: the file that they were read from, for the message.
 
@@ -61,7 +61,7 @@ def settings_for(path: Path, wanted: BaseConfig, may_differ: Iterable[str]) -> l
     try:
         config = resolve(path, schema=type(wanted)).config
         changed = _that_matter(config, wanted, may_differ)
-        settings = _settings(changed, told(wanted))
+        settings = _settings(changed, to_plain(wanted))
         again = resolve(path, settings, schema=type(wanted)).config if settings else config
     except ConfigError:
         return None
@@ -71,7 +71,7 @@ def settings_for(path: Path, wanted: BaseConfig, may_differ: Iterable[str]) -> l
 
 
 def _that_matter(one: BaseConfig, other: BaseConfig, may_differ: Iterable[str]) -> list[Difference]:
-    changed = differences(told(one), told(other))
+    changed = differences(to_plain(one), to_plain(other))
     return [change for change in changed if change.key.split(".")[0] not in may_differ]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.config.durations import Duration, DurationField
 from jtrain.config.guard import Guard, SkipPolicy
 from jtrain.config.init_from import InitFrom
@@ -52,7 +52,7 @@ DirectoryName = Annotated[str, AfterValidator(_directory_name)]
 Cadence = Annotated[int, DurationField(0, "%")]
 
 
-@values
+@configclass
 class EvaluationSet:
     """When the experiment is evaluated on one of its sets."""
 
@@ -60,7 +60,7 @@ class EvaluationSet:
     """Steps between evaluations, or 1 epoch, 2M tokens, 10%, 5 minutes; 0: only at the end."""
 
 
-@values
+@configclass
 class EvaluateConfig:
     """When the experiment is evaluated."""
 
@@ -78,7 +78,7 @@ class EvaluateConfig:
     done, or as many as take 2 epochs, 10%, 10 minutes; 0: never."""
 
 
-@values
+@configclass
 class Checkpoint:
     """When the state is saved, and how much of it is kept."""
 
@@ -100,7 +100,7 @@ class Checkpoint:
     whole, or ends and says how to."""
 
 
-@values
+@configclass
 class LogConfig:
     """What is said while it trains."""
 
@@ -113,7 +113,7 @@ class LogConfig:
     """Steps between the pictures of an experiment that makes some; 0: only at the end."""
 
 
-@values
+@configclass
 class ChecksConfig:
     """What is looked at before the first step, and what is done twice."""
 
@@ -125,7 +125,7 @@ class ChecksConfig:
     half a percent of the time, and at such a step the memory of a second state."""
 
 
-@values
+@configclass
 class BaseConfig:
     """What every run has, whatever it trains."""
 

@@ -46,7 +46,7 @@ def accumulate(
     return summed
 
 
-def value_of(gradient: Callable[[Params], tuple[tuple[Any, Any], Params]]) -> Callable:
+def make_value_fn(gradient: Callable[[Params], tuple[tuple[Any, Any], Params]]) -> Callable:
     """`params -> value`, for a `gradient` that gives back `(value, anything), grads`.
 
     Its derivative is those `grads`. To differentiate the value itself would go backwards through

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.batches import FiniteBatches
-from jtrain.core.loss import Stateful, in_terms
-from jtrain.core.loss_checks import refuse_split_rows
+from jtrain.core.loss import Stateful, normalize_loss
+from jtrain.core.loss_checks import check_split_rows
 from jtrain.core.mean import Mean, Terms
 from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch, Couples, Extra, LossFn, Metrics, Params
@@ -39,8 +39,8 @@ def make_evaluate(
     Raises:
         LossError: if the loss couples the rows of a batch that would be split.
     """
-    refuse_split_rows(couples, 1, psum is not None)
-    terms = in_terms(loss, ragged=ragged)
+    check_split_rows(couples, 1, psum is not None)
+    terms = normalize_loss(loss, ragged=ragged)
 
     def sums(weights: tuple[Params, Extra], batch: Batch) -> Sums:
         params, extra = weights
@@ -79,7 +79,7 @@ def evaluate(
     return {"loss": terms.value(), **rest, "rows": rows}
 
 
-def check_rows_apart(
+def check_row_independence(
     program: Callable[[Batch], Sums], batch: Batch, rows: FiniteBatches, name: str, shares: int
 ) -> None:
     """Check that the loss judges each row by itself, where a set has several batches.
@@ -95,7 +95,7 @@ def check_rows_apart(
     Raises:
         LossError: if the rows meet, with the values that keep them together.
     """
-    if rows_meet(program, batch):
+    if rows_are_coupled(program, batch):
         count = getattr(rows, "rows", len(rows) * rows.size)
         raise LossError(
             f"the loss couples the rows of a batch, in evaluation too, and batches of {rows.size} "
@@ -106,7 +106,7 @@ def check_rows_apart(
         )
 
 
-def rows_meet(program: Callable[[Batch], Sums], batch: Batch) -> bool:
+def rows_are_coupled(program: Callable[[Batch], Sums], batch: Batch) -> bool:
     """Return whether the loss of rows depends on the rows beside them, seen from one batch.
 
     Its even rows, each twice, and its odd rows, each twice, have the sums of the batch, twice,

@@ -22,7 +22,7 @@ class UpdateResult(NamedTuple):
     update_norm: Float[Array, ""]
 
 
-def stays_finite(after: Extra, changes: Extra) -> Bool[Array, ""]:
+def is_finite_update(after: Extra, changes: Extra) -> Bool[Array, ""]:
     """Whether the leaves that `changes` has are finite in `after`, what they made of `extra`."""
 
     def leaf(new: Leaf, change: Mean | None) -> Leaf:
@@ -32,7 +32,7 @@ def stays_finite(after: Extra, changes: Extra) -> Bool[Array, ""]:
     return jax.tree.reduce(jnp.logical_and, flags, jnp.bool_(True))
 
 
-def take_if(
+def update_if(
     finite: Bool[Array, ""],
     update: Callable[..., tuple[Params, optax.OptState]],
     grads: Params,

@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 
-from jtrain.core.jaxpr import inner
+from jtrain.core.jaxpr import inner_jaxprs
 
 
-def flops(fn: Callable[..., Any], *args: Any) -> float | None:
+def count_flops(fn: Callable[..., Any], *args: Any) -> float | None:
     """Multiplications and additions in the products of `fn(*args)`; None where that is not known.
 
     What stands in a scan counts as often as it runs (XLA's own count takes a loop's body once), of
@@ -42,7 +42,7 @@ def _of(eqn: Any) -> float | None:
         taps = kernel.size / kernel.shape[params["dimension_numbers"].rhs_spec[0]]
         # Between the values of a dilated input there are zeros, which no one multiplies.
         return 2.0 * out.size * taps / math.prod(params["lhs_dilation"])
-    parts = [_of_program(program) for program in inner(eqn)]
+    parts = [_of_program(program) for program in inner_jaxprs(eqn)]
     if name == "cond":
         return None if None in parts else max((x for x in parts if x is not None), default=0.0)
     whole = _sum(parts)

@@ -39,7 +39,7 @@ def product_types(fn: Callable[..., Any], *args: Any) -> list[Any]:
     return [jnp.result_type(*(x.aval.dtype for x in e.invars[:2])) for e in products]
 
 
-def inner(eqn: Any) -> list[Any]:
+def inner_jaxprs(eqn: Any) -> list[Any]:
     """The programs inside an equation of a traced program."""
 
     def programs(value: Any) -> Iterator[Any]:
@@ -54,13 +54,13 @@ def inner(eqn: Any) -> list[Any]:
     return [p for value in eqn.params.values() for p in programs(value)]
 
 
-def called(eqn: Any) -> Any:
+def called_jaxpr(eqn: Any) -> Any:
     """Return the program that an equation does nothing but call; None for any other equation."""
     program = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
     return program if eqn.primitive.name in _CALLS else None
 
 
-def opened(program: Any) -> tuple[Any, Sequence[Any]]:
+def open_jaxpr(program: Any) -> tuple[Any, Sequence[Any]]:
     """Return the equations of a program, closed over its constants or not, and the constants."""
     return getattr(program, "jaxpr", program), getattr(program, "consts", ())
 
@@ -83,7 +83,7 @@ def equations_in(jaxpr: Any) -> Iterator[Any]:
     while todo:
         for eqn in todo.pop().eqns:
             yield eqn
-            todo += inner(eqn)
+            todo += inner_jaxprs(eqn)
 
 
 def _reach(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
@@ -94,7 +94,7 @@ def _reach(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
         return 0 if hasattr(atom, "val") else seen.get(atom, 0)  # a literal, or a constant
 
     for eqn in jaxpr.eqns:
-        args, within = [of(x) for x in eqn.invars], inner(eqn)
+        args, within = [of(x) for x in eqn.invars], inner_jaxprs(eqn)
         outs = None
         if len(within) == 1 and len(within[0].invars) == len(args):
             outs = _reach(within[0], args)

@@ -74,7 +74,7 @@ class LoopResult(Generic[State]):
     """The metrics of the last step, as `on_numbers` gets them; none where no step was taken."""
 
 
-def train(
+def train_loop(
     step: Callable[[State, Batch], tuple[State, Metrics]],
     state: State,
     feed: Iterable[Batch],

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from jtrain.core.mean import Mean, Terms
 from jtrain.core.pytree import named_leaves
-from jtrain.core.rows import may_hide
+from jtrain.core.rows import allow_hidden_rows
 from jtrain.core.types import Batch, Extra, Key, Leaf, LossFn, LossValue, Metrics, Params
 from jtrain.errors import LossError
 from jtrain.errors.user_code import user_code
@@ -48,7 +48,7 @@ class LossOutput(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def in_terms(
+def normalize_loss(
     loss: LossFn | Stateful, *, ragged: bool = False
 ) -> Callable[[Params, Extra, Batch, Key | None], LossOutput]:
     """`(params, extra, batch, rng) -> LossOutput` for a loss in any of its forms.
@@ -61,7 +61,7 @@ def in_terms(
     """
 
     def call(params: Params, extra: Extra, batch: Batch, rng: Key | None) -> LossOutput:
-        with may_hide(ragged), user_code("the loss", batch):
+        with allow_hidden_rows(ragged), user_code("the loss", batch):
             if isinstance(loss, Stateful):
                 got = loss.loss(params, extra, batch, rng)
             else:
@@ -91,7 +91,7 @@ def combine(terms: Terms, weights: Sequence[Float[Array, ""]]) -> Float[Array, "
     return total
 
 
-def absorb(extra: Extra, changes: Extra) -> Extra:
+def update_extra(extra: Extra, changes: Extra) -> Extra:
     """`extra` with the leaves that changed, each divided by its weight; weight 0 keeps the old."""
 
     def leaf(old: Leaf, change: Mean | None) -> Leaf:

@@ -12,7 +12,7 @@ from jtrain.core.types import Couples, Params
 from jtrain.errors import LossError
 
 
-def refuse_split_rows(couples: Couples, microbatches: int, copies: bool) -> None:
+def check_split_rows(couples: Couples, microbatches: int, copies: bool) -> None:
     """Checks that the rows of a batch are not split where the loss makes them meet.
 
     Raises:
@@ -29,7 +29,7 @@ def refuse_split_rows(couples: Couples, microbatches: int, copies: bool) -> None
         )
 
 
-def refuse_weights_of_params(terms: Callable[[Params], LossOutput], params: Params) -> None:
+def check_weights(terms: Callable[[Params], LossOutput], params: Params) -> None:
     """Checks that each term is weighted by the batch alone.
 
     Raises:
@@ -47,7 +47,7 @@ def refuse_weights_of_params(terms: Callable[[Params], LossOutput], params: Para
             )
 
 
-def refuse_unused_params(terms: Callable[[Params], LossOutput], params: Params) -> None:
+def check_unused_params(terms: Callable[[Params], LossOutput], params: Params) -> None:
     """Checks that every parameter gets a gradient.
 
     Raises:
@@ -65,7 +65,7 @@ def refuse_unused_params(terms: Callable[[Params], LossOutput], params: Params) 
         )
 
 
-def refuse_wide_products(
+def check_product_precision(
     terms: Callable[[Params], LossOutput], params: Params, compute: Any
 ) -> tuple[int, int]:
     """How many of the loss's matrix products multiply in `compute`, and how many there are.

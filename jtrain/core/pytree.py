@@ -19,7 +19,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def elements(tree: Any) -> int:
+def num_elements(tree: Any) -> int:
     """How many numbers the leaves hold."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 

@@ -15,13 +15,13 @@ CHECKPOINT = {"checkpoint", "remat2"}  # what `jax.checkpoint` is called in a tr
 class RematRegion(NamedTuple):
     """A part of a function under `jax.checkpoint`: computed again for its backward pass."""
 
-    kept: int
+    saved_bytes: int
     """Bytes that it keeps for as long as that takes."""
     given: tuple[Any, ...]
     """Shapes and dtypes of what it is computed from."""
 
 
-def kept(fn: Callable[..., Any], first: Any, *rest: Any) -> int:
+def saved_residuals(fn: Callable[..., Any], first: Any, *rest: Any) -> int:
     """Bytes of the residuals of `fn`, a scalar, differentiated by the first of its arguments.
 
     Not those that are arguments themselves.
@@ -29,12 +29,12 @@ def kept(fn: Callable[..., Any], first: Any, *rest: Any) -> int:
     return _own(lambda x, *others: jax.vjp(lambda x: fn(x, *others), x)[1], first, *rest)
 
 
-def recomputed(fn: Callable[..., Any], *args: Any) -> list[RematRegion]:
+def remat_regions(fn: Callable[..., Any], *args: Any) -> list[RematRegion]:
     """The parts of `fn(*args)` under `jax.checkpoint`; what is in a loop, once."""
     return [_part(eqn) for eqn in equations(fn, *args) if eqn.primitive.name in CHECKPOINT]
 
 
-def size(of: Any) -> int:
+def num_bytes(of: Any) -> int:
     """Bytes of an array, by its shape and dtype."""
     return of.size * of.dtype.itemsize
 
@@ -60,4 +60,4 @@ def _own(fn: Callable[..., Any], *args: Any) -> int:
     traced = jax.make_jaxpr(fn)(*args).jaxpr
     given = {*traced.invars, *traced.constvars}
     results = {var for var in traced.outvars if not hasattr(var, "val")}  # those have no literals
-    return sum(size(var.aval) for var in results - given)
+    return sum(num_bytes(var.aval) for var in results - given)

@@ -25,7 +25,7 @@ def first_key(rng: Keys) -> Key:
 
 
 @contextlib.contextmanager
-def may_hide(ragged: bool) -> Iterator[None]:
+def allow_hidden_rows(ragged: bool) -> Iterator[None]:
     """While a loss is traced: whether a mask may hide rows of its batch."""
     token = _RAGGED.set(ragged)
     try:
@@ -34,7 +34,7 @@ def may_hide(ragged: bool) -> Iterator[None]:
         _RAGGED.reset(token)
 
 
-def refuse_hidden_rows(what: str) -> None:
+def check_no_hidden_rows(what: str) -> None:
     """Checks that no mask may hide a row of the batch of the loss that is being traced.
 
     Raises:

@@ -14,4 +14,4 @@ class GradientSharding(NamedTuple):
     summed: Callable[[Params], Params]  # that of the batch
 
 
-UNLAID = GradientSharding(*[lambda tree: tree] * 3)
+NO_SHARDING = GradientSharding(*[lambda tree: tree] * 3)

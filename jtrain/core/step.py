@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jtrain.core.accumulate import accumulate, value_of
-from jtrain.core.finite import stays_finite, take_if
-from jtrain.core.loss import Stateful, absorb, combine, in_terms
-from jtrain.core.loss_checks import refuse_split_rows, refuse_weights_of_params
+from jtrain.core.accumulate import accumulate, make_value_fn
+from jtrain.core.finite import is_finite_update, update_if
+from jtrain.core.loss import Stateful, combine, normalize_loss, update_extra
+from jtrain.core.loss_checks import check_split_rows, check_weights
 from jtrain.core.mean import Mean
-from jtrain.core.precision.cast import narrowed
+from jtrain.core.precision.cast import cast_params
 from jtrain.core.pytree import at_least_f32, norm
 from jtrain.core.rows import with_rows
-from jtrain.core.sharding import UNLAID, GradientSharding
+from jtrain.core.sharding import NO_SHARDING, GradientSharding
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Couples, LossFn, Metrics
 
@@ -33,7 +33,7 @@ def make_step(
     ragged: bool = False,
     unroll: bool = False,
     compute: Any = None,
-    lay: GradientSharding = UNLAID,
+    lay: GradientSharding = NO_SHARDING,
 ) -> StepFn:
     """`(state, batch) -> (state, metrics)`; compiles nothing and knows no device.
 
@@ -60,8 +60,11 @@ def make_step(
     Raises:
         LossError: if the loss couples the rows of a batch that would be split.
     """
-    refuse_split_rows(couples, microbatches, psum is not None)
-    terms, update = in_terms(loss, ragged=ragged), optax.with_extra_args_support(optimizer).update
+    check_split_rows(couples, microbatches, psum is not None)
+    terms, update = (
+        normalize_loss(loss, ragged=ragged),
+        optax.with_extra_args_support(optimizer).update,
+    )
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         batch = with_rows(batch, copies=psum is not None)
@@ -72,8 +75,8 @@ def make_step(
             return sums if psum is None else psum(at_least_f32(sums))
 
         def weights_of(rows):
-            of_params = lambda params: terms(narrowed(params, compute), state.extra, rows, rng)
-            refuse_weights_of_params(of_params, state.params)
+            of_params = lambda params: terms(cast_params(params, compute), state.extra, rows, rng)
+            check_weights(of_params, state.params)
             return [mean.weight for mean in of_params(state.params).terms.means]
 
         weights = total(weights_of)
@@ -84,7 +87,7 @@ def make_step(
             return state.scale.up(value), (value, (got.metrics, got.extra))
 
         def gradient(params):  # of the loss over the whole batch
-            copy = lay.params(narrowed(params, compute))
+            copy = lay.params(cast_params(params, compute))
             put = lambda sums: (sums[0], lay.each(sums[1]))
 
             def of_rows(rows):
@@ -97,12 +100,12 @@ def make_step(
 
         (value, (metrics, changes)), grads = gradient(state.params)
         grad_norm = norm(grads)
-        extra = absorb(state.extra, changes)
-        forward = jnp.isfinite(value) & stays_finite(extra, changes)  # which no scale changes
+        extra = update_extra(state.extra, changes)
+        forward = jnp.isfinite(value) & is_finite_update(extra, changes)  # which no scale changes
         finite = forward & jnp.isfinite(grad_norm)
-        known = {"value": value, "grad": grads, "value_fn": value_of(gradient)}
+        known = {"value": value, "grad": grads, "value_fn": make_value_fn(gradient)}
         known |= {"grad_norm": grad_norm}  # summed here, where all copies of the step take part
-        params, opt_state, extra, update_norm = take_if(
+        params, opt_state, extra, update_norm = update_if(
             finite, update, grads, state.opt_state, state.params, state.extra, extra, **known
         )
         skipped = state.skipped + ~finite

@@ -11,29 +11,29 @@ from jax.experimental import multihost_utils
 from jtrain.errors import PeerError
 
 
-def of_all(state: Mapping[str, Any]) -> dict[str, Any]:
+def merge_shards(state: Mapping[str, Any]) -> dict[str, Any]:
     """JSON in which the mappings `shares` of all processes are one; without them it is unchanged.
 
     Where there is one every process calls this at the same time.
     """
     if jax.process_count() == 1 or "shares" not in state:
         return dict(state)
-    every = [each["shares"] for each in of_each(state)]
+    every = [each["shares"] for each in all_gather(state)]
     return {**state, "shares": {part: place for each in every for part, place in each.items()}}
 
 
-def of_first(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def broadcast_from_first(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What the first process makes, JSON, told to all; what it raises there ends it there.
 
     Where there is one every process calls this at the same time.
     """
     if jax.process_count() == 1:
         return make()
-    together()  # what it makes may take minutes, and the first meeting of all has 30 s
-    return of_each(make() if jax.process_index() == 0 else {})[0]
+    barrier()  # what it makes may take minutes, and the first meeting of all has 30 s
+    return all_gather(make() if jax.process_index() == 0 else {})[0]
 
 
-def of_each(value: Any) -> list[Any]:
+def all_gather(value: Any) -> list[Any]:
     """The value of each process, JSON, in their order.
 
     Where there is one every process calls this at the same time.
@@ -51,18 +51,18 @@ def of_each(value: Any) -> list[Any]:
     ]
 
 
-def together() -> None:
+def barrier() -> None:
     """Returns when every process is here."""
-    of_each(None)
+    all_gather(None)
 
 
-def refuse_apart(facts: Mapping[str, str], when: str) -> None:
+def check_equal(facts: Mapping[str, str], when: str) -> None:
     """Makes sure that processes that know a fact by the same name know the same; all call this.
 
     Raises:
         PeerError: in all of them, with the first fact that they do not, and who says what.
     """
-    every = of_each(dict(facts))
+    every = all_gather(dict(facts))
     for name in dict.fromkeys(name for each in every for name in each):
         said = {process: each[name] for process, each in enumerate(every) if name in each}
         usual = max(said.values(), key=list(said.values()).count)

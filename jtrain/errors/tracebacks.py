@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-PACKAGE = str(Path(__file__).parent)
+PACKAGE = str(Path(__file__).parents[1])
 # The standard library and installed packages.
 LIBRARIES = tuple(
     {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -35,7 +35,7 @@ def own_frames(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
-def cut(trace: TracebackType | None) -> TracebackType | None:
+def cut_traceback(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback with the user's own frames alone."""
     kept = None
     for link in reversed(list(own_frames(trace))):
@@ -45,13 +45,13 @@ def cut(trace: TracebackType | None) -> TracebackType | None:
 
 def frame_lines(trace: TracebackType | None) -> str:
     """Return the user's own frames as Python prints them; empty where there is none."""
-    found = list(traceback.extract_tb(cut(trace)))
+    found = list(traceback.extract_tb(cut_traceback(trace)))
     if len(found) > MOST:
         found = [*found[:2], *found[2 - MOST :]]
     return "".join(traceback.StackSummary.from_list(found).format()).rstrip()
 
 
-def message(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return the kind of an error and the first line of what it says, as Python prints it."""
     described = traceback.TracebackException.from_exception(error, compact=True)
     lines = "".join(described.format_exception_only()).splitlines()

@@ -3,13 +3,13 @@
 import os
 from pathlib import Path
 
-from jtrain.io.private_files import created
+from jtrain.io.private_files import create_private
 
 
-def rewrite(path: Path, content: bytes) -> None:
+def atomic_write(path: Path, content: bytes) -> None:
     """Puts `content` in place of what `path` held, by one rename of a file that was flushed."""
     new = path.with_name(path.name + ".new")
-    with created(new) as file:
+    with create_private(new) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -77,7 +77,7 @@ _CAUSES = (
 )
 
 
-def advice(error: BaseException, path: Path) -> DiskAdvice:
+def disk_advice(error: BaseException, path: Path) -> DiskAdvice:
     """Return what to do about an error that the system, or a library for it, raised at `path`."""
     number, text = getattr(error, "errno", None), str(error)
     for cause in _CAUSES:

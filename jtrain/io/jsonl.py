@@ -18,10 +18,10 @@ from typing import Any
 import xxhash
 
 from jtrain.errors import CheckpointError
-from jtrain.io.atomic_write import rewrite
-from jtrain.io.disk_errors import advice
+from jtrain.io.atomic_write import atomic_write
+from jtrain.io.disk_errors import disk_advice
 from jtrain.io.regular_files import TooLargeError, open_regular, parse_json, read_bytes
-from jtrain.io.same_file import HeldFolder, identity
+from jtrain.io.same_file import HeldFolder, file_identity
 
 MOST = 1 << 33  # bytes of a file of rows
 
@@ -62,7 +62,7 @@ class JsonlWriter:
         except OSError as error:
             raise CheckpointError(
                 f"{self.path} is to take the rows of a run, and cannot be written "
-                f"({error.strerror}). {advice(error, self.path).words}."
+                f"({error.strerror}). {disk_advice(error, self.path).words}."
             ) from None
         self._home, self._lost, self._away = HeldFolder(self.path.parent), lost, False
         self._size, self._digest = len(content), xxhash.xxh3_128(content)
@@ -84,7 +84,7 @@ class JsonlWriter:
         os.fsync(self._file.fileno())
 
     def mark(self) -> dict[str, Any]:
-        """Return the bytes that were written so far and their digest, for `lacks`; after `sync`."""
+        """Return the bytes written so far and their digest, for `find_truncation`; after `sync`."""
         return {"bytes": self._size, "xxh3": self._digest.hexdigest()}
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class JsonlWriter:
 
     def _look_after(self) -> None:
         """Tells what another process did to the file since the last row."""
-        if identity(self.path) != identity(self._file.fileno()):
+        if file_identity(self.path) != file_identity(self._file.fileno()):
             self._write_again()
         elif (size := os.fstat(self._file.fileno()).st_size) != self._size:
             self._begin_from(size)
@@ -116,9 +116,11 @@ class JsonlWriter:
                 self._away = True
                 self._lost(f"{self.path.parent} was moved or removed while the run wrote in it")
             return
-        found = "another file was put in its place" if identity(self.path) else "it was removed"
+        found = (
+            "another file was put in its place" if file_identity(self.path) else "it was removed"
+        )
         content = os.pread(self._file.fileno(), self._size, 0)
-        rewrite(self.path, content)
+        atomic_write(self.path, content)
         self._file.close()
         self._file = self._open()
         self._lost(f"{self.path}: {found} while the run wrote it. All rows were written again")
@@ -128,23 +130,22 @@ class JsonlWriter:
     def _begin_from(self, size: int) -> None:
         """Goes on after the whole rows of a file that was cut, or that another wrote in."""
         content = os.pread(self._file.fileno(), size, 0)
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < size:
-            os.ftruncate(
-                self._file.fileno(), len(whole)
-            )  # a row after a torn one would be torn too
+        complete = content[: content.rfind(b"\n") + 1]
+        if len(complete) < size:
+            # A row after a torn one would be torn too.
+            os.ftruncate(self._file.fileno(), len(complete))
         if size < self._size:
-            what = f"was cut while the run wrote it. {_left(whole, self._size)}"
+            what = f"was cut while the run wrote it. {_left(complete, self._size)}"
         else:
             what = f"was written by another: it had {self._size} bytes, and has {size}"
-        self._size, self._digest = len(whole), xxhash.xxh3_128(whole)
+        self._size, self._digest = len(complete), xxhash.xxh3_128(complete)
         self._lost(f"{self.path} {what}")
 
     def _open(self) -> Any:
         return open_regular(self.path, "a+b", buffering=0)
 
 
-def lacks(path: Path, mark: Mapping[str, Any]) -> str:
+def find_truncation(path: Path, mark: Mapping[str, Any]) -> str:
     """Return what of a file is not as it was at a `mark`; empty where all of that is there."""
     if not path.is_file():
         return f"{path} is gone: its {mark['bytes']} bytes are lost"
@@ -165,7 +166,7 @@ def _left(content: bytes, size: int) -> str:
     return f"{len(content)} of {size} bytes are left: {upto} lost"
 
 
-def read(path: Path | str) -> list[dict[str, Any]]:
+def read_rows(path: Path | str) -> list[dict[str, Any]]:
     """The rows of a file, in order, also while it is written; none if there is no file.
 
     Raises:
@@ -179,8 +180,8 @@ def read(path: Path | str) -> list[dict[str, Any]]:
         raise CheckpointError(f"{path} has a text where a number is written: {error}") from None
 
 
-def whole(path: Path) -> list[dict[str, Any]]:
-    """The rows as they were written, what is no number too; raises what `read` raises."""
+def complete_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows as they were written, what is no number too; raises what `read_rows` raises."""
     return [row for row, _ in _parse(path)]
 
 
@@ -195,7 +196,7 @@ def _mend(
         upto = -1 if resumed_at is None else resumed_at
         kept = b"".join(line for row, line in _parse(path) if row["step"] <= upto or stays(row))
     if kept != found:
-        rewrite(path, kept)
+        atomic_write(path, kept)
     return kept
 
 
@@ -205,15 +206,15 @@ def _parse(path: Path) -> list[tuple[dict[str, Any], bytes]]:
     rows = [_row(line) for line in lines]
     while rows and rows[-1] is None:
         rows.pop()
-    whole = []
+    complete_rows = []
     for number, (row, line) in enumerate(zip(rows, lines, strict=False), 1):
         if row is None:
             raise CheckpointError(
                 f"row {number} of {path} cannot be read, and it is not the last: {line[:60]!r}. "
                 f"Mend it by hand, or remove it: sed -i {number}d {path}"
             )
-        whole.append((row, line))
-    return whole
+        complete_rows.append((row, line))
+    return complete_rows
 
 
 def _content(path: Path) -> bytes:
@@ -235,8 +236,10 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = parse_json(line)
     except ValueError:
         return None
-    whole = line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("step"), int)
-    return row if whole else None
+    complete_rows = (
+        line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("step"), int)
+    )
+    return row if complete_rows else None
 
 
 def _plain(value: Any) -> Any:

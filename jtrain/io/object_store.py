@@ -43,7 +43,7 @@ def check_on_disk(run: object, asked: str) -> None:
         )
 
 
-def refuse_address(text: object, what: str) -> None:
+def check_local_path(text: object, what: str) -> None:
     """Raise ConfigError where only a path of this disk will do.
 
     Args:

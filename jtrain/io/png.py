@@ -13,7 +13,7 @@ from jtrain.errors import DataError
 _COLOURS = {1: 0, 3: 2, 4: 6}  # of the channels: grey, RGB, RGBA
 
 
-def png(image: Any) -> bytes:
+def encode_png(image: Any) -> bytes:
     """The file of an image h w c (or h w) of bytes; c is 1 (grey), 3 (RGB) or 4 (RGBA).
 
     Raises:

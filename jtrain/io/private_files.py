@@ -39,7 +39,7 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
-def created(path: Path) -> BinaryIO:
+def create_private(path: Path) -> BinaryIO:
     """A new file, open to be written; one of that name is removed first, and a link not followed.
 
     Raises:
@@ -50,7 +50,7 @@ def created(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
-def inside(folder: Path, name: object, error: type[UserError], said: Path) -> Path:
+def resolve_inside(folder: Path, name: object, error: type[UserError], said: Path) -> Path:
     """`folder / name`, of a name that a file says: a file of this folder, and no place elsewhere.
 
     Args:
@@ -68,7 +68,7 @@ def inside(folder: Path, name: object, error: type[UserError], said: Path) -> Pa
     )
 
 
-def refuse_links(directory: Path) -> None:
+def check_no_links(directory: Path) -> None:
     """Makes sure that what lies in a run's directory lies in it, and not where a link leads.
 
     Raises:

@@ -129,8 +129,8 @@ _SAID = {
 }
 
 
-def redacted(text: str) -> str:
-    """The text, with `<redacted>` in the place of each secret in it."""
+def redact(text: str) -> str:
+    """The text, with `<redact>` in the place of each secret in it."""
     found = _BLOCK.sub(HIDDEN, text) if "PRIVATE KEY" in text else text
     found = _HOST.sub(rf"\1{HIDDEN}@", found) if "://" in found else found
     found = _BEARER.sub(lambda m: f"{m[1]} {HIDDEN}" if _drawn_or_long(m[2]) else m[0], found)
@@ -142,21 +142,21 @@ def redacted(text: str) -> str:
     return _RUN.sub(lambda m: HIDDEN if _drawn(m[0]) else m[0], found)
 
 
-def redacted_values(value: Any, name: str = "") -> Any:
+def redact_values(value: Any, name: str = "") -> Any:
     """What JSON has, without secrets: by the names of keys, and in every text.
 
     A list of words, a command line say, is read as one: `["--password", "x"]` hides the x.
     """
     if isinstance(value, Mapping):
-        return {key: redacted_values(each, str(key)) for key, each in value.items()}
+        return {key: redact_values(each, str(key)) for key, each in value.items()}
     if isinstance(value, str):
         if is_secret(name, value):
             return HIDDEN
-        return value if _is_commit(name, value) else redacted(value)
+        return value if _is_commit(name, value) else redact(value)
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         before = ["", *value][: len(value)]
         flags = [each.lstrip("-") if str(each).startswith("-") else name for each in before]
-        return [redacted_values(each, flag) for each, flag in zip(value, flags, strict=True)]
+        return [redact_values(each, flag) for each, flag in zip(value, flags, strict=True)]
     if isinstance(value, int) and not isinstance(value, bool) and _always(name):
         return HIDDEN
     return value

@@ -5,7 +5,7 @@ import weakref
 from pathlib import Path
 
 
-def identity(path: Path | int) -> tuple[int, int] | None:
+def file_identity(path: Path | int) -> tuple[int, int] | None:
     """Return the device and the inode of what lies at a path or is open; None if nothing does.
 
     Of a link, its own. Two that are the same are one file, where one of them is held open: the
@@ -29,7 +29,7 @@ class HeldFolder:
     @property
     def is_there(self) -> bool:
         """Whether its path still names it."""
-        return self._close.alive and identity(self.path) == identity(self._file)
+        return self._close.alive and file_identity(self.path) == file_identity(self._file)
 
     def fileno(self) -> int:
         """Return its open file."""

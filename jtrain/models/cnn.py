@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
@@ -13,7 +13,7 @@ from jtrain.models.layers.images import check_sizes
 Size = Annotated[int, Field(gt=0)]
 
 
-@values
+@configclass
 class CNN:
     """Convolutions, each with ReLU and a 2x2 max pool, then linear maps with ReLU between them."""
 

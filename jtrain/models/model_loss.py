@@ -11,7 +11,7 @@ import numpy as np
 from jtrain.core.loss import Stateful
 from jtrain.core.mean import Mean
 from jtrain.core.model import Model
-from jtrain.core.rows import refuse_hidden_rows, row_keys
+from jtrain.core.rows import check_no_hidden_rows, row_keys
 from jtrain.core.types import Batch, Couples, Extra, Key, Leaf, Metrics, Params
 from jtrain.errors import LossError
 from jtrain.losses.binary_cross_entropy import binary_cross_entropy
@@ -208,7 +208,7 @@ def _applied(
     offered = {"keys": keys, "mask": batch["mask"]}
     offered |= dict.fromkeys(TRAINS, train) | dict.fromkeys(RESTS, not train)
     if train and "mask" not in model.named and model.couples == "batch":
-        refuse_hidden_rows("a batch norm that gets no mask")
+        check_no_hidden_rows("a batch norm that gets no mask")
     dtype = _narrow(params)
     given = [_cast(_named(batch, name, "inputs", "jt.classifier(model"), dtype) for name in inputs]
     named = {name: offered[name] for name in model.named}

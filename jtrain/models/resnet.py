@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Couples
@@ -15,7 +15,7 @@ from jtrain.models.presets.choose import with_preset
 from jtrain.models.presets.vision import RESNET_PRESETS, ResNetPreset
 
 
-@values
+@configclass
 class ResNet:
     """A residual network; its first block of each stage but the first halves height and width.
 
@@ -76,7 +76,7 @@ class ResNet:
         uint8 is scaled to 0 .. 1. `keys` are the rows' (`jtrain.row_keys`), or None where nothing
         is dropped; `rng` is not used. With batch norm `extra` holds the running statistics; while
         training they are taken over the rows that `mask` (b) shows, or all, and come back as
-        Means: a stateful loss returns them as they are, and says `couples=values.couples`.
+        Means: a stateful loss returns them as they are, and says `couples=configclass.couples`.
 
         Raises:
             ConfigError: if `image` or `classes` is still 0.

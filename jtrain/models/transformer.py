@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
 from jtrain.models.attention.positions import LearnedPositions, Positions
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jtrain.models.language_model import LanguageModel
 
 
-@values
+@configclass
 class Transformer:
     """A language model that reads from left to right; as it stands, GPT-2 made small.
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
@@ -14,7 +14,7 @@ from jtrain.models.presets.choose import with_preset
 from jtrain.models.presets.vision import VIT_PRESETS, ViTPreset
 
 
-@values
+@configclass
 class ViT:
     """A vision transformer: patches with learned positions, LayerNorm before each part, exact GELU.
 

@@ -7,14 +7,14 @@ import numpy as np
 import optax
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.core.types import Leaf
 from jtrain.errors import ConfigError
 from jtrain.optim.recipe import NO_NAMES, NamedDims, OptimizerConfig
 from jtrain.optim.stacked_layers import layerwise, stacked_dims
 
 
-@values
+@configclass
 class Adafactor(OptimizerConfig):
     """Shazeer & Stern, https://arxiv.org/abs/1804.04235: an optimizer state of rows + columns.
 

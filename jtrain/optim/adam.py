@@ -4,11 +4,11 @@ from typing import Literal
 
 import optax
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.optim.moments import Moments
 
 
-@values
+@configclass
 class Adam(Moments):
     """Kingma & Ba, https://arxiv.org/abs/1412.6980; weight decay is part of the gradient.
 

@@ -5,11 +5,11 @@ from typing import Literal
 import optax
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.optim.moments import Moments
 
 
-@values
+@configclass
 class AdamW(Moments):
     """Loshchilov & Hutter, https://arxiv.org/abs/1711.05101; the learning rate scales the decay."""
 

@@ -13,13 +13,13 @@ from jtrain.optim.evaluation import WithEvalParams
 
 
 class AverageState(NamedTuple):
-    """What `averaged` keeps beside the optimizer's own state."""
+    """What `with_average` keeps beside the optimizer's own state."""
 
     count: Leaf  # int32 scalar: updates
     average: Params  # of the shapes of the parameters, in at least float32
 
 
-def averaged(optimizer: optax.GradientTransformation, decay: float) -> WithEvalParams:
+def with_average(optimizer: optax.GradientTransformation, decay: float) -> WithEvalParams:
     """`optimizer`, judged by the weighted mean of the parameters after each of its updates.
 
     The weight of an update's parameters falls by `decay` at each later update, and the weights add

@@ -10,7 +10,7 @@ from jtrain.core.pytree import norm
 from jtrain.core.types import Leaf, Params
 
 
-def clipped(most: float) -> optax.GradientTransformationExtraArgs:
+def clip_by_norm(most: float) -> optax.GradientTransformationExtraArgs:
     """Gradients of at most this norm over all leaves; those of a smaller one are left as they are.
 
     A step gives its gradients (`grad`) and the norm that it has summed over the devices

@@ -47,7 +47,7 @@ def evaluation_params(optimizer: optax.GradientTransformation, state: OptimizedS
     return state.params
 
 
-def after(
+def chain_before(
     before: optax.GradientTransformation, optimizer: optax.GradientTransformation
 ) -> optax.GradientTransformation:
     """`before`, then `optimizer`, with the evaluation parameters of the second."""

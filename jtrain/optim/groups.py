@@ -1,8 +1,8 @@
 """Which leaves an optimizer treats how: patterns on leaf names, such as `*/embed/*`.
 
 A name is what `jtrain.core.pytree.name` gives, `blocks/0/mlp/kernel` say. In a pattern `*` stands
-for any characters, slashes too, `?` for one and `[ab]` for one of these; a leading `*/` also matches
-at the top, so `*/embed/*` finds `embed/table`.
+for any characters, slashes too, `?` for one and `[ab]` for one of these; a leading `*/` also
+matches at the top, so `*/embed/*` finds `embed/table`.
 """
 
 import difflib
@@ -11,11 +11,11 @@ from fnmatch import fnmatchcase
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.errors import ConfigError
 
 
-@values
+@configclass
 class ParamGroup:
     """Leaves that are trained in a way of their own; a leaf is of the first group that matches."""
 

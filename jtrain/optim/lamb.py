@@ -5,13 +5,13 @@ from typing import Literal
 import optax
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.optim.moments import Moments
 from jtrain.optim.recipe import NO_NAMES, NamedDims
 from jtrain.optim.stacked_layers import layerwise
 
 
-@values
+@configclass
 class Lamb(Moments):
     """You et al., https://arxiv.org/abs/1904.00962, for batches of thousands of rows.
 

@@ -6,14 +6,14 @@ from typing import Any, Literal
 import optax
 from pydantic import Field, model_validator
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.core.types import Params
 from jtrain.errors import ConfigError
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import LearningRate
 
 
-@values
+@configclass
 class LBFGS(OptimizerConfig):
     """Liu & Nocedal 1989, https://doi.org/10.1007/BF01589116, with optax's zoom line search.
 

@@ -5,11 +5,11 @@ from typing import Literal
 import optax
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.optim.recipe import OptimizerConfig
 
 
-@values
+@configclass
 class Lion(OptimizerConfig):
     """Chen et al., https://arxiv.org/abs/2302.06675.
 

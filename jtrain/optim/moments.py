@@ -2,11 +2,11 @@
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.optim.recipe import OptimizerConfig
 
 
-@values
+@configclass
 class Moments(OptimizerConfig):
     """The two means and what their quotient needs."""
 

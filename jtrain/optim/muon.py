@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from optax.contrib import MuonDimensionNumbers
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.core import pytree
 from jtrain.core.types import Leaf, Params
 from jtrain.errors import ConfigError
@@ -24,7 +24,7 @@ USUAL = ("*embed*", "*/tokens", "*/positions", "*/head", "*/head/*")
 _LAST_TWO = MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
 
 
-@values
+@configclass
 class Muon(Moments):
     """Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, for a network's matrices.
 

@@ -5,11 +5,11 @@ from typing import Literal
 import optax
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.optim.moments import Moments
 
 
-@values
+@configclass
 class NAdamW(Moments):
     """Dozat, https://openreview.net/pdf?id=OM0jvwB8jIp57ZJjtNEZ, with AdamW's decay.
 

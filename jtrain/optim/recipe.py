@@ -11,23 +11,23 @@ import jax.numpy as jnp
 import optax
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.core import pytree
 from jtrain.core.types import Dims, Leaf, Params, Tree
 from jtrain.errors import ConfigError
-from jtrain.optim.average import averaged
-from jtrain.optim.clip import clipped
-from jtrain.optim.evaluation import after
+from jtrain.optim.average import with_average
+from jtrain.optim.clip import clip_by_norm
+from jtrain.optim.evaluation import chain_before
 from jtrain.optim.groups import ParamGroup, check_patterns, group_of, matches
 from jtrain.optim.schedules import Constant, LearningRate, Schedule
 from jtrain.optim.stacked_layers import layer_ndim
-from jtrain.optim.trained_only import trained_only
+from jtrain.optim.trained_only import freeze_others
 
 NamedDims: TypeAlias = Mapping[str, Dims]  # by parameter, as `Model.dims` has them
 NO_NAMES: NamedDims = MappingProxyType({})
 
 
-@values
+@configclass
 class OptimizerConfig(abc.ABC):
     """An optimizer but for its rule, which a member gives by `rule`.
 
@@ -94,10 +94,10 @@ class OptimizerConfig(abc.ABC):
         decay = _by_name(lambda u, p, decay: u + decay * p, functools.partial(self._decay_of, dims))
         optimizer = self.descent(self.layered_rule(decay, dims), self._scale(rate), rate)
         if self.ema:
-            optimizer = averaged(optimizer, self.ema)
+            optimizer = with_average(optimizer, self.ema)
         if any(group.freeze for group in self.groups):
-            optimizer = trained_only(optimizer, self._trained)
-        return after(optax.chain(*self._before(dims)), optimizer)
+            optimizer = freeze_others(optimizer, self._trained)
+        return chain_before(optax.chain(*self._before(dims)), optimizer)
 
     def descent(
         self,
@@ -124,7 +124,7 @@ class OptimizerConfig(abc.ABC):
         if self.clip_value:
             stages.append(optax.clip(self.clip_value))
         if self.clip:
-            stages.append(clipped(self.clip))
+            stages.append(clip_by_norm(self.clip))
         return stages
 
     def _scale(self, rate: LearningRate) -> optax.GradientTransformation:

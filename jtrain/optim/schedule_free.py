@@ -6,13 +6,13 @@ import optax
 import optax.contrib
 from pydantic import Field, model_validator
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.optim.evaluation import WithEvalParams
 from jtrain.optim.moments import Moments
 from jtrain.optim.schedules import LearningRate
 
 
-@values
+@configclass
 class ScheduleFree(Moments):
     """Defazio et al., https://arxiv.org/abs/2405.15682, over AdamW without momentum.
 

@@ -5,11 +5,11 @@ from typing import Literal
 import optax
 from pydantic import Field, model_validator
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.optim.recipe import OptimizerConfig
 
 
-@values
+@configclass
 class SGD(OptimizerConfig):
     """Gradient descent; weight decay is part of the gradient, as momentum sees it.
 

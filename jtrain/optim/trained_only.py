@@ -10,7 +10,7 @@ from jtrain.core.types import Params
 from jtrain.optim.evaluation import WithEvalParams
 
 
-def trained_only(
+def freeze_others(
     optimizer: optax.GradientTransformation, trained: Callable[[Params], Any]
 ) -> optax.GradientTransformation:
     """`optimizer` for the leaves that `trained` marks True; of the others it keeps no state.

@@ -37,7 +37,7 @@ class AxisUsage:
         self.left.update(dict.fromkeys(choice.left))
 
 
-def refuse_unused(sizes: Sizes, seen: AxisUsage, leaves: Iterable[LeafSharding]) -> None:
+def check_axes_used(sizes: Sizes, seen: AxisUsage, leaves: Iterable[LeafSharding]) -> None:
     """Checks that every axis splits some leaf, or some activation that was seen.
 
     Raises:

@@ -56,7 +56,7 @@ def reduce(
     return float(Mean(*gather((mean.total, mean.weight))).value())
 
 
-def per_device(
+def run_per_device(
     fn: Callable[..., Any],
     mesh: Mesh,
     in_specs: Any = None,

@@ -20,7 +20,7 @@ class DeviceSelection:
     indices: tuple[int, ...]  # among the devices of each process; empty unless some were named
 
 
-def choice_of(written: Any) -> DeviceSelection:
+def parse_devices(written: Any) -> DeviceSelection:
     """Return what `parallel.devices` asks for.
 
     Raises:
@@ -47,7 +47,7 @@ def choice_of(written: Any) -> DeviceSelection:
     return DeviceSelection(platforms[0] if platforms else "", ALL, indices)
 
 
-def typed(written: Any) -> str:
+def format_devices(written: Any) -> str:
     """Return devices as they are typed on a command line: `[0,2]`."""
     if isinstance(written, list | tuple):
         return f"[{','.join(map(str, written))}]"
@@ -66,13 +66,13 @@ def _named(item: Any, written: Any) -> tuple[str, int | None]:
 
 def _wrong(why: str, written: Any) -> ValueError:
     return ValueError(
-        f"{why}, found {typed(written)}. Write how many, 0 for all; their indices, such as [0,2]; "
-        f"or a platform, such as cpu or gpu:1"
+        f"{why}, found {format_devices(written)}. Write how many, 0 for all; their indices, "
+        f"such as [0,2]; or a platform, such as cpu or gpu:1"
     )
 
 
 def _checked(written: Any) -> Any:
-    choice_of(written)
+    parse_devices(written)
     return tuple(written) if isinstance(written, list) else written
 
 

@@ -9,7 +9,7 @@ import jax
 
 from jtrain.distributed.cluster import cpu_devices
 from jtrain.errors import ConfigError
-from jtrain.parallel.device_names import Devices, DeviceSelection, choice_of, typed
+from jtrain.parallel.device_names import Devices, DeviceSelection, format_devices, parse_devices
 
 Device: TypeAlias = Any  # a jax.Device
 DATA = "data"  # the mesh axis of copies of the state, each with its part of the rows
@@ -31,7 +31,7 @@ def devices(
     Raises:
         ConfigError: if there are no such devices.
     """
-    choice = choice_of(asked)
+    choice = parse_devices(asked)
     there = _present(asked, choice) if among is None else _stand_ins(asked, choice, among)
     found = []
     for process in sorted({device.process_index for device in there}):
@@ -46,7 +46,7 @@ def one_device(asked: Devices, among: Sequence[Device] | None = None) -> Device:
     Raises:
         ConfigError: as `devices`, and if several were asked for.
     """
-    choice = choice_of(asked)
+    choice = parse_devices(asked)
     if choice.count > 1:
         raise ConfigError(
             f"parallel.kind=single takes one device, and parallel.devices={asked} is a number of "
@@ -55,8 +55,8 @@ def one_device(asked: Devices, among: Sequence[Device] | None = None) -> Device:
         )
     if len(choice.indices) > 1:
         raise ConfigError(
-            f"parallel.kind=single takes one device, and parallel.devices={typed(asked)} names "
-            f"{len(choice.indices)}. Name one of them, or take all with parallel.kind=mirrored."
+            f"parallel.kind=single takes one device, and parallel.devices="
+            f"{format_devices(asked)} names {len(choice.indices)}. Name one of them, or take all with parallel.kind=mirrored."
         )
     return devices(asked, among)[0]
 
@@ -75,8 +75,8 @@ def _present(asked: Devices, choice: DeviceSelection) -> list[Device]:
     except RuntimeError as error:
         have = jax.devices()
         raise ConfigError(
-            f"parallel.devices={typed(asked)}, and JAX reaches no {choice.platform} here: it has "
-            f"{len(have)} x {have[0].platform} ({have[0].device_kind}). Take "
+            f"parallel.devices={format_devices(asked)}, and JAX reaches no "
+            f"{choice.platform} here: it has {len(have)} x {have[0].platform} ({have[0].device_kind}). Take "
             f"parallel.devices={have[0].platform}, or install JAX for that platform "
             f"(docs/accelerators.md)."
         ) from error
@@ -85,7 +85,7 @@ def _present(asked: Devices, choice: DeviceSelection) -> list[Device]:
 def _stand_ins(asked: Devices, choice: DeviceSelection, among: Sequence[Device]) -> list[Device]:
     if choice.platform not in ("", among[0].platform):
         raise ConfigError(
-            f"parallel.devices={typed(asked)}, and the devices to compile for are "
+            f"parallel.devices={format_devices(asked)}, and the devices to compile for are "
             f"{among[0].platform} ({among[0].device_kind}). Take parallel.devices=0 for all."
         )
     return list(among)
@@ -112,7 +112,7 @@ def _too_few(there: list[Device], asked: Devices, needed: int, take: str) -> Con
         f"XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
     )
     return ConfigError(
-        f"parallel.devices={typed(asked)}, and each process has {len(there)} "
+        f"parallel.devices={format_devices(asked)}, and each process has {len(there)} "
         f"({there[0].device_kind}). Take {take}"
         f"{forced if there[0].platform == 'cpu' else ''}."
     )

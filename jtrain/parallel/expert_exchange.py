@@ -30,7 +30,7 @@ class ExpertSplit(NamedTuple):
     summed: tuple[str, ...]  # axes over which the outputs are parts of a sum
 
 
-def over_experts(
+def exchange_experts(
     mesh: Mesh,
     mix: Callable[..., Array],
     x: Float[Array, "b t d"],

@@ -95,7 +95,7 @@ class StateSharding:
         over = reached and splits and not small
         rules = {**STATE, "width": splits if over else ()}
         choice = DimSplit()
-        named = dims_of(leaf, len(shape), dims)
+        named = leaf_dims(leaf, len(shape), dims)
         if named is not None:
             choice = split_named(shape, named, rules, self.sizes)
         if over:
@@ -109,7 +109,7 @@ class StateSharding:
         return choice
 
 
-def dims_of(leaf: str, ndim: int, dims: Mapping[str, Dims]) -> Dims | None:
+def leaf_dims(leaf: str, ndim: int, dims: Mapping[str, Dims]) -> Dims | None:
     """The names of a leaf's dims: those of the parameter whose name its own ends with, if any.
 
     So Adam's moments, `opt_state/0/mu/blocks/0/up/kernel`, have the dims of `blocks/0/up/kernel`.

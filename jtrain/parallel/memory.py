@@ -29,7 +29,7 @@ CHIPS: Mapping[str, Chip] = {
 }
 
 
-def memory_of(devices: Sequence[Device]) -> int:
+def device_memory(devices: Sequence[Device]) -> int:
     """Bytes that a program may use on each of these, the same in all processes; 0: not known.
 
     The parts of a CPU share the memory of the machine.

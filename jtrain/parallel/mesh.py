@@ -13,7 +13,7 @@ from jtrain.parallel.rules import AXES
 ANY_NUMBER = "parallel.kind=fsdp parallel.devices=0"  # a layout that fits whatever is there
 
 
-def filled(asked: Mapping[str, int], devices: int) -> dict[str, int]:
+def fill_sizes(asked: Mapping[str, int], devices: int) -> dict[str, int]:
     """The sizes of all axes, one that is 0 being what the others leave of the devices.
 
     Raises:
@@ -54,7 +54,7 @@ def _nearest(sizes: Mapping[str, int], devices: int) -> str:
     return f"parallel.{axis}={size}"
 
 
-def mesh_of(sizes: Mapping[str, int], devices: Sequence[Device]) -> Mesh:
+def make_mesh(sizes: Mapping[str, int], devices: Sequence[Device]) -> Mesh:
     """The mesh of the axes that are larger than 1, `data` if none is.
 
     Devices of one slice, then of one process, stay together, so that the last axes have the fastest

@@ -14,8 +14,8 @@ from jtrain.core.types import Dims, Params
 from jtrain.parallel.attention.protocol import Attention
 from jtrain.parallel.attention.sequence_parallel import ContextBy, SequenceParallelAttention
 from jtrain.parallel.axis_usage import AxisUsage
-from jtrain.parallel.expert_exchange import over_experts
-from jtrain.parallel.offload import Offload, policy
+from jtrain.parallel.expert_exchange import exchange_experts
+from jtrain.parallel.offload import Offload, remat_policy
 from jtrain.parallel.pipeline.pipeline import through_stages
 from jtrain.parallel.pipeline.schedule import PipelineSchedule
 from jtrain.parallel.pipeline.stages import RowSplit
@@ -80,7 +80,7 @@ class MeshPlacement:
     def saved(self, names: Sequence[str]) -> Callable[..., Any]:
         """Here or in the memory of the host."""
         self._seen.saved.extend(names)
-        return policy(names, self._offload)
+        return remat_policy(names, self._offload)
 
     def experts(
         self,
@@ -93,7 +93,7 @@ class MeshPlacement:
     ) -> Float[Array, "b t d"]:
         """`mix` on each device, of the tokens of its `expert` axis and its own experts."""
         copies = self._rules["copies"] if self._schedule else ()
-        return over_experts(self._mesh, mix, x, chosen, weights, kernels, dims, copies)
+        return exchange_experts(self._mesh, mix, x, chosen, weights, kernels, dims, copies)
 
     def layers(
         self, layer: Layer, stack: Params, x: Float[Array, "b t d"], rows: Any

@@ -14,41 +14,45 @@ Offload: TypeAlias = tuple[Literal["params", "opt_state", "activations"], ...]
 HOST = "pinned_host"  # the kind of memory that devices read and write by themselves
 
 
-def kept_on_host(shardings: Any, tree: Any, offload: Offload) -> Any:
+def offload_shardings(shardings: Any, tree: Any, offload: Offload) -> Any:
     """`shardings` of a state, those parts of it that `offload` names in the memory of the host.
 
     Single numbers stay on the devices: they take no room, and each would be a transfer.
     """
 
     def leaf(path: tuple, at: NamedSharding, array: Any) -> NamedSharding:
-        moved = goes_to_host(name(path), array.ndim, offload)
+        moved = is_offloaded(name(path), array.ndim, offload)
         return at.with_memory_kind(HOST) if moved else at
 
     return jax.tree_util.tree_map_with_path(leaf, shardings, tree)
 
 
-def goes_to_host(leaf: str, ndim: int, offload: Offload) -> bool:
+def is_offloaded(leaf: str, ndim: int, offload: Offload) -> bool:
     """Whether this leaf of a state does."""
     return leaf.split("/")[0] in offload and ndim > 0
 
 
-def brought(tree: Any, like: Any) -> Any:
+def to_device(tree: Any, like: Any) -> Any:
     """`tree`, whose leaves lie as those of `like` say, all of it on the devices.
 
     `like` has a sharding at each leaf. Inside a jitted function the compiler does it there.
     """
-    return jax.tree.map(lambda x, of: jax.device_put(x, _near(of)) if far(of) else x, tree, like)
-
-
-def laid_near(like: Any) -> Any:
-    """`like`, as `brought` leaves it."""
     return jax.tree.map(
-        lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype, sharding=_near(of)) if far(of) else of,
+        lambda x, of: jax.device_put(x, _near(of)) if is_on_host(of) else x, tree, like
+    )
+
+
+def device_shardings(like: Any) -> Any:
+    """`like`, as `to_device` leaves it."""
+    return jax.tree.map(
+        lambda of: (
+            jax.ShapeDtypeStruct(of.shape, of.dtype, sharding=_near(of)) if is_on_host(of) else of
+        ),
         like,
     )
 
 
-def told_far(abstract: Any, shardings: Any) -> Any:
+def host_avals(abstract: Any, shardings: Any) -> Any:
     """Shapes and dtypes; where one lies on the host its sharding, too: there it is of its type."""
     told = lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at, weak_type=x.weak_type)
     return jax.tree.map(
@@ -56,24 +60,24 @@ def told_far(abstract: Any, shardings: Any) -> Any:
     )
 
 
-def at_rest(step: Callable[[Any, Any], tuple[Any, Any]], like: Any) -> Callable:
+def with_offload(step: Callable[[Any, Any], tuple[Any, Any]], like: Any) -> Callable:
     """`step(state, batch) -> (state, anything)`; before and after, the state lies as `like` says.
 
     Each leaf is brought to the devices and put back by the program itself, so the compiler does so
     beside what it computes. A step that has nothing on the host is given back as it is.
     """
-    if not any(map(far, jax.tree.leaves(like))):
+    if not any(map(is_on_host, jax.tree.leaves(like))):
         return step
 
     def rested(state: Any, batch: Any) -> tuple[Any, Any]:
-        state, rest = step(brought(state, like), batch)
-        back = lambda x, of: jax.device_put(x, of.sharding) if far(of) else x
+        state, rest = step(to_device(state, like), batch)
+        back = lambda x, of: jax.device_put(x, of.sharding) if is_on_host(of) else x
         return jax.tree.map(back, state, like), rest
 
     return rested
 
 
-def policy(names: Sequence[str], offload: Offload) -> Callable[..., Any]:
+def remat_policy(names: Sequence[str], offload: Offload) -> Callable[..., Any]:
     """What `jax.checkpoint` keeps for the backward pass: what has these names, here or there."""
     if "activations" not in offload:
         return jax.checkpoint_policies.save_only_these_names(*names)
@@ -85,7 +89,7 @@ def policy(names: Sequence[str], offload: Offload) -> Callable[..., Any]:
     )
 
 
-def refuse_nothing_saved(offload: Offload, saved: Sequence[str]) -> None:
+def check_offload_saves(offload: Offload, saved: Sequence[str]) -> None:
     """Checks, once a loss was traced, that something is saved by name if it shall be offloaded.
 
     Raises:
@@ -99,7 +103,7 @@ def refuse_nothing_saved(offload: Offload, saved: Sequence[str]) -> None:
         )
 
 
-def refuse_without_host_memory(device: Device, offload: Offload) -> None:
+def check_host_memory(device: Device, offload: Offload) -> None:
     """Checks that devices such as this one reach the memory of their host.
 
     Raises:
@@ -115,7 +119,7 @@ def refuse_without_host_memory(device: Device, offload: Offload) -> None:
         )
 
 
-def far(leaf: Any) -> bool:
+def is_on_host(leaf: Any) -> bool:
     """Whether a leaf lies in the memory of the host, where no arithmetic is done."""
     return getattr(leaf.sharding, "memory_kind", None) == HOST
 

@@ -21,7 +21,7 @@ from jtrain.parallel.devices import Device
 DIGEST = hashlib.sha256().digest_size  # bytes, before what they are of
 
 
-def compiled(lowered: Lowered, state: Any) -> Compiled:
+def load_or_compile(lowered: Lowered, state: Any) -> Compiled:
     """The program, which is compiled once on this machine while JAX's compile cache is on.
 
     JAX keeps programs for all processes but those of CPUs after the first: only the first writes,

@@ -8,8 +8,8 @@ from typing import Any
 
 from jtrain.config.resolve import ResolvedConfig, resolve
 from jtrain.errors import ConfigError
-from jtrain.io.atomic_write import rewrite
-from jtrain.io.redact import redacted_values
+from jtrain.io.atomic_write import atomic_write
+from jtrain.io.redact import redact_values
 from jtrain.sweep.grid import Grid, label
 from jtrain.train.longer_run import keep_lengths, lengths, stored_lengths
 from jtrain.train.run_dir import RunDir
@@ -122,8 +122,8 @@ def keep_record(name: str, config: Path, all_members: Sequence[SweepMember], **f
     told = [
         {"name": m.name, "point": dict(m.point), "settings": [*m.settings]} for m in all_members
     ]
-    said = redacted_values({"config": str(config), **facts, "members": told})
-    rewrite(place / "sweep.json", json.dumps(said, indent=2).encode() + b"\n")
+    said = redact_values({"config": str(config), **facts, "members": told})
+    atomic_write(place / "sweep.json", json.dumps(said, indent=2).encode() + b"\n")
 
 
 def read_record(sweep: Path) -> list[SweepMember]:

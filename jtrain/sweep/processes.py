@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError
-from jtrain.io.disk_errors import advice
+from jtrain.io.disk_errors import disk_advice
 from jtrain.io.regular_files import TooLargeError, open_regular, read_bytes
 from jtrain.io.same_file import HeldFolder
 from jtrain.sweep.machine import MachineShare
@@ -157,7 +157,7 @@ def _written(path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
     except OSError as error:
         raise ConfigError(
             f"{path} is to take the words of a run, and cannot be written ({error.strerror}). "
-            f"{advice(error, path).words}."
+            f"{disk_advice(error, path).words}."
         ) from None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.errors import DONE, STOPPED, ConfigError
-from jtrain.io.atomic_write import rewrite
+from jtrain.io.atomic_write import atomic_write
 from jtrain.io.formatting import duration
 from jtrain.io.private_files import private_files
 from jtrain.sweep.grid import grid
@@ -164,5 +164,5 @@ def _draw(name: str, scores: Sequence[MemberScore], goal: BestMetric) -> Path | 
         return None
     path = Path("runs") / name / "sweep.svg"
     words = f"{goal.name} at the last evaluation, {goal.end} first"
-    rewrite(path, svg(name, words, ranked, curves_of(scores, goal)).encode())
+    atomic_write(path, svg(name, words, ranked, curves_of(scores, goal)).encode())
     return path

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jtrain.core.loss import LossOutput, Stateful, in_terms
-from jtrain.core.loss_checks import refuse_weights_of_params
+from jtrain.core.loss import LossOutput, Stateful, normalize_loss
+from jtrain.core.loss_checks import check_weights
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.rows import with_rows
 from jtrain.core.step import StepFn, make_step
@@ -107,7 +107,7 @@ class LossCase:
 
         It is another function object each time: of one and the same JAX keeps the first trace.
         """
-        terms = inspect.unwrap(in_terms(self.alone(), ragged=not self.masks))
+        terms = inspect.unwrap(normalize_loss(self.alone(), ragged=not self.masks))
         return lambda *given: terms(*given)
 
     def traced(self) -> TracedLoss:
@@ -154,7 +154,7 @@ def subject(loss: Loss | PlacedLoss, params: Params, batch: Batch, **rest: Any) 
     made = LossCase(loss=PlacedLoss(watched), params=params, batch=even, watch=watch, **rest)
     refuse_nothing_to_learn(made.params)
     masks = _refused(made)
-    terms, given = in_terms(made.alone(), ragged=not masks), (made.extra, even, made.step_key)
+    terms, given = normalize_loss(made.alone(), ragged=not masks), (made.extra, even, made.step_key)
     halves = fails_on_half(terms, made.params, *given)
     return dataclasses.replace(made, masks=masks, halves=halves)
 
@@ -193,9 +193,9 @@ def _refused(made: LossCase) -> str:
     loss = made.alone()
 
     def trace(ragged: bool) -> None:
-        terms = in_terms(loss, ragged=ragged)
+        terms = normalize_loss(loss, ragged=ragged)
         of = lambda params: terms(params, made.extra, made.batch, made.step_key)
-        refuse_weights_of_params(of, made.params)
+        check_weights(of, made.params)
 
     trace(False)
     if not made.ragged:

@@ -20,7 +20,7 @@ class Distance(NamedTuple):
 NOTHING = Distance(0.0)
 
 
-def apart(got: Any, want: Any) -> Distance:
+def distance(got: Any, want: Any) -> Distance:
     """The 2-norm of the difference over that of `want`, over all leaves together, in float64.
 
     Infinite where a structure, a shape or a whole number differs, or one of the two is not finite.
@@ -48,7 +48,7 @@ def apart(got: Any, want: Any) -> Distance:
 
 def near(got: float, want: float) -> float:
     """The relative difference of two numbers; 0 where both are NaN."""
-    return apart(np.float64(got), np.float64(want)).by
+    return distance(np.float64(got), np.float64(want)).by
 
 
 def numbers(tree: Any) -> dict[str, np.ndarray]:
@@ -58,7 +58,7 @@ def numbers(tree: Any) -> dict[str, np.ndarray]:
     return {name: _host(leaf) for name, leaf in named_leaves(tree).items()}
 
 
-def flat(tree: Any) -> np.ndarray:
+def flatten(tree: Any) -> np.ndarray:
     """All floats of a tree one after the other, in float64."""
     parts = [x.ravel() for x in numbers(tree).values() if x.dtype.kind == "f"]
     return np.concatenate(parts) if parts else np.zeros(0)
@@ -66,7 +66,7 @@ def flat(tree: Any) -> np.ndarray:
 
 def multiple(got: Any, want: Any) -> tuple[float, float]:
     """The number that `want` is best multiplied by to be `got`, and what is left, relative."""
-    a, b = flat(got), flat(want)
+    a, b = flatten(got), flatten(want)
     if a.shape != b.shape or not np.isfinite(a).all() or not (b @ b) > 0:
         return float("nan"), float("inf")
     times = float(a @ b / (b @ b))

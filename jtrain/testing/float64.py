@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.jaxpr import inner
+from jtrain.core.jaxpr import inner_jaxprs
 
 T = TypeVar("T")
 Equation: TypeAlias = Any  # of a jaxpr
@@ -160,7 +160,7 @@ class _Again:
                 return _INNER[name](self, equation, inputs)
             finally:
                 self._inside -= 1
-        if name in OPAQUE or (inner(equation) and not name.startswith("scatter")):
+        if name in OPAQUE or (inner_jaxprs(equation) and not name.startswith("scatter")):
             raise NotImplementedError(f"{name} cannot be looked into")
         if not self._inside:
             self._rules.look(equation, inputs)
@@ -251,7 +251,7 @@ def _fixed(equation: Equation, inputs: list[Any], number: float) -> Any:
 def _draws(program: Any) -> bool:
     jaxpr = getattr(program, "jaxpr", program)
     return any(
-        equation.primitive.name.startswith("random_") or any(map(_draws, inner(equation)))
+        equation.primitive.name.startswith("random_") or any(map(_draws, inner_jaxprs(equation)))
         for equation in jaxpr.eqns
     )
 

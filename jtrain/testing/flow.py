@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jtrain.core.jaxpr import inner
+from jtrain.core.jaxpr import inner_jaxprs
 from jtrain.testing.float64 import CALLS, COUNTING
 from jtrain.testing.where import CallStack
 
@@ -125,7 +125,7 @@ class _Walk:
         name = one.primitive.name
         if name in CALLS:
             with self._where.inside(one):
-                return self.program(inner(one)[0], inner(other)[0], given)
+                return self.program(inner_jaxprs(one)[0], inner_jaxprs(other)[0], given)
         special = {"scan": self._scan, "while": self._while, "cond": self._cond}
         return special.get(name, self._primitive)(one, other, given)
 

@@ -8,7 +8,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.types import Batch
 from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
-from jtrain.testing.compare import NOTHING, apart, flat
+from jtrain.testing.compare import NOTHING, distance, flatten
 from jtrain.testing.eager import eager
 from jtrain.testing.fixed_rows import fixed_rows
 from jtrain.testing.float64 import if_seen
@@ -140,7 +140,7 @@ class _OfLoss:
         found = means(got.rows.forward(batch))
         for name, where in facts.items():
             pairs = zip(_pair(found[name]), _pair(exact[name]), strict=True)
-            off = max(apart(a, b).by for a, b in pairs)
+            off = max(distance(a, b).by for a, b in pairs)
             if off > ROUNDED:
                 cause = cause_of_few_bits(kind, name, where)
                 return _row(f"{MANY:,} rows", Distances(off, NOTHING, NOTHING, NOTHING), cause)
@@ -168,7 +168,7 @@ class _OfLoss:
         """Whether means and gradient of a batch are numbers, in float32."""
         sums = self.single.rows(batch)
         numbers = [x for mean in means(sums.returned).values() for x in (mean.total, mean.weight)]
-        return all(np.isfinite(x).all() for x in (*numbers, flat(sums.gradient)))
+        return all(np.isfinite(x).all() for x in (*numbers, flatten(sums.gradient)))
 
     def _infinity(self, batch: Batch) -> Cause:
         rows = self.single.rows

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrain.core.jaxpr import inner
+from jtrain.core.jaxpr import inner_jaxprs
 from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
 
@@ -83,7 +83,7 @@ def _same_equation(one: Any, other: Any) -> bool:
         if hasattr(a, "val") and not _same_value(a.val, b.val):
             return False
     shapes = [[x.aval.str_short() for x in e.outvars] for e in (one, other)]
-    programs = inner(one), inner(other)
+    programs = inner_jaxprs(one), inner_jaxprs(other)
     return (
         shapes[0] == shapes[1]
         and len(programs[0]) == len(programs[1])

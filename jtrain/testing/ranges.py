@@ -31,7 +31,7 @@ class OutOfRange(NamedTuple):
 def out_of_range(of: LossCase, trials: Trials) -> OutOfRange | None:
     """Return the first integer that chooses nothing and is counted; None if there is none.
 
-    It is found and judged as in the first batch of a run (`jtrain.train.first_batch`), in the batch of the
+    It is found and judged as in the first batch of a run (`train.first_batch`), in the batch of the
     check and in those of `of.further()`.
     """
     uses = find_uses(of.trace.program, of.batch, of.trace.leaves_of_batch())

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from jtrain.testing.compare import NOTHING, Distance, apart, near, numbers
+from jtrain.testing.compare import NOTHING, Distance, distance, near, numbers
 
 
 class StepResult(NamedTuple):
@@ -47,7 +47,7 @@ def distances(got: StepResult, want: StepResult) -> Distances:
     """Of a result from the one that it should be."""
     return Distances(
         loss=near(got.loss, want.loss),
-        gradient=apart(got.gradient, want.gradient),
+        gradient=distance(got.gradient, want.gradient),
         state=of_states(got.state, want.state, tuple(want.leaves())),
         metric=_of_metrics(got.metrics, want.metrics),
     )
@@ -65,7 +65,7 @@ def of_states(got: Any, want: Any, parameters: Iterable[str]) -> Distance:
     for name in wanted:
         parts.setdefault(part_of(name, parameters), []).append(name)
     all_of = [
-        apart({n: found[n] for n in names}, {n: wanted[n] for n in names})
+        distance({n: found[n] for n in names}, {n: wanted[n] for n in names})
         for names in parts.values()
     ]
     return max(all_of, key=lambda a: a.by, default=NOTHING)
@@ -81,6 +81,6 @@ def _of_metrics(got: Mapping[str, float], want: Mapping[str, float]) -> Distance
     if got.keys() != want.keys():
         return Distance(float("inf"), next(iter(got.keys() ^ want.keys())))
     # A mean of small numbers is as good as one of its size or of 1.
-    off = {n: apart({"": got[n], "1": 1.0}, {"": want[n], "1": 1.0}).by for n in want}
+    off = {n: distance({"": got[n], "1": 1.0}, {"": want[n], "1": 1.0}).by for n in want}
     worst = max(off, key=lambda n: off[n], default="")
     return Distance(off[worst], worst) if worst else NOTHING

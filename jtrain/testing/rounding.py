@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.core.loss import in_terms
-from jtrain.core.loss_checks import refuse_wide_products
-from jtrain.core.precision.cast import computed_in
+from jtrain.core.loss import normalize_loss
+from jtrain.core.loss_checks import check_product_precision
+from jtrain.core.precision.cast import compute_in
 from jtrain.core.types import Key, Leaf
 from jtrain.errors import CodeError, LossError
 from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
-from jtrain.testing.compare import NOTHING, apart
+from jtrain.testing.compare import NOTHING, distance
 from jtrain.testing.float64 import ReplayRules, if_seen, wide, widened
 from jtrain.testing.report import Comparison
 from jtrain.testing.result import Distances
@@ -55,12 +55,12 @@ def in_bfloat16(of: LossCase, left: list[str]) -> Comparison | None:
     """
     if of.compute is None:
         return None
-    loss = computed_in(of.alone(), jnp.bfloat16)
+    loss = compute_in(of.alone(), jnp.bfloat16)
     batch = taken(of.batch, np.arange(of.rows // 2))
     ragged = not of.masks
-    terms = in_terms(loss, ragged=ragged)
+    terms = normalize_loss(loss, ragged=ragged)
     try:
-        refuse_wide_products(lambda p: terms(p, of.extra, batch, None), of.params, jnp.bfloat16)
+        check_product_precision(lambda p: terms(p, of.extra, batch, None), of.params, jnp.bfloat16)
     except LossError as error:
         left.append(f"bfloat16 was not compared: {error}")
         return None
@@ -78,8 +78,8 @@ def in_bfloat16(of: LossCase, left: list[str]) -> Comparison | None:
         left.append(f"bfloat16 was not compared: {error}.")
         return None
     got = _values(narrow, of, batch)
-    off = RoundingSpread(apart(got[0], exact[0]).by, apart(got[1], exact[1]).by)
-    single = Distances(off.loss, apart(got[1], exact[1]), NOTHING, NOTHING)
+    off = RoundingSpread(distance(got[0], exact[0]).by, distance(got[1], exact[1]).by)
+    single = Distances(off.loss, distance(got[1], exact[1]), NOTHING, NOTHING)
     allowed = RoundingSpread(*(max(TIMES * x, 1e-6) for x in spread))
     figures = (
         f"the loss is {off.loss:.1e} off and {allowed.loss:.1e} is allowed, the gradient "
@@ -161,7 +161,7 @@ def spread_of(
         run = lambda seed, times: _of(compiled(jnp.uint64(seed), jnp.float64(times), *given))
         exact = run(0, 0.0)
         drawn = [run(seed, 1.0) for seed in range(1, DRAWS + 1)]
-    square = lambda which: np.mean([apart(one[which], exact[which]).by ** 2 for one in drawn])
+    square = lambda which: np.mean([distance(one[which], exact[which]).by ** 2 for one in drawn])
     return exact, RoundingSpread(float(square(0) ** 0.5), float(square(1) ** 0.5))
 
 
@@ -173,7 +173,7 @@ def _arguments(of: LossCase, batch: Mapping[str, Any]) -> tuple[Any, ...]:
     """Of `sums_of`: the weights are those of float32, for a count is none of its roundings."""
     arrays = {name: jnp.asarray(array) for name, array in batch.items()}
     with jax.enable_x64(False):
-        terms = in_terms(of.alone(), ragged=not of.masks)
+        terms = normalize_loss(of.alone(), ragged=not of.masks)
         weigh = jax.jit(lambda params, extra, batch: terms(params, extra, batch, None).terms.means)
         means = weigh(of.params, of.extra, arrays)
     return [mean.weight for mean in means], of.params, of.extra, arrays

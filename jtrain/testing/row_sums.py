@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.core.loss import LossOutput, absorb, combine, in_terms
+from jtrain.core.loss import LossOutput, combine, normalize_loss, update_extra
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Key
 from jtrain.testing.case import Loss, LossCase
@@ -121,7 +121,7 @@ class CompiledRowSums:
 
 def sums_of(loss: Loss, ragged: bool) -> Callable[..., tuple[LossOutput, Any]]:
     """`(weights, params, extra, batch, rng=None) -> (LossOutput, gradient)`, to be compiled."""
-    return sums_of_terms(in_terms(loss, ragged=ragged))
+    return sums_of_terms(normalize_loss(loss, ragged=ragged))
 
 
 def sums_of_terms(terms: Callable[..., LossOutput]) -> Callable[..., tuple[LossOutput, Any]]:
@@ -139,12 +139,12 @@ def sums_of_terms(terms: Callable[..., LossOutput]) -> Callable[..., tuple[LossO
 
 
 def _forward_of(loss: Loss, ragged: bool) -> Callable[..., LossOutput]:
-    terms = in_terms(loss, ragged=ragged)
+    terms = normalize_loss(loss, ragged=ragged)
     return lambda params, extra, batch, rng=None: terms(params, extra, batch, rng)
 
 
 def _weights_of(loss: Loss, ragged: bool) -> Callable[..., list[Any]]:
-    terms = in_terms(loss, ragged=ragged)
+    terms = normalize_loss(loss, ragged=ragged)
 
     def weights(params: Any, extra: Any, batch: Any, rng: Any = None) -> Any:
         return [mean.weight for mean in terms(params, extra, batch, rng).terms.means]
@@ -168,7 +168,7 @@ def added(sums: Sequence[RowSums], of: LossCase) -> StepResult:
     metrics = [one.returned.metrics for one in sums]
     changes = jax.tree.map(add, *[one.returned.extra for one in sums])
     with jax.enable_x64(True):
-        extra = absorb(wide(of.extra), changes) if jax.tree.leaves(changes) else of.extra
+        extra = update_extra(wide(of.extra), changes) if jax.tree.leaves(changes) else of.extra
     return StepResult(
         loss=float(loss),
         gradient=jax.tree.map(add, *[one.gradient for one in sums]),

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jtrain.core.jaxpr import operations
-from jtrain.core.loss import Stateful, in_terms
+from jtrain.core.loss import Stateful, normalize_loss
 from jtrain.core.step import make_step
 from jtrain.core.types import Batch
 from jtrain.errors import ConfigError, ShardingError
@@ -204,7 +204,7 @@ class _Steps:
 
 def _draws(of: LossCase, batch: Batch) -> bool:
     """Whether the loss draws at all."""
-    terms = in_terms(of.alone(), ragged=not of.masks)
+    terms = normalize_loss(of.alone(), ragged=not of.masks)
     of_key = lambda key: terms(of.params, of.extra, batch, key)
     return any(name.startswith("random_") for name in operations(of_key, of.step_key))
 

@@ -11,7 +11,7 @@ import numpy as np
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Key, Params
 from jtrain.testing.case import LossCase
-from jtrain.testing.compare import flat
+from jtrain.testing.compare import flatten
 from jtrain.testing.float64 import if_seen
 from jtrain.testing.flow import RowCoupling
 from jtrain.testing.result import distances
@@ -213,7 +213,7 @@ def _holding(batch: Batch, other: np.ndarray, which: np.ndarray) -> dict[str, np
 
 def _named(sums: RowSums) -> dict[str, Any]:
     found: dict[str, Any] = dict(means(sums.returned))
-    return {**found, GRADIENT: flat(sums.gradient)}
+    return {**found, GRADIENT: flatten(sums.gradient)}
 
 
 def _parts(x: Any) -> list[np.ndarray]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from jtrain.core.mean import Mean
 from jtrain.testing.cause import Cause
-from jtrain.testing.compare import apart, flat
+from jtrain.testing.compare import distance, flatten
 from jtrain.testing.row_flow import means
 from jtrain.testing.row_sums import RowSums, together
 from jtrain.testing.splits import SumSplit, taken
@@ -42,7 +42,7 @@ def cause_of_split(split: SumSplit, trials: Trials) -> Cause:
         of_parts = [means(part.returned)[name] for part in parts]
         if not _adds_up(of_parts, mean, trials.close):
             return _of_mean(name, split, trials)
-    if split.kind == "empty" and not np.isfinite(flat(parts[0].gradient)).all():
+    if split.kind == "empty" and not np.isfinite(flatten(parts[0].gradient)).all():
         return empty_slice(GRADIENT)
     return Cause(
         "gradient",
@@ -55,7 +55,7 @@ def _adds_up(parts: Sequence[Mean], whole: Mean, tolerance: float) -> bool:
     """Whether a mean of parts is that of all: both sums are, or the two in their ratio."""
     total = sum(np.asarray(part.total, np.float64) for part in parts)
     weight = sum(np.asarray(part.weight, np.float64) for part in parts)
-    near = lambda got, want: apart(np.asarray(got), np.asarray(want, np.float64)).by
+    near = lambda got, want: distance(np.asarray(got), np.asarray(want, np.float64)).by
     if near(weight, whole.weight) <= tolerance:
         return near(total, whole.total) <= tolerance
     if np.any(weight == 0) or np.any(np.asarray(whole.weight) == 0):

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 
 from jtrain.testing.cause import Cause
-from jtrain.testing.compare import apart, multiple, numbers
+from jtrain.testing.compare import distance, multiple, numbers
 from jtrain.testing.failed_step import MATCH, FailedSplit
 from jtrain.testing.result import distances, part_of
 from jtrain.testing.row_sums import CompiledRowSums, added
@@ -21,7 +21,7 @@ def cause_of_state(case: FailedSplit) -> Cause | None:
     if max(before.loss, before.gradient.by) > case.tolerance:
         return None
     got, want = numbers(case.got.state), numbers(case.want.state)
-    off = [n for n in want if n not in got or apart(got[n], want[n]).by > case.tolerance]
+    off = [n for n in want if n not in got or distance(got[n], want[n]).by > case.tolerance]
     if not off:
         return None
     parameters = tuple(case.want.leaves())
@@ -78,7 +78,7 @@ def _of_extra(case: FailedSplit, off: list[str]) -> Cause | None:
     rows, got = CompiledRowSums(case.of), numbers(case.got.state)
     for place, word in ((-1, "last"), (0, "first")):
         alone = numbers(added([rows(case.parts[place])], case.of).state)
-        if all(apart(got[name], alone[name]).by <= MATCH for name in extra):
+        if all(distance(got[name], alone[name]).by <= MATCH for name in extra):
             return Cause(
                 "statistics of one part",
                 f"{extra[0]} is what the {word} {case.noun} alone gives: running statistics of "

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jtrain.testing.cause import Cause
-from jtrain.testing.compare import apart, flat, multiple
+from jtrain.testing.compare import distance, flatten, multiple
 from jtrain.testing.failed_step import MATCH, FailedSplit, is_near
 from jtrain.testing.row_sums import CompiledRowSums, RowSums, added
 from jtrain.testing.verdict import is_finite
@@ -77,7 +77,7 @@ def _draws(case: FailedSplit) -> Cause | None:
 def _loss(case: FailedSplit) -> Cause | None:
     """The loss itself is another."""
     got, want, n = case.got.loss, case.want.loss, case.count
-    if apart(np.float64(got), np.float64(want)).by <= case.tolerance:
+    if distance(np.float64(got), np.float64(want)).by <= case.tolerance:
         return None
     if found := case.timed():
         return found
@@ -174,7 +174,7 @@ def _of_values(
 def _gradient(case: FailedSplit) -> Cause | None:
     """The loss is right, or cannot be explained, and the gradient is another."""
     got, want, n = case.got.gradient, case.want.gradient, case.count
-    if apart(got, want).by <= case.tolerance:
+    if distance(got, want).by <= case.tolerance:
         return None
     times, left = multiple(got, want)
     if left < MATCH and abs(times - 1) > MATCH and (found := _ratio(times, "gradient", case)):
@@ -186,17 +186,21 @@ def _gradient(case: FailedSplit) -> Cause | None:
         shares = [rows(part, weights).gradient for part in case.parts]
         means = [sums.gradient for sums in own]
         for name, gradient, why in _of_gradients(means, shares, case):
-            if np.linalg.norm(flat(got) - gradient) <= MATCH * max(np.linalg.norm(gradient), 1e-30):
+            if np.linalg.norm(flatten(got) - gradient) <= MATCH * max(
+                np.linalg.norm(gradient), 1e-30
+            ):
                 return Cause(name, f"the gradient that came is {why}")
     small, right = case.times(SMALL)
-    if apart(small.gradient, right.gradient).by <= MATCH:
+    if distance(small.gradient, right.gradient).by <= MATCH:
         return Cause(
             "clip before the sum",
             f"the gradient of the loss times 1e-6 is right, and of the loss itself it is not: "
             f"something that depends on its size, clipping, acts on each {case.noun} before they "
             f"are summed. Sum first, then clip: in the optimizer.",
         )
-    if np.linalg.norm(flat(small.gradient) / SMALL - flat(got)) > MATCH * np.linalg.norm(flat(got)):
+    if np.linalg.norm(flatten(small.gradient) / SMALL - flatten(got)) > MATCH * np.linalg.norm(
+        flatten(got)
+    ):
         return Cause(
             "function before the sum",
             f"the gradient of the loss times 1e-6 is not 1e-6 of its gradient: something that is "
@@ -212,7 +216,7 @@ def _of_gradients(
 ) -> Iterator[tuple[str, np.ndarray, str]]:
     """What a wrong sum of gradients would give: its name, the numbers, the words."""
     n, noun = case.count, case.noun
-    parts = [np.nan_to_num(flat(gradient)) for gradient in means]
+    parts = [np.nan_to_num(flatten(gradient)) for gradient in means]
     yield (
         "mean of means",
         np.sum(parts, 0) / n,
@@ -221,7 +225,7 @@ def _of_gradients(
     )
     yield "sum of means", np.sum(parts, 0), f"the sum of the {n} {noun}s' own mean gradients."
     for place, word in ((0, "first"), (-1, "last")):
-        for gradient in (parts[place], flat(shares[place])):
+        for gradient in (parts[place], flatten(shares[place])):
             yield (
                 "missing sum",
                 gradient,
@@ -266,7 +270,7 @@ def _metrics(case: FailedSplit) -> Cause | None:
     """Only what is told is wrong."""
     for name, want in case.want.metrics.items():
         got = case.got.metrics.get(name, math.nan)
-        if apart(np.float64(got), np.float64(want)).by <= max(case.tolerance, MATCH / 100):
+        if distance(np.float64(got), np.float64(want)).by <= max(case.tolerance, MATCH / 100):
             continue
         rows = CompiledRowSums(case.of)
         values = [added([rows(part)], case.of).metrics[name] for part in case.parts]

@@ -6,14 +6,14 @@ from typing import Any
 
 import jax
 
-from jtrain.core.loss import combine, in_terms
-from jtrain.core.precision.cast import narrowed
-from jtrain.core.residuals import RematRegion, kept, recomputed, size
+from jtrain.core.loss import combine, normalize_loss
+from jtrain.core.precision.cast import cast_params
+from jtrain.core.residuals import RematRegion, num_bytes, remat_regions, saved_residuals
 from jtrain.core.state import TrainState
 from jtrain.parallel import Auto, Axes, Device, Layout, MemoryNeeds
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
 from jtrain.train.experiment_shapes import makers, shapes
-from jtrain.train.schedule_steps import in_steps
+from jtrain.train.schedule_steps import resolve_durations
 
 
 def layout_of(config: RunConfig, among: Sequence[Device] | None) -> tuple[Layout, str]:
@@ -45,12 +45,12 @@ def traced(config: RunConfig, layout: Axes, there: Sequence[Device]) -> MemoryNe
         UserError: as `assemble`.
     """
     strategy = dataclasses.replace(layout, devices=0).build(there)
-    config, _ = in_steps(config, strategy.placement)
+    config, _ = resolve_durations(config, strategy.placement)
     x = build_experiment(config, strategy.placement)
     weights, state = makers(config, x)
     like = jax.eval_shape(lambda: state(weights()))
     args, loss = _loss(config, x, like)
-    parts = recomputed(loss, *args)
+    parts = remat_regions(loss, *args)
     largest = max(parts, default=RematRegion(0, ()))
     rows = config.batch // config.microbatches
     weights_of = [of for of in largest.given if rows not in of.shape[:1]]
@@ -61,9 +61,9 @@ def traced(config: RunConfig, layout: Axes, there: Sequence[Device]) -> MemoryNe
         microbatches=config.microbatches,
         tokens=x.tokens,
         compute=config.precision.compute,
-        saved=kept(loss, *args),
-        passing=largest.kept,
-        gathered=sum(map(size, weights_of)),
+        saved=saved_residuals(loss, *args),
+        passing=largest.saved_bytes,
+        gathered=sum(map(num_bytes, weights_of)),
     )
     strategy.refuse_unused_axes(like, x.dims)
     return needs
@@ -71,9 +71,9 @@ def traced(config: RunConfig, layout: Axes, there: Sequence[Device]) -> MemoryNe
 
 def _loss(config: RunConfig, x: Experiment, like: TrainState) -> tuple[tuple, Callable]:
     """What the loss of a microbatch takes, as shapes, and the loss, a scalar of it."""
-    terms = in_terms(x.loss, ragged=x.train.ragged)
+    terms = normalize_loss(x.loss, ragged=x.train.ragged)
     rows = shapes(x.train, parts=config.microbatches)
-    copy = jax.eval_shape(lambda p: narrowed(p, config.precision.compute), like.params)
+    copy = jax.eval_shape(lambda p: cast_params(p, config.precision.compute), like.params)
     key = jax.eval_shape(TrainState.step_key, like)
 
     def loss(params: Any, extra: Any, batch: Any, rng: Any) -> Any:

@@ -9,7 +9,7 @@ from jtrain.core.precision.loss_scale import LossScale
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
 from jtrain.data.batches.not_finite import first_not_finite
-from jtrain.train.bad_steps import taken
+from jtrain.train.bad_steps import step_report
 from jtrain.train.hooks.bad_step_guard import BadStepGuard
 from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, Done
 from jtrain.train.hooks.nonfinite_data import NonfiniteData
@@ -116,7 +116,7 @@ class BadStepPolicy:
         found = first_not_finite(self._parts.train[step - 1])
         if found is None:
             return ""
-        rows = taken(self._parts, step).get("rows")
+        rows = step_report(self._parts, step).get("rows")
         row = f"row {rows[found.row]}" if rows else f"row {found.row} of the batch of step {step}"
         return f"{row} of `{found.array}` has {found}"
 
@@ -143,7 +143,7 @@ class BadStepPolicy:
 
     def wrote(self, bad: BadStep, done: Done, **more: Any) -> None:
         """Has a bad step on the disk, with the data that it took."""
-        self.events.append(bad, done, **taken(self._parts, bad.step), **more)
+        self.events.append(bad, done, **step_report(self._parts, bad.step), **more)
 
     def __enter__(self) -> "BadStepPolicy":
         return self

@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.accumulate import accumulate
-from jtrain.core.loss import combine, in_terms
+from jtrain.core.loss import combine, normalize_loss
 from jtrain.core.pytree import at_least_f32, named_leaves, norm
 from jtrain.core.rows import with_rows
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Leaf
 from jtrain.optim.recipe import OptimizerConfig
-from jtrain.parallel.offload import brought
+from jtrain.parallel.offload import to_device
 from jtrain.train.hooks.bad_step_log import BadStep
 from jtrain.train.setup import TrainSetup
 
 
-def taken(parts: TrainSetup, step: int) -> dict[str, Any]:
+def step_report(parts: TrainSetup, step: int) -> dict[str, Any]:
     """The number of the batch that a step took, from 0, and its rows in the data set, if it tells.
 
     The first step is 1. All rows of the batch, whichever process read them.
@@ -29,7 +29,7 @@ def taken(parts: TrainSetup, step: int) -> dict[str, Any]:
     return {"batch": number, **({"rows": indices(number).tolist()} if indices else {})}
 
 
-def told(parts: TrainSetup, state: TrainState, bad: BadStep, last: int) -> str:
+def describe_bad_step(parts: TrainSetup, state: TrainState, bad: BadStep, last: int) -> str:
     """What a person wants to know of a bad step when a run was ended by it, and what to type.
 
     A program for its gradient is compiled, so each process of the run calls this.
@@ -37,7 +37,7 @@ def told(parts: TrainSetup, state: TrainState, bad: BadStep, last: int) -> str:
     Args:
         state: after step `last`, which may be later: the one before the bad step is no more.
     """
-    number, run = taken(parts, bad.step)["batch"], f"runs/{parts.config.name}/config.yaml"
+    number, run = step_report(parts, bad.step)["batch"], f"runs/{parts.config.name}/config.yaml"
     if bad.of_update_alone:
         return (
             f"It took batch {number}, and loss and gradient of that are finite: the update alone "
@@ -78,10 +78,10 @@ def _leaf(parts: TrainSetup, state: TrainState, step: int) -> str:
 def _norms(parts: TrainSetup):
     """`(state, batch) -> norms` of the gradient, of each leaf by name."""
     psum, micro = parts.strategy.psum, parts.config.microbatches
-    terms = in_terms(parts.loss, ragged=parts.experiment.train.ragged)
+    terms = normalize_loss(parts.loss, ragged=parts.experiment.train.ragged)
 
     def norms(state: TrainState, batch: Batch) -> dict[str, Leaf]:
-        state = brought(state, parts.like)
+        state = to_device(state, parts.like)
         batch = with_rows(batch, copies=psum is not None)
         rng = state.step_key()
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 
-from jtrain.config.dump import flat
-from jtrain.core.pytree import elements
+from jtrain.config.dump import flatten
+from jtrain.core.pytree import num_elements
 from jtrain.distributed.accelerators import unused_accelerators
 from jtrain.io.formatting import brief
-from jtrain.parallel.device_names import choice_of
+from jtrain.parallel.device_names import parse_devices
 from jtrain.train.setup import TrainSetup
 from jtrain.train.summary import short, summary
 
@@ -21,7 +21,7 @@ def opening(parts: TrainSetup, start: int | None, root: Path = Path("/")) -> lis
         root: of the file system that shows what accelerators the machine has.
     """
     config, strategy = parts.config, parts.strategy
-    count = elements(parts.like.params)
+    count = num_elements(parts.like.params)
     batch: Any = f"{config.batch} rows"
     if parts.experiment.tokens:
         batch = f"{batch} of {parts.experiment.tokens} tokens"
@@ -36,7 +36,7 @@ def opening(parts: TrainSetup, start: int | None, root: Path = Path("/")) -> lis
     ]
     if jax.process_count() > 1:
         lines.append(_shared(parts))
-    now = flat(parts.config)
+    now = flatten(parts.config)
     for key, said in parts.lengths.said.items():
         of_fit = said.unit == "%" and config.experiment == "fit"  # which says a share by default
         if isinstance(now.get(key), int) and not of_fit:
@@ -51,7 +51,7 @@ def opening(parts: TrainSetup, start: int | None, root: Path = Path("/")) -> lis
 
 def _unused(parts: TrainSetup, root: Path) -> list[str]:
     """Say what accelerators the run leaves unused, unless its config chooses a platform."""
-    if choice_of(parts.config.parallel.devices).platform:
+    if parse_devices(parts.config.parallel.devices).platform:
         return []
     seen = {device.platform for device in jax.devices()}
     return unused_accelerators(seen, getattr(jax.config, "jax_platforms", None), root=root)

@@ -9,7 +9,7 @@ import optax
 from jaxtyping import Array, Shaped
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.config.precision import F32, Precision
 from jtrain.config.top import BaseConfig
 from jtrain.core.batches import Batches, FiniteBatches
@@ -27,7 +27,7 @@ from jtrain.train.trackers import Tracker
 Pictures: TypeAlias = Shaped[Array, "b h w c"]
 
 
-@values
+@configclass
 class Prompt:
     """What a text begins with, and how it goes on."""
 
@@ -88,7 +88,7 @@ class Experiment:
             check_takes(self.init, ("key",), "init")
 
 
-@values
+@configclass
 class RunConfig(BaseConfig, abc.ABC):
     """The values of any run; an experiment's Config adds its data and its model, and builds."""
 

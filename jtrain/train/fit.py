@@ -12,7 +12,7 @@ import optax
 from pydantic import ValidationError
 
 from jtrain.checkpoint.retention import BestMetric
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.config.guard import Guard
 from jtrain.config.precision import Precision
 from jtrain.config.top import Checkpoint, ChecksConfig, EvaluateConfig, LogConfig
@@ -20,7 +20,7 @@ from jtrain.core.loop import Stop
 from jtrain.core.loss import Stateful
 from jtrain.core.placement import Placement
 from jtrain.core.types import Couples, Extra, LossFn, Params
-from jtrain.distributed.heartbeat import PULSE
+from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.startup_progress import StartupProgress
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import api_boundary
@@ -42,7 +42,7 @@ from jtrain.train.restore_run import trained
 from jtrain.train.run import run
 from jtrain.train.run_hooks import RunHooks
 from jtrain.train.step_time import paced
-from jtrain.train.train_loop import compiled, drive
+from jtrain.train.train_loop import compile_step, run_steps
 
 
 @api_boundary
@@ -148,7 +148,7 @@ def fit(
     judged = fit_arguments.sets(valid, valid_batch or rows)
     handed = optimizer if isinstance(optimizer, optax.GradientTransformation) else None
 
-    @values
+    @configclass
     class Config(RunConfig):
         """What the call said."""
 
@@ -208,16 +208,16 @@ def fit(
 def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None) -> Fitted:
     """Trains, and writes nothing."""
     keep_compiled_programs()
-    PULSE.phase("start")
+    HEARTBEAT.phase("start")
     with StartupProgress(functools.partial(print, file=screen, flush=True)):
         parts = paced(config)
         check_rate(parts.config)
-        step, state = compiled(parts, parts.fresh)
+        step, state = compile_step(parts, parts.fresh)
     with (
         Signals(every=config.steps_per_call) as signals,
         RunHooks(parts, screen=screen) as watch,
     ):
-        ended = drive(parts, step, state, watch, signals, hooks=hooks)
+        ended = run_steps(parts, step, state, watch, signals, hooks=hooks)
         stop = ended.stop or Stop("", "finished")
         if stop.kind == "failed":
             raise LossError(stop.why)

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from pydantic import ValidationError
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.config.guard import Guard, RollbackPolicy
 from jtrain.config.precision import Precision
 from jtrain.config.suggestions import did_you_mean
@@ -20,7 +20,6 @@ from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Couples, Extra, LossFn, Params, Tree
 from jtrain.data import Arrays, InOrder, Shuffled, Source
-from jtrain.train.foreign_arrays import as_array, columns_of, library
 from jtrain.data.sources.hugging_face import HuggingFace
 from jtrain.data.sources.subset import keep_back
 from jtrain.data.sources.torch_rows import TorchRows, from_loader
@@ -31,6 +30,7 @@ from jtrain.optim import Optimizer
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import LearningRate, Schedule
 from jtrain.parallel import Auto, Layout, Parallel
+from jtrain.train.foreign_arrays import as_array, columns_of, library
 
 # Arrays by name; `x` or `(x, y)`, which are then called so; rows by index; or batches as they are.
 Data: TypeAlias = Any
@@ -272,7 +272,7 @@ def arrays(tree: Tree) -> Tree:
     return jax.tree.map(leaf, tree)
 
 
-@values
+@configclass
 class CustomOptimizer:
     """An optimizer made by other means than the values of a config."""
 

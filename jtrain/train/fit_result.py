@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.core.pytree import elements, named_leaves
+from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.core.state import TrainState
 from jtrain.core.types import Couples, Extra, Params
 from jtrain.errors import ConfigError, LossError
@@ -143,7 +143,7 @@ class Fitted:
         more = f", and {len(shapes) - 3} more" if len(shapes) > 3 else ""
         rows = [f"  {name:18} {words}" for name, words in self._results(4)]
         lines = [
-            f"Fitted: {self.step} steps, {elements(self.params):,} parameters "
+            f"Fitted: {self.step} steps, {num_elements(self.params):,} parameters "
             f"({', '.join(shapes[:3])}{more})",
             *rows,
         ]
@@ -167,7 +167,7 @@ class Fitted:
         where = f"<p>in <code>{html.escape(str(self.directory))}</code></p>"
         after = " · ".join(f"<code>{html.escape(words)}</code>" for words in self._next())
         return (
-            f"<div><b>{self.step} steps, {elements(self.params):,} parameters</b>"
+            f"<div><b>{self.step} steps, {num_elements(self.params):,} parameters</b>"
             f"<table>{rows}</table>{why}{where if self.directory else ''}"
             f"{self.plot()._repr_html_()}<p>next: {after}</p></div>"
         )

@@ -52,7 +52,7 @@ def read_weights(
     taken = {name: name for name in leaves if name.partition("/")[0] in {"params", "extra"}}
     if optimizer.get("ema"):
         taken |= {name: _average(name, leaves) for name in taken if name.startswith("params")}
-    arrays = inspect.arrays(checkpoints, found, list(taken.values()))
+    arrays = inspect.read_arrays(checkpoints, found, list(taken.values()))
     whole = nested({name: arrays[stored] for name, stored in taken.items()})
     return found, whole["params"], whole.get("extra", ())
 

@@ -14,7 +14,7 @@ from jtrain.core.pytree import at_least_f32, named_leaves, norm
 from jtrain.core.state import TrainState
 from jtrain.core.step import make_step
 from jtrain.core.types import Batch, Params
-from jtrain.parallel.offload import brought
+from jtrain.parallel.offload import to_device
 from jtrain.train.hooks.leaf_log import LeafLog
 from jtrain.train.setup import TrainSetup
 
@@ -94,7 +94,7 @@ def looking(parts: TrainSetup) -> Callable[[TrainState, Batch], Statistics]:
     )
 
     def look(state: TrainState, batch: Batch) -> Statistics:
-        state = brought(state, parts.like)
+        state = to_device(state, parts.like)
         unknown = jax.tree.map(lambda _: jnp.float32(jnp.nan), _empty(state.params))
         watched = dataclasses.replace(state, opt_state=(state.opt_state, unknown))
         after, _ = step(watched, batch)

@@ -14,8 +14,8 @@ from jtrain.config.resolve import resolve
 from jtrain.core.batches import FiniteBatches
 from jtrain.core.jaxpr import dependence
 from jtrain.core.model import Model
-from jtrain.core.precision.cast import narrowed
-from jtrain.core.pytree import at_least_f32, elements
+from jtrain.core.precision.cast import cast_params
+from jtrain.core.pytree import at_least_f32, num_elements
 from jtrain.core.types import Batch, Extra, Params
 from jtrain.data import Arrays, InOrder
 from jtrain.data.sources.row_shapes import check_rows
@@ -59,7 +59,7 @@ class LoadedRun:
         leaves = len(jax.tree.leaves(self.params))
         of = self.config.experiment if self.config else "jt.fit"
         return (
-            f"LoadedRun({self.directory} at step {self.step}: {of}, {elements(self.params):,} "
+            f"LoadedRun({self.directory} at step {self.step}: {of}, {num_elements(self.params):,} "
             f"parameters in {leaves} leaves)"
         )
 
@@ -140,7 +140,7 @@ class LoadedRun:
         dtype = self.config.precision.compute if self.config else None
 
         def outputs(weights: tuple[Params, Extra], batch: Batch) -> Any:
-            return at_least_f32(predict(narrowed(weights[0], dtype), weights[1], batch))
+            return at_least_f32(predict(cast_params(weights[0], dtype), weights[1], batch))
 
         return outputs
 

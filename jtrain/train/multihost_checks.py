@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.command_line import spell
-from jtrain.config.dump import flat, told
+from jtrain.config.dump import flatten, to_plain
 from jtrain.distributed.cluster import Cluster, detect, start
 from jtrain.distributed.heartbeat.exit_alone import fail_alone
 from jtrain.errors import ConfigError
@@ -21,7 +21,7 @@ from jtrain.errors.user_code import api_boundary
 from jtrain.train.experiment import RunConfig
 from jtrain.train.run_dir import PACKAGES, RunDir, version_of
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 # What of the environment changes numbers or devices.
 VARIABLES = (
     "JAX_PLATFORMS",
@@ -91,7 +91,7 @@ def join(config: RunConfig, path: Path | None, *, trains: bool = True) -> Cluste
 def facts(config: RunConfig, path: Path | None) -> dict[str, str]:
     """What all processes of a run must have the same, by name."""
     return {
-        **{f"config {key}": spell(value) for key, value in flat(told(config)).items()},
+        **{f"config {key}": spell(value) for key, value in flatten(to_plain(config)).items()},
         **_surroundings(),
         **(_stands(path) if path else {}),
         **_own_code(type(config)),

@@ -13,8 +13,8 @@ from jtrain.core.precision.loss_scale import LossScale
 from jtrain.core.state import TrainState
 from jtrain.core.step import make_step
 from jtrain.core.types import Batch
-from jtrain.distributed.heartbeat import PULSE
-from jtrain.parallel.offload import brought
+from jtrain.distributed.heartbeat import HEARTBEAT
+from jtrain.parallel.offload import to_device
 from jtrain.train.setup import TrainSetup
 
 RECENT = 16  # calls whose batches are kept: 8 in flight, and those that are read ahead
@@ -49,7 +49,7 @@ class OverflowCheck:
         """
         batch = self._parts.strategy.place(self._batch(step))
         if self._program is None:
-            with PULSE.during("compile"):
+            with HEARTBEAT.during("compile"):
                 compiled = self._parts.strategy.compile
                 self._program = compiled(_is_finite(self._parts), self._parts.like, batch)
         state = dataclasses.replace(state, step=jnp.full_like(state.step, step - 1))
@@ -77,7 +77,7 @@ def _is_finite(parts: TrainSetup) -> Callable[[TrainState, Batch], Any]:
     )
 
     def is_finite(state: TrainState, batch: Batch) -> Any:
-        state, scale = brought(state, parts.like), state.scale
+        state, scale = to_device(state, parts.like), state.scale
         assert isinstance(scale, LossScale), "only a gradient that is scaled overflows for it"
         smallest = dataclasses.replace(scale, factor=jnp.full_like(scale.factor, scale.minimum))
         at = dataclasses.replace(state, scale=smallest, opt_state=optax.EmptyState())

@@ -10,7 +10,7 @@ import numpy as np
 from jtrain.core.batches import FiniteBatches
 from jtrain.core.evaluate import evaluate as over
 from jtrain.core.evaluate import make_evaluate
-from jtrain.core.loss import Stateful, in_terms
+from jtrain.core.loss import Stateful, normalize_loss
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Batch, Couples, Extra, LossFn, Params
 from jtrain.errors import ConfigError, LossError
@@ -75,7 +75,7 @@ def evaluate(
     if check_batch:
         part = rows.shard(*strategy.part)[0]
         look = FirstBatch(
-            in_terms(begin.loss, ragged=rows.ragged),
+            normalize_loss(begin.loss, ragged=rows.ragged),
             part,
             rows.size,
             "the first batch",

@@ -7,7 +7,7 @@ from jtrain.checkpoint import CheckpointManager, object_store_layout
 from jtrain.checkpoint.lock import Lock
 from jtrain.checkpoint.object_store_copy import ObjectStoreCopy
 from jtrain.config.top import BaseConfig
-from jtrain.distributed.multihost import of_first
+from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import ConfigError, UserError
 from jtrain.io.object_store import ObjectStore
 from jtrain.io.regular_files import parse_json
@@ -33,7 +33,7 @@ def fetch_for_all(config: BaseConfig, there: RunDir, processes: int) -> list[str
         except UserError as error:  # or the others would wait for one that has ended
             return {"news": [], "refused": str(error)}
 
-    found = of_first(fetch)
+    found = broadcast_from_first(fetch)
     if words := found.get("refused"):
         raise ConfigError(words)
     return found["news"] if there.first else []

@@ -9,7 +9,7 @@ import jax
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.core.state import TrainState
-from jtrain.distributed.multihost import of_first
+from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.train.available_layout import usable
 from jtrain.train.compilation_cache import keep_compiled_programs
@@ -18,7 +18,7 @@ from jtrain.train.longer_run import keep_lengths, lengths
 from jtrain.train.multihost_checks import join
 from jtrain.train.run_config_check import MAY_DIFFER, check_about
 from jtrain.train.run_dir import RunDir
-from jtrain.train.setup import TrainSetup, assemble
+from jtrain.train.setup import TrainSetup, set_up
 
 Tell: TypeAlias = Callable[[str], None]
 Step: TypeAlias = int | Literal["newest", "best"]
@@ -130,7 +130,7 @@ def _joined(config: RunConfig, directory: Path) -> tuple[RunConfig, RunDir]:
 
 
 def _assembled(config: RunConfig, there: RunDir) -> TrainSetup:
-    parts = assemble(config, there.pace)
+    parts = set_up(config, there.pace)
     there.refuse_another_tokenizer(parts.experiment.tokenizer)
     return parts
 
@@ -150,7 +150,7 @@ def _restored(parts: TrainSetup, there: RunDir, step: Step) -> tuple[int, TrainS
             found = named[step]() if isinstance(step, str) else step
             return {"found": found, "steps": checkpoints.steps()}
 
-        seen = of_first(look)  # a run that goes on may save another one meanwhile
+        seen = broadcast_from_first(look)  # a run that goes on may save another one meanwhile
         found, steps = seen["found"], seen["steps"]
         if found is None and not steps:
             raise CheckpointError(

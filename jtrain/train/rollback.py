@@ -14,7 +14,7 @@ from typing import Any
 from jtrain.checkpoint import CheckpointManager
 from jtrain.core.loop import Rollback
 from jtrain.data.batches.skip import Window, merged, number_of
-from jtrain.distributed.multihost import of_first
+from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.experiment import RunConfig
@@ -42,14 +42,16 @@ class ResumePoint:
     """The changes of its length so far, the one at this step last."""
 
 
-def begins(parts: TrainSetup, directory: RunDir, checkpoints: CheckpointManager) -> ResumePoint:
+def resume_point(
+    parts: TrainSetup, directory: RunDir, checkpoints: CheckpointManager
+) -> ResumePoint:
     """Where a run goes on, its data at that place. Every process of the run calls this.
 
     Raises:
         ConfigError: if guard.without names batches that the run has taken.
     """
     asked = parts.config.guard.without
-    found = of_first(lambda: _agree(asked, directory, checkpoints))
+    found = broadcast_from_first(lambda: _agree(asked, directory, checkpoints))
     if found["taken"]:
         raise ConfigError(found["taken"])
     start = checkpoints.resume()
@@ -63,7 +65,7 @@ def begins(parts: TrainSetup, directory: RunDir, checkpoints: CheckpointManager)
     )
 
 
-def decide(parts: TrainSetup, guarded: BadStepPolicy, why: Rollback) -> str:
+def decide_rollback(parts: TrainSetup, guarded: BadStepPolicy, why: Rollback) -> str:
     """Writes down what is left out from now on; a line that says it."""
     first = max(0, parts.train.number(why.step - 1) - why.back)
     window = [first, first + why.skip]
@@ -72,7 +74,7 @@ def decide(parts: TrainSetup, guarded: BadStepPolicy, why: Rollback) -> str:
     return f"{why.why} Going back, and on without batches {first} to {window[1] - 1}."
 
 
-def decided(config: RunConfig, directory: RunDir) -> RunConfig:
+def apply_decisions(config: RunConfig, directory: RunDir) -> RunConfig:
     """The same values, and in `guard.without` what the run has decided to leave out too."""
     windows = [*config.guard.without, *(each.window for each in decisions(directory.events))]
     guard = dataclasses.replace(config.guard, without=merged(windows))
@@ -81,13 +83,13 @@ def decided(config: RunConfig, directory: RunDir) -> RunConfig:
 
 def _agree(asked: Sequence[Window], directory: RunDir, checkpoints: CheckpointManager) -> dict:
     """The decisions so far; checkpoints that stand against one are gone. In the first process."""
-    decided = decisions(directory.events)
-    for step in reversed(checkpoints.steps() if decided or asked else []):
+    apply_decisions = decisions(directory.events)
+    for step in reversed(checkpoints.steps() if apply_decisions or asked else []):
         try:
             known = merged(map(_window, checkpoints.about(step).get("without", [])))
         except CheckpointError:  # damaged, which whoever resumes finds too
             continue
-        if _took(step, known, [each.window for each in decided]):
+        if _took(step, known, [each.window for each in apply_decisions]):
             checkpoints.remove(step)
         elif windows := _took(step, known, asked):
             first, stop = windows[0]
@@ -97,8 +99,8 @@ def _agree(asked: Sequence[Window], directory: RunDir, checkpoints: CheckpointMa
                 f"hand: jtrain ckpt rm {directory.checkpoints / str(step)}, or start a new run "
                 f"with name=..."
             }
-    windows = [list(each.window) for each in decided]
-    return {"taken": "", "windows": windows, "steps": [each.step for each in decided]}
+    windows = [list(each.window) for each in apply_decisions]
+    return {"taken": "", "windows": windows, "steps": [each.step for each in apply_decisions]}
 
 
 def _took(step: int, known: Sequence[Window], windows: Sequence[Window]) -> list[Window]:

@@ -16,12 +16,12 @@ from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.data.batches.reader_counts import gone_on
 from jtrain.distributed.cluster.command_line import program
-from jtrain.distributed.heartbeat import PULSE
+from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.startup_progress import StartupProgress
 from jtrain.distributed.heartbeat.watchdog import Watchdog
-from jtrain.distributed.multihost import of_first, together
+from jtrain.distributed.multihost import barrier, broadcast_from_first
 from jtrain.errors.user_code import api_boundary
-from jtrain.io.disk_errors import advice
+from jtrain.io.disk_errors import disk_advice
 from jtrain.io.private_files import private_files
 from jtrain.io.regular_files import open_regular
 from jtrain.train.compilation_cache import keep_compiled_programs
@@ -42,14 +42,14 @@ from jtrain.train.longer_run import (
 from jtrain.train.multihost_checks import join, refuse_unshared
 from jtrain.train.remote_run import copy_finished, fetch_for_all, make_mirror
 from jtrain.train.resume_notes import copied, gone, ways_out
-from jtrain.train.rollback import ResumePoint, begins, decide
+from jtrain.train.rollback import ResumePoint, decide_rollback, resume_point
 from jtrain.train.run_config_check import check_about
 from jtrain.train.run_dir import RunDir, environment
 from jtrain.train.run_hooks import RunHooks
 from jtrain.train.setup import TrainSetup
 from jtrain.train.step_time import paced
 from jtrain.train.trackers import check_installed
-from jtrain.train.train_loop import compiled, drive
+from jtrain.train.train_loop import compile_step, run_steps
 
 Status: TypeAlias = Literal["done", "stopped", "failed"]
 ENDS: Mapping[str, Status] = {"finished": "done", "interrupted": "stopped", "failed": "failed"}
@@ -112,7 +112,7 @@ def run(
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
     path = directory or Path("runs") / config.name
     again = again or ("the same call of jt.run again" if directory else "")
-    PULSE.begins(path, config.checkpoint.grace)
+    HEARTBEAT.begins(path, config.checkpoint.grace)
     cluster = join(config, path)
     there = RunDir(path, again, cluster.index)
     another = f"name={config.name}-2"
@@ -220,19 +220,21 @@ def _trained(
             if there.first:
                 readers = gone_on(there.stands(), start or 0, jax.process_count())
                 there.say("running", step=start or 0, why="", readers=readers, **facts)
-            ended = drive(parts, step, state, watch, signals, hooks=hooks, start=start, news=news)
+            ended = run_steps(
+                parts, step, state, watch, signals, hooks=hooks, start=start, news=news
+            )
             if not isinstance(ended.stop, Rollback):
                 outcome = _finish(parts, there, checkpoints, watch, signals, ended)
                 if mirror is not None:
                     mirror.finish(outcome.kept)
                 return outcome
             watch.ended("stopped")
-            news = [decide(parts, watch.guarded, ended.stop)]
+            news = [decide_rollback(parts, watch.guarded, ended.stop)]
         del state, ended  # room for the one that comes
         checkpoints.wait()
         told = len(checkpoints.news)
-        with PULSE.during("restore"):
-            begin = begins(parts, there, checkpoints)
+        with HEARTBEAT.during("restore"):
+            begin = resume_point(parts, there, checkpoints)
             state = _state(begin, checkpoints)
         news += checkpoints.news[told:]  # of those that were passed over on the way back
 
@@ -287,7 +289,7 @@ def _finished(
 
 def _of_first(make: Callable[[], dict[str, Any]], processes: int) -> dict[str, Any]:
     """What the first process makes; one alone does not ask JAX which it is: that starts devices."""
-    return of_first(make) if processes > 1 else make()
+    return broadcast_from_first(make) if processes > 1 else make()
 
 
 def _goes_further(config: RunConfig, stored: RunConfig) -> bool:
@@ -306,17 +308,20 @@ def _begun(
     """Where a run begins, its compiled step, and the state there, of a checkpoint that holds."""
     check_rate(parts.config)
     while True:
-        with PULSE.during("restore"):  # every byte of a checkpoint is read
-            begin = begins(parts, directory, checkpoints)
+        with HEARTBEAT.during("restore"):  # every byte of a checkpoint is read
+            begin = resume_point(parts, directory, checkpoints)
         if begin.start is not None:
             about = checkpoints.about(begin.start)
-            where, advice = directory.checkpoints / str(begin.start), f"Start a new run: {another}"
-            check_about(about, config, where, advice, also=lengths(config))
+            where, disk_advice = (
+                directory.checkpoints / str(begin.start),
+                f"Start a new run: {another}",
+            )
+            check_about(about, config, where, disk_advice, also=lengths(config))
             directory.refuse_other_data(parts.data, another, known=about.get("data"))
         check_steps(parts.config, begin.start or 0, directory.path, another)
         make = functools.partial(_state, begin, checkpoints)
         with contextlib.suppress(SetAsideError):  # its arrays are not what was saved: one before it
-            return begin, *compiled(begin.parts, make, begin.start)
+            return begin, *compile_step(begin.parts, make, begin.start)
 
 
 def _state(begin: ResumePoint, checkpoints: CheckpointManager) -> TrainState:
@@ -346,7 +351,7 @@ def _finish(
     except StoppedError as asked:  # all steps are taken; the rest is done when it goes on
         stop = asked.stop
         watch.save.at(ended.step, ended.state)
-    with PULSE.during("save"):
+    with HEARTBEAT.during("save"):
         watch.settle(ended.step, ended.state)  # what is announced is on the disk
     status, why = ENDS[stop.kind], stop.why
     if status == "done" and directory.lost.found:
@@ -354,8 +359,8 @@ def _finish(
     directory.say(status, step=ended.step, why=why)
     watch.ended(status)
     # The end of one may be that of all, and the first has more to do. Who is gone is no matter.
-    with PULSE.during("end"), contextlib.suppress(RuntimeError, ValueError):
-        together()
+    with HEARTBEAT.during("end"), contextlib.suppress(RuntimeError, ValueError):
+        barrier()
     found = {name: evaluation.results for name, evaluation in watch.evaluations.items()}
     lost = tuple(directory.lost.found)
     return RunResult(
@@ -369,7 +374,7 @@ def _write_sample(path: Path, text: str, watch: RunHooks) -> None:
         with open_regular(path, "wb") as file:
             file.write(f"{text}\n".encode("utf-8", "replace"))
     except OSError as error:
-        todo = advice(error, path).words
+        todo = disk_advice(error, path).words
         watch.lines.say(f"the sample could not be written to {path} ({error.strerror}). {todo}.")
 
 
@@ -387,7 +392,7 @@ def _shown(
         with watch.pause("sampling"), signals.interruptible():
             here = parts.here(ended.state)
             text = sample(*here) if directory.first else ""
-            together()
+            barrier()
         if directory.first:
             _write_sample(directory.samples, text, watch)
     if watch.pictures is not None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from jtrain.checkpoint.layout import ABOUT
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.command_line import spell
-from jtrain.config.dump import ABSENT, Difference, differences, told
+from jtrain.config.dump import ABSENT, Difference, differences, to_plain
 from jtrain.config.durations import durations
 from jtrain.config.resolve import resolve
 from jtrain.config.stored import load_values, settings_for
@@ -81,7 +81,7 @@ def check_values(
     stored, notes = _find(path, type(config), sealed)
     if stored is None:
         return []
-    changed = differences(told(stored), told(config))
+    changed = differences(to_plain(stored), to_plain(config))
     may = {*MAY_DIFFER, *also}
     other = [d for d in changed if not may & {d.key, d.key.split(".")[0]}]
     if sealed is not None and sealed.values is None:
@@ -164,7 +164,7 @@ def _since(counted: Any, config: BaseConfig) -> Sequence[Difference]:
         return []
     lengths = durations(config)
     matters = lambda key: key.split(".")[0] not in MAY_DIFFER and key not in lengths
-    changed = differences(counted, told(config))
+    changed = differences(counted, to_plain(config))
     return [d for d in changed if matters(d.key) and ABSENT not in (d.before, d.after)]
 
 

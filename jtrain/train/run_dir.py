@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from jtrain.checkpoint.ownership import RunIdentity
-from jtrain.config.dump import dump, told
+from jtrain.config.dump import dump, to_plain
 from jtrain.config.top import BaseConfig
 from jtrain.distributed.cluster.command_line import program
 from jtrain.errors import ConfigError, DataError
 from jtrain.io import jsonl
-from jtrain.io.atomic_write import rewrite
-from jtrain.io.disk_errors import advice as disk_advice
+from jtrain.io.atomic_write import atomic_write
+from jtrain.io.disk_errors import disk_advice as disk_advice
 from jtrain.io.lost_files import LostFiles
-from jtrain.io.private_files import refuse_links
-from jtrain.io.redact import redacted_values
+from jtrain.io.private_files import check_no_links
+from jtrain.io.redact import redact_values
 from jtrain.io.regular_files import open_regular
 from jtrain.io.same_file import HeldFolder
 from jtrain.train.run_config_check import check_values, find_values
@@ -72,9 +72,9 @@ class RunDir:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            text = dump(told(config), f"Every value of this run; to go on: {self.again}")
+            text = dump(to_plain(config), f"Every value of this run; to go on: {self.again}")
             self._begun = text.encode()
-            rewrite(self.config, self._begun)
+            atomic_write(self.config, self._begun)
             self._folder = HeldFolder(self.path)
         except OSError as error:
             raise ConfigError(
@@ -104,11 +104,11 @@ class RunDir:
         Raises:
             ConfigError: if they cannot be had, or are not of the experiment's `schema`.
         """
-        refuse_links(self.path)
+        check_no_links(self.path)
         return find_values(self.path, schema, self.owner())
 
     def refuse_another(
-        self, config: BaseConfig, advice: str | Callable[[str], str], also: Iterable[str] = ()
+        self, config: BaseConfig, disk_advice: str | Callable[[str], str], also: Iterable[str] = ()
     ) -> list[str]:
         """What is otherwise than in the run that lies here, of what may; nothing if there is none.
 
@@ -119,8 +119,8 @@ class RunDir:
         Raises:
             ConfigError: if a value differs that may not, with each of them.
         """
-        refuse_links(self.path)
-        words = advice if callable(advice) else lambda settings: advice
+        check_no_links(self.path)
+        words = disk_advice if callable(disk_advice) else lambda settings: disk_advice
         return check_values(self.path, config, self.owner(), words, also)
 
     def owner(self) -> RunIdentity | None:
@@ -146,7 +146,7 @@ class RunDir:
             identity: what `identify` gave.
             config: the values of the run, as they were given.
         """
-        self._identity, self._values = dict(identity), told(config)
+        self._identity, self._values = dict(identity), to_plain(config)
         return RunIdentity(identity["id"], identity["ancestors"])
 
     def sealed(self) -> dict[str, Any]:
@@ -219,8 +219,8 @@ class RunDir:
         lost = {"lost": list(self.lost.found)} if self.lost.found or "lost" in self._said else {}
         known = self._in_file() or self._said or self.stands()
         said = {**known, **self._identity, **lost, "status": status, **facts}
-        self._said = redacted_values(said)
-        rewrite(self.status, json.dumps(self._said, indent=2).encode() + b"\n")
+        self._said = redact_values(said)
+        atomic_write(self.status, json.dumps(self._said, indent=2).encode() + b"\n")
 
     def check_rows(self, marks: Mapping[str, Mapping[str, Any]], step: int) -> None:
         """Takes note of rows that were there when the checkpoint of a step was sealed, and are not.
@@ -232,7 +232,7 @@ class RunDir:
             return
         for file in (self.metrics, self.steps, self.leaves, self.events):
             mark = marks.get(file.name)
-            if mark and (what := jsonl.lacks(file, mark)):
+            if mark and (what := jsonl.find_truncation(file, mark)):
                 self.lost(f"{what} (as checkpoint {step} knows it)")
 
     @property
@@ -252,7 +252,7 @@ class RunDir:
             self.lost(f"{self.path} was moved or removed while the run wrote in it")
             return False
         if not self.config.exists():
-            rewrite(self.config, self._begun)
+            atomic_write(self.config, self._begun)
             self.lost(f"{self.config} was removed while the run went on. It was written again")
         if self._said and not self._in_file():
             self.lost(

@@ -14,8 +14,8 @@ from jtrain.config.durations import Duration
 from jtrain.core.loop import Hook, Stop
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Extra, Params
-from jtrain.distributed.heartbeat import PULSE
-from jtrain.distributed.multihost import together
+from jtrain.distributed.heartbeat import HEARTBEAT
+from jtrain.distributed.multihost import barrier
 from jtrain.io.jsonl import JsonlWriter
 from jtrain.io.lost_files import LostFiles
 from jtrain.train.bad_step_policy import BadStepPolicy
@@ -241,7 +241,7 @@ class RunHooks:
         with (
             self.speed.pause(),
             self.progress.during(what),
-            PULSE.during(_PHASES.get(what, "eval")),
+            HEARTBEAT.during(_PHASES.get(what, "eval")),
         ):
             yield
 
@@ -288,7 +288,7 @@ class RunHooks:
             with self.pause("drawing"):
                 here = self._parts.here(state)
                 made = make(*here) if directory.first else {}
-                together()
+                barrier()
                 return made
 
         every = self._parts.config.log.pictures or self._parts.config.steps

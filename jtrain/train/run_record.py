@@ -64,7 +64,7 @@ def read_record(path: Path) -> RunRecord:
 
 def newest_sealed(checkpoints: Path, owner: RunIdentity | None) -> CheckpointRecord | None:
     """Return what the newest checkpoint of a run says of it, as far as its record can be read."""
-    for step in reversed(layout.named(checkpoints)):
+    for step in reversed(layout.named_steps(checkpoints)):
         if layout.is_foreign(checkpoints, step, owner):
             continue
         try:
@@ -98,7 +98,9 @@ def find_owner(path: Path) -> RunIdentity | None:
     if known is not None:
         return known
     checkpoints = path / "checkpoints"
-    sealed = {step: seal.run_of(checkpoints / str(step)) for step in layout.named(checkpoints)}
+    sealed = {
+        step: seal.run_of(checkpoints / str(step)) for step in layout.named_steps(checkpoints)
+    }
     steps = [step for step, run in sealed.items() if run]
     candidates = {}
     for step in reversed(steps):
@@ -140,7 +142,9 @@ def draw_identity(path: Path) -> dict[str, Any]:
     if facts.get("place", place) == place:
         return {"id": owner.run, "ancestors": dict(owner.ancestors), "place": place}
     checkpoints = path / "checkpoints"
-    copied = [s for s in layout.named(checkpoints) if not layout.is_foreign(checkpoints, s, owner)]
+    copied = [
+        s for s in layout.named_steps(checkpoints) if not layout.is_foreign(checkpoints, s, owner)
+    ]
     ancestors = {**owner.ancestors, **({owner.run: copied[-1]} if copied else {})}
     return {**new, "ancestors": ancestors}
 

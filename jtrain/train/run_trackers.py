@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from jtrain.config.dump import flat, told
+from jtrain.config.dump import flatten, to_plain
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.speed import Speed
 from jtrain.train.hooks.tracking import Tracking
@@ -30,7 +30,7 @@ def tracking(
 
     return Tracking(
         config.trackers,
-        TrackedRun(config.name, path, flat(told(config)), run=run),
+        TrackedRun(config.name, path, flatten(to_plain(config)), run=run),
         every=min(config.log.every, config.steps),
         tell=tell,
         resumed_at=resumed_at,

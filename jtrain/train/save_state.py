@@ -11,10 +11,10 @@ import jax
 import numpy as np
 
 from jtrain.checkpoint import SaveRetries
-from jtrain.config.dump import dump, told
+from jtrain.config.dump import dump, to_plain
 from jtrain.core.state import TrainState
-from jtrain.distributed.heartbeat import PULSE
-from jtrain.distributed.multihost import of_all, refuse_apart
+from jtrain.distributed.heartbeat import HEARTBEAT
+from jtrain.distributed.multihost import check_equal, merge_shards
 from jtrain.io.jsonl import JsonlWriter
 from jtrain.parallel.custom_loop import gather
 from jtrain.train.bad_step_policy import BadStepPolicy
@@ -104,12 +104,12 @@ class CheckpointSaver:
         """What a checkpoint says of itself."""
         found = {name: each.results.get(step, {}) for name, each in self._evaluations.items()}
         return {
-            "config": told(self._parts.config),
+            "config": to_plain(self._parts.config),
             "jtrain": version("jtrain"),
             "jax": jax.__version__,
             "data": self._parts.data,
             "valid": {},
-            "batches": of_all(self._parts.calls.state(step)),
+            "batches": merge_shards(self._parts.calls.state(step)),
             **({"extended": self._extended} if self._extended else {}),
             **self._guarded.about(step),
             **{name: _numbers(results) for name, results in found.items()},
@@ -127,11 +127,11 @@ class CheckpointSaver:
             "the key": " ".join(f"{x:08x}" for x in np.ravel(gather(state.seed)).tolist()),
             f"part {index + 1} of {count} of the last batch": f"{batch:016x}",
         }
-        refuse_apart(facts, f"at step {step}")
+        check_equal(facts, f"at step {step}")
 
     def _sealed(self, step: int) -> None:
         """Says it when it is so: run.json names no step that a power cut would take."""
-        PULSE.kept(step)
+        HEARTBEAT.kept(step)
         self.seconds = time.monotonic() - self._began
         self._directory.say("running", step=step, seconds_per_save=round(self.seconds, 3))
         if self._directory.first:

@@ -35,7 +35,7 @@ class ConfigDurations(NamedTuple):
     """Whether it takes that is not known, so that the steps for them are as good as any."""
 
 
-def in_steps(
+def resolve_durations(
     config: RunConfig, place: Placement, seconds: float = 0.0
 ) -> tuple[RunConfig, ConfigDurations]:
     """The config with steps for durations, and what these were.
@@ -62,9 +62,9 @@ def in_steps(
         facts = facts._replace(seconds=seconds or _provisional(config, timed))
     if units & {"epochs", "tokens"}:
         probe = dataclasses.replace(config, optimizer=SGD(lr=1.0))
-        probe = settled(probe, facts._replace(epoch=1, tokens=1))  # any steps will do
+        probe = settled(probe, facts._replace(steps_per_epoch=1, tokens=1))  # any steps will do
         asked = build_experiment(probe, place)
-        facts = facts._replace(epoch=epoch(asked.train), tokens=asked.tokens)
+        facts = facts._replace(steps_per_epoch=steps_per_epoch(asked.train), tokens=asked.tokens)
     config = settled(config, facts)
     if "evaluate.patience" in found:
         config = _patient(config, found["evaluate.patience"])
@@ -73,7 +73,7 @@ def in_steps(
     return config, lengths
 
 
-def epoch(batches: Batches) -> int:
+def steps_per_epoch(batches: Batches) -> int:
     """Places an epoch: its rows, with what is dropped or filled up at its end."""
     rows, size = getattr(batches, "rows", 0), batches.size
     whole = {"drop": rows // size * size, "pad": -(-rows // size) * size}

@@ -13,11 +13,11 @@ from jax.stages import Lowered
 
 from jtrain.checkpoint import WeightsPlan, starting
 from jtrain.core.batches import FiniteBatches
-from jtrain.core.evaluate import EvaluateFn, check_rows_apart, evaluate, make_evaluate
+from jtrain.core.evaluate import EvaluateFn, check_row_independence, evaluate, make_evaluate
 from jtrain.core.jaxpr import operations
-from jtrain.core.loss import LossOutput, Stateful, in_terms
-from jtrain.core.loss_checks import refuse_unused_params, refuse_wide_products
-from jtrain.core.precision.cast import computed_in
+from jtrain.core.loss import LossOutput, Stateful, normalize_loss
+from jtrain.core.loss_checks import check_product_precision, check_unused_params
+from jtrain.core.precision.cast import compute_in
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn, make_step, many
 from jtrain.core.types import Batch, Couples, Extra, Key, LossFn, Params
@@ -28,15 +28,15 @@ from jtrain.data.batches.workers import BatchReader, Workers, streamed
 from jtrain.optim import WithEvalParams, evaluation_params
 from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.custom_loop import gather
-from jtrain.parallel.offload import at_rest, brought, laid_near
-from jtrain.parallel.program_cache import compiled
+from jtrain.parallel.offload import device_shardings, to_device, with_offload
+from jtrain.parallel.program_cache import load_or_compile
 from jtrain.train.auto_layout import layout_of
 from jtrain.train.evaluation_sets import check_best, check_names
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
 from jtrain.train.experiment_shapes import Weights, makers, shapes
 from jtrain.train.leaked_tracers import warn_of_kept
 from jtrain.train.run_record import find_owner
-from jtrain.train.schedule_steps import ConfigDurations, in_steps
+from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class TrainSetup:
         if self.begins is not None:
             given = self.begins.read(jax.jit(weights, out_shardings=(to.params, to.extra))())
         if callable(given):
-            return compiled(
+            return load_or_compile(
                 jax.jit(lambda: state(weights()), out_shardings=to).lower(), self.like
             )()
         # Copied, for the first step gives up its state, and who gave the weights may keep them.
@@ -82,7 +82,7 @@ class TrainSetup:
     def loss(self) -> LossFn | Stateful:
         """The loss, computed in the config's precision; one object, that it is traced once."""
         x, compute = self.experiment, self.config.precision.compute
-        return computed_in(x.loss, compute, self.strategy.lay(self.like.params, x.dims).params)
+        return compute_in(x.loss, compute, self.strategy.lay(self.like.params, x.dims).params)
 
     @functools.cached_property
     def calls(self) -> StackedBatches:
@@ -151,11 +151,11 @@ class TrainSetup:
         """What is compiled, and what for."""
         config, x, strategy = self.config, self.experiment, self.strategy
         terms, params = self._terms(self._alike(x.train)), self._weights[0]
-        refuse_unused_params(terms, params)
+        check_unused_params(terms, params)
         warn_of_kept(x.loss)
         strategy.refuse_unused_axes(self.like, x.dims)
         if config.precision.compute is not None:
-            refuse_wide_products(terms, params, config.precision.compute)
+            check_product_precision(terms, params, config.precision.compute)
         # XLA:CPU runs a convolution many times slower in a loop than written out.
         unroll = self.devices[0].platform == "cpu" and "conv_general_dilated" in operations(
             terms, params
@@ -171,7 +171,7 @@ class TrainSetup:
             compute=config.precision.compute,
             lay=strategy.lay(self.like.params, x.dims),
         )
-        step = at_rest(step, self.like)
+        step = with_offload(step, self.like)
         step = many(step, unroll=unroll) if self._stack else step
         return step, self.like, self._shapes(x.train, *self._stack)
 
@@ -239,7 +239,7 @@ class TrainSetup:
             return
         program, weights = self._evaluation(name), (self.evaluation_params(state), state.extra)
         of_host = lambda batch: program(weights, self.strategy.place(batch))
-        check_rows_apart(of_host, self.mine(rows)[0], rows, name, self.strategy.shares)
+        check_row_independence(of_host, self.mine(rows)[0], rows, name, self.strategy.shares)
         self._seen_apart.add(name)
 
     @property
@@ -259,7 +259,7 @@ class TrainSetup:
         beside it.
         """
         if not isinstance(self.experiment.optimizer, WithEvalParams):
-            return brought(state.params, self.like.params)
+            return to_device(state.params, self.like.params)
         return self._evaluation_params(state)
 
     def here(self, state: TrainState) -> tuple[Params, Extra, Key]:
@@ -277,15 +277,15 @@ class TrainSetup:
     @functools.cached_property
     def _evaluation_params(self) -> Callable[[TrainState], Params]:
         return jax.jit(
-            lambda state: evaluation_params(self.experiment.optimizer, brought(state, self.like)),
+            lambda state: evaluation_params(self.experiment.optimizer, to_device(state, self.like)),
             in_shardings=(_shardings(self.like),),
-            out_shardings=_shardings(laid_near(self.like.params)),
+            out_shardings=_shardings(device_shardings(self.like.params)),
         )
 
     @property
     def _weights(self) -> Weights:
         """What an evaluation takes, as shapes: on the devices."""
-        return laid_near((self.like.params, self.like.extra))
+        return device_shardings((self.like.params, self.like.extra))
 
     def _evaluation(self, name: str) -> EvaluateFn:
         """Compiled at its first use; sets whose batches are alike share one."""
@@ -312,12 +312,12 @@ class TrainSetup:
         return shapes(batches, *stack, part=self.strategy.part)
 
     def _terms(self, batch: Batch) -> Callable[[Params], LossOutput]:
-        terms = in_terms(self.loss, ragged=self.experiment.train.ragged)
+        terms = normalize_loss(self.loss, ragged=self.experiment.train.ragged)
         key = jax.eval_shape(TrainState.step_key, self.like)
         return lambda params: terms(params, self.like.extra, batch, key)
 
 
-def assemble(
+def set_up(
     config: RunConfig, seconds: float = 0.0, *, among: Sequence[Device] | None = None
 ) -> TrainSetup:
     """The parts that a config stands for.
@@ -335,7 +335,7 @@ def assemble(
     layout, why = layout_of(config, among)
     config, strategy = dataclasses.replace(config, parallel=layout), layout.build(among)
     check_divides(config.batch, strategy.shares, config.microbatches)
-    config, lengths = in_steps(config, strategy.placement, seconds)
+    config, lengths = resolve_durations(config, strategy.placement, seconds)
     experiment = build_experiment(config, strategy.placement)
     weights, state = makers(config, experiment)
     shapes = jax.eval_shape(lambda: state(weights()))

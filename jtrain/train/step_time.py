@@ -9,12 +9,12 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jtrain.core.loop import train
+from jtrain.core.loop import train_loop
 from jtrain.data import ReadAhead
 from jtrain.data.batches.stacked import StackedBatches
 from jtrain.train.experiment import RunConfig
-from jtrain.train.setup import TrainSetup, assemble
-from jtrain.train.train_loop import compiled
+from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.train_loop import compile_step
 
 WARMUP, LEAST, MOST = 3, 20, 2000  # calls of the step; between the last two, as fit in SECONDS
 SECONDS, LIMIT = 1.5, 15.0  # to measure in; even fewer calls than LEAST, not to take longer
@@ -27,10 +27,10 @@ def paced(config: RunConfig, seconds: float = 0.0) -> TrainSetup:
         seconds: that a step takes, as it was measured before; 0: it is measured, if asked for.
 
     Raises:
-        UserError: as `assemble` and the compilation of a step.
+        UserError: as `set_up` and the compilation of a step.
     """
-    parts = assemble(config, seconds)
-    return assemble(config, seconds_per_step(parts)) if parts.lengths.provisional else parts
+    parts = set_up(config, seconds)
+    return set_up(config, seconds_per_step(parts)) if parts.lengths.provisional else parts
 
 
 def seconds_per_step(parts: TrainSetup) -> float:
@@ -38,7 +38,7 @@ def seconds_per_step(parts: TrainSetup) -> float:
 
     The run's own program trains a state of its own, which is thrown away.
     """
-    step, state = compiled(parts, parts.fresh)
+    step, state = compile_step(parts, parts.fresh)
     each = parts.config.steps_per_call
     last = parts.config.steps // each
     reader = parts.config.workers.build(_Again(parts.calls, last), start=0, stop=None)
@@ -49,7 +49,7 @@ def seconds_per_step(parts: TrainSetup) -> float:
         nonlocal state
         began = time.perf_counter()
         stop = calls * each
-        state = train(step, state, feed, start=0, stop=stop, steps_per_call=each).state
+        state = train_loop(step, state, feed, start=0, stop=stop, steps_per_call=each).state
         return _agreed((time.perf_counter() - began) / calls)
 
     try:

@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 
-from jtrain.core.flops import flops
-from jtrain.core.loss import combine, in_terms
+from jtrain.core.flops import count_flops
+from jtrain.core.loss import combine, normalize_loss
 from jtrain.core.pytree import named_leaves
 from jtrain.core.state import TrainState
 from jtrain.io.formatting import columns, count, size
-from jtrain.parallel.offload import laid_near
+from jtrain.parallel.offload import device_shardings
 from jtrain.train.setup import TrainSetup
 
 
@@ -75,15 +75,15 @@ def step_flops(parts: TrainSetup) -> float | None:
         LossError: if the loss keeps no contract.
         DataError: if the first batch cannot be read.
     """
-    x, like = parts.experiment, laid_near(parts.like)
-    terms = in_terms(parts.loss, ragged=x.train.ragged)
+    x, like = parts.experiment, device_shardings(parts.like)
+    terms = normalize_loss(parts.loss, ragged=x.train.ragged)
 
     def loss(params, extra, batch, key):
         got = terms(params, extra, batch, key)
         return combine(got.terms, [mean.weight for mean in got.terms.means])
 
     key = jax.eval_shape(TrainState.step_key, like)
-    return flops(jax.grad(loss), like.params, like.extra, x.train[0], key)
+    return count_flops(jax.grad(loss), like.params, like.extra, x.train[0], key)
 
 
 def table(sizes: Summary, work: float | None = None) -> str:
@@ -103,7 +103,7 @@ def short(sizes: Summary) -> str:
 
 
 def plain(sizes: Summary, work: float | None) -> dict[str, Any]:
-    """The same as plain numbers, in bytes and operations; `flops` only where known."""
+    """The same as plain numbers, in bytes and operations; `count_flops` only where known."""
     known = {} if work is None else {"flops": work}
     return {
         "parameters": sizes.numbers,

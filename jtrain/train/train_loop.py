@@ -4,15 +4,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from jtrain.core.loop import IN_FLIGHT, LoopResult, StoppedError, train
+from jtrain.core.loop import IN_FLIGHT, LoopResult, StoppedError, train_loop
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
 from jtrain.data.batches.not_finite import not_finite
-from jtrain.distributed.heartbeat import PULSE
-from jtrain.distributed.multihost import of_each
-from jtrain.train.bad_steps import taken, told
+from jtrain.distributed.heartbeat import HEARTBEAT
+from jtrain.distributed.multihost import all_gather
+from jtrain.train.bad_steps import describe_bad_step, step_report
 from jtrain.train.banner import opening
 from jtrain.train.first_batch.first_batch import FirstBatch
 from jtrain.train.first_batch.set_checks import check, look, look_at_sets
@@ -23,7 +23,7 @@ from jtrain.train.run_hooks import RunHooks
 from jtrain.train.setup import TrainSetup
 
 
-def drive(
+def run_steps(
     parts: TrainSetup,
     step: StepFn,
     state: TrainState,
@@ -45,7 +45,7 @@ def drive(
         ConfigError: if one of `hooks` is no hook, or waits for what there is not.
     """
     config = parts.config
-    with reader(parts, start or 0, watch.saw) as feed:
+    with make_reader(parts, start or 0, watch.saw) as feed:
         watch.waited = lambda: feed.waited
         for line in [*opening(parts, start), *news]:
             watch.lines.say(line)
@@ -57,7 +57,7 @@ def drive(
             return LoopResult(state, start or 0, asked.stop)
         over = watch.over()
         try:
-            ended = train(
+            ended = train_loop(
                 watch.twice.of(step) if watch.twice else step,
                 state,
                 signals.through(feed),
@@ -76,10 +76,10 @@ def drive(
     if stop is not None and stop.kind == "failed":
         bad, blame = watch.guarded.bad, _blame(parts, ended.step)
         if bad:  # in every process, each of which has read rows of its own
-            first = next((each for each in of_each(blame) if "every value" not in each), blame)
+            first = next((each for each in all_gather(blame) if "every value" not in each), blame)
             late = f"The numbers of a step are read up to {IN_FLIGHT} calls late: it was found at "
             found = f"{late}step {ended.step}. " if ended.step > bad.step else ""
-            blame = f"{found}{first} {told(parts, ended.state, bad, ended.step)}"
+            blame = f"{found}{first} {describe_bad_step(parts, ended.state, bad, ended.step)}"
         why = f"{stop.why} {blame}"
         if bad:
             watch.guarded.wrote(bad, "stopped", why=why)
@@ -87,7 +87,7 @@ def drive(
     return dataclasses.replace(ended, stop=stop)
 
 
-def compiled(
+def compile_step(
     parts: TrainSetup, make: Callable[[], TrainState], start: int | None = None
 ) -> tuple[StepFn, TrainState]:
     """The compiled step, and the state that `make` gives beside its compilation.
@@ -102,9 +102,9 @@ def compiled(
     with ThreadPoolExecutor(1) as beside:
         state, checked = beside.submit(make), beside.submit(parts.check_evaluation)
         others = beside.submit(_searched, parts, looked)
-        with PULSE.during("compile"):
+        with HEARTBEAT.during("compile"):
             step = parts.compile_step()
-        with PULSE.during("restore"):
+        with HEARTBEAT.during("restore"):
             made = state.result()
         checked.result()
         check(parts, others.result(), made)
@@ -117,7 +117,7 @@ def _searched(parts: TrainSetup, looked: Sequence[FirstBatch]) -> list[FirstBatc
     return [each for each in found if each.suspects is not None]
 
 
-def reader(
+def make_reader(
     parts: TrainSetup, start: int, saw: Callable[[int, Batch], None] | None = None
 ) -> ReadAhead:
     """What each call of the step takes, from step `start` on; `saw` is shown it beforehand."""
@@ -138,5 +138,5 @@ def _blame(parts: TrainSetup, last: int) -> str:
     """What in the data may be why the loss is not finite any more."""
     window = getattr(parts.config.guard, "window", 0)  # the steps that the verdict is about
     seen = min(window, parts.config.steps) + 10 * parts.config.steps_per_call  # some were in flight
-    rows_of = lambda step: taken(parts, step).get("rows", ())
+    rows_of = lambda step: step_report(parts, step).get("rows", ())
     return not_finite(parts.train, range(max(1, last - seen), last + 1), rows_of)

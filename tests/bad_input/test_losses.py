@@ -12,8 +12,8 @@ from comparison import assert_close
 from line import height, line, points, squared, start
 
 from jtrain.core.accumulate import accumulate
-from jtrain.core.loss import in_terms, stateful
-from jtrain.core.loss_checks import refuse_unused_params
+from jtrain.core.loss import normalize_loss, stateful
+from jtrain.core.loss_checks import check_unused_params
 from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
@@ -222,16 +222,16 @@ def test_rows_that_meet_are_exact_over_devices_by_name():
 
 def test_a_parameter_without_gradient_is_named():
     params = line() | {"spare": {"kernel": jnp.ones(3)}, "aside": jnp.ones(2)}
-    of = lambda loss: lambda params: in_terms(loss)(params, (), points(), None)
+    of = lambda loss: lambda params: normalize_loss(loss)(params, (), points(), None)
     with pytest.raises(LossError) as caught:
-        refuse_unused_params(of(good), params)
+        check_unused_params(of(good), params)
     assert "not computed from the parameters 'aside', 'spare/kernel'" in str(caught.value)
     assert "take them out of the model, or hold them in `extra`" in str(caught.value)
-    refuse_unused_params(of(good), line())
+    check_unused_params(of(good), line())
     uses = lambda p, b, rng: (
         good(p, b, rng) + Mean(p["spare"]["kernel"].sum() + p["aside"].sum(), jnp.float32(1))
     )
-    refuse_unused_params(of(uses), params)
+    check_unused_params(of(uses), params)
 
 
 def test_copies_of_a_step_need_to_know_their_rows():

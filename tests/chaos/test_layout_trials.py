@@ -16,7 +16,7 @@ from chaos.layouts import (
     trained,
     uninterrupted,
 )
-from jtrain.checkpoint.inspect import arrays
+from jtrain.checkpoint.inspect import read_arrays
 from jtrain.checkpoint.layout import record
 
 
@@ -67,7 +67,7 @@ def test_the_same_layout_is_bitwise_and_each_difference_is_seen(tmp_path: Path):
     assert differences(place, alone, step) == (0.0, [])
     ends = [run / RUN / "checkpoints" for run in (place, alone)]
     names = list(record(ends[0], STEPS)["fingerprints"])
-    one, other = (arrays(end, STEPS, names) for end in ends)
+    one, other = (read_arrays(end, STEPS, names) for end in ends)
     assert {name: one[name].tobytes() for name in names} == {n: other[n].tobytes() for n in names}
 
     rows = place / RUN / "steps.jsonl"

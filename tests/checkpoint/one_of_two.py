@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from jtrain.checkpoint import CheckpointManager, layout, storage, weights_source
-from jtrain.distributed.multihost import refuse_apart
+from jtrain.distributed.multihost import check_equal
 from jtrain.errors import CheckpointError, DeviceError, PeerError
 
 
@@ -97,7 +97,7 @@ def read_otherwise(checkpoints: CheckpointManager, like: dict, index: int) -> No
 
 def removed(directory: Path, state: dict, index: int) -> None:
     """Saves a step that the first deletes as soon as it may; the second is slow to look at it."""
-    quick = layout.faults
+    quick = layout.find_faults
 
     def slow(*args: Any, **words: Any) -> list:
         time.sleep(1.0)
@@ -113,9 +113,9 @@ def removed(directory: Path, state: dict, index: int) -> None:
 
 def apart(index: int) -> None:
     """What both know by the same name has to be the same."""
-    refuse_apart({"the key": "1", f"part {index}": f"{index}"}, "at step 3")
+    check_equal({"the key": "1", f"part {index}": f"{index}"}, "at step 3")
     with pytest.raises(PeerError, match=r"at step 3 .* the key is .* in process [01], and"):
-        refuse_apart({"the config": "same", "the key": f"{index}"}, "at step 3")
+        check_equal({"the config": "same", "the key": f"{index}"}, "at step 3")
 
 
 if __name__ == "__main__":

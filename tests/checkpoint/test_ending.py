@@ -21,7 +21,7 @@ def test_a_program_that_ends_while_it_saves_ends_when_that_is_sealed(tmp_path, h
     assert (done.returncode, done.stderr.endswith(told)) == (code, True), done.stderr
     assert "Orbax" not in done.stderr
     assert not told or done.stderr.count("Traceback") == 1
-    assert layout.faults(tmp_path, 1, full=True) == []
+    assert layout.find_faults(tmp_path, 1, full=True) == []
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 

@@ -116,7 +116,7 @@ def test_a_leaf_that_changed_on_its_way_is_named_though_its_files_are_whole(tmp_
         ]
         about.write_text(json.dumps(said))
         seal.seal(tmp_path / "2", 2)
-        assert layout.faults(tmp_path, 2, full=True) == []
+        assert layout.find_faults(tmp_path, 2, full=True) == []
     with CheckpointManager(tmp_path, fall_back=False) as checkpoints:
         assert checkpoints.resume() == 2
         with pytest.raises(DamagedError, match=r"checkpoint 2 in .* but b has .*on_damage is stop"):

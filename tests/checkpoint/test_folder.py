@@ -13,7 +13,7 @@ from jtrain.errors import CheckpointError
 
 
 def write(directory: Path, step: int, text: str) -> None:
-    layout.make(directory)
+    layout.make_directory(directory)
     begun = layout.begin(directory, step)
     (begun / "state").mkdir()
     (begun / "state" / "data").write_text(text)

@@ -13,7 +13,7 @@ from jtrain.checkpoint import CheckpointManager, SaveRetries, export, inspect
 from jtrain.checkpoint.save_errors import SaveError
 from jtrain.cli import main
 from jtrain.errors import CheckpointError
-from jtrain.io.disk_errors import advice
+from jtrain.io.disk_errors import disk_advice
 
 STATE = {"x": jnp.arange(100_000.0)}
 
@@ -148,8 +148,8 @@ def test_a_rename_that_is_refused_is_told_too(tmp_path: Path):
     tmp_path.chmod(0o1777)
     refused = pytest.raises(CheckpointError, match=r"refuses it \(Operation not permitted: .*/1\)")
     with permissions_hold(), refused:
-        inspect.removed(tmp_path, 1)
-    assert inspect.removed(tmp_path, 1) > 0
+        inspect.remove_checkpoints(tmp_path, 1)
+    assert inspect.remove_checkpoints(tmp_path, 1) > 0
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_rename_that_is_refused_is_told_too(tmp_path: Path):
     ],
 )
 def test_each_error_has_its_own_advice(error, words, room):
-    found = advice(error, Path("/x"))
+    found = disk_advice(error, Path("/x"))
     assert words in found.words
     assert found.room == room
 

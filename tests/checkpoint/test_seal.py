@@ -60,7 +60,7 @@ def hurt(whole, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_damage_is_seen(kind, hurt: Path):
     kept = shutil.copytree(hurt / "2", hurt.parent / "kept")
-    assert layout.faults(hurt, 2, full=True) == []
+    assert layout.find_faults(hurt, 2, full=True) == []
     for seed in range(6):
         damage, found = seen(hurt, seed, kinds=(kind,))
         assert found, f"{damage} (seed {seed})"
@@ -68,7 +68,7 @@ def test_every_damage_is_seen(kind, hurt: Path):
         assert 2 not in layout.steps(hurt) or kind in QUIETLY, f"{damage} is listed"
         shutil.rmtree(hurt / "2")
         shutil.copytree(kept, hurt / "2")
-    assert layout.faults(hurt, 1, full=True) == layout.faults(hurt, 2, full=True) == []
+    assert layout.find_faults(hurt, 1, full=True) == layout.find_faults(hurt, 2, full=True) == []
 
 
 def test_a_flipped_bit_is_refused_with_its_file_and_nothing_is_read(hurt: Path, whole):
@@ -282,7 +282,7 @@ def test_what_is_no_checkpoint_is_set_aside_in_words_for_the_one_before_it(kind,
     STRANGE[kind](hurt / "2")
     with permissions_hold():
         assert layout.steps(hurt) == [1]
-        (fault,) = layout.faults(hurt, 2, full=True)[:1]
+        (fault,) = layout.find_faults(hurt, 2, full=True)[:1]
         assert len(fault) < 300
         with pytest.raises(DamagedError, match="checkpoint 2 is damaged: "):
             layout.check(hurt, 2)
@@ -325,7 +325,7 @@ def test_a_record_of_other_types_is_told_though_its_seal_holds(change, hurt: Pat
 def test_a_checkpoint_of_format_1_is_of_its_step_too(tmp_path: Path):
     shutil.copytree(FORMATS / "1", tmp_path / "old")
     (tmp_path / "old" / "3").rename(tmp_path / "old" / "4")
-    assert layout.faults(tmp_path / "old", 4, full=True) == ["about.json: is of step 3"]
+    assert layout.find_faults(tmp_path / "old", 4, full=True) == ["about.json: is of step 3"]
 
 
 def test_a_checkpoint_under_another_name_is_named_and_not_gone_on_from(hurt: Path):

@@ -42,8 +42,8 @@ def test_a_fault_ends_with_70_and_a_sentence(tmp_path: Path, capfd):
         "    mean, metrics = _right(*given, **more)\n"
         "    return jt.Mean(mean.total / mean.weight, jnp.float32(1)), metrics\n"
     )
-    head, tail = code.split("\n\n\n@jt.values", 1)
-    study.write_text(f"{head}{wrong}\n\n@jt.values{tail}")
+    head, tail = code.split("\n\n\n@jt.configclass", 1)
+    study.write_text(f"{head}{wrong}\n\n@jt.configclass{tail}")
     assert main(["check", str(config), "--rows", "4", "--devices", "2"]) == 70
     out = capfd.readouterr().out
     assert "mean of the halves' own means" in out

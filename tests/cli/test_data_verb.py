@@ -29,7 +29,7 @@ from jtrain.data import Arrays, Shuffled
 from jtrain.data.text.text import Corpus
 from jtrain.data.text.token_corpus import Tokens
 
-@jt.values
+@jt.configclass
 class Images:
     kind: Literal["images"] = "images"
     shape: tuple[int, ...] = (4, 4, 1)
@@ -39,7 +39,7 @@ class Images:
         image = np.arange(9 * count, dtype=np.float32).reshape(9, *self.shape)
         return Arrays(image=image, label=np.arange(9))
 
-@jt.values
+@jt.configclass
 class Config(jt.RunConfig):
     data: Annotated[Tokens | Images, Field(discriminator="kind")] = Images()
 

@@ -16,7 +16,7 @@ from quick_study import CODE, write_study
 from jtrain.train.hooks.metrics import read
 
 SLOW = CODE.replace("    return Arrays(", "    return Slow(").replace(
-    "\n\n@jt.values\nclass Data",
+    "\n\n@jt.configclass\nclass Data",
     """
 
 class Slow(Arrays):
@@ -25,7 +25,7 @@ class Slow(Arrays):
         return super().__getitem__(indices)
 
 
-@jt.values
+@jt.configclass
 class Data""",
 )
 # Makes its standard input the terminal that it belongs to, whose end is a SIGHUP to it.

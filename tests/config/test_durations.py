@@ -12,7 +12,7 @@ from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
 from jtrain.train.hooks import SaveEvery
 from jtrain.train.hooks.metrics import results
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 CONFIG = "configs/quick.yaml"
 
@@ -89,7 +89,7 @@ def test_a_schedule_is_as_long_as_a_run_of_the_same_words(said):
 
 def test_a_length_in_time_of_a_schedule_may_be_that_of_the_run():
     said = ["steps=2 minutes", "optimizer.schedule={kind: cosine, steps: 2 minutes}"]
-    assert assemble(config_of(CONFIG, said)).config.optimizer.schedule.steps == 10**6
+    assert set_up(config_of(CONFIG, said)).config.optimizer.schedule.steps == 10**6
 
 
 def test_what_follows_from_the_config_is_told():
@@ -104,7 +104,7 @@ def test_what_follows_from_the_config_is_told():
 def test_a_run_counts_by_its_own_data_and_keeps_what_was_said():
     said = ["steps=1 epoch", "evaluate.every=50%", "checkpoint.every=1 epoch", "log.every=64 rows"]
     said.append("optimizer.schedule={kind: cosine, warmup: 0.2 epochs}")
-    parts = assemble(config_of(CONFIG, said))
+    parts = set_up(config_of(CONFIG, said))
     config = parts.config
     assert (config.steps, config.evaluate.every, config.checkpoint.every) == (13, 7, 13)
     assert (config.log.every, config.optimizer.schedule.warmup) == (4, 3)
@@ -120,7 +120,7 @@ def test_an_epoch_that_drops_its_end_is_shorter():
     path = Path("experiments/quick.py")
     dropped = path.read_text().replace("seed=self.seed)", 'seed=self.seed, end="drop")')
     path.write_text(dropped)
-    assert assemble(config_of(CONFIG, ["steps=2 epochs"])).config.steps == 2 * (200 // 16)
+    assert set_up(config_of(CONFIG, ["steps=2 epochs"])).config.steps == 2 * (200 // 16)
 
 
 def test_numbers_stay_numbers_and_nothing_else_changes():
@@ -165,9 +165,9 @@ def test_a_file_is_told_by_its_line():
 
 def test_says_what_is_not_known():
     with pytest.raises(ConfigError, match=r"steps: 1M tokens cannot be counted, .*tokens a row"):
-        assemble(config_of(CONFIG, ["steps=1M tokens"]))
+        set_up(config_of(CONFIG, ["steps=1M tokens"]))
     with pytest.raises(ConfigError, match="no multiple of steps_per_call"):
-        assemble(config_of(CONFIG, ["steps=3 epochs", "steps_per_call=5", "evaluate.every=7"]))
+        set_up(config_of(CONFIG, ["steps=3 epochs", "steps_per_call=5", "evaluate.every=7"]))
 
 
 def test_checkpoints_may_go_by_the_clock():
@@ -180,5 +180,5 @@ def test_checkpoints_may_go_by_the_clock():
         save.on_state(step, None, {})
     assert saved == [7, 14, 21, 28, 35], "at the step after the one at which it is a minute"
     config = config_of(CONFIG, ["checkpoint.every=10 minutes"])
-    assert assemble(config).config.checkpoint.every == "10 minutes"
+    assert set_up(config).config.checkpoint.every == "10 minutes"
     assert trained(CONFIG, "checkpoint.every=10 minutes").status == "done"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from toy_study import YAML, write_study
 
-from jtrain.config.dump import ABSENT, differences, dump, flat
+from jtrain.config.dump import ABSENT, differences, dump, flatten
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
 
@@ -35,7 +35,7 @@ def test_each_value_says_where_it_comes_from(path: Path):
     assert said["optimizer.lr"] == f"{child}:4"
     assert said["model.width"] == "command line"
     assert said["seed"] == said["name"] == said["optimizer.schedule.warmup"] == "default"
-    assert said.keys() == flat(resolved.config).keys()
+    assert said.keys() == flatten(resolved.config).keys()
     config = resolved.config
     assert (config.batch, config.optimizer.lr, config.optimizer.b1) == (8, 3.0, 0.8)
     assert (config.model.width, config.name) == (128, "child")
@@ -136,7 +136,7 @@ def test_what_is_written_out_resolves_to_the_same_values(path: Path, tmp_path: P
     assert again.config == config
     assert differences(config, again.config) == []
     assert {origin.file for origin in again.origins.values()} == {str(directory / "config.yaml")}
-    assert list(flat(config))[:3] == ["experiment", "name", "seed"]
+    assert list(flatten(config))[:3] == ["experiment", "name", "seed"]
 
 
 def test_differences_are_told_by_key(path: Path):

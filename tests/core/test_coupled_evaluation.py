@@ -11,7 +11,7 @@ from image_files import write_digits
 from quick_study import config_of, trained
 
 import jtrain as jt
-from jtrain.core.evaluate import make_evaluate, rows_meet
+from jtrain.core.evaluate import make_evaluate, rows_are_coupled
 from jtrain.data import Arrays, InOrder
 from jtrain.errors import LossError
 from jtrain.losses.contrastive import contrastive
@@ -138,9 +138,9 @@ def test_whether_rows_meet_is_seen_from_one_batch():
         "centred": centred,
     }.items():
         program = jax.jit(make_evaluate(loss))
-        found[name] = rows_meet(lambda batch, p=program: p((PARAMS, ()), batch), batch)
+        found[name] = rows_are_coupled(lambda batch, p=program: p((PARAMS, ()), batch), batch)
         odd = {name: array[:63] for name, array in batch.items()}
-        assert rows_meet(lambda batch, p=program: p((PARAMS, ()), batch), odd) == found[name]
+        assert rows_are_coupled(lambda batch, p=program: p((PARAMS, ()), batch), odd) == found[name]
     assert found == {"towers": True, "apart": False, "scalar": False, "centred": True}
 
 

@@ -14,7 +14,7 @@ from jtrain.config.guard import RollbackPolicy
 from jtrain.config.precision import F16
 from jtrain.core.pytree import named_leaves
 from jtrain.parallel import FSDP, Mirrored, Single
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one device": {"parallel": Single()},
@@ -56,7 +56,7 @@ def bits(state) -> dict[str, Any]:
 @pytest.mark.parametrize("layout", by_name(LAYOUTS, ["one device", "fsdp"], pytest.mark.thorough))
 def test_fifty_faults_change_no_bit_of_the_state(layout):
     given = faults(50, seed=7)
-    parts = assemble(config("guard", given, **layout))
+    parts = set_up(config("guard", given, **layout))
     step, state = parts.compile_step(), parts.fresh()
     for number in range(100):
         before, scale = bits(state), float(getattr(state.scale, "factor", 1))
@@ -80,5 +80,5 @@ def test_fifty_faults_change_no_bit_of_the_state(layout):
 
 
 def test_the_average_of_the_parameters_is_among_what_stays():
-    parts = assemble(config("guard", guard=RollbackPolicy()))
+    parts = set_up(config("guard", guard=RollbackPolicy()))
     assert any("average" in name for name in bits(parts.fresh()))

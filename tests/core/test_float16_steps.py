@@ -83,7 +83,7 @@ def test_stop_names_the_step(changes):
 @pytest.mark.parametrize("changes", by_name(HURT, QUICK, pytest.mark.thorough))
 def test_rollback_leaves_the_batch_out(changes):
     result = fitted(changes, "rollback", name="back", checkpoint_every=2)
-    events = jsonl.whole(Path("runs/back/events.jsonl"))
+    events = jsonl.complete_rows(Path("runs/back/events.jsonl"))
     assert events[0]["step"] == bad_step()
     assert all(event["done"] == "rolled back" and BAD in event["rows"] for event in events)
     assert (result.step, int(result.state.skipped)) == (8, 0)
@@ -118,7 +118,7 @@ def test_it_is_the_same_over_several_devices(parallel):
 def test_skip_tells_and_writes_of_a_loss_that_is_not_finite_and_lowers_no_scale(capfd):
     result = fitted(HURT["a NaN row"], "skip", name="skips", quiet=False)
     assert (result.step, int(result.state.skipped)) == (8, 2)
-    events = jsonl.whole(Path("runs/skips/events.jsonl"))
+    events = jsonl.complete_rows(Path("runs/skips/events.jsonl"))
     assert [event["step"] for event in events] == [bad_step(), bad_step() + 4]
     assert float(result.state.scale.factor) == 2**12
     assert "2 of 8 skipped, loss or gradient was not finite" in capfd.readouterr().out

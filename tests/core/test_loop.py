@@ -11,7 +11,7 @@ import pytest
 from layouts import strategy
 from line import points, squared, start
 
-from jtrain.core.loop import Hook, Stop, train
+from jtrain.core.loop import Hook, Stop, train_loop
 from jtrain.core.mean import Mean
 from jtrain.core.step import make_step
 
@@ -51,7 +51,7 @@ STEP = jax.jit(count)
 def run(*hooks, steps=6, **options):
     feed = itertools.repeat(jax.device_put(np.int32(1)))
     options = {"start": 0, "stop": steps, "in_flight": 2} | options
-    return train(STEP, jnp.int32(options["start"]), feed, hooks=hooks, **options)
+    return train_loop(STEP, jnp.int32(options["start"]), feed, hooks=hooks, **options)
 
 
 @pytest.mark.parametrize("every", [1, 2, 4])
@@ -95,7 +95,7 @@ def test_hooks_of_one_kind_see_a_step_in_the_order_given():
 def test_a_call_of_several_steps_tells_each_of_them():
     step = jax.jit(lambda state, batches: jax.lax.scan(count, state, batches))
     hook, feed = Recorder(), itertools.repeat(jax.device_put(np.ones(3, np.int32)))
-    ended = train(
+    ended = train_loop(
         step, jnp.int32(0), feed, start=0, stop=9, hooks=[hook], steps_per_call=3, in_flight=1
     )
     assert hook.of("numbers") == [(n, n - 1) for n in range(1, 10)]
@@ -154,7 +154,7 @@ def test_no_more_calls_are_in_flight_than_asked(in_flight, monkeypatch):
 
     monkeypatch.setattr(jax, "block_until_ready", landed)
     feed = itertools.repeat(jax.device_put(np.int32(1)))
-    train(step, jnp.int32(0), feed, start=0, stop=30, in_flight=in_flight)
+    train_loop(step, jnp.int32(0), feed, start=0, stop=30, in_flight=in_flight)
     assert most[0] == in_flight
     assert flying[0] == 0, "all are done when it ends"
 
@@ -164,7 +164,9 @@ def test_many_collectives_unwatched_come_to_an_end():
     where, optimizer = strategy("mirrored jit", 8), optax.sgd(1e-3)
     state, batch = start(optimizer, where), where.place(points(8))
     step = where.compile(make_step(squared, optimizer), state, batch, keeps=True)
-    assert int(train(step, state, itertools.repeat(batch), start=0, stop=500).state.step) == 500
+    assert (
+        int(train_loop(step, state, itertools.repeat(batch), start=0, stop=500).state.step) == 500
+    )
 
 
 @pytest.mark.parametrize("kind", ["on_numbers", "on_state"])
@@ -183,8 +185,8 @@ def test_a_batch_that_was_not_placed_is_caught_and_a_placed_one_taken():
     state, batch = start(optimizer, where), points()
     step = where.compile(make_step(squared, optimizer), state, where.place(batch), keeps=True)
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
-        train(step, state, itertools.repeat(batch), start=0, stop=1)
-    ended = train(step, state, itertools.repeat(where.place(batch)), start=0, stop=1)
+        train_loop(step, state, itertools.repeat(batch), start=0, stop=1)
+    ended = train_loop(step, state, itertools.repeat(where.place(batch)), start=0, stop=1)
     assert int(ended.state.step) == 1
 
 

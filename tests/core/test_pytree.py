@@ -19,8 +19,8 @@ def test_a_leaf_is_named_by_its_path():
 
 
 def test_counts_numbers():
-    assert pytree.elements(TREE) == 12
-    assert pytree.elements({}) == 0
+    assert pytree.num_elements(TREE) == 12
+    assert pytree.num_elements({}) == 0
 
 
 def test_the_norm_is_over_all_leaves():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jtrain.core.residuals import kept, recomputed
+from jtrain.core.residuals import remat_regions, saved_residuals
 
 W, X = jax.ShapeDtypeStruct((3, 8, 8), jnp.float32), jax.ShapeDtypeStruct((5, 8), jnp.float32)
 LAYER = 5 * 8 * 4  # bytes of its output
@@ -19,19 +19,19 @@ def loop(each):
 
 
 def test_a_layer_keeps_its_input_and_what_its_slope_is_computed_from():
-    assert kept(loop(layer), W, X) == 2 * 3 * LAYER
+    assert saved_residuals(loop(layer), W, X) == 2 * 3 * LAYER
 
 
 def test_a_layer_that_is_computed_again_keeps_its_input_alone():
     again = loop(jax.checkpoint(layer))
-    assert kept(again, W, X) == 3 * LAYER
-    (part,) = recomputed(again, W, X)
+    assert saved_residuals(again, W, X) == 3 * LAYER
+    (part,) = remat_regions(again, W, X)
     assert part.kept == LAYER
     assert {of.shape for of in part.given} == {(5, 8), (8, 8)}
 
 
 def test_arguments_themselves_are_not_counted():
-    assert kept(lambda w, x: jnp.sum(w * x), X, X) == 0
+    assert saved_residuals(lambda w, x: jnp.sum(w * x), X, X) == 0
 
 
 def test_a_key_and_whole_numbers_may_go_into_what_is_computed_again():
@@ -43,10 +43,10 @@ def test_a_key_and_whole_numbers_may_go_into_what_is_computed_again():
         given = jax.random.split(rng, 2), jnp.arange(2)
         return jnp.sum(jax.lax.scan(jax.checkpoint(noisy), x, given)[0])
 
-    (part,) = recomputed(fn, X, jax.eval_shape(lambda: jax.random.key(0)))
+    (part,) = remat_regions(fn, X, jax.eval_shape(lambda: jax.random.key(0)))
     assert part.kept >= LAYER
 
 
 @pytest.mark.parametrize("fn", [loop(layer), lambda w, x: jnp.sum(x)])
 def test_nothing_is_computed_again_where_nobody_asked(fn):
-    assert recomputed(fn, W, X) == []
+    assert remat_regions(fn, W, X) == []

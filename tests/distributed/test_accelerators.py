@@ -11,7 +11,7 @@ from quick_study import config_of, write_study
 
 from jtrain.distributed.accelerators import unused_accelerators
 from jtrain.train.banner import opening
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 VERSION = (
     "NVRM version: NVIDIA UNIX {}Kernel Module{}  {}  Sun May 12 22:09:53 UTC 2024\n"
@@ -134,9 +134,7 @@ def test_a_run_says_so_before_its_first_step_unless_it_chose(tmp_path, monkeypat
     try:
         lines = {
             devices: opening(
-                assemble(
-                    config_of(tmp_path / "configs/quick.yaml", [f"parallel.devices={devices}"])
-                ),
+                set_up(config_of(tmp_path / "configs/quick.yaml", [f"parallel.devices={devices}"])),
                 start=None,
                 root=root,
             )

@@ -16,9 +16,9 @@ from layouts import STRATEGIES, strategy
 
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
-from jtrain.core.loss import in_terms
-from jtrain.core.loss_checks import refuse_wide_products
-from jtrain.core.precision.cast import computed_in
+from jtrain.core.loss import normalize_loss
+from jtrain.core.loss_checks import check_product_precision
+from jtrain.core.precision.cast import compute_in
 from jtrain.core.pytree import describe, named_leaves
 from jtrain.core.state import TrainState
 from jtrain.errors import LossError
@@ -344,12 +344,12 @@ def test_a_row_that_is_hidden_counts_in_no_statistics_or_is_refused(name):
 @pytest.mark.parametrize("name", MEMBERS)
 def test_computes_in_bfloat16_and_keeps_its_statistics_as_they_are(name):
     state, batch = start(name, "batch norm"), batch_of(0)
-    loss = computed_in(loss_of(name, "batch norm"), jnp.bfloat16)
+    loss = compute_in(loss_of(name, "batch norm"), jnp.bfloat16)
     after, _ = jax.eval_shape(jt.make_step(loss, OPTIMIZER, couples="batch"), state, batch)
     assert describe(after) == describe(state)
     key = jax.random.key(0)
-    terms = lambda params: in_terms(loss)(params, state.extra, batch, key)
-    narrow, products = refuse_wide_products(terms, state.params, jnp.bfloat16)
+    terms = lambda params: normalize_loss(loss)(params, state.extra, batch, key)
+    narrow, products = check_product_precision(terms, state.params, jnp.bfloat16)
     assert narrow == products > 1
 
 

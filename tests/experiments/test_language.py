@@ -18,7 +18,7 @@ from jtrain.errors import ConfigError
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.layers.block_stack import unstack_layers
 from jtrain.train.restore_run import complete
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 pytestmark = pytest.mark.thorough
 
@@ -99,7 +99,7 @@ def test_layers_in_a_scan_train_as_layers_written_out():
     decay = ("optimizer.weight_decay=1.0", "optimizer.schedule.warmup=0")
     losses, params = {}, {}
     for scan in (False, True):
-        parts = assemble(config_of(CONFIG, [*TOY, *layers, *decay, f"model.scan={scan}"]))
+        parts = set_up(config_of(CONFIG, [*TOY, *layers, *decay, f"model.scan={scan}"]))
         state, step, losses[scan] = parts.fresh(), parts.compile_step(), []
         for batch in (parts.place(parts.experiment.train[i]) for i in range(5)):
             state, metrics = step(state, batch)

@@ -11,7 +11,7 @@ from quick_study import config_of
 from jtrain.cli import main
 from jtrain.core.pytree import named_leaves
 from jtrain.inspect.sharding_table import alike, laid, table
-from jtrain.train.setup import TrainSetup, assemble
+from jtrain.train.setup import TrainSetup, set_up
 
 CONFIG = Path(__file__).parents[2] / "configs/shakespeare.yaml"
 SMALL = ["batch=16", "data.context=32", "model.context=32", "model.layers=2", "model.width=64"]
@@ -20,7 +20,7 @@ AXES = "parallel={kind: sharded, fsdp: 4, tensor: 2, min_size: 1000}"
 
 @pytest.fixture(scope="module")
 def parts() -> TrainSetup:
-    return assemble(config_of(CONFIG, [*SMALL, "model.heads=4", AXES]))
+    return set_up(config_of(CONFIG, [*SMALL, "model.heads=4", AXES]))
 
 
 def test_bytes_and_axes_are_those_of_the_arrays(parts):
@@ -61,7 +61,7 @@ def test_layers_that_are_alike_are_one_line_with_the_reason(parts):
     ],
 )
 def test_what_splits_nothing_says_so(parallel, line):
-    parts = assemble(config_of(CONFIG, [*SMALL, parallel]))
+    parts = set_up(config_of(CONFIG, [*SMALL, parallel]))
     found = laid(parts)
     assert found.line.startswith(line)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.like))

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from jtrain.core.pytree import elements
+from jtrain.core.pytree import num_elements
 from jtrain.models.presets.language import LANGUAGE_PRESETS
 from jtrain.models.transformer import Transformer
 
@@ -26,12 +26,12 @@ def test_each_has_its_count_here():
 def test_has_as_many_parameters_as_was_published(name: str):
     model = Transformer(preset=name, scan=True).build()  # one block is traced
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    assert elements(params) == PARAMETERS[name]
+    assert num_elements(params) == PARAMETERS[name]
 
 
 def test_a_written_out_model_has_as_many_as_a_stacked_one():
     params, _ = jax.eval_shape(Transformer(preset="gpt2").build().init, jax.random.key(0))
-    assert elements(params) == PARAMETERS["gpt2"]
+    assert num_elements(params) == PARAMETERS["gpt2"]
 
 
 def test_all_that_makes_a_model_is_said_so_that_nothing_else_is_left_standing():

@@ -9,7 +9,7 @@ from comparison import assert_close, assert_leaves_close
 
 import jtrain as jt
 from jtrain.core.placement import Unplaced
-from jtrain.core.pytree import elements, named_leaves
+from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.errors import ConfigError, LossError
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.resnet import ResNet
@@ -22,9 +22,9 @@ PUBLISHED = {"resnet18": 11_689_512, "resnet34": 21_797_672, "resnet50": 25_557_
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_has_as_many_parameters_as_were_published(name):
     params, extra = jax.eval_shape(ResNet(preset=name).build().init, jax.random.key(0))
-    assert elements(params) == PUBLISHED[name]
+    assert num_elements(params) == PUBLISHED[name]
     norms = [leaf for path, leaf in named_leaves(params).items() if path.endswith("scale")]
-    assert elements(extra) == 2 * elements(norms)
+    assert num_elements(extra) == 2 * num_elements(norms)
 
 
 def test_values_beside_a_preset_win():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.core.pytree import elements
+from jtrain.core.pytree import num_elements
 from jtrain.errors import DataError
 from jtrain.models.networks.vit import FullAttention, cut
 from jtrain.models.vit import ViT
@@ -19,7 +19,7 @@ PUBLISHED = {"vit-s16": 22_050_664, "vit-b16": 86_567_656}
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_has_as_many_parameters_as_were_published(name):
     params, extra = jax.eval_shape(ViT(preset=name).build().init, jax.random.key(0))
-    assert elements(params) == PUBLISHED[name]
+    assert num_elements(params) == PUBLISHED[name]
     assert extra == {}
 
 

@@ -13,16 +13,16 @@ from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.optim import SGD, AdamW, ParamGroup
-from jtrain.optim.clip import clipped
+from jtrain.optim.clip import clip_by_norm
 from jtrain.parallel import FSDP
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 GRADS: Any = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
 
 
 @pytest.mark.parametrize("most", [1.0, 4.9, 5.1])
 def test_is_optax_own_clip(most: float):
-    updates: Any = clipped(most).update(GRADS, optax.EmptyState())[0]
+    updates: Any = clip_by_norm(most).update(GRADS, optax.EmptyState())[0]
     wanted: Any = optax.clip_by_global_norm(most).update(GRADS, optax.EmptyState())[0]
     assert_leaves_close(updates, wanted, 1e-6)
 
@@ -38,7 +38,7 @@ def test_is_optax_own_clip(most: float):
 def test_the_norm_of_the_step_is_that_of_its_own_gradients_alone(touched, size):
     given = touched(GRADS)
     known = {"grad": GRADS, "grad_norm": jnp.float32(10)}  # not the true one, to tell them apart
-    updates: Any = clipped(1.0).update(given, optax.EmptyState(), None, **known)[0]
+    updates: Any = clip_by_norm(1.0).update(given, optax.EmptyState(), None, **known)[0]
     assert_close(updates["b"], given["b"] / size, 1e-6)
 
 
@@ -69,7 +69,7 @@ def test_no_norm_is_summed_in_the_branch_unless_the_gradients_were_changed(optim
 
 @pytest.mark.thorough
 def test_no_collective_is_in_the_branch_on_eight_devices():
-    parts = assemble(config("clips", parallel=FSDP(devices=8, min_size=0)))
+    parts = set_up(config("clips", parallel=FSDP(devices=8, min_size=0)))
     program = HloProgram(parts.lower_step().compile().as_text())
     sends = lambda name: [i for i, *_ in program.walk(name) if "all-" in i.operation]
     branches = [

@@ -17,7 +17,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.state import new_state
 from jtrain.optim import SGD, AdamW, ParamGroup, ScheduleFree, WithEvalParams, evaluation_params
 from jtrain.train.run import RunResult
-from jtrain.train.setup import TrainSetup, assemble
+from jtrain.train.setup import TrainSetup, set_up
 
 pytestmark = pytest.mark.thorough
 
@@ -97,14 +97,14 @@ def _after(x, y, t):
 def plain(parts: TrainSetup, params) -> dict[str, float]:
     """The metrics of these very parameters."""
     bare = config_of("configs/quick.yaml", ("optimizer={kind: sgd, lr: 1}",))
-    there = assemble(bare)
+    there = set_up(bare)
     params = jax.tree.map(np.float32, params)
     return there.measure(new_state(params, optax.identity(), jax.random.key(0)))
 
 
 def restored(kind: str, *settings: str):
     outcome_config = Path("runs") / kind / "config.yaml"
-    parts = assemble(config_of(outcome_config, settings))
+    parts = set_up(config_of(outcome_config, settings))
     with CheckpointManager(Path("runs") / kind / "checkpoints") as checkpoints:
         return parts, checkpoints.restore(12, parts.like)
 
@@ -149,7 +149,7 @@ def test_a_run_evaluates_samples_and_picks_by_the_mean(kind: str, runs, capfd):
 
 
 def test_under_fsdp_the_average_is_split_as_the_parameters_are():
-    parts = assemble(config_of("configs/quick.yaml", (*KINDS["averaged"], *LAYOUTS[-1])))
+    parts = set_up(config_of("configs/quick.yaml", (*KINDS["averaged"], *LAYOUTS[-1])))
     state = parts.fresh()
     leaves, split = named_leaves(state.opt_state), 0
     for name, leaf in named_leaves(state.params).items():

@@ -12,7 +12,7 @@ import jtrain as jt
 from jtrain.core.state import new_state
 from jtrain.errors import ConfigError, ShardingError
 from jtrain.parallel import Auto, Axes, MemoryNeeds, Single
-from jtrain.parallel.memory import memory_of
+from jtrain.parallel.memory import device_memory
 from jtrain.parallel.memory_estimate import estimate
 
 DIMS = {"up": ("width", "hidden"), "q": ("width", "heads", None), "table": ("vocab", "width")}
@@ -120,8 +120,8 @@ def test_the_state_it_counts_is_what_lies_there(zero):
 
 
 def test_a_cpu_has_the_memory_of_the_machine():
-    eight = memory_of(jax.devices()[:8])
-    assert memory_of(jax.devices()[:4]) == pytest.approx(2 * eight)
+    eight = device_memory(jax.devices()[:8])
+    assert device_memory(jax.devices()[:4]) == pytest.approx(2 * eight)
     assert eight > 1e8
 
 

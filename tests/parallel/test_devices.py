@@ -17,7 +17,7 @@ import jtrain as jt
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError, UserError
 from jtrain.parallel import FSDP, Auto, Axes, Mirrored, Single
-from jtrain.parallel.device_names import choice_of
+from jtrain.parallel.device_names import parse_devices
 from jtrain.parallel.devices import devices, one_device
 
 X = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
@@ -90,7 +90,7 @@ def test_each_process_gives_the_devices_that_were_asked_for():
 def test_what_is_no_device_is_told_before_a_device_is_touched(written, why):
     advice = r"\. Write how many, 0 for all; their indices, such as \[0,2\]; or a platform"
     with pytest.raises(ValueError, match=why) as caught:
-        choice_of(written)
+        parse_devices(written)
     assert re.search(advice, str(caught.value))
     with pytest.raises(ValidationError, match=why):
         Mirrored(devices=written)

@@ -14,8 +14,8 @@ import jtrain as jt
 from jtrain.errors import ShardingError
 from jtrain.inspect.sharding_table import laid, table
 from jtrain.parallel import Axes, Mirrored
-from jtrain.parallel.offload import refuse_without_host_memory
-from jtrain.train.setup import TrainSetup, assemble
+from jtrain.parallel.offload import check_host_memory
+from jtrain.train.setup import TrainSetup, set_up
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODEL = [
@@ -42,7 +42,7 @@ ALL = ("params", "opt_state", "activations")
 
 def language(parallel: str, offload: tuple[str, ...], more: tuple[str, ...] = ()) -> TrainSetup:
     values = f"parallel={{{parallel}, offload: [{', '.join(offload)}]}}"
-    return assemble(config_of(CONFIGS / "shakespeare.yaml", [*MODEL, *more, values]))
+    return set_up(config_of(CONFIGS / "shakespeare.yaml", [*MODEL, *more, values]))
 
 
 def kinds(state) -> dict[str, set[str]]:
@@ -76,7 +76,7 @@ def test_offload_changes_no_bit(tmp_path, monkeypatch, parallel, offload, more):
     monkeypatch.setattr(sys, "path", list(sys.path))
     path, values = write_study(tmp_path), f"parallel={{{parallel}, offload: "
     parts, near = (
-        assemble(config_of(path, [*more, "checkpoint.every=0", f"{values}[{', '.join(parts)}]}}"]))
+        set_up(config_of(path, [*more, "checkpoint.every=0", f"{values}[{', '.join(parts)}]}}"]))
         for parts in (offload, ())
     )
     same_bits(parts, near, offload)
@@ -135,9 +135,7 @@ def test_averages_are_computed_on_the_devices(tmp_path, monkeypatch):
     path = write_study(tmp_path)
     fsdp = "kind: fsdp, devices: 4, min_size: 0"
     near, far = (
-        assemble(
-            config_of(path, ["optimizer.ema=0.7", f"parallel={{{fsdp}, offload: [{offload}]}}"])
-        )
+        set_up(config_of(path, ["optimizer.ema=0.7", f"parallel={{{fsdp}, offload: [{offload}]}}"]))
         for offload in ("", "params, opt_state")
     )
     weights = [parts.evaluation_params(parts.fresh()) for parts in (near, far)]
@@ -174,7 +172,7 @@ def test_devices_without_host_memory_say_what_to_take():
         r"offload=\[params\].*odd devices reach device and no pinned_host.*parallel\.offload=\[\]"
     )
     with pytest.raises(ShardingError, match=said):
-        refuse_without_host_memory(device, ("params",))
-    refuse_without_host_memory(device, ())
+        check_host_memory(device, ("params",))
+    check_host_memory(device, ())
     shardings = Axes(offload=("params",)).build().shardings({"params": {"w": jnp.zeros((8, 8))}})
     assert shardings["params"]["w"].memory_kind == "pinned_host"

@@ -9,7 +9,7 @@ from layouts import strategy
 
 from jtrain.errors import ShardingError
 from jtrain.parallel import Axes, Single
-from jtrain.parallel.custom_loop import per_device
+from jtrain.parallel.custom_loop import run_per_device
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(3, 2)).astype(np.float32)
@@ -26,7 +26,7 @@ def test_a_function_sees_a_devices_rows_and_may_sum_over_all():
         return x + jax.lax.axis_index(axes), psum(x.sum(0))[None]
 
     x = np.ones((16, 3), np.float32)
-    got, total = per_device(fn, MESH)(x)
+    got, total = run_per_device(fn, MESH)(x)
     np.testing.assert_array_equal(got[:, 0], 1 + np.repeat(np.arange(8), 2))
     np.testing.assert_array_equal(total, np.full((8, 3), 16))
 
@@ -36,7 +36,7 @@ def test_a_replicated_argument_is_whole_on_every_device():
         assert (w.shape, x.shape) == ((3, 2), (2, 3))
         return x @ w
 
-    got = per_device(fn, MESH, in_specs=(SAME, ROWS))(W, X)
+    got = run_per_device(fn, MESH, in_specs=(SAME, ROWS))(W, X)
     assert_close(got, X @ W, 1e-5)
 
 
@@ -45,7 +45,7 @@ def test_a_replicated_result_is_the_one_that_all_devices_came_to():
         y = batch["x"] @ params["w"]
         return y, {"total": psum(y.sum()), "rows": psum(len(y))}
 
-    copies = per_device(fn, MESH, in_specs=(SAME, ROWS), out_specs=(ROWS, SAME))
+    copies = run_per_device(fn, MESH, in_specs=(SAME, ROWS), out_specs=(ROWS, SAME))
     y, sums = copies({"w": W}, {"x": X})
     assert_close(y, X @ W, 1e-5)
     # Off by less than a rounding of float32 of all numbers for each of the 32.
@@ -62,7 +62,7 @@ def test_a_gradient_is_of_the_devices_own_rows_until_it_is_summed():
         own = jax.grad(loss)(w, x)
         return own[None], psum(own)
 
-    own, whole = per_device(fn, MESH, in_specs=(SAME, ROWS), out_specs=(ROWS, SAME))(W, X)
+    own, whole = run_per_device(fn, MESH, in_specs=(SAME, ROWS), out_specs=(ROWS, SAME))(W, X)
     want = [2 * part.T @ (part @ W) for part in np.split(X, 8)]
     assert_close(own, want, 1e-5)
     assert_close(whole, sum(want), 1e-5, terms=want)
@@ -73,15 +73,15 @@ def test_an_argument_may_be_split_over_some_of_the_axes():
     fn = lambda w, x: jax.lax.psum(x @ w, "tensor")  # each has a part of the products' sums
     specs = (jax.P("tensor"), jax.P("data", "tensor"))
     w, x = np.ones((4, 2), np.float32), np.arange(32, dtype=np.float32).reshape(8, 4)
-    got = per_device(fn, mesh, in_specs=specs, out_specs=jax.P("data"))(w, x)
+    got = run_per_device(fn, mesh, in_specs=specs, out_specs=jax.P("data"))(w, x)
     np.testing.assert_array_equal(got, x @ w)
     with pytest.raises(ShardingError, match=r"the result is the same on all devices, and it diff"):
-        per_device(lambda w, x: x @ w, mesh, in_specs=specs, out_specs=jax.P("data"))(w, x)
+        run_per_device(lambda w, x: x @ w, mesh, in_specs=specs, out_specs=jax.P("data"))(w, x)
 
 
 def test_one_device_is_a_mesh_too():
     mesh = Single(devices=[3]).build().mesh
-    got = per_device(lambda w, x: jax.lax.psum(x @ w, mesh.axis_names), mesh, SAME, SAME)(W, X)
+    got = run_per_device(lambda w, x: jax.lax.psum(x @ w, mesh.axis_names), mesh, SAME, SAME)(W, X)
     assert_close(got, X @ W, 1e-5)
     assert got.sharding.device_set == {jax.devices()[3]}
 
@@ -102,23 +102,23 @@ def test_one_device_is_a_mesh_too():
 def test_a_result_that_is_not_the_same_on_all_devices_is_refused(differs):
     said = r"^out_specs says that result same is the same on all devices, and it differs .*psum\(x"
     with pytest.raises(ShardingError, match=said):
-        per_device(
+        run_per_device(
             lambda x: {"own": x, "same": differs(x)}, MESH, ROWS, {"own": ROWS, "same": SAME}
         )(X)
 
 
 def test_nans_that_all_devices_came_to_are_the_same():
-    got = per_device(lambda x: jnp.log(psum(x) * 0 - 1), MESH, ROWS, SAME)(X)
+    got = run_per_device(lambda x: jnp.log(psum(x) * 0 - 1), MESH, ROWS, SAME)(X)
     assert np.isnan(got).all()
 
 
 def test_a_result_is_not_compared_where_the_caller_says_so():
     fn = lambda x: jax.lax.axis_index(MESH.axis_names)
-    assert per_device(fn, MESH, ROWS, SAME, check=False)(X) == 0
+    assert run_per_device(fn, MESH, ROWS, SAME, check=False)(X) == 0
 
 
 def test_other_shapes_and_results_may_follow():
-    copies = per_device(lambda x: {f"of {x.ndim}": psum(x.sum())}, MESH, ROWS, SAME)
+    copies = run_per_device(lambda x: {f"of {x.ndim}": psum(x.sum())}, MESH, ROWS, SAME)
     for x in (X, X[:, 0], X):
         assert copies(x).keys() == {f"of {x.ndim}"}
 
@@ -147,4 +147,4 @@ def test_other_shapes_and_results_may_follow():
 )
 def test_specs_that_do_not_fit_say_what_to_write(specs, args, said):
     with pytest.raises(ShardingError, match=said):
-        per_device(lambda x, *rest: x, MESH, *specs)(*args)
+        run_per_device(lambda x, *rest: x, MESH, *specs)(*args)

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
 
 from jtrain.parallel.devices import Device
-from jtrain.parallel.program_cache import compiled
+from jtrain.parallel.program_cache import load_or_compile
 
 DEVICES = {
     "one": lambda: jax.devices()[:1],
@@ -69,11 +69,11 @@ def refuse(self: Lowered) -> None:
 @pytest.mark.parametrize("devices", DEVICES.values(), ids=DEVICES)
 def test_the_second_start_compiles_nothing(kept, monkeypatch, devices):
     lowered, x = traced(devices())
-    first = jax.device_get(compiled(lowered, x)(x))
+    first = jax.device_get(load_or_compile(lowered, x)(x))
     assert len(list(kept.iterdir())) == 1
     lowered, x = traced(devices())
     monkeypatch.setattr(Lowered, "compile", refuse)
-    second = compiled(lowered, x)(x)
+    second = load_or_compile(lowered, x)(x)
     assert second["sum"] == first["sum"] == 120
     np.testing.assert_array_equal(second["y"], first["y"])
     np.testing.assert_array_equal(second["y"], np.arange(16) / 4)
@@ -84,13 +84,13 @@ def test_the_second_start_compiles_nothing(kept, monkeypatch, devices):
 def test_other_devices_have_another_program(kept):
     for devices in DEVICES.values():
         lowered, x = traced(devices())
-        compiled(lowered, x)
+        load_or_compile(lowered, x)
     assert len(list(kept.iterdir())) == len(DEVICES)
 
 
 def test_what_was_not_written_whole_is_compiled_again(kept):
     lowered, x = traced(jax.devices())
-    compiled(lowered, x)
+    load_or_compile(lowered, x)
     (file,) = kept.iterdir()
     whole = file.read_bytes()
     flipped = bytearray(whole)
@@ -100,42 +100,42 @@ def test_what_was_not_written_whole_is_compiled_again(kept):
     for broken in (b"", whole[: len(whole) // 2], b"no pickle", bytes(flipped), older):
         file.write_bytes(broken)
         lowered, x = traced(jax.devices())
-        assert compiled(lowered, x)(x)["sum"] == 120
+        assert load_or_compile(lowered, x)(x)["sum"] == 120
         assert len(file.read_bytes()) == len(whole)
 
 
 def test_nobody_else_may_write_a_program_and_none_of_another_user_is_read(kept, monkeypatch):
     lowered, x = traced(jax.devices())
-    compiled(lowered, x)
+    load_or_compile(lowered, x)
     (file,) = kept.iterdir()
     assert (kept.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
     monkeypatch.setattr("os.getuid", lambda: file.stat().st_uid + 1)
     monkeypatch.setattr("jtrain.parallel.program_cache.deserialize_and_load", refuse)
     lowered, x = traced(jax.devices())
-    assert compiled(lowered, x)(x)["sum"] == 120
+    assert load_or_compile(lowered, x)(x)["sum"] == 120
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o606])
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_no_program_is_read_where_others_may_write(kept, monkeypatch, mode, what):
     lowered, x = traced(jax.devices())
-    compiled(lowered, x)
+    load_or_compile(lowered, x)
     (file,) = kept.iterdir()
     (file if what == "file" else kept).chmod(mode | (0o100 if what == "folder" else 0))
     monkeypatch.setattr("jtrain.parallel.program_cache.deserialize_and_load", refuse)
     lowered, x = traced(jax.devices())
-    assert compiled(lowered, x)(x)["sum"] == 120
+    assert load_or_compile(lowered, x)(x)["sum"] == 120
 
 
 def test_no_program_is_read_by_a_link(kept, monkeypatch, tmp_path):
     lowered, x = traced(jax.devices())
-    compiled(lowered, x)
+    load_or_compile(lowered, x)
     (file,) = kept.iterdir()
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
     monkeypatch.setattr("jtrain.parallel.program_cache.deserialize_and_load", refuse)
     lowered, x = traced(jax.devices())
-    assert compiled(lowered, x)(x)["sum"] == 120
+    assert load_or_compile(lowered, x)(x)["sum"] == 120
 
 
 def test_a_program_whose_trees_are_of_a_local_class_is_kept_too(kept, monkeypatch):
@@ -148,10 +148,10 @@ def test_a_program_whose_trees_are_of_a_local_class_is_kept_too(kept, monkeypatc
         return Local(2 * x)
 
     lowered, x = traced(jax.devices(), doubled)
-    compiled(lowered, x)
+    load_or_compile(lowered, x)
     lowered, x = traced(jax.devices(), doubled)
     monkeypatch.setattr(Lowered, "compile", refuse)
-    found = compiled(lowered, x)(x)
+    found = load_or_compile(lowered, x)(x)
     assert isinstance(found, Local)
     np.testing.assert_array_equal(found.twice, 2 * np.arange(16))
 
@@ -162,7 +162,7 @@ def test_a_full_disk_leaves_nothing_behind(kept, monkeypatch):
 
     monkeypatch.setattr("os.replace", full)
     lowered, x = traced(jax.devices())
-    assert compiled(lowered, x)(x)["sum"] == 120
+    assert load_or_compile(lowered, x)(x)["sum"] == 120
     assert list(kept.iterdir()) == []
 
 
@@ -172,12 +172,12 @@ def test_a_program_that_calls_python_is_not_kept(kept):
         return x + 1
 
     lowered, x = traced(jax.devices(), shows)
-    np.testing.assert_array_equal(compiled(lowered, x)(x), np.arange(1, 17))
+    np.testing.assert_array_equal(load_or_compile(lowered, x)(x), np.arange(1, 17))
     assert not kept.exists()
 
 
 def test_where_jax_keeps_it_nothing_is_kept_beside(kept, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 0)
     lowered, x = traced(jax.devices())
-    assert compiled(lowered, x)(x)["sum"] == 120
+    assert load_or_compile(lowered, x)(x)["sum"] == 120
     assert not kept.exists()

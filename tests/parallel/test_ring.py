@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.core.flops import flops
-from jtrain.core.jaxpr import inner, operations
+from jtrain.core.flops import count_flops
+from jtrain.core.jaxpr import inner_jaxprs, operations
 from jtrain.core.placement import Placement
 from jtrain.errors import ShardingError
 from jtrain.inspect.plan.collectives import collectives
@@ -51,7 +51,7 @@ def test_every_device_computes_what_is_seen_and_no_more(devices: int):
     assert "cond" not in operations(attend, *shapes()), "one program, with no choice for a device"
     seen = [(q, k) for q, k in itertools.product(range(2 * devices), repeat=2) if k <= q]
     pair = 2 * 2 * B * H * K * chunk**2  # of two chunks: scores, and what they weigh
-    assert flops(attend, *shapes()) == len(seen) * pair
+    assert count_flops(attend, *shapes()) == len(seen) * pair
     assert len(seen) % devices == 0, "and all devices the same"
 
 
@@ -94,7 +94,7 @@ def permutes(fn, *args) -> int:
         for eqn in jaxpr.eqns:
             turns = eqn.params["length"] if eqn.primitive.name == "scan" else 1
             found += eqn.primitive.name == "ppermute"
-            found += turns * sum(of(part) for part in inner(eqn))
+            found += turns * sum(of(part) for part in inner_jaxprs(eqn))
         return found
 
     return of(jax.make_jaxpr(fn)(*args).jaxpr)

@@ -9,7 +9,7 @@ from quick_study import config_of, write_study
 
 from jtrain.errors import ConfigError, ShardingError
 from jtrain.parallel import Axes
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LANGUAGE = [
@@ -45,12 +45,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("file", "axis", "why"), CASES)
 def test_an_axis_without_a_dim_is_refused(home, file, axis, why):
-    parts = assemble(told(file, home, f"{axis}: 2"))
+    parts = set_up(told(file, home, f"{axis}: 2"))
     with pytest.raises(ShardingError, match=rf"parallel\.{axis}=2, and no dim.*{why}") as error:
         parts.lower_step()
     assert f"Take parallel.{axis}=1 " in str(error.value)
     assert "parallel.fsdp=0" in str(error.value)
-    assemble(told(file, home, f"{axis}: 1, fsdp: 0")).lower_step()
+    set_up(told(file, home, f"{axis}: 1, fsdp: 0")).lower_step()
 
 
 def test_dims_that_do_not_divide_are_named():
@@ -67,7 +67,7 @@ def test_dims_that_do_not_divide_are_named():
     ["tensor: 4", "context: 2", "tensor: 2, sequence: true"],
 )
 def test_an_axis_that_is_of_use_stays(home, parallel):
-    assemble(told("shakespeare.yaml", home, parallel)).lower_step()
+    set_up(told("shakespeare.yaml", home, parallel)).lower_step()
 
 
 def test_copies_by_pmap_name_the_kind_that_splits_models():

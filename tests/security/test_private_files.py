@@ -15,8 +15,8 @@ from quick_study import write_study
 
 from jtrain.cli import main
 from jtrain.errors import ConfigError
-from jtrain.io.atomic_write import rewrite
-from jtrain.io.private_files import UMASK, created, private_files, refuse_links
+from jtrain.io.atomic_write import atomic_write
+from jtrain.io.private_files import UMASK, check_no_links, create_private, private_files
 from jtrain.train.compilation_cache import keep_compiled_programs
 
 
@@ -194,10 +194,10 @@ def test_a_file_that_is_written_follows_no_link(tmp_path: Path):
     other = tmp_path / "other"
     other.write_text("mine")
     (tmp_path / "run.json.new").symlink_to(other)
-    rewrite(tmp_path / "run.json", b"{}")
+    atomic_write(tmp_path / "run.json", b"{}")
     assert (other.read_text(), (tmp_path / "run.json").read_text()) == ("mine", "{}")
     (tmp_path / "file").symlink_to(other)
-    with created(tmp_path / "file") as file:
+    with create_private(tmp_path / "file") as file:
         file.write(b"new")
     assert (other.read_text(), (tmp_path / "file").read_bytes()) == ("mine", b"new")
 
@@ -205,12 +205,12 @@ def test_a_file_that_is_written_follows_no_link(tmp_path: Path):
 def test_links_within_a_run_are_no_matter_and_those_out_of_it_are_told(tmp_path: Path):
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
-    refuse_links(tmp_path / "nothing")
+    check_no_links(tmp_path / "nothing")
     (run / "latest").symlink_to("checkpoints")
-    refuse_links(run)
+    check_no_links(run)
     (run / "checkpoints" / "4").symlink_to(tmp_path)
     with pytest.raises(ConfigError, match=r"4 is a link to .*Remove the link \(rm "):
-        refuse_links(run)
+        check_no_links(run)
 
 
 def test_the_report_and_the_export_are_as_private_as_the_run(tmp_path: Path, monkeypatch):

@@ -11,9 +11,9 @@ import secrets_corpus as corpus
 from toy_study import write_study
 
 from jtrain.cli import main
-from jtrain.config.dump import dump, told
+from jtrain.config.dump import dump, to_plain
 from jtrain.config.resolve import resolve
-from jtrain.io.redact import HIDDEN, is_secret, redacted, redacted_values
+from jtrain.io.redact import HIDDEN, is_secret, redact, redact_values
 from jtrain.train.hooks.log import LogLines
 from jtrain.train.run_dir import RunDir
 
@@ -29,17 +29,17 @@ def test_the_corpus_is_large_and_no_case_is_there_twice():
 
 @pytest.mark.parametrize("case", LEAKS, ids=[case.name for case in LEAKS])
 def test_secrets_in_a_text_are_hidden(case):
-    found = redacted(case.text)
+    found = redact(case.text)
     assert HIDDEN in found
     for part in case.secret.split():
         assert part not in found or len(part) < 6, found  # `KEY-----` of a block's frame
-    assert redacted(found) == found
+    assert redact(found) == found
 
 
 @pytest.mark.parametrize("text", KEPT)
 def test_secrets_are_not_seen_where_there_are_none(text):
-    assert redacted(text) == text
-    assert redacted_values({"why": [text]}) == {"why": [text]}
+    assert redact(text) == text
+    assert redact_values({"why": [text]}) == {"why": [text]}
 
 
 @pytest.mark.parametrize("case", LEAKS, ids=[case.name for case in LEAKS])
@@ -63,7 +63,7 @@ def test_values_are_hidden_by_the_names_of_their_keys():
         "none": {"password": "", "secret": None, "token": "null"},
         "from": {"api_key": "${WANDB_API_KEY}"},
     }
-    found = redacted_values(said)
+    found = redact_values(said)
     assert found == {
         "password": HIDDEN,
         "pin": {"password": HIDDEN, "use_cls_token": True, "num_tokens": 10},
@@ -77,14 +77,14 @@ def test_values_are_hidden_by_the_names_of_their_keys():
 
 def test_of_texts_drawn_at_random_nearly_all_are_seen_and_of_names_in_the_code_none():
     drawn = [corpus.drawn(32) for _ in range(2000)]
-    missed = [text for text in drawn if redacted(text) == text]
+    missed = [text for text in drawn if redact(text) == text]
     assert len(missed) <= 20, missed  # 0.4 % (10,000 of 32 letters and digits, measured)
     root = Path(__file__).parents[2]
     for path in [*(root / "jtrain").rglob("*.py"), *(root / "configs").glob("*.yaml")]:
         if path.name in {"redact.py", "nadamw.py"}:  # names of secrets; an address drawn at random
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            assert redacted(line) == line, f"{path}:{number}"
+            assert redact(line) == line, f"{path}:{number}"
 
 
 def test_the_config_of_a_run_has_no_secret_and_the_run_goes_on_all_the_same(tmp_path, monkeypatch):
@@ -96,7 +96,7 @@ def test_the_config_of_a_run_has_no_secret_and_the_run_goes_on_all_the_same(tmp_
     there = RunDir(tmp_path / "run")
     there.begin(config)
     there.say("running", step=1)
-    assert "hunter2" not in there.config.read_text() + dump(told(config))
+    assert "hunter2" not in there.config.read_text() + dump(to_plain(config))
     assert there.refuse_another(config, "") == []
 
 
@@ -109,9 +109,9 @@ def test_what_is_shown_and_told_on_the_command_line_has_no_secret(tmp_path, monk
     assert main(["show", path, f"steps={secret}"]) == 2
     assert main(["show", path, f"{secret}=3"]) == 2
     assert main([secret]) == 2
-    told = capsys.readouterr()
-    assert told.out.count(HIDDEN) == 2
-    assert secret not in told.out + told.err
+    to_plain = capsys.readouterr()
+    assert to_plain.out.count(HIDDEN) == 2
+    assert secret not in to_plain.out + to_plain.err
 
 
 def test_a_fault_of_the_command_line_is_told_without_secrets(tmp_path):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from faults_of_losses import Fault, auxiliary, dropout, errors, good, height, line, points
 
-from jtrain.core.loss import absorb, combine, in_terms, stateful
+from jtrain.core.loss import combine, normalize_loss, stateful, update_extra
 from jtrain.core.mean import Mean
 from jtrain.core.rows import with_rows
 from jtrain.core.state import TrainState
@@ -29,7 +29,7 @@ def hand_made(wrong=""):
 def _make(  # noqa: C901, PLR0915  a step as they are written, with all that can be wrong
     wrong, loss, optimizer, *, microbatches=1, psum=None, ragged=False, **unused
 ):
-    terms = in_terms(loss, ragged=ragged)
+    terms = normalize_loss(loss, ragged=ragged)
     add = psum or (lambda tree: tree)
 
     def parts_of(batch):
@@ -114,7 +114,7 @@ def _make(  # noqa: C901, PLR0915  a step as they are written, with all that can
             skipped=state.skipped,
             scale=state.scale,
             params=params,
-            extra=absorb(state.extra, last),
+            extra=update_extra(state.extra, last),
             opt_state=opt_state,
             seed=state.seed,
         )

@@ -9,7 +9,7 @@ from line import height, line, points, squared
 import jtrain as jt
 from jtrain.errors import ConfigError, LossError
 from jtrain.parallel import Mirrored
-from jtrain.testing.compare import apart
+from jtrain.testing.compare import distance
 from jtrain.testing.layouts import fitting
 
 SGD = {"optimizer": optax.sgd(0.1)}
@@ -107,8 +107,8 @@ def test_strategies_are_those_that_the_rows_divide_into():
 def test_distances_are_relative_over_the_whole_tree():
     want = {"a": np.array([3.0, 4.0]), "b": np.array([0.0])}
     got = {"a": np.array([3.0, 4.0]), "b": np.array([0.5])}
-    assert apart(got, want) == (pytest.approx(0.1), "b")
-    assert apart(want, want).by == 0
-    assert apart({"a": want["a"]}, want).by == float("inf")
-    assert apart({**want, "a": np.array([3.0, np.nan])}, want).by == float("inf")
-    assert apart({"n": np.int32(3)}, {"n": np.int32(4)}) == (float("inf"), "n")
+    assert distance(got, want) == (pytest.approx(0.1), "b")
+    assert distance(want, want).by == 0
+    assert distance({"a": want["a"]}, want).by == float("inf")
+    assert distance({**want, "a": np.array([3.0, np.nan])}, want).by == float("inf")
+    assert distance({"n": np.int32(3)}, {"n": np.int32(4)}) == (float("inf"), "n")

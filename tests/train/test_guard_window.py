@@ -42,7 +42,7 @@ def ended(name: str, bad, guard: SkipPolicy, **settings: Any) -> tuple[Any, ...]
     given = dataclasses.replace(config(name, faults, guard, **settings), steps=STEPS)
     with open(os.devnull, "w") as nowhere:
         outcome = jt.run(given, screen=nowhere, directory=Path("runs") / name)
-    found = jsonl.whole(Path("runs") / name / "events.jsonl")
+    found = jsonl.complete_rows(Path("runs") / name / "events.jsonl")
     events = [(row["step"], row["batch"], row["done"]) for row in found]
     return outcome.status, outcome.step, outcome.why.replace(name, "NAME"), events
 

@@ -15,7 +15,7 @@ from jtrain.cli import main
 from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError
 from jtrain.train.run import RunResult
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 pytestmark = pytest.mark.thorough
 
@@ -44,7 +44,7 @@ def _home(place: Path, first: RunResult, monkeypatch: pytest.MonkeyPatch):
 def params_of(outcome: RunResult, step: int):
     config = config_of(outcome.directory.config)
     with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
-        return checkpoints.restore(step, assemble(config).like).params
+        return checkpoints.restore(step, set_up(config).like).params
 
 
 def same(got, want) -> bool:
@@ -63,7 +63,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_starts_from(way, first):
     path, step = WAYS[way]
-    state = assemble(config_of(CONFIG, [f"{FROM}={path}", "seed=5"])).fresh()
+    state = set_up(config_of(CONFIG, [f"{FROM}={path}", "seed=5"])).fresh()
     assert same(state.params, params_of(first, step))
     assert (int(state.step), int(state.skipped)) == (0, 0)
     moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim]
@@ -73,16 +73,16 @@ def test_starts_from(way, first):
 
 def test_starts_from_the_best_checkpoint_of_a_run(first):
     assert first.results[2]["loss"] > first.results[4]["loss"]
-    state = assemble(config_of(CONFIG, [f"{FROM}=first", "init_from.step=best"])).fresh()
+    state = set_up(config_of(CONFIG, [f"{FROM}=first", "init_from.step=best"])).fresh()
     assert same(state.params, params_of(first, 2))
     trained(CONFIG, "name=plain", "steps=1", "evaluate.every=0")
     with pytest.raises(CheckpointError, match=r"checkpoint.best=empty.*init_from.step=newest"):
-        assemble(config_of(CONFIG, [f"{FROM}=plain", "init_from.step=best"])).fresh()
+        set_up(config_of(CONFIG, [f"{FROM}=plain", "init_from.step=best"])).fresh()
 
 
 def test_what_an_optimizer_keeps_of_parameters_is_of_those_that_were_loaded(first):
     kind = "optimizer={kind: schedule_free, lr: 1e-2}"
-    state = assemble(config_of(CONFIG, [f"{FROM}=first", kind])).fresh()
+    state = set_up(config_of(CONFIG, [f"{FROM}=first", kind])).fresh()
     kept = [leaf for name, leaf in named_leaves(state.opt_state).items() if name.endswith("z/up")]
     assert kept
     assert same(kept, [params_of(first, 4)["up"]])
@@ -90,8 +90,8 @@ def test_what_an_optimizer_keeps_of_parameters_is_of_those_that_were_loaded(firs
 
 def test_is_split_as_the_strategy_splits_it(first):
     split = ["parallel={kind: fsdp, devices: 2, min_size: 0}"]
-    state = assemble(config_of(CONFIG, [*split, f"{FROM}=first"])).fresh()
-    alone = assemble(config_of(CONFIG, split)).fresh()
+    state = set_up(config_of(CONFIG, [*split, f"{FROM}=first"])).fresh()
+    alone = set_up(config_of(CONFIG, split)).fresh()
     assert same(state.params, params_of(first, 4))
     shardings = lambda state: [leaf.sharding for leaf in jax.tree.leaves(state)]
     assert shardings(state) == shardings(alone)
@@ -125,7 +125,7 @@ def test_a_file_of_tensors_is_one_more_place(first):
     arrays = {f"net.{name}": np.asarray(leaf) for name, leaf in params.items()}
     save_file(arrays, "weights.safetensors")
     settings = [f"{FROM}=weights.safetensors", 'init_from.rename=[["net/*", "*"]]']
-    assert same(assemble(config_of(CONFIG, settings)).fresh().params, params)
+    assert same(set_up(config_of(CONFIG, settings)).fresh().params, params)
 
 
 def refused(capfd, *settings: str) -> str:

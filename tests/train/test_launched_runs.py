@@ -31,7 +31,7 @@ class Slow(Arrays):
         return super().__getitem__(indices)
 """
 STUDY = "import os\nimport time\n" + CODE.replace("    return Arrays(", "    return Slow(").replace(
-    "\n\n@jt.values\nclass Data", SLOW + "\n\n@jt.values\nclass Data"
+    "\n\n@jt.configclass\nclass Data", SLOW + "\n\n@jt.configclass\nclass Data"
 )
 VALUES = (
     "steps=40",

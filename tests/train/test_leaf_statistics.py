@@ -11,9 +11,9 @@ from quick_study import at_home, config_of, trained, write_study
 
 from jtrain.core.pytree import named_leaves
 from jtrain.core.step import make_step
-from jtrain.io.jsonl import read
+from jtrain.io.jsonl import read_rows
 from jtrain.train.leaf_statistics import KINDS, LeafStatistics
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 pytestmark = pytest.mark.thorough
 
@@ -53,8 +53,8 @@ STRATEGIES = [
 
 @pytest.mark.parametrize("parallel", STRATEGIES)
 def test_they_are_those_of_the_next_step(parallel: str, path: Path):
-    parts = assemble(config_of(path, [*SGD, parallel, "microbatches=2", "checkpoint.every=0"]))
-    alone = assemble(config_of(path, [*SGD, "checkpoint.every=0"]))
+    parts = set_up(config_of(path, [*SGD, parallel, "microbatches=2", "checkpoint.every=0"]))
+    alone = set_up(config_of(path, [*SGD, "checkpoint.every=0"]))
     found = LeafStatistics(parts)(3, parts.fresh())
     expected = by_hand(alone, alone.fresh(), alone.place(alone.experiment.train[3]))
     assert list(found) == list(KINDS)
@@ -63,7 +63,7 @@ def test_they_are_those_of_the_next_step(parallel: str, path: Path):
 
 
 def test_a_gradient_that_is_not_finite_is_told_as_one(path: Path):
-    parts = assemble(config_of(path, [*SGD]))
+    parts = set_up(config_of(path, [*SGD]))
     state = parts.fresh()
     broken = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(jnp.nan), state.params)
     found = LeafStatistics(parts)(0, type(state)(**{**vars(state), "params": broken}))
@@ -73,7 +73,7 @@ def test_a_gradient_that_is_not_finite_is_told_as_one(path: Path):
 def test_a_run_writes_them_at_their_cadence_and_takes_the_same_steps(path: Path):
     plain = trained(path, "name=plain", "checkpoint.every=4")
     asked = trained(path, "name=asked", "checkpoint.every=4", "log.leaves=4")
-    rows = read(asked.directory.leaves)
+    rows = read_rows(asked.directory.leaves)
     assert [row["step"] for row in rows] == [4, 8]  # nothing follows step 12
     assert set(rows[0]) == {"step", *KINDS}
     assert set(rows[0]["ratio"]) == {"up", "bias", "down"}
@@ -92,7 +92,7 @@ def test_what_is_not_finite_is_written_as_json_has_it(path: Path, tmp_path: Path
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
         {"step": 1, "ratio": {"w": "NaN"}}
     ]
-    assert np.isnan(read(file)[0]["ratio"]["w"])
+    assert np.isnan(read_rows(file)[0]["ratio"]["w"])
 
 
 def test_a_cadence_within_a_call_is_refused(path: Path):

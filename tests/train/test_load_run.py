@@ -18,7 +18,7 @@ from jtrain.data.sources.write_rows import encode_rows
 from jtrain.errors import CheckpointError, ConfigError, DataError
 from jtrain.optim import AdamW, ScheduleFree
 from jtrain.train.fit_weights import nested
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 PREDICTS = """\
             predict=predict,
@@ -60,7 +60,7 @@ def params(place: Path) -> dict[str, np.ndarray]:
         at_home(place, patch, place / "compiled")
         outcome = trained(write_study(place, predicting()), *RUN)
         trained("configs/quick.yaml", *RUN, "name=half", "precision.kind=bf16")
-        like = assemble(config_of(outcome.directory.config)).like
+        like = set_up(config_of(outcome.directory.config)).like
         with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
             return jax.device_get(checkpoints.restore(8, like).params)
 

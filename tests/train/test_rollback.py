@@ -19,7 +19,7 @@ from jtrain.core.loop import Rollback
 from jtrain.errors import ConfigError
 from jtrain.io import jsonl
 from jtrain.optim import SGD
-from jtrain.train.rollback import begins
+from jtrain.train.rollback import resume_point
 from jtrain.train.run_hooks import RunHooks
 
 
@@ -35,7 +35,7 @@ def ran(given: Config, name: str, *hooks: jt.Hook):
 
 
 def events(name: str) -> list[dict]:
-    return jsonl.whole(Path("runs") / name / "events.jsonl")
+    return jsonl.complete_rows(Path("runs") / name / "events.jsonl")
 
 
 class KillError(Exception):
@@ -167,7 +167,7 @@ def test_killed_in_the_midst_of_going_back_it_goes_back_all_the_same(moment, mon
     given = config("went", (NAN,), guard)
     with monkeypatch.context() as patch:
         if moment == "decided":
-            patch.setattr(RUN, "begins", first_time_only(begins))
+            patch.setattr(RUN, "begins", first_time_only(resume_point))
         if moment == "removed":
             remove = CheckpointManager.remove
 

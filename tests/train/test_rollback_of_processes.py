@@ -26,7 +26,7 @@ def test_two_processes_decide_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     assert [end[:2] for end in ends[0].values()][:4] == [["done", 12]] * 4
     for went, never in (("nan", "no-nan"), ("spike", "no-spike")):
         assert different(Path("runs", went), Path("runs", never)) == []
-        (event,) = jsonl.whole(Path("runs", went, "events.jsonl"))
+        (event,) = jsonl.complete_rows(Path("runs", went, "events.jsonl"))
         assert event["done"] == "rolled back"
         assert len(event["rows"]) == 16, "of the whole batch"
     status, _, why = ends[0]["stops"]

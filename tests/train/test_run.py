@@ -395,14 +395,14 @@ def test_how_it_ended_is_on_the_disk_before_trackers_are_waited_for(monkeypatch)
 def test_a_run_that_takes_long_to_begin_says_what_it_does(
     monkeypatch, capfd, slow: str, phase: str
 ):
-    from jtrain.distributed.heartbeat import PULSE
+    from jtrain.distributed.heartbeat import HEARTBEAT
     from jtrain.distributed.heartbeat.startup_progress import DOING, StartupProgress
     from jtrain.train.setup import TrainSetup
 
     does = getattr(TrainSetup, slow)
 
     def slowly(parts: TrainSetup) -> object:
-        while PULSE.now().phase != phase:  # the state is made beside the compilation
+        while HEARTBEAT.now().phase != phase:  # the state is made beside the compilation
             time.sleep(0.01)
         time.sleep(1.0)
         return does(parts)

@@ -10,12 +10,12 @@ import pytest
 from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
-from jtrain.config.dump import flat
+from jtrain.config.dump import flatten
 from jtrain.core.loop import Hook
 from jtrain.errors import ConfigError
 from jtrain.train.hooks.metrics import results
 from jtrain.train.restore_run import measure
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 from jtrain.train.step_time import paced
 
 CONFIG = "configs/quick.yaml"
@@ -55,10 +55,10 @@ def a_tenth(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_a_time_is_the_steps_that_take_it(setting, key, steps):
-    assert flat(paced(config_of(CONFIG, [setting])).config)[key] == steps
+    assert flatten(paced(config_of(CONFIG, [setting])).config)[key] == steps
     calls = paced(config_of(CONFIG, [setting, "steps_per_call=6", "checkpoint.every=6"])).config
     whole = steps if key.startswith(("optimizer", "log.every")) else -(-steps // 6) * 6
-    assert flat(calls)[key] in (whole, -(-steps // 6) * 6)
+    assert flatten(calls)[key] in (whole, -(-steps // 6) * 6)
 
 
 @pytest.mark.usefixtures("a_tenth")
@@ -157,8 +157,8 @@ def test_what_does_not_fit_is_told(settings, words):
 
 
 def test_what_only_looks_at_a_run_measures_nothing():
-    parts = assemble(config_of(CONFIG, IN_TIME))
+    parts = set_up(config_of(CONFIG, IN_TIME))
     assert parts.lengths.provisional
     assert parts.config.steps == pytest.approx(10**6, abs=1)
-    warmup = flat(parts.config)["optimizer.schedule.warmup"]
+    warmup = flatten(parts.config)["optimizer.schedule.warmup"]
     assert warmup == pytest.approx(10**6 / 4, abs=1), "a quarter of the time, so of the steps"

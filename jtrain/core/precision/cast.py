@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from jtrain.core.loss import Stateful
-from jtrain.core.sharding import UNLAID
+from jtrain.core.sharding import NO_SHARDING
 from jtrain.core.types import Leaf, LossFn, Params
 
 
-def computed_in(
-    loss: LossFn | Stateful, dtype: Any, lay: Callable[[Params], Params] = UNLAID.params
+def compute_in(
+    loss: LossFn | Stateful, dtype: Any, lay: Callable[[Params], Params] = NO_SHARDING.params
 ) -> LossFn | Stateful:
     """`loss` of the parameters cast to `dtype`, as they are where that is None, and laid by `lay`.
 
@@ -20,14 +20,14 @@ def computed_in(
     is cast: targets and running statistics keep their digits, and a model casts its inputs to the
     type of its parameters.
     """
-    copy = lambda params: lay(narrowed(params, dtype))
+    copy = lambda params: lay(cast_params(params, dtype))
     if isinstance(loss, Stateful):
         inner = loss.loss
         return Stateful(lambda params, *rest: inner(copy(params), *rest))
     return lambda params, *rest: loss(copy(params), *rest)
 
 
-def narrowed(params: Params, dtype: Any) -> Params:
+def cast_params(params: Params, dtype: Any) -> Params:
     """The parameters, real numbers among them cast to `dtype`; themselves where that is None."""
     if dtype is None:
         return params

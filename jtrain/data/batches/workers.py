@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.batches.loader_batches import LoaderBatches
 from jtrain.data.batches.stacked import ResumableBatches
 from jtrain.errors import DataError
@@ -26,7 +26,7 @@ class BatchReader(Protocol):
         ...
 
 
-@values
+@configclass
 class Workers:
     """How many batches are read at once, and by what. The workers change no batch."""
 

@@ -4,11 +4,11 @@ from typing import Any
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.images.augmented import Augmentation, Augmented
 
 
-@values
+@configclass
 class Augment:
     """Random changes of the images that are trained on; by default none."""
 

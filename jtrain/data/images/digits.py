@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.images.image_dataset import ImageDataset
 from jtrain.data.sources.arrays import Arrays
 from jtrain.data.sources.decompress import opened
@@ -18,7 +18,7 @@ FILE = "digits.csv"
 INKS = 16  # a pixel counts the inked ones of 4 x 4
 
 
-@values
+@configclass
 class Digits:
     """1,797 handwritten digits, 8 x 8, in 10 classes.
 
@@ -66,17 +66,17 @@ def read_digits(path: Path) -> Arrays:
 def _digit(path: Path, number: int, place: int, line: bytes) -> list[float]:
     """The 65 numbers of a line."""
     try:
-        values = [float(word) for word in line.split(b",")]
+        configclass = [float(word) for word in line.split(b",")]
     except ValueError:
-        values = []
+        configclass = []
     if (
-        len(values) != 65
-        or not all(0 <= value <= INKS for value in values)
-        or values[-1] not in range(10)
+        len(configclass) != 65
+        or not all(0 <= value <= INKS for value in configclass)
+        or configclass[-1] not in range(10)
     ):
         raise DataError(
             f"{path}:{number} was to hold 64 numbers in 0 .. {INKS} and a digit, and at byte "
             f"{place} has {line[:40].decode('ascii', 'replace')!r}. It is cut off or another file: "
             f"get it again (pip install scikit-learn)."
         )
-    return values
+    return configclass

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.images.image_dataset import FILES, ImageDataset, labelled
 from jtrain.data.sources.known_sets import debian, find_set
 
@@ -22,7 +22,7 @@ CLASSES = (
 )
 
 
-@values
+@configclass
 class FashionMnist:
     """70,000 grey pictures of clothes, 28 x 28, in 10 classes: 60,000 to train on, 10,000 to test.
 

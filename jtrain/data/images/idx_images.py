@@ -5,14 +5,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.images.image_dataset import FILES, ImageDataset, labelled
 from jtrain.data.sources.remote_files import fetch_folder
 from jtrain.errors import DataError
 from jtrain.io.object_store import is_address
 
 
-@values
+@configclass
 class IdxImages:
     """A folder with the four files of MNIST's names, plain or `.gz`."""
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.batches.row_cache import cached
 from jtrain.data.images.decode import MOST_PIXELS, PIXELS, ImageSize
 from jtrain.data.images.image_classes import find_images
@@ -19,7 +19,7 @@ from jtrain.errors import DataError
 VALIDATION, TEST = ("validation", "valid", "val"), ("test",)
 
 
-@values
+@configclass
 class ImageFolder:
     """JPEG and PNG files by class: FOLDER/CLASS/..., or FOLDER/train/CLASS/... and FOLDER/val/....
 

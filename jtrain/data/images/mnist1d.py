@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.sources.arrays import Arrays
 
 # A digit as it is drawn, in twelve strokes; the tables and constants are those of the publication.
@@ -34,7 +34,7 @@ class CurveDataset(NamedTuple):
     test: Arrays
 
 
-@values
+@configclass
 class MNIST1D:
     """Curves of ten digits, padded, stretched, moved, sheared and under noise; always the same.
 

@@ -20,8 +20,8 @@ class Records(abc.ABC):
         asked: the files, as they were named.
         counts: of records in each.
         damaged: what becomes of a record that is not as it was written: `stop` raises; `skip` says
-            so in a line of the log `jtrain.data.sources.records`, and gives the next whole one instead,
-            so that every index still has a record, and always the same.
+            so in a line of the log `jtrain.data.sources.records`, and gives the next whole one
+            instead, so that every index still has a record, and always the same.
 
     Raises:
         DataError: if there is no record.

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jtrain.errors import DataError
-from jtrain.io.private_files import created, inside
+from jtrain.io.private_files import create_private, resolve_inside
 from jtrain.io.regular_files import open_regular
 
 
@@ -74,7 +74,7 @@ class AppendLog:
         if not self._files:
             return self._another()
         name, wanted = self._files[-1]["name"], self._bytes(self._files[-1])
-        path = inside(self._folder, name, DataError, self._folder / "progress.json")
+        path = resolve_inside(self._folder, name, DataError, self._folder / "progress.json")
         found = path.stat().st_size if path.exists() else 0
         if found < wanted:
             raise DataError(
@@ -99,7 +99,7 @@ class AppendLog:
 def replace(path: Path, text: str) -> None:
     """Writes a file whole or not at all, whatever ends the process."""
     new = path.with_name(f"{path.name}.new")
-    with created(new) as stream:
+    with create_private(new) as stream:
         stream.write(text.encode())
         stream.flush()
         os.fsync(stream.fileno())

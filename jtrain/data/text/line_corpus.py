@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.batches.by_step import InOrder
 from jtrain.data.batches.sharded_stream import ShardedStream
 from jtrain.data.sources.arrays import Arrays
@@ -50,7 +50,7 @@ class LineCorpus(NamedTuple):
         return InOrder(Arrays(**{n: np.stack([r[n] for r in rows]) for n in rows[0]}), size=size)
 
 
-@values
+@configclass
 class TextLines:
     """Lines of text files, or of JSON lines, a row each; read and made tokens as they come."""
 

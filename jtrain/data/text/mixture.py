@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.batches.by_step import InOrder
 from jtrain.data.batches.mixed import MixedBatches
 from jtrain.data.sources.source import Source
@@ -29,7 +29,7 @@ class MixedCorpus(NamedTuple):
         return {name: InOrder(source, size=size) for name, source in self.validation.items()}
 
 
-@values
+@configclass
 class MixturePart:
     """One text of a mixture."""
 
@@ -45,7 +45,7 @@ def _some(parts: dict[str, MixturePart]) -> dict[str, MixturePart]:
     raise ValueError("must name a text at least, found none; write {NAME: {path: ..., weight: 1}}")
 
 
-@values
+@configclass
 class Mixture:
     """Folders of token files by weight, each a set of its own to judge by."""
 

@@ -27,8 +27,8 @@ from jtrain.data.text.tokenizer import Tokenizer, fingerprint
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizing import Tokenizing
 from jtrain.errors import DataError
-from jtrain.io.disk_errors import advice
-from jtrain.io.object_store import refuse_address
+from jtrain.io.disk_errors import disk_advice
+from jtrain.io.object_store import check_local_path
 from jtrain.io.regular_files import read_json
 
 SHARD = 1 << 28  # tokens a file
@@ -70,7 +70,7 @@ def prepare(
     Raises:
         DataError: what is no text, a folder of something else, or no token at all.
     """
-    refuse_address(str(out), "out")
+    check_local_path(str(out), "out")
     files, out = found(paths), Path(out)
     asked = _asked(files, tokenizing, by, field, shard)
     if (header := _done(out, asked)) is not None:
@@ -80,7 +80,7 @@ def prepare(
     except OSError as error:
         raise DataError(
             f"--out {out} was to be a folder, and cannot be made ({error.strerror}). "
-            f"{advice(error, out).words}, or set --out {out}-2"
+            f"{disk_advice(error, out).words}, or set --out {out}-2"
         ) from None
     note = _note(out, asked)
     sizes = [path.stat().st_size for path in files]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.batches.counter_rng import whole
 from jtrain.data.batches.fingerprint import of_values
 from jtrain.data.text.text import Corpus
@@ -74,7 +74,7 @@ class NumberVocabulary:
         return {"kind": self.kind, "vocab": self._vocab}
 
 
-@values
+@configclass
 class UniformTokens:
     """Tokens drawn evenly: what a model learns of them is nothing."""
 

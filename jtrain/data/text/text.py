@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.batches.by_step import InOrder, Shuffled
 from jtrain.data.sources.source import Source
 from jtrain.data.text.characters import Vocabulary, read_text
@@ -39,7 +39,7 @@ def corpus(train: str, validation: str, *, context: int) -> Corpus:
     )
 
 
-@values
+@configclass
 class Text:
     """Files of text, character by character."""
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.sources.known_sets import DataPackage, find_set
 from jtrain.data.text.characters import read_text
 from jtrain.data.text.text import Corpus, corpus
@@ -17,7 +17,7 @@ SOURCE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinysh
 WEB = DataPackage(NAME, None, (f"curl --create-dirs -o {{data}}/{NAME}/{FILE} {SOURCE}/{FILE}",))
 
 
-@values
+@configclass
 class TinyShakespeare:
     """1,115,394 characters of 65 kinds; the last tenth is kept to judge by.
 

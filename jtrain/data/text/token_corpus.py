@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.text.packed import Packed
 from jtrain.data.text.text import Corpus
 from jtrain.data.text.token_files import TokenFiles, TokenRange
@@ -12,7 +12,7 @@ from jtrain.data.text.windows import Windows
 from jtrain.errors import DataError
 
 
-@values
+@configclass
 class Tokens:
     """A folder of token files, which `jtrain data prepare` wrote."""
 

@@ -13,7 +13,7 @@ from jtrain.data.text.tokenizer import Tokenizer, fingerprint, spelt
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.errors import DataError
 from jtrain.io.object_store import is_address
-from jtrain.io.private_files import inside
+from jtrain.io.private_files import resolve_inside
 
 
 class TokenRange:
@@ -164,7 +164,7 @@ class TokenFiles(TokenRange):
 
     def _mapped(self, file: dict[str, Any], dtype: np.dtype) -> np.ndarray:
         """The numbers of one file, mapped."""
-        path = inside(self.path, file["name"], DataError, self.path / "header.json")
+        path = resolve_inside(self.path, file["name"], DataError, self.path / "header.json")
         wanted = file["count"] * dtype.itemsize
         found = path.stat().st_size if path.is_file() else None
         if found is None:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.text.bpe import learned
 from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.characters import Vocabulary
@@ -13,7 +13,7 @@ from jtrain.data.text.tokenizer import Tokenizer
 from jtrain.data.text.tokenizer_file import END, read_tokenizer
 
 
-@values
+@configclass
 class ByteTokens:
     """A token a byte of UTF-8."""
 
@@ -25,7 +25,7 @@ class ByteTokens:
         return ByteTokenizer()
 
 
-@values
+@configclass
 class CharacterTokens:
     """A token a character."""
 
@@ -38,7 +38,7 @@ class CharacterTokens:
         return Vocabulary(self.alphabet or "".join(sorted(set().union(*texts))))
 
 
-@values
+@configclass
 class BytePairTokens:
     """Byte pair encoding, learned from the texts."""
 
@@ -51,7 +51,7 @@ class BytePairTokens:
         return learned(texts, vocab=self.vocab, end=END)
 
 
-@values
+@configclass
 class PretrainedTokenizer:
     """A tokenizer that is there already."""
 

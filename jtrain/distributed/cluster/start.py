@@ -5,17 +5,17 @@ import faulthandler
 
 from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
 from jtrain.distributed.cluster.rendezvous import Facts, bound, meet, reached
-from jtrain.distributed.heartbeat import PULSE
+from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.exit_alone import fail_alone
 from jtrain.errors import ConfigError
 
 # Seconds after which JAX takes a process for dead. Its own 100 keep the others waiting that long;
 # the beats come from a thread of C++, which a busy Python does not hold up.
-HEARTBEAT = 30
+HEARTBEAT_TIMEOUT = 30
 # The same where `jtrain launch` watches: a day, for it sees at once which process has died or was
 # stopped, and waits for a stopped one as long as it was told to. JAX would end all the others after
 # 26 s, by SIGABRT, without their stacks and without the number of the process that was stopped.
-WATCHED_HEARTBEAT = 24 * 3600
+WATCHED_TIMEOUT = 24 * 3600
 
 
 def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
@@ -50,7 +50,7 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
             # Without it JAX listens on every interface.
             coordinator_bind_address=str(where),
             initialization_timeout=max(int(timeout), 60),  # all are there
-            heartbeat_timeout_seconds=WATCHED_HEARTBEAT if PULSE.watched else HEARTBEAT,
+            heartbeat_timeout_seconds=WATCHED_TIMEOUT if HEARTBEAT.watched else HEARTBEAT_TIMEOUT,
         )
     except RuntimeError as error:
         if "before" not in str(error):
@@ -61,7 +61,7 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
             f"before anything that asks for devices or makes arrays, as an nnx module does."
         ) from None
     fail_alone()
-    if not PULSE.watched:
+    if not HEARTBEAT.watched:
         _show_stacks_when_aborted()
 
 

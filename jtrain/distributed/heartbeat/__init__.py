@@ -1,8 +1,8 @@
 """What a process of a run is doing, told where others can read it, and for how long it may."""
 
-from jtrain.distributed.heartbeat.heartbeat import PULSE as PULSE
+from jtrain.distributed.heartbeat.heartbeat import HEARTBEAT as HEARTBEAT
 from jtrain.distributed.heartbeat.heartbeat import Beat as Beat
 from jtrain.distributed.heartbeat.heartbeat import Heartbeat as Heartbeat
-from jtrain.distributed.heartbeat.heartbeat import read as read
+from jtrain.distributed.heartbeat.heartbeat import read_beat as read_beat
 from jtrain.distributed.heartbeat.patience import Patience as Patience
 from jtrain.distributed.heartbeat.patience import WatchedProcess as WatchedProcess

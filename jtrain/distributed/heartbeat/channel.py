@@ -57,7 +57,7 @@ class Channel:
                 os.close(file)
 
 
-def received(environ: MutableMapping[str, str]) -> ChannelFiles | None:
+def receive(environ: MutableMapping[str, str]) -> ChannelFiles | None:
     """Return this process's end of a channel; None where nobody watches.
 
     The variable is taken out of the environment, and the files are closed in what this process

@@ -8,28 +8,33 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from jtrain.distributed.heartbeat.heartbeat import PULSE
-from jtrain.distributed.heartbeat.shutdown_request import ASKS, ShutdownRequest, asks, warning
+from jtrain.distributed.heartbeat.heartbeat import HEARTBEAT
+from jtrain.distributed.heartbeat.shutdown_request import (
+    ASKS,
+    ShutdownRequest,
+    shutdown_signals,
+    warning,
+)
 from jtrain.errors import STOPPED
 
 MARGIN = 1.0  # seconds before its grace is over
 _OVER = 0  # in the pipe: no signal has this number
 
 
-def leave_when_asked() -> None:
+def exit_on_early_signals() -> None:
     """From now on a signal that asks this process to end ends it with 75: nothing can be lost yet.
 
     A run that begins to train takes the signals over and gives them back. Call it in the main
     thread of a process that does nothing else.
     """
-    for number in asks():
+    for number in shutdown_signals():
         signal.signal(number, leave)
 
 
 def leave(number: int, frame: FrameType | None) -> None:
     """End this process, which has nothing to lose."""
     del frame
-    when = "after the last step" if PULSE.now().step else "before the first step"
+    when = "after the last step" if HEARTBEAT.now().step else "before the first step"
     exit_now(f"asked to end ({signal.Signals(number).name}) {when}")
 
 

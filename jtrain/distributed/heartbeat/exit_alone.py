@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
 
-from jtrain.distributed.heartbeat.heartbeat import PULSE
+from jtrain.distributed.heartbeat.heartbeat import HEARTBEAT
 from jtrain.errors import DeviceError, PeerError, UserError
 
 _code: int | None = None  # of an error that nobody caught
@@ -24,7 +24,7 @@ def fail_alone() -> None:
 
     Its threads end first, and what was registered with `atexit` after this call runs; what was
     registered before does not, JAX's own end among it: call it when JAX was imported. Of a
-    `SystemExit` nobody is told: `end_alone` in its place. Ctrl-C is as before.
+    `SystemExit` nobody is told: `exit_alone` in its place. Ctrl-C is as before.
     """
     global _before
     if _before is None:
@@ -32,9 +32,9 @@ def fail_alone() -> None:
         atexit.register(_leave)
 
 
-def end_alone(code: int) -> NoReturn:
+def exit_alone(code: int) -> NoReturn:
     """Ends this process with an exit code that is not 0, and waits for nobody."""
-    PULSE.fails()
+    HEARTBEAT.fails()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # none, gone or closed
             stream.flush()
@@ -44,7 +44,7 @@ def end_alone(code: int) -> NoReturn:
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     global _code
     if isinstance(error, Exception) and not hasattr(sys, "ps1"):  # at a prompt nothing ends by it
-        PULSE.fails()
+        HEARTBEAT.fails()
         known = isinstance(error, UserError | PeerError | DeviceError)  # as from the command line
         _code = error.code if known else 1
     (_before or sys.__excepthook__)(kind, error, trace)
@@ -52,4 +52,4 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 def _leave() -> None:
     if _code is not None:
-        end_alone(_code)
+        exit_alone(_code)

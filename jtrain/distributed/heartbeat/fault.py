@@ -36,7 +36,7 @@ class Fault:
         return f"{self.kind}:{self.process}@step{self.number}"
 
 
-def faults(text: str, processes: int) -> tuple[Fault, ...]:
+def parse_faults(text: str, processes: int) -> tuple[Fault, ...]:
     """Those that a text names, separated by commas; none in an empty one.
 
     Args:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from jtrain.distributed.heartbeat.channel import STACKS, ChannelFiles, received
+from jtrain.distributed.heartbeat.channel import STACKS, ChannelFiles, receive
 
 # In the order of a step: of two processes at the same step, the one further down waits for the
 # one further up. In those of `ALONE` a process waits for no other.
@@ -119,7 +119,7 @@ class Heartbeat:
         self._memory[:_LENGTH] = _BEAT.pack(self._count, phase, step, time.monotonic(), check)
 
 
-def read(file: int) -> Beat:
+def read_beat(file: int) -> Beat:
     """The last beat of another process, in a file that is open; number 0 if it has not begun."""
     memory = bytes(_SIZE)
     for _ in range(100):
@@ -130,7 +130,7 @@ def read(file: int) -> Beat:
     return _parse(memory)
 
 
-def rehearsed(file: int, place: int) -> float:
+def rehearsal_time(file: int, place: int) -> float:
     """Return when the fault at that place of a rehearsal was done to a process; 0: it was not."""
     (at,) = struct.unpack("<d", os.pread(file, 8, _FAULTS + 8 * place).ljust(8, b"\0"))
     return at
@@ -159,7 +159,7 @@ def _mapped(file: int) -> mmap.mmap:
 
 
 def _own() -> Heartbeat:
-    shared: ChannelFiles | None = received(os.environ)
+    shared: ChannelFiles | None = receive(os.environ)
     if shared is None:
         return Heartbeat()
     # In C, so that it works while Python waits for C++ that holds the GIL.
@@ -169,5 +169,5 @@ def _own() -> Heartbeat:
     return pulse
 
 
-PULSE = _own()
+HEARTBEAT = _own()
 """Of this process."""

@@ -10,7 +10,7 @@ ASKS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 REPEATS = 2.0  # seconds after the warning within which a signal repeats the first
 
 
-def asks() -> tuple[signal.Signals, ...]:
+def shutdown_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that ask this process to end; not SIGHUP where `nohup` ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(number for number in ASKS if not (ignored and number == signal.SIGHUP))

@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 
-from jtrain.distributed.heartbeat.heartbeat import PULSE, Heartbeat
+from jtrain.distributed.heartbeat.heartbeat import HEARTBEAT, Heartbeat
 from jtrain.distributed.heartbeat.polling_thread import PollingThread
 
 DOING: Mapping[str, str] = {
@@ -32,7 +32,7 @@ class StartupProgress(PollingThread):
         self,
         tell: Callable[[str], object],
         *,
-        pulse: Heartbeat = PULSE,
+        pulse: Heartbeat = HEARTBEAT,
         first: float = FIRST,
         tick: float = TICK,
     ):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jtrain.distributed.heartbeat.heartbeat import PULSE, Heartbeat
+from jtrain.distributed.heartbeat.heartbeat import HEARTBEAT, Heartbeat
 from jtrain.distributed.heartbeat.patience import Patience, WatchedProcess
 from jtrain.distributed.heartbeat.polling_thread import PollingThread
 from jtrain.errors import HUNG
@@ -43,7 +43,7 @@ class Watchdog(PollingThread):
         process: int,
         *,
         patience: Patience | None = None,
-        pulse: Heartbeat = PULSE,
+        pulse: Heartbeat = HEARTBEAT,
         tick: float = TICK,
         leave: Callable[[int], object] = os._exit,
     ):

@@ -12,7 +12,7 @@ from jtrain.distributed.heartbeat.shutdown_request import ASKS
 from jtrain.distributed.launcher.culprit import guilty
 from jtrain.distributed.launcher.worker import WorkerProcess
 from jtrain.errors import DONE, HUNG, MISTAKE, STOPPED
-from jtrain.io.private_files import created
+from jtrain.io.private_files import create_private
 
 POLL = 0.02  # seconds
 FAREWELL = 1.0  # seconds that the others have to say what is wrong with them too, when one failed
@@ -200,6 +200,6 @@ def _written(members: Sequence[WorkerProcess], run: Path | None) -> str:
         shown = [f"process {i}:\n{x.decode(errors='replace')}" for i, x in stacks.items()]
         return "\n" + "".join(shown) if shown else ""
     for index, text in stacks.items():
-        with contextlib.suppress(OSError), created(run / f"stacks-{index}.txt") as file:
+        with contextlib.suppress(OSError), create_private(run / f"stacks-{index}.txt") as file:
             file.write(text)
     return f"{run}/stacks-*.txt"

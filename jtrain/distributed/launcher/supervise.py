@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import FrameType
 
-from jtrain.distributed.heartbeat.shutdown_request import REPEATS, ShutdownRequest, asks
+from jtrain.distributed.heartbeat.shutdown_request import REPEATS, ShutdownRequest, shutdown_signals
 from jtrain.distributed.launcher.attempts import Attempt, AttemptHistory
 from jtrain.distributed.launcher.process_group import POLL, GroupExit, ProcessGroup
 from jtrain.distributed.launcher.rehearsal import FaultRehearsal
@@ -141,7 +141,7 @@ def handing_on() -> Iterator[ReceivedSignals]:
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = {number: signal.signal(number, asked.came) for number in asks()}
+    before = {number: signal.signal(number, asked.came) for number in shutdown_signals()}
     if signal.getsignal(signal.SIGQUIT) is not signal.SIG_IGN:
         before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, asked.quit)
     try:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from jtrain.distributed.heartbeat import Beat, heartbeat, read
+from jtrain.distributed.heartbeat import Beat, heartbeat, read_beat
 from jtrain.distributed.heartbeat.channel import STACKS, Channel
 
 KEPT = 400  # lines of what it said last
@@ -90,7 +90,7 @@ class WorkerProcess:
 
     def beat(self) -> Beat:
         """Return the last beat of its pulse; number 0 if it has none."""
-        return read(self._channel.files.pulse)
+        return read_beat(self._channel.files.pulse)
 
     def dump(self) -> None:
         """Have it write the stacks of its threads; one that is stopped does so when it goes on."""
@@ -103,7 +103,7 @@ class WorkerProcess:
 
     def rehearsed(self, place: int) -> float:
         """Return when the fault at that place of a rehearsal came; 0 before it has."""
-        return heartbeat.rehearsed(self._channel.files.pulse, place)
+        return heartbeat.rehearsal_time(self._channel.files.pulse, place)
 
     def note_rehearsed(self, place: int) -> None:
         """Tell it that the fault at that place of a rehearsal has come."""

@@ -13,8 +13,8 @@ from typing import ParamSpec, TypeVar
 
 from jtrain.errors import ConfigError, DeviceError, PeerError, UserError
 from jtrain.errors.synonyms import SYNONYMS
-from jtrain.errors.tracebacks import cut, interactive, message
-from jtrain.errors.user_code.user_calls import whole_tracebacks
+from jtrain.errors.tracebacks import cut_traceback, format_error, interactive
+from jtrain.errors.user_code.user_calls import full_tracebacks
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,7 +39,7 @@ def api_boundary(function: Callable[P, R]) -> Callable[P, R]:
                 raise
             found = told
         exit_by_code()
-        if not whole_tracebacks():
+        if not full_tracebacks():
             _shorten(found)
         raise found
 
@@ -88,8 +88,8 @@ def exit_by_code() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         ours = isinstance(error, UserError | PeerError | DeviceError)
-        if ours and not whole_tracebacks():
-            error.__traceback__ = trace = cut(trace)
+        if ours and not full_tracebacks():
+            error.__traceback__ = trace = cut_traceback(trace)
         previous(kind, error, trace)
         if ours and not interactive():
             sys.stdout.flush()
@@ -105,7 +105,7 @@ def refused_platform(error: Exception) -> ConfigError | None:
     frames = traceback.extract_tb(error.__traceback__)
     if not asked or not any(frame.filename.endswith("xla_bridge.py") for frame in frames):
         return None
-    reason = f" ({message(error).partition(': ')[2]})" if str(error) else ""
+    reason = f" ({format_error(error).partition(': ')[2]})" if str(error) else ""
     return ConfigError(
         f"JAX_PLATFORMS={asked} asks for devices that JAX does not find here{reason}. To use the "
         f"CPU type: export JAX_PLATFORMS=cpu. For an NVIDIA GPU: pip install 'jtrain[cuda13]', "

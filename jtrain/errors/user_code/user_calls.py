@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jtrain.errors import CodeError, LossError, UserError
-from jtrain.errors.tracebacks import frame_lines, is_own, message, own_frames
+from jtrain.errors.tracebacks import format_error, frame_lines, is_own, own_frames
 from jtrain.errors.user_code.advice import advise
 from jtrain.errors.user_code.explain import UserCodeFailure
 
@@ -38,19 +38,22 @@ def user_code(what: str, batch: Mapping[str, Any] | None = None) -> Iterator[Non
     except OUTSIDE:
         raise
     except Exception as error:
-        told = describe(error, what, batch)
+        told = describe_call(error, what, batch)
         if told is None:
             raise
-        raise CodeError(told) from (error if whole_tracebacks() else None)
+        raise CodeError(told) from (error if full_tracebacks() else None)
 
 
-def describe(error: Exception, what: str, batch: Mapping[str, Any] | None = None) -> str | None:
+def describe_call(
+    error: Exception, what: str, batch: Mapping[str, Any] | None = None
+) -> str | None:
     """Return what to tell of an error in a user's code; None if it is none of theirs to mend."""
     links = list(own_frames(error.__traceback__))
     if not links or _comes_from_outside(error):
         return None
     found = advise(UserCodeFailure(error, what, links[-1], batch or {}))
-    return f"{found.happened}:\n{frame_lines(error.__traceback__)}\n{message(error)}\n{found.type}"
+    frames = frame_lines(error.__traceback__)
+    return f"{found.happened}:\n{frames}\n{format_error(error)}\n{found.type}"
 
 
 def _add_place(error: UserError) -> None:
@@ -68,7 +71,7 @@ def _comes_from_outside(error: Exception) -> bool:
     return type(error).__name__ in {"JaxRuntimeError", "XlaRuntimeError"}
 
 
-def whole_tracebacks() -> bool:
+def full_tracebacks() -> bool:
     """Return whether tracebacks are to stay as long as they are, by JAX's own setting."""
     return os.environ.get("JAX_TRACEBACK_FILTERING", "") == "off"
 

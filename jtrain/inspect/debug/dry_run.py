@@ -15,8 +15,8 @@ import numpy as np
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.dump import plain_values
 from jtrain.core.batches import Batches
-from jtrain.core.loop import LoopResult, train
-from jtrain.core.pytree import elements, named_leaves
+from jtrain.core.loop import LoopResult, train_loop
+from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.core.types import Batch
@@ -28,7 +28,7 @@ from jtrain.io.formatting import number
 from jtrain.train.compilation_cache import keep_compiled_programs
 from jtrain.train.experiment import RunConfig
 from jtrain.train.first_batch.set_checks import check, look, look_at_sets
-from jtrain.train.setup import TrainSetup, assemble
+from jtrain.train.setup import TrainSetup, set_up
 
 CALLS = 4  # of the step; half of them before the state is saved, half after
 BATCHES = 2  # of each evaluation set
@@ -74,8 +74,8 @@ def fast(config: RunConfig, *, tell: Callable[[str], None]) -> list[Stage]:
             f"({cluster.spelt}). Type it in one: jtrain launch rehearses several."
         )
     with stages.stage("builds") as stage:
-        parts = _shortened(assemble(config))
-        stage.said = f"{elements(parts.like.params):,} parameters, {config.parallel.kind}"
+        parts = _shortened(set_up(config))
+        stage.said = f"{num_elements(parts.like.params):,} parameters, {config.parallel.kind}"
     with stages.stage("reads") as stage:
         batch = parts.calls[0]
         stage.said = _shapes(batch)
@@ -143,7 +143,7 @@ def _train(
 
     read = lambda call: parts.place(parts.calls[call])
     with ReadAhead(read, start=start // each, stop=stop // each) as feed:
-        ended = train(noted, state, feed, start=start, stop=stop, steps_per_call=each)
+        ended = train_loop(noted, state, feed, start=start, stop=stop, steps_per_call=each)
     return ended, [float(np.ravel(loss.value())[-1]) for loss in losses]
 
 

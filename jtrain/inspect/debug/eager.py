@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jtrain.core.accumulate import value_of
-from jtrain.core.finite import stays_finite, take_if
-from jtrain.core.loss import absorb
+from jtrain.core.accumulate import make_value_fn
+from jtrain.core.finite import is_finite_update, update_if
+from jtrain.core.loss import update_extra
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Params
 from jtrain.errors import CodeError, LossError
@@ -78,17 +78,17 @@ def _slope(parts: TrainSetup, state: TrainState, batch: Batch) -> StepGradient:
 def _after(parts: TrainSetup, state: TrainState, batch: Batch, slope: StepGradient) -> TrainState:
     """The state after the update, or as it was where loss or gradient is not finite."""
     update = optax.with_extra_args_support(parts.experiment.optimizer).update
-    extra = absorb(state.extra, slope.returned.extra)
-    forward = jnp.isfinite(slope.loss) & stays_finite(extra, slope.returned.extra)
+    extra = update_extra(state.extra, slope.returned.extra)
+    forward = jnp.isfinite(slope.loss) & is_finite_update(extra, slope.returned.extra)
     finite = forward & jnp.isfinite(slope.grad_norm)
 
     def gradient(params: Params) -> tuple[tuple[Any, Any], Params]:
         found = slope_of(parts)(dataclasses.replace(state, params=params), batch)
         return (found.loss, ()), found.grads
 
-    known = {"value": slope.loss, "grad": slope.grads, "value_fn": value_of(gradient)}
+    known = {"value": slope.loss, "grad": slope.grads, "value_fn": make_value_fn(gradient)}
     old = state.opt_state, state.params, state.extra
-    taken = take_if(finite, update, slope.grads, *old, extra, **known)
+    taken = update_if(finite, update, slope.grads, *old, extra, **known)
     return dataclasses.replace(
         state,
         step=state.step + 1,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.jaxpr import called, opened, scan_sizes
+from jtrain.core.jaxpr import called_jaxpr, open_jaxpr, scan_sizes
 
 Equation: TypeAlias = Any  # of a jaxpr
 
@@ -60,7 +60,7 @@ class _Execution:
 
     def run(self, program: Any, inputs: Sequence[TracedValue], inside: _Inside) -> Any:
         """Yields what is done; gives back the outputs."""
-        jaxpr, constants = opened(program)
+        jaxpr, constants = open_jaxpr(program)
         known = dict(zip(jaxpr.constvars, map(self._new, constants), strict=True))
         known |= zip(jaxpr.invars, inputs, strict=True)
         needed = _last_uses(jaxpr)
@@ -75,7 +75,7 @@ class _Execution:
 
     def _equation(self, equation: Equation, inputs: list[TracedValue], inside: _Inside) -> Any:
         name, params = equation.primitive.name, equation.params
-        if (program := called(equation)) is not None:
+        if (program := called_jaxpr(equation)) is not None:
             here = inside.call(equation) if "name" in params else inside
             return (yield from self.run(program, inputs, here))
         if name == "cond":

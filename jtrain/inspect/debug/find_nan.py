@@ -26,7 +26,7 @@ from jtrain.train.compilation_cache import keep_compiled_programs
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.metrics import read
 from jtrain.train.longer_run import keep_lengths, lengths
-from jtrain.train.rollback import decided
+from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup
 from jtrain.train.step_time import paced
@@ -121,7 +121,7 @@ def find_nan(
     advice = f"Look into that one: jtrain run {directory.config} --find-nan"
     advice += f"\nor into a new one: name={config.name}-2"
     directory.refuse_another(config, advice, also=lengths(config))
-    config = decided(config, directory)
+    config = apply_decisions(config, directory)
     parts = paced(config, directory.pace)
     state = _before(parts, directory, tell)
     spoiled = _first_bad(parts, state, tell)

@@ -72,7 +72,7 @@ def parting(one: Path, other: Path) -> RunDifference:
     both = sorted(set.intersection(*(set(layout.steps(d.checkpoints, d.owner())) for d in there)))
     apart = {}
     for step in both:
-        if rows := inspect.differing((found[0], step), (found[1], step)):
+        if rows := inspect.diff_checkpoints((found[0], step), (found[1], step)):
             apart[step] = rows
             break
     first = next(iter(apart), None)

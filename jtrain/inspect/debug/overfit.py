@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jtrain.core.batches import Batches
-from jtrain.core.loop import Hook, Stop, train
+from jtrain.core.loop import Hook, Stop, train_loop
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
@@ -134,14 +134,14 @@ def overfit(config: RunConfig, batches: int, *, tell: Callable[[str], None]) -> 
         )
     repeated = RepeatedBatches(parts.experiment.train, batches)
     parts = dataclasses.replace(
-        parts, experiment=dataclasses.replace(parts.experiment, train=repeated)
+        parts, experiment=dataclasses.replace(parts.experiment, train_loop=repeated)
     )
     step, state = parts.compile_step(), parts.fresh()
     before = jax.device_get(_checksums(state.params))
     hook = _Rounds(batches, config.log.every, tell)
     read = lambda call: parts.place(parts.calls[call])
     with ReadAhead(read, start=0, stop=config.steps) as feed:
-        ended = train(step, state, feed, start=0, stop=config.steps, hooks=[hook])
+        ended = train_loop(step, state, feed, start=0, stop=config.steps, hooks=[hook])
     after = jax.device_get(_checksums(ended.state.params))
     return OverfitResult(
         batches=batches,

@@ -11,11 +11,11 @@ import numpy as np
 
 from jtrain.checkpoint import CheckpointManager, fingerprint, inspect, layout, leaf_table
 from jtrain.config.command_line import spell
-from jtrain.config.dump import ABSENT, Difference, differences, told
+from jtrain.config.dump import ABSENT, Difference, differences, to_plain
 from jtrain.core.state import TrainState
 from jtrain.data.batches.digest import digest
 from jtrain.data.batches.reader_counts import readers
-from jtrain.distributed.multihost import of_first
+from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError, DamagedError
 from jtrain.inspect.debug.first_difference import FACTS
 from jtrain.inspect.debug.step_report import StepReport, dissect
@@ -23,9 +23,9 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.step_record import StepRecord, steps
 from jtrain.train.longer_run import LengthChange, changes, config_at, keep_lengths, schedule_lengths
 from jtrain.train.restore_run import again
-from jtrain.train.rollback import decided
+from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir, environment
-from jtrain.train.setup import TrainSetup, assemble
+from jtrain.train.setup import TrainSetup, set_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +89,8 @@ def replay(
     now, changed = keep_lengths(config, there.stored(type(config))), _extended(parts, there)
     config = config_at(now, changed, step)
     if config is not now:
-        parts = assemble(config, there.pace)
-    config = decided(config, there)
+        parts = set_up(config, there.pace)
+    config = apply_decisions(config, there)
     parts = parts.without(config.guard.without)
     if not 1 <= step <= parts.config.steps:
         raise ConfigError(
@@ -138,7 +138,7 @@ def _unlike(parts: TrainSetup, there: RunDir, others: Mapping[int, int], step: i
     facts = [{name: each.get(name) for name in FACTS} for each in (stands, now)]
     changed += [_change(d) for d in differences(*facts) if d.before not in (None, ABSENT)]
     stored = there.stored(type(config))
-    layouts = [{"parallel": told(each.parallel)} for each in (stored, config) if each]
+    layouts = [{"parallel": to_plain(each.parallel)} for each in (stored, config) if each]
     return changed + [_change(d) for d in differences(layouts[0], layouts[-1])]
 
 
@@ -172,7 +172,7 @@ def _extended(parts: TrainSetup, there: RunDir) -> list[LengthChange]:
         found = [] if step is None else changes(parts.config, step, checkpoints.about(step))
         return {"changes": [list(change) for change in found]}
 
-    return [LengthChange(*each) for each in of_first(look)["changes"]]
+    return [LengthChange(*each) for each in broadcast_from_first(look)["changes"]]
 
 
 def _check_one_schedule(
@@ -209,7 +209,7 @@ def _before(
                     return {"start": start}
             return {"start": None}
 
-        while (start := of_first(look)["start"]) is not None:
+        while (start := broadcast_from_first(look)["start"]) is not None:
             try:
                 state = checkpoints.restore(start, parts.like)
             except DamagedError as error:  # its files are whole, and a leaf is not
@@ -254,6 +254,6 @@ def _apart(directory: RunDir, step: int, state: TrainState) -> list[str] | None:
     """The leaves that a checkpoint of the step has otherwise; None if there is no such one."""
     if step not in layout.steps(directory.checkpoints, directory.owner()):
         return None
-    there = inspect.shown(directory.checkpoints, step)["leaves"]
+    there = inspect.describe_checkpoint(directory.checkpoints, step)["leaves"]
     here = fingerprint.read(fingerprint.begin(leaf_table.flatten(state)))
     return [name for name, mine in here.items() if there[name]["fingerprint"] not in ("", mine)]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.loss import LossOutput, combine, in_terms
+from jtrain.core.loss import LossOutput, combine, normalize_loss
 from jtrain.core.pytree import norm
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Key, Leaf, Params
@@ -18,7 +18,7 @@ from jtrain.distributed.cluster import detect
 from jtrain.errors import ConfigError
 from jtrain.parallel import Single
 from jtrain.train.experiment import RunConfig
-from jtrain.train.setup import TrainSetup, assemble
+from jtrain.train.setup import TrainSetup, set_up
 
 
 class StepGradient(NamedTuple):
@@ -47,7 +47,7 @@ def on_one_device(config: RunConfig) -> RunConfig:
 
 def alone(config: RunConfig) -> TrainSetup:
     """The parts of a run on one device, one step a call."""
-    return assemble(on_one_device(config))
+    return set_up(on_one_device(config))
 
 
 def slope_of(parts: TrainSetup) -> Callable[..., StepGradient]:
@@ -97,4 +97,4 @@ def on_device(batch: Batch) -> dict[str, jax.Array]:
 
 def _terms(parts: TrainSetup) -> Callable[..., LossOutput]:
     # Without its jit, which is inlined where it is called, and with it the lines of the loss.
-    return inspect.unwrap(in_terms(parts.loss, ragged=parts.experiment.train.ragged))
+    return inspect.unwrap(normalize_loss(parts.loss, ragged=parts.experiment.train.ragged))

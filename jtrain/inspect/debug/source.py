@@ -12,7 +12,7 @@ from jtrain.errors.tracebacks import LIBRARIES
 
 # Frames of these are no places to look in for what a user wrote.
 _LIBRARIES = (str(Path(jax.__file__).parent), *LIBRARIES)
-_TOOLKIT, _DEBUG = str(Path(__file__).parents[1]), str(Path(__file__).parent)
+_TOOLKIT, _DEBUG = str(Path(__file__).parents[2]), str(Path(__file__).parent)
 
 
 class SourceLine(NamedTuple):

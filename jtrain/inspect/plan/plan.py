@@ -19,7 +19,7 @@ from jtrain.inspect.plan.topology import Topology
 from jtrain.inspect.sharding_table import laid
 from jtrain.parallel import PipelineSchedule
 from jtrain.train.experiment import RunConfig
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def plan(config: RunConfig, where: Topology, dump: Path | None = None) -> Plan:
         ConfigError: if it needs more memory than a device has, or for what the config asks.
     """
     begun = time.perf_counter()
-    parts = assemble(config, among=where.devices)
+    parts = set_up(config, among=where.devices)
     try:
         output = _compiled(parts.lower_step(), dump)
     except jax.errors.JaxRuntimeError as error:

@@ -29,7 +29,7 @@ def topology(name: str) -> Topology:
     Raises:
         ConfigError: for a name that is none, or if the compiler for it is not installed.
     """
-    from jtrain.parallel.memory import CHIPS, memory_of
+    from jtrain.parallel.memory import CHIPS, device_memory
 
     found = SPELT.fullmatch(name)
     if found is None:
@@ -48,7 +48,7 @@ def topology(name: str) -> Topology:
             f"{', '.join(kinds)}{near or '.'}"
         )
     devices = _tpu(name, slices, kind, shape)
-    return Topology(name, devices, memory_of(devices))
+    return Topology(name, devices, device_memory(devices))
 
 
 def prepare(name: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jtrain.config.dump import flat
+from jtrain.config.dump import flatten
 from jtrain.config.node import plain
 from jtrain.config.read import read as read_config
 from jtrain.errors import UserError
@@ -190,7 +190,7 @@ def _config(path: Path, troubles: list[str]) -> Mapping[str, Any]:
         troubles.append(str(error))
         return {}
     troubles += [str(mistake) for mistake in mistakes]
-    return flat(plain(node))
+    return flatten(plain(node))
 
 
 def _text(path: Path, troubles: list[str]) -> str:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jtrain.core.model import Model
 from jtrain.core.pytree import name
-from jtrain.core.rows import refuse_hidden_rows
+from jtrain.core.rows import check_no_hidden_rows
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import CARRY_EXTRA
@@ -66,7 +66,7 @@ def from_equinox(make: Callable[[Key], Module | tuple[Module, Any]]) -> Model:
 
     def apply(params: Params, extra: Extra, rng: Keys | None, train: bool, *inputs: Any):
         if train and axis:
-            refuse_hidden_rows("a batch norm of equinox")
+            check_no_hidden_rows("a batch norm of equinox")
         if lacking := [name for name in carried if name not in extra]:
             raise LossError(
                 f"the module carries {' and '.join(lacking)} beside its parameters (running "

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 
 from jtrain.core.model import Model
-from jtrain.core.rows import first_key, refuse_hidden_rows
+from jtrain.core.rows import check_no_hidden_rows, first_key
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
 from jtrain.models.adapters.switch import switch_of
@@ -50,7 +50,7 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
 
     def apply(params: Params, extra: Extra, rng: Keys | None, train: bool, *inputs: Any):
         if train and extra:
-            refuse_hidden_rows("a haiku function with state")
+            check_no_hidden_rows("a haiku function with state")
         key = None if rng is None else first_key(rng)
         try:
             outputs, changed = transformed.apply(params, extra, key, *inputs, **switch(train))

@@ -4,32 +4,32 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.errors import ConfigError
 
 
-@values
+@configclass
 class LearnedPositions:
     """A vector for each position of the context, added to the token's."""
 
     kind: Literal["learned"] = "learned"
 
 
-@values
+@configclass
 class NoPositions:
     """Nothing but the causal mask tells the order."""
 
     kind: Literal["none"] = "none"
 
 
-@values
+@configclass
 class NoScaling:
     """The angles as they are."""
 
     kind: Literal["none"] = "none"
 
 
-@values
+@configclass
 class LinearScaling:
     """Every angle divided by a factor: a context `factor` times as long as the one trained on.
 
@@ -41,7 +41,7 @@ class LinearScaling:
     """What the angles are divided by."""
 
 
-@values
+@configclass
 class Llama3Scaling:
     """Slow angles divided by a factor, fast ones kept, and those between blended.
 
@@ -74,7 +74,7 @@ Scaling: TypeAlias = Annotated[
 ]
 
 
-@values
+@configclass
 class Rotary:
     """Queries and keys turned by angles that grow with the position.
 

@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.core.types import Couples
 from jtrain.errors import ConfigError
 
 
-@values
+@configclass
 class NoExperts:
     """One MLP a block, for all tokens."""
 
@@ -18,7 +18,7 @@ class NoExperts:
     couples: ClassVar[Couples] = "nothing"
 
 
-@values
+@configclass
 class _Chosen:
     """Each token goes through the MLPs of the `top_k` experts whose router logits are highest."""
 
@@ -58,7 +58,7 @@ class _Chosen:
         return self
 
 
-@values
+@configclass
 class Dropless(_Chosen):
     """Experts that take every token that is sent to them, however many.
 
@@ -69,7 +69,7 @@ class Dropless(_Chosen):
     kind: Literal["dropless"] = "dropless"
 
 
-@values
+@configclass
 class Capacity(_Chosen):
     """Experts with as many places a row, for its first tokens that choose them.
 

@@ -98,7 +98,7 @@ def _linear(ours: str, theirs: str) -> Iterator[Source]:
 
 
 def _kernel(x: np.ndarray) -> np.ndarray:
-    """Theirs is o i; ours the same where it narrows, i o where it widens (`models.layers.linear`)."""
+    """Theirs is o i; ours the same where it narrows, i o where it widens (see `Linear`)."""
     return x.T if x.shape[0] >= x.shape[1] else x
 
 

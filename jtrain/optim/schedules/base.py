@@ -3,13 +3,13 @@
 import abc
 from typing import Annotated
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.config.durations import DurationField, OwnSteps
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules.rate import LearningRate
 
 
-@values
+@configclass
 class ScheduleBase(OwnSteps, abc.ABC):
     """A curve of the learning rate; a member gives it by `rate`."""
 

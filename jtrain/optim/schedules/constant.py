@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
 
 
-@values
+@configclass
 class Constant(ScheduleBase):
     """The peak, to the end."""
 

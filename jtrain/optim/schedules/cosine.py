@@ -5,12 +5,12 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
 
 
-@values
+@configclass
 class Cosine(ScheduleBase):
     """Half a cosine from the peak to its `final` share.
 

@@ -4,12 +4,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.rate import LearningRate, Warmup, check_warmup, rate_of, rise
 
 
-@values
+@configclass
 class InverseSquareRoot(ScheduleBase):
     """The peak over the root of 1 + (steps after the warmup) / `timescale`.
 

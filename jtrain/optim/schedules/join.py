@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import jax.numpy as jnp
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.config.durations import DurationField
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules.base import ScheduleBase
@@ -31,7 +31,7 @@ Plain: TypeAlias = Annotated[
 ]
 
 
-@values
+@configclass
 class SchedulePiece:
     """A schedule for a part of a run."""
 
@@ -44,7 +44,7 @@ class SchedulePiece:
     """How the rate goes over these steps, counted from the piece's first."""
 
 
-@values
+@configclass
 class Join(ScheduleBase):
     """Pieces one after the other, which together are as long as the run."""
 

@@ -4,12 +4,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
 
 
-@values
+@configclass
 class LinearSchedule(ScheduleBase):
     """A straight line from the peak to its `final` share."""
 

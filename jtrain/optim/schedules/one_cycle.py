@@ -5,14 +5,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.cosine import half_cosine
 from jtrain.optim.schedules.rate import LearningRate, check_run, rate_of
 
 
-@values
+@configclass
 class OneCycle(ScheduleBase):
     """Half a cosine up to the peak, and half a cosine down to next to nothing.
 

@@ -6,14 +6,14 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.cosine import half_cosine
 from jtrain.optim.schedules.rate import LearningRate, Warmup, check_warmup, rate_of, rise
 
 
-@values
+@configclass
 class Restarts(ScheduleBase):
     """Half a cosine from the peak to its `final` share, `cycles` times; they fill the run.
 

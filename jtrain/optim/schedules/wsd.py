@@ -4,12 +4,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
 
 
-@values
+@configclass
 class WarmupStableDecay(ScheduleBase):
     """The peak for most of the run, then a straight line to its `final` share.
 

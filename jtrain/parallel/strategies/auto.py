@@ -7,13 +7,13 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.core.pytree import named_leaves
 from jtrain.errors import ConfigError, UserError
 from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import Device, devices
-from jtrain.parallel.leaf_sharding import Zero, dims_of
-from jtrain.parallel.memory import memory_of
+from jtrain.parallel.leaf_sharding import Zero, leaf_dims
+from jtrain.parallel.memory import device_memory
 from jtrain.parallel.memory_estimate import MemoryEstimate, MemoryNeeds, estimate, gb
 from jtrain.parallel.rules import AXES, STATE, UNEVEN
 from jtrain.parallel.strategies.base_config import BaseParallelConfig
@@ -32,7 +32,7 @@ class AutoChoice(NamedTuple):
     why: str
 
 
-@values
+@configclass
 class Auto(BaseParallelConfig):
     """The layout in which devices exchange least, of those that fit their memory.
 
@@ -71,7 +71,7 @@ class Auto(BaseParallelConfig):
         """
         if len(there) == 1:
             return AutoChoice(Single(start_timeout=self.start_timeout), "auto: there is one device")
-        limit = int(self.memory * 1e9 or USABLE * memory_of(there))
+        limit = int(self.memory * 1e9 or USABLE * device_memory(there))
         tried: list[tuple[MemoryEstimate, Axes]] = []
         unfit: dict[str, None] = {}
         for splits in self._splits(there, needs):
@@ -151,7 +151,7 @@ def _sizes(needs: MemoryNeeds) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     for leaf, array in named_leaves(needs.state.params).items():
         for name, size in zip(
-            dims_of(leaf, array.ndim, needs.dims) or (), array.shape, strict=False
+            leaf_dims(leaf, array.ndim, needs.dims) or (), array.shape, strict=False
         ):
             found.setdefault(str(name), set()).add(size)
     return found

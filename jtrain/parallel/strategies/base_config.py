@@ -2,10 +2,10 @@
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 
 
-@values
+@configclass
 class BaseParallelConfig:
     """Values that every kind of `parallel` has."""
 

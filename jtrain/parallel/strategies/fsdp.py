@@ -5,10 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import Device, devices
-from jtrain.parallel.mesh import mesh_of
+from jtrain.parallel.mesh import make_mesh
 from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import SPLIT
 from jtrain.parallel.strategies.base_config import BaseParallelConfig
@@ -16,7 +16,7 @@ from jtrain.parallel.strategies.sharded import Sharded
 from jtrain.parallel.strategies.strategy import Strategy
 
 
-@values
+@configclass
 class FSDP(BaseParallelConfig):
     """Every large leaf split over the devices, gathered where it is used.
 
@@ -37,5 +37,5 @@ class FSDP(BaseParallelConfig):
         """The strategy over these devices, or as many `among` others."""
         there = devices(self.devices, among)
         return Sharded(
-            mesh_of({SPLIT: len(there)}, there), min_size=self.min_size, offload=self.offload
+            make_mesh({SPLIT: len(there)}, there), min_size=self.min_size, offload=self.offload
         )

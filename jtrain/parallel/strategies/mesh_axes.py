@@ -5,12 +5,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.parallel.attention.sequence_parallel import ContextBy
 from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.leaf_sharding import Zero
-from jtrain.parallel.mesh import ANY_NUMBER, filled, mesh_of
+from jtrain.parallel.mesh import ANY_NUMBER, fill_sizes, make_mesh
 from jtrain.parallel.offload import Offload
 from jtrain.parallel.pipeline.schedule import Gather, schedule_of
 from jtrain.parallel.rules import AXES
@@ -18,7 +18,7 @@ from jtrain.parallel.strategies.base_config import BaseParallelConfig
 from jtrain.parallel.strategies.sharded import Sharded
 
 
-@values
+@configclass
 class Axes(BaseParallelConfig):
     """A mesh by the sizes of its axes; they multiply to the number of devices.
 
@@ -78,9 +78,9 @@ class Axes(BaseParallelConfig):
             ShardingError: if it offloads and the devices reach no memory of the host.
         """
         there = devices(self.devices, among, instead=ANY_NUMBER)
-        sizes = filled({axis: getattr(self, axis) for axis in AXES}, len(there))
+        sizes = fill_sizes({axis: getattr(self, axis) for axis in AXES}, len(there))
         return Sharded(
-            mesh_of(sizes, there),
+            make_mesh(sizes, there),
             zero=self.zero,
             min_size=self.min_size,
             sequence=self.sequence,

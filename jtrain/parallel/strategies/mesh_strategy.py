@@ -12,11 +12,11 @@ from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
 
 from jtrain.core.placement import Placement, Unplaced
-from jtrain.core.sharding import UNLAID, GradientSharding
+from jtrain.core.sharding import NO_SHARDING, GradientSharding
 from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ShardingError
 from jtrain.parallel.leaf_sharding import LeafSharding
-from jtrain.parallel.offload import told_far
+from jtrain.parallel.offload import host_avals
 from jtrain.parallel.rules import ROWS, spec
 from jtrain.parallel.strategies.strategy import PlacedBatchCache, StrategyBase, plain, same_for_all
 
@@ -87,7 +87,7 @@ class MeshStrategy(StrategyBase, abc.ABC):
     def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
         """Gradients are whole where the parameters are."""
         del params, dims
-        return UNLAID
+        return NO_SHARDING
 
     @abc.abstractmethod
     def whole(self, fn: Callable, stacked: bool) -> Callable:
@@ -108,7 +108,7 @@ class MeshStrategy(StrategyBase, abc.ABC):
             donate_argnums=0 if keeps else (),
         )
         abstract, rows = plain(state, batch)
-        return jitted.lower(told_far(abstract, states), rows)
+        return jitted.lower(host_avals(abstract, states), rows)
 
     def rows(self, stacked: bool) -> P:
         """How the arrays of a batch are split: b ..., or k b ... where steps are stacked."""

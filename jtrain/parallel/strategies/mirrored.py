@@ -5,12 +5,12 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.errors import ConfigError
 from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import DATA, Device, devices
 from jtrain.parallel.leaf_sharding import Zero
-from jtrain.parallel.mesh import mesh_of
+from jtrain.parallel.mesh import make_mesh
 from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import SPLIT
 from jtrain.parallel.strategies.base_config import BaseParallelConfig
@@ -20,7 +20,7 @@ from jtrain.parallel.strategies.shmap import ShardMap
 from jtrain.parallel.strategies.strategy import Strategy
 
 
-@values
+@configclass
 class Mirrored(BaseParallelConfig):
     """The state on every device, the rows of a batch split over them."""
 
@@ -55,7 +55,7 @@ class Mirrored(BaseParallelConfig):
     def build(self, among: Sequence[Device] | None = None) -> Strategy:
         """The strategy over these devices, or as many `among` others."""
         there = devices(self.devices, among)
-        mesh = mesh_of({SPLIT if self.zero else DATA: len(there)}, there)
+        mesh = make_mesh({SPLIT if self.zero else DATA: len(there)}, there)
         if self.impl == "jit":
             return Sharded(mesh, zero=self.zero, offload=self.offload)
         return ShardMap(mesh) if self.impl == "shard_map" else Pmap(mesh)

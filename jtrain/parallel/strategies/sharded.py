@@ -7,18 +7,18 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from jtrain.core.placement import Placement
-from jtrain.core.sharding import UNLAID, GradientSharding
+from jtrain.core.sharding import NO_SHARDING, GradientSharding
 from jtrain.core.types import Dims, Params
 from jtrain.parallel.attention.sequence_parallel import ContextBy
-from jtrain.parallel.axis_usage import AxisUsage, refuse_unused
+from jtrain.parallel.axis_usage import AxisUsage, check_axes_used
 from jtrain.parallel.leaf_sharding import LeafSharding, StateSharding, Zero
 from jtrain.parallel.mesh_placement import MeshPlacement
 from jtrain.parallel.offload import (
     Offload,
-    goes_to_host,
-    kept_on_host,
-    refuse_nothing_saved,
-    refuse_without_host_memory,
+    check_host_memory,
+    check_offload_saves,
+    is_offloaded,
+    offload_shardings,
 )
 from jtrain.parallel.pipeline.schedule import PipelineSchedule
 from jtrain.parallel.rules import activations, copies_of
@@ -50,7 +50,7 @@ class Sharded(MeshStrategy):
         schedule: PipelineSchedule | None = None,
     ):
         super().__init__(mesh)
-        refuse_without_host_memory(mesh.devices.flat[0], offload)
+        check_host_memory(mesh.devices.flat[0], offload)
         self._offload: Offload = offload
         self._context_by: ContextBy = context_by
         self.schedule = schedule
@@ -70,19 +70,19 @@ class Sharded(MeshStrategy):
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """Each leaf by the names of its dims, and by its largest."""
-        return kept_on_host(self._named(self.leaves.specs(tree, dims)), tree, self._offload)
+        return offload_shardings(self._named(self.leaves.specs(tree, dims)), tree, self._offload)
 
     def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> list[LeafSharding]:
         """Where each leaf goes, and why."""
         return [
-            of._replace(host=goes_to_host(of.leaf, len(of.shape), self._offload))
+            of._replace(host=is_offloaded(of.leaf, len(of.shape), self._offload))
             for of in self.leaves.decisions(tree, dims)
         ]
 
     def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
         """Every axis splits a leaf, or did split an activation that the placement was told of."""
-        refuse_nothing_saved(self._offload, self._seen.saved)
-        refuse_unused(self.axes, self._seen, self.leaves.used.decisions(tree, dims))
+        check_offload_saves(self._offload, self._seen.saved)
+        check_axes_used(self.axes, self._seen, self.leaves.used.decisions(tree, dims))
 
     def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
         """Gradients are split as soon as `zero` reaches them: 1 once summed, 2 and 3 at once."""
@@ -92,8 +92,8 @@ class Sharded(MeshStrategy):
             where = self._named(leaves.specs(params, dims, split=split))
             return lambda tree: jax.lax.with_sharding_constraint(tree, where)
 
-        split = to(self.leaves, True) if zero else UNLAID.summed
-        each = split if zero > 1 else UNLAID.each
+        split = to(self.leaves, True) if zero else NO_SHARDING.summed
+        each = split if zero > 1 else NO_SHARDING.each
         return GradientSharding(to(self.leaves.used, zero == 3), each=each, summed=split)
 
     def whole(self, fn: Callable, stacked: bool) -> Callable:

@@ -8,15 +8,15 @@ import jax
 from jax.sharding import SingleDeviceSharding
 from jax.stages import Lowered
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.core.placement import Placement, Unplaced
-from jtrain.core.sharding import UNLAID, GradientSharding
+from jtrain.core.sharding import NO_SHARDING, GradientSharding
 from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ShardingError
 from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import Device, one_device
 from jtrain.parallel.leaf_sharding import LeafSharding
-from jtrain.parallel.mesh import mesh_of
+from jtrain.parallel.mesh import make_mesh
 from jtrain.parallel.strategies.base_config import BaseParallelConfig
 from jtrain.parallel.strategies.strategy import PlacedBatchCache, StrategyBase, plain, same_for_all
 
@@ -31,7 +31,7 @@ class OneDevice(StrategyBase):
 
     def __init__(self, device: Device):
         self._device = SingleDeviceSharding(device)
-        self.mesh = mesh_of({}, [device])
+        self.mesh = make_mesh({}, [device])
 
     @property
     def placement(self) -> Placement:
@@ -51,7 +51,7 @@ class OneDevice(StrategyBase):
     def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
         """Nothing is split."""
         del params, dims
-        return UNLAID
+        return NO_SHARDING
 
     def place(self, batch: Batch, /, *, stacked: bool = False) -> Batch:
         """The batch on the device."""
@@ -78,7 +78,7 @@ class OneDevice(StrategyBase):
         return jitted.lower(*plain(state, batch))
 
 
-@values
+@configclass
 class Single(BaseParallelConfig):
     """One device."""
 

@@ -17,7 +17,7 @@ from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ConfigError, RetraceError
 from jtrain.parallel.leaf_sharding import LeafSharding
 from jtrain.parallel.pipeline.schedule import PipelineSchedule
-from jtrain.parallel.program_cache import compiled
+from jtrain.parallel.program_cache import load_or_compile
 
 
 @runtime_checkable
@@ -121,7 +121,7 @@ class StrategyBase(abc.ABC):
     ) -> Callable:
         """As `Strategy.compile`."""
         lowered = self.lower(fn, state, batch, stacked=stacked, keeps=keeps)
-        return _once(compiled(lowered, state), *plain(state, batch))
+        return _once(load_or_compile(lowered, state), *plain(state, batch))
 
 
 def plain(state: Any, batch: Any) -> tuple[Any, Any]:

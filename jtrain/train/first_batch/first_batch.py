@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.core.loss import LossOutput, Stateful, in_terms
+from jtrain.core.loss import LossOutput, Stateful, normalize_loss
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
-from jtrain.distributed.multihost import of_each
+from jtrain.distributed.multihost import all_gather
 from jtrain.train.first_batch.index_uses import find_uses
 from jtrain.train.first_batch.labels import (
     OutOfRangeValue,
@@ -35,7 +35,7 @@ class FirstBatch:
     no entry, `check` runs the loss on it.
 
     Args:
-        terms: the loss, as `in_terms` gives it.
+        terms: the loss, as `normalize_loss` gives it.
         batch: on the host; of one process its own rows.
         rows: of the whole batch.
         what: which batch it is, in words.
@@ -93,7 +93,9 @@ class FirstBatch:
         Raises:
             DataError: with the row, the value and the shape of what is looked up in.
         """
-        every = [OutOfRangeValue(*each) for process in of_each(self.suspects) for each in process]
+        every = [
+            OutOfRangeValue(*each) for process in all_gather(self.suspects) for each in process
+        ]
         for found in {(x.leaf, x.value): x for x in reversed(every)}.values():
             held, mended = with_and_without(self._batch, found)
             before = sums(held)
@@ -147,7 +149,7 @@ def check_batch(
         LossError: with the operation and both shapes, or if the loss keeps no contract.
     """
     given = {name: np.asarray(array) for name, array in with_rows(batch).items()}
-    terms, rows = in_terms(loss, ragged=not given["mask"].all()), len(given["mask"])
+    terms, rows = normalize_loss(loss, ragged=not given["mask"].all()), len(given["mask"])
     weights = jax.tree.map(jnp.asarray, (params, extra))
     look = FirstBatch(terms, given, rows, "the batch", weights=weights, draws=training)
     program = jax.jit(look.sums(None))

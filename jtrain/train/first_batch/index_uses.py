@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jtrain.core.index_marks import MARK
-from jtrain.core.jaxpr import called, inner, opened, scan_sizes
+from jtrain.core.jaxpr import called_jaxpr, inner_jaxprs, open_jaxpr, scan_sizes
 
 # They give back what they are given.
 _SAME = {"copy", "optimization_barrier", "sharding_constraint", "stop_gradient"}
@@ -178,8 +178,8 @@ class _Walk:
         nothing: Values = [None] * len(equation.outvars)
         if inputs and not any(inputs):
             return nothing
-        if (program := called(equation)) is not None:
-            return self.run(*opened(program), inputs)
+        if (program := called_jaxpr(equation)) is not None:
+            return self.run(*open_jaxpr(program), inputs)
         if name in _SAME:
             return inputs
         if name == "scan":
@@ -241,7 +241,7 @@ class _Walk:
 
     def _scan(self, equation: Any, inputs: Values) -> Values:
         """Walk along the body of a loop, in a loop; nothing that is carried is known."""
-        body, params = opened(equation.params["jaxpr"]), equation.params
+        body, params = open_jaxpr(equation.params["jaxpr"]), equation.params
         consts, carry = scan_sizes(equation, body[0])
         bound, scanned = inputs[:consts], inputs[consts + carry :]
         stacks = {i: (x.array, x.raw) for i, x in enumerate(scanned) if x is not None}
@@ -367,5 +367,5 @@ def _softmaxes(program: Any) -> Iterator[int]:
             powers.add(equation.outvars[0])
         if name == "reduce_sum" and atoms[0] in powers:
             yield from (atoms[0].aval.shape[axis] for axis in equation.params["axes"])
-        for within in inner(equation):
+        for within in inner_jaxprs(equation):
             yield from _softmaxes(within)

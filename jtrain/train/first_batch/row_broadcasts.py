@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from jtrain.core.jaxpr import called, opened
+from jtrain.core.jaxpr import called_jaxpr, open_jaxpr
 from jtrain.errors import CodeError, LossError
 
 Shape: TypeAlias = tuple[int, ...]
@@ -65,7 +65,7 @@ def pairs(program: Any, rows: int) -> Iterator[BroadcastPair]:
 
     A column that the program makes of a row by `x[:, None]` is one that is meant.
     """
-    jaxpr, _ = opened(program)
+    jaxpr, _ = open_jaxpr(program)
     yield from _Walk(rows).run(jaxpr, [None] * len(jaxpr.invars))
 
 
@@ -107,8 +107,8 @@ class _Walk:
 
         for equation in jaxpr.eqns:
             given = [read(x) for x in equation.invars]
-            if (program := called(equation)) is not None:
-                yield from self.run(opened(program)[0], given, equation)
+            if (program := called_jaxpr(equation)) is not None:
+                yield from self.run(open_jaxpr(program)[0], given, equation)
                 known.update(zip(equation.outvars, self._outputs, strict=True))
                 continue
             yield from self._met(equation, given, call)

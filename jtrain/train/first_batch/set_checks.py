@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from jtrain.core.batches import Batches
-from jtrain.core.loss import in_terms
+from jtrain.core.loss import normalize_loss
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
-from jtrain.parallel.offload import brought, laid_near
+from jtrain.parallel.offload import device_shardings, to_device
 from jtrain.train.first_batch.first_batch import FirstBatch
 from jtrain.train.setup import TrainSetup
 
@@ -45,8 +45,8 @@ def _looked(
 ) -> list[FirstBatch]:
     if not parts.config.checks.first_batch:
         return []
-    weights = laid_near((parts.like.params, parts.like.extra))
-    terms = in_terms(parts.loss, ragged=batches.ragged)
+    weights = device_shardings((parts.like.params, parts.like.extra))
+    terms = normalize_loss(parts.loss, ragged=batches.ragged)
     return [FirstBatch(terms, first(), batches.size, what, weights=weights, **known)]
 
 
@@ -63,7 +63,7 @@ def check(parts: TrainSetup, looked: Sequence[FirstBatch], state: TrainState) ->
         parts.check_set(name, state)
     like = parts.like.params, parts.like.extra
     for each in looked:
-        weights = brought((state.params, state.extra), like)
+        weights = to_device((state.params, state.extra), like)
         each.check(_of_host(parts, each.sums(parts.strategy.psum), weights))
 
 

@@ -11,8 +11,8 @@ class Worst(Hook):
         self.loss = max(self.loss, numbers["loss"])
 ```
 
-Their order in a list is that of their calls: `Signals`, `Speed`, what reads it (`LogHook`, `ProgressBar`),
-`Metrics`, `SkippedSteps`, `EvaluateEvery`, `Samples`, and `SaveEvery` last.
+Hooks are called in the order of their list: `Signals`, `Speed`, what reads it (`LogHook`,
+`ProgressBar`), `Metrics`, `SkippedSteps`, `EvaluateEvery`, `Samples`, and `SaveEvery` last.
 """
 
 from jtrain.train.hooks.checkpointing import SaveEvery as SaveEvery

@@ -89,7 +89,7 @@ def decisions(path: Path) -> Sequence[RollbackDecision]:
     Raises:
         CheckpointError: if one cannot be read: without it the run would take other batches.
     """
-    return [_decision(path, row) for row in jsonl.whole(path) if _is_decision(row)]
+    return [_decision(path, row) for row in jsonl.complete_rows(path) if _is_decision(row)]
 
 
 def _decision(path: Path, row: Mapping[str, Any]) -> RollbackDecision:

@@ -10,8 +10,8 @@ from typing import Any
 from jtrain.checkpoint import layout
 from jtrain.core.loop import Hook
 from jtrain.core.types import Metrics
-from jtrain.distributed.heartbeat import PULSE, Heartbeat
-from jtrain.distributed.heartbeat.fault import OWN, REHEARSAL, Fault, faults
+from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
+from jtrain.distributed.heartbeat.fault import OWN, REHEARSAL, Fault, parse_faults
 
 HOLDS = 60.0  # seconds in which what is done to this process is done
 
@@ -30,7 +30,7 @@ class FaultInjection(Hook):
         pulse: says that one has happened, and is told so.
     """
 
-    def __init__(self, to_come: Mapping[int, Fault], pulse: Heartbeat = PULSE):
+    def __init__(self, to_come: Mapping[int, Fault], pulse: Heartbeat = HEARTBEAT):
         self._to_come = {i: fault for i, fault in to_come.items() if fault.kind != "full-disk"}
         self._pulse = pulse
         for place, fault in to_come.items():
@@ -52,7 +52,7 @@ class FaultInjection(Hook):
 def rehearsal(environ: Mapping[str, str] = os.environ) -> list[Hook]:
     """The hook, if a rehearsal is asked for in this process."""
     own = int(environ.get("JTRAIN_PROCESS") or 0)
-    every = faults(environ.get(REHEARSAL, ""), own + 1000)
+    every = parse_faults(environ.get(REHEARSAL, ""), own + 1000)
     to_come = {place: fault for place, fault in enumerate(every) if fault.process == own}
     return [FaultInjection(to_come)] if to_come else []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jtrain.core.loop import Hook
 from jtrain.io.formatting import count, duration, number
-from jtrain.io.redact import redacted
+from jtrain.io.redact import redact
 from jtrain.io.regular_files import open_regular
 from jtrain.io.same_file import HeldFolder
 from jtrain.train.hooks.speed import Speed
@@ -96,7 +96,7 @@ class LogLines:
 
     def write(self, line: str) -> str:
         """Writes a line to the file alone; gives it as it is written, without secrets."""
-        line = redacted(line)
+        line = redact(line)
         if self._path and self._folder and self._folder.is_there:  # or it would make another
             with (
                 contextlib.suppress(OSError),  # a full disk, which the saves tell of, on the screen

@@ -68,7 +68,7 @@ class Metrics(Hook):
 
 def read(path: Path | str) -> list[dict[str, Any]]:
     """The rows of a metrics file, in order, also while a run writes it; none if it is not there."""
-    return jsonl.read(path)
+    return jsonl.read_rows(path)
 
 
 def results(path: Path | str, prefix: str) -> dict[int, dict[str, float]]:

@@ -9,8 +9,8 @@ import numpy as np
 from jtrain.core.loop import Hook
 from jtrain.core.types import Metrics
 from jtrain.errors import DataError
-from jtrain.io.atomic_write import rewrite
-from jtrain.io.png import grid, png
+from jtrain.io.atomic_write import atomic_write
+from jtrain.io.png import encode_png, grid
 
 
 class Pictures(Hook):
@@ -49,9 +49,9 @@ def write_pictures(folder: Path, step: int, pictures: Mapping[str, Any]) -> list
         if not name or set(name) & set('/\\:*?"<>|') or name.startswith("."):
             raise DataError(f"a picture is called {name!r}; call it what a file may be: samples")
         try:
-            picture = png(grid(np.asarray(images)))
+            picture = encode_png(grid(np.asarray(images)))
         except DataError as error:
             raise DataError(f"picture {name}: {error}") from None
         files.append(folder / f"{name}-{step}.png")
-        rewrite(files[-1], picture)
+        atomic_write(files[-1], picture)
     return files

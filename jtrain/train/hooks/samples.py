@@ -7,7 +7,7 @@ from typing import Any
 
 from jtrain.core.loop import Hook
 from jtrain.core.types import Metrics
-from jtrain.io.atomic_write import rewrite
+from jtrain.io.atomic_write import atomic_write
 from jtrain.io.regular_files import open_regular, read_bytes
 
 MOST = 1 << 30  # bytes of samples
@@ -61,4 +61,4 @@ def _mend(path: Path, resumed_at: int | None) -> None:
         end = next(later, len(text))
     kept = text[:end].encode()
     if kept != found:
-        rewrite(path, kept)
+        atomic_write(path, kept)

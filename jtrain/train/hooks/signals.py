@@ -14,9 +14,9 @@ from jax.experimental import multihost_utils
 
 from jtrain.core.loop import Hook, Stop, StoppedError
 from jtrain.core.types import Metrics
-from jtrain.distributed.heartbeat import PULSE
+from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.early_signals import SignalGuard, leave
-from jtrain.distributed.heartbeat.shutdown_request import ShutdownRequest, asks, warning
+from jtrain.distributed.heartbeat.shutdown_request import ShutdownRequest, shutdown_signals, warning
 
 T = TypeVar("T")
 # Of all runs of this process: JAX wants numbers that rise, and a run that goes back has lower ones.
@@ -64,7 +64,7 @@ class Signals(Hook):
         if threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) is leave and not self._several:
                 self._guard = SignalGuard(self._grace, self._nothing_to_lose).__enter__()
-            for number in asks():
+            for number in shutdown_signals():
                 # Of several processes JAX listens for SIGTERM, and tells the others.
                 if not (self._several and number == signal.SIGTERM):
                     before = signal.signal(number, self._came)
@@ -97,7 +97,7 @@ class Signals(Hook):
         """
         left = iter(batches)
         while True:
-            PULSE.phase("data")
+            HEARTBEAT.phase("data")
             self._may_raise = not self._several  # as `interruptible`, which takes 2 us
             try:
                 if self._may_raise and self.why is not None:
@@ -107,7 +107,7 @@ class Signals(Hook):
                 return
             finally:
                 self._may_raise = False
-            PULSE.phase(then)
+            HEARTBEAT.phase(then)
             yield batch
 
     @contextlib.contextmanager
@@ -122,7 +122,7 @@ class Signals(Hook):
             self._may_raise = False
 
     def _nothing_to_lose(self) -> bool:
-        return PULSE.now().step == 0 or not self.fits()
+        return HEARTBEAT.now().step == 0 or not self.fits()
 
     def _came(self, number: int, frame: FrameType | None) -> None:
         which, name = self._request.signalled(), signal.Signals(number).name

@@ -19,7 +19,7 @@ from jtrain.core.loop import Hook
 from jtrain.core.types import Metrics
 from jtrain.data.batches.digest import digest
 from jtrain.errors import CheckpointError
-from jtrain.io.jsonl import JsonlWriter, read
+from jtrain.io.jsonl import JsonlWriter, read_rows
 
 ROW = 64  # calls of the step that share a row
 IN_FLIGHT = 16  # calls that may not be done yet: the loop has at most 8
@@ -103,8 +103,8 @@ class StepRecorder(Hook):
             for array in arrays:  # all at once; on a CPU it would cost more than it saves
                 array.copy_to_host_async()
         # Not jax.device_get, which takes 10 us for each.
-        read = [np.asarray(array) for array in arrays]
-        losses, norms = (np.ravel(read[place::2]).tolist() for place in (0, 1))
+        read_rows = [np.asarray(array) for array in arrays]
+        losses, norms = (np.ravel(read_rows[place::2]).tolist() for place in (0, 1))
         last = taken[-1][0]
         first = last - len(losses) + 1
         with self._lock:
@@ -121,7 +121,7 @@ def steps(path: Path) -> dict[int, StepRecord]:
         CheckpointError: if a row is not what was written.
     """
     found = {}
-    for row in read(path):
+    for row in read_rows(path):
         try:
             columns = [*map(float, row["loss"])], [*map(float, row["grad_norm"])], row["batch"]
             each = list(zip(*columns, strict=True))

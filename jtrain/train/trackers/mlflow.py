@@ -7,14 +7,14 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.train.trackers.tracker import End, TrackedRun
 
 _STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _MOST = 100  # parameters a call
 
 
-@values
+@configclass
 class MLflow:
     """A run of MLflow; `pip install 'jtrain[mlflow]'`."""
 

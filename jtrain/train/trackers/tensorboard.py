@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.train.trackers.tracker import End, TrackedRun
 
 
-@values
+@configclass
 class TensorBoard:
     """Event files that `tensorboard --logdir runs` shows; `pip install 'jtrain[tensorboard]'`."""
 

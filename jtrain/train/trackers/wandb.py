@@ -4,12 +4,12 @@ import importlib
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.errors import ConfigError
 from jtrain.train.trackers.tracker import End, TrackedRun
 
 
-@values
+@configclass
 class WandB:
     """A run at wandb.ai, or at a server of your own; `pip install 'jtrain[wandb]'`."""
 

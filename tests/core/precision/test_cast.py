@@ -9,9 +9,9 @@ from layouts import strategy
 import jtrain as jt
 from jtrain.config.precision import BF16, F16, F32
 from jtrain.core.jaxpr import product_types
-from jtrain.core.loss import in_terms
-from jtrain.core.loss_checks import refuse_wide_products
-from jtrain.core.precision.cast import computed_in
+from jtrain.core.loss import normalize_loss
+from jtrain.core.loss_checks import check_product_precision
+from jtrain.core.precision.cast import compute_in
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.errors import LossError
@@ -46,7 +46,7 @@ def walked(loss, precision, *, strategy=None, microbatches=1, steps=3, inside=Fa
     """`inside`: the parameters are cast in the loss, and so differentiated in float32."""
     optimizer = optax.sgd(0.05)
     compute = None if inside else precision.compute
-    loss = computed_in(loss, precision.compute) if inside else loss
+    loss = compute_in(loss, precision.compute) if inside else loss
     state = new_state(init(), optimizer, jax.random.key(0), scale=precision.scale())
     if strategy is None:
         step, data = make_step(loss, optimizer, microbatches=microbatches, compute=compute), batch()
@@ -115,25 +115,25 @@ def test_any_split_takes_the_steps_of_one_device(name, devices, microbatches, pr
 
 
 def terms_of(loss, precision):
-    terms = in_terms(computed_in(loss, precision.compute))
+    terms = normalize_loss(compute_in(loss, precision.compute))
     data = jax.tree.map(jnp.asarray, batch())
     return lambda params: terms(params, (), data, jax.random.key(0))
 
 
 def test_products_run_in_the_type_and_are_counted():
-    checked = refuse_wide_products(terms_of(two_layers, BF16()), init(), jnp.bfloat16)
+    checked = check_product_precision(terms_of(two_layers, BF16()), init(), jnp.bfloat16)
     assert checked == (2, 2)
 
 
 def test_a_loss_whose_inputs_widen_everything_is_refused_and_the_advice_helps():
     with pytest.raises(LossError, match=r"2 matrix products multiply float32.*astype\(kernel"):
-        refuse_wide_products(terms_of(uncast, BF16()), init(), jnp.bfloat16)
+        check_product_precision(terms_of(uncast, BF16()), init(), jnp.bfloat16)
 
     def advised(params, batch, rng):
         return uncast(params, {**batch, "x": batch["x"].astype(params["up"].dtype)}, rng)
 
-    assert refuse_wide_products(terms_of(advised, BF16()), init(), jnp.bfloat16) == (2, 2)
-    assert refuse_wide_products(terms_of(uncast, F32()), init(), jnp.float32) == (2, 2)
+    assert check_product_precision(terms_of(advised, BF16()), init(), jnp.bfloat16) == (2, 2)
+    assert check_product_precision(terms_of(uncast, F32()), init(), jnp.float32) == (2, 2)
 
 
 def test_types_are_found_inside_loops_and_jits():
@@ -151,7 +151,7 @@ def test_state_beside_the_parameters_is_not_cast():
         seen.update(params=params["up"].dtype, extra=extra["mean"].dtype, x=batch["x"].dtype)
         return two_layers(params, batch, rng), {}, extra
 
-    step = make_step(computed_in(loss, jnp.bfloat16), optax.sgd(0.1))
+    step = make_step(compute_in(loss, jnp.bfloat16), optax.sgd(0.1))
     state = new_state(init(), optax.sgd(0.1), jax.random.key(0), {"mean": jnp.zeros(3)})
     jax.eval_shape(step, state, batch())
     assert seen == {"params": jnp.bfloat16, "extra": jnp.float32, "x": jnp.float32}

@@ -7,7 +7,7 @@ from comparison import assert_close
 
 import jtrain as jt
 from jtrain.config.precision import F16
-from jtrain.core.precision.cast import computed_in
+from jtrain.core.precision.cast import compute_in
 from jtrain.core.precision.loss_scale import LossScale
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
@@ -44,7 +44,7 @@ def test_it_halves_down_to_its_minimum_and_grows_up_to_what_float32_holds():
 
 def test_a_loss_that_is_not_finite_leaves_it_as_it_was():
     optimizer = optax.sgd(0.1)
-    step = jax.jit(make_step(computed_in(line, jnp.float16), optimizer))
+    step = jax.jit(make_step(compute_in(line, jnp.float16), optimizer))
     before, _ = step(state_of(optimizer, scale=scale(64.0, growth=3)), batch())
     spoilt = batch() | {"y": np.full(8, np.nan, np.float32)}
     after, metrics = step(before, spoilt)
@@ -87,7 +87,7 @@ def state_of(optimizer, **scaling):
 def test_gradients_too_small_for_float16_survive_by_it():
     tiny, optimizer = batch(size=1e-8), optax.sgd(1e6)
     exact, _ = jax.jit(make_step(line, optimizer))(state_of(optimizer), tiny)
-    step = jax.jit(make_step(computed_in(line, jnp.float16), optimizer))
+    step = jax.jit(make_step(compute_in(line, jnp.float16), optimizer))
     lost, _ = step(state_of(optimizer), tiny)
     kept, metrics = step(state_of(optimizer, scale=scale()), tiny)
     np.testing.assert_array_equal(lost.params["w"], 0)  # all of them are below 6e-8
@@ -98,7 +98,7 @@ def test_gradients_too_small_for_float16_survive_by_it():
 def test_a_step_that_overflows_changes_nothing_but_the_scale():
     schedule = optax.linear_schedule(0.1, 0.0, 10)
     optimizer = optax.adam(schedule)
-    step = jax.jit(make_step(computed_in(line, jnp.float16), optimizer))
+    step = jax.jit(make_step(compute_in(line, jnp.float16), optimizer))
     before, _ = step(state_of(optimizer, scale=scale(1024.0)), batch())
     after, metrics = step(before, batch(size=1e6))  # 1024 x 1e6 x 2 x error is beyond 65,504
     jax.tree.map(np.testing.assert_array_equal, before.opt_state, after.opt_state)  # the schedule's

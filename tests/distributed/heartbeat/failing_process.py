@@ -6,7 +6,7 @@ import sys
 from jax.experimental import multihost_utils
 
 from jtrain.distributed.cluster import detect, start
-from jtrain.distributed.heartbeat.exit_alone import end_alone, fail_alone
+from jtrain.distributed.heartbeat.exit_alone import exit_alone, fail_alone
 from jtrain.errors import DataError
 
 
@@ -19,7 +19,7 @@ def fails(how: str) -> None:
         sys.excepthook = lambda *told: ours(*told)
         fail_alone()
     if how == "code":
-        end_alone(7)
+        exit_alone(7)
     raise DataError("nobody catches this") if how == "jtrain" else RuntimeError("nobody catches it")
 
 

@@ -3,19 +3,19 @@
 import pytest
 
 from jtrain.cli import launch
-from jtrain.distributed.heartbeat.fault import KINDS, Fault, faults
+from jtrain.distributed.heartbeat.fault import KINDS, Fault, parse_faults
 from jtrain.distributed.heartbeat.heartbeat import FAULTS
 from jtrain.errors import UserError
 
 
 def test_faults_are_read_as_they_are_printed():
     text = "kill:1@step20,stall:0@step30,raise:1@step12,full-disk@save2,term:0@step40"
-    found = faults(text, processes=2)
+    found = parse_faults(text, processes=2)
     assert found[0] == Fault("kill", 1, 20)
     assert ",".join(map(str, found)) == text
     assert {fault.kind for fault in found} == set(KINDS)
-    assert faults("", processes=2) == ()
-    assert faults("kill@step3", processes=1) == (Fault("kill", 0, 3),)
+    assert parse_faults("", processes=2) == ()
+    assert parse_faults("kill@step3", processes=1) == (Fault("kill", 0, 3),)
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_faults_are_read_as_they_are_printed():
 )
 def test_what_is_none_is_refused_with_what_is(text: str, why: str):
     with pytest.raises(UserError, match=why) as refused:
-        faults(text, processes=2)
+        parse_faults(text, processes=2)
     *_, advice = str(refused.value).split("--chaos ")
-    assert faults(advice, processes=2), "what it says to type is a rehearsal"
+    assert parse_faults(advice, processes=2), "what it says to type is a rehearsal"
 
 
 def test_only_a_run_is_rehearsed():
@@ -45,6 +45,6 @@ def test_only_a_run_is_rehearsed():
 
 
 def test_more_faults_than_fit_into_the_memory_of_a_process_are_refused():
-    assert len(faults(",".join(["kill:0@step1"] * FAULTS), processes=1)) == FAULTS
+    assert len(parse_faults(",".join(["kill:0@step1"] * FAULTS), processes=1)) == FAULTS
     with pytest.raises(UserError, match=f"names {FAULTS + 1} faults, and .* takes {FAULTS}. Leave"):
-        faults(",".join(["kill:0@step1"] * (FAULTS + 1)), processes=1)
+        parse_faults(",".join(["kill:0@step1"] * (FAULTS + 1)), processes=1)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.distributed.heartbeat import Heartbeat, read
+from jtrain.distributed.heartbeat import Heartbeat, read_beat
 from jtrain.distributed.heartbeat.channel import CHANNEL, Channel
-from jtrain.distributed.heartbeat.heartbeat import FAULTS, note_rehearsed, rehearsed
+from jtrain.distributed.heartbeat.heartbeat import FAULTS, note_rehearsed, rehearsal_time
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def started(code: str, channel: Channel, **options) -> subprocess.Popen:
 
 def test_another_reads_what_was_said_last(tmp_path: Path, channel: Channel):
     file = channel.files.pulse
-    assert read(file).number == 0, "nobody has spoken"
+    assert read_beat(file).number == 0, "nobody has spoken"
     pulse = Heartbeat(file)
     pulse.begins(tmp_path / "runs" / "möwe", grace=12.5)
     pulse.beat("hooks", 7)
     pulse.kept(5)
-    beat = read(file)
+    beat = read_beat(file)
     assert (beat.phase, beat.step, beat.kept, beat.grace) == ("hooks", 7, 5, 12.5)
     assert beat.run == str(tmp_path / "runs" / "möwe")
     assert abs(beat.seconds - time.monotonic()) < 60
@@ -47,11 +47,11 @@ def test_either_side_says_that_a_fault_has_come(tmp_path: Path, channel: Channel
     pulse.begins(tmp_path, grace=1.0)
     pulse.rehearses(0)
     note_rehearsed(file, FAULTS - 1)
-    came = [place for place in range(FAULTS) if rehearsed(file, place)]
+    came = [place for place in range(FAULTS) if rehearsal_time(file, place)]
     assert came == [place for place in range(FAULTS) if pulse.was_rehearsed(place)]
     assert came == [0, FAULTS - 1]
-    assert abs(rehearsed(file, 0) - time.monotonic()) < 60
-    assert read(file).run == str(tmp_path)
+    assert abs(rehearsal_time(file, 0) - time.monotonic()) < 60
+    assert read_beat(file).run == str(tmp_path)
 
 
 def test_a_phase_within_a_phase_gives_way_to_it(tmp_path: Path):
@@ -72,7 +72,7 @@ def test_each_beat_is_read_whole_while_it_is_written(channel: Channel):
     )
     writer, seen = started(code, channel), []
     while writer.poll() is None:
-        seen.append(read(channel.files.pulse))
+        seen.append(read_beat(channel.files.pulse))
     assert writer.returncode == 0
     assert len({beat.number for beat in seen}) > 10
     assert all(beat.number == beat.step for beat in seen)
@@ -89,7 +89,7 @@ def test_one_who_is_watched_shows_its_stacks_even_when_no_python_runs(channel: C
     process = started(code, channel)
     try:
         deadline = time.monotonic() + 60
-        while read(channel.files.pulse).number == 0:
+        while read_beat(channel.files.pulse).number == 0:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         time.sleep(0.2)
@@ -109,7 +109,7 @@ def test_what_a_process_starts_does_not_speak_for_it(channel: Channel):
         "PULSE.beat('data', 4); subprocess.run([sys.executable, '-c', child], check=True)"
     )
     assert started(code, channel).wait(timeout=60) == 0
-    assert read(channel.files.pulse).step == 4
+    assert read_beat(channel.files.pulse).step == 4
 
 
 def test_a_process_that_was_not_given_the_files_is_alone(tmp_path: Path, channel: Channel):
@@ -128,5 +128,5 @@ def test_a_process_that_was_not_given_the_files_is_alone(tmp_path: Path, channel
             subprocess.run(command, env=environ, pass_fds=files, check=True, timeout=60)
     finally:
         os.close(theirs)
-    assert read(channel.files.pulse).number == 0
+    assert read_beat(channel.files.pulse).number == 0
     assert (tmp_path / "theirs").read_text() == "kept"

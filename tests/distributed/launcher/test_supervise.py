@@ -12,7 +12,7 @@ import pytest
 from test_launch import gone, of, when_written
 
 from jtrain.distributed.heartbeat import Patience
-from jtrain.distributed.heartbeat.fault import faults
+from jtrain.distributed.heartbeat.fault import parse_faults
 from jtrain.distributed.launcher import launch, process_group
 
 # Each life appends a letter to its own file, so the number of lives is the file's size.
@@ -111,8 +111,8 @@ def test_what_a_run_says_of_its_failure_is_in_the_table(here: Path, capfd):
 
 
 def test_a_full_disk_that_a_run_gets_over_is_no_end_of_it(here: Path, capfd):
-    full = faults("full-disk@save1", processes=1)
-    assert launch(watched("PULSE.rehearses(0)"), processes=1, faults=full) == 0
+    full = parse_faults("full-disk@save1", processes=1)
+    assert launch(watched("PULSE.rehearses(0)"), processes=1, parse_faults=full) == 0
     assert lives(here) == [1]
     row = capfd.readouterr().err.splitlines()[1]
     assert " ".join(row.split()) == "full-disk@save1 - - - it went on, and ended with 0"

@@ -33,7 +33,7 @@ from jtrain.errors import ConfigError
 from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.inspect.plan.plan import plan
 from jtrain.inspect.plan.topology import topology
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("from_the_top")]
 
@@ -100,7 +100,7 @@ def test_a_device_holds_its_share_of_the_state(words, parameters, moments):
 def test_the_sums_over_microbatches_are_split_by_zero_2(zero, parts):
     words = ["parallel.kind=mirrored", f"parallel.zero={zero}", "microbatches=2"]
     config = resolve("configs/llama2_7b.yaml", [*SMALL, *words]).config
-    step = assemble(config, among=topology("v5e:2x4").devices).lower_step()
+    step = set_up(config, among=topology("v5e:2x4").devices).lower_step()
     carried = [
         math.prod(map(int, dims.split(",")))
         for instruction, *_ in HloProgram(step.compile().as_text()).walk()
@@ -114,7 +114,7 @@ def test_the_sums_over_microbatches_are_split_by_zero_2(zero, parts):
 
 def test_a_new_state_is_never_whole_on_a_device():
     path = "configs/llama2_7b.yaml"
-    parts = assemble(resolve(path, SMALL).config, among=topology("v5e:2x4").devices)
+    parts = set_up(resolve(path, SMALL).config, among=topology("v5e:2x4").devices)
     x = parts.experiment
 
     def make():

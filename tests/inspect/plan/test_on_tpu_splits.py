@@ -30,7 +30,7 @@ from tpu_programs import (
 
 from jtrain.inspect.plan.collectives import by_axes
 from jtrain.inspect.plan.topology import topology
-from jtrain.parallel.mesh import mesh_of
+from jtrain.parallel.mesh import make_mesh
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("from_the_top")]
 
@@ -121,7 +121,7 @@ def test_experts_send_tokens_to_all_others_and_back():
 
 
 def test_the_compiler_is_heard_where_it_makes_an_array_whole():
-    mesh = mesh_of({"data": 2, "fsdp": 2, "tensor": 2}, topology("v5e:2x4").devices)
+    mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2}, topology("v5e:2x4").devices)
     lay = lambda x, *axes: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, jax.P(*axes)))
 
     def awkward(x):

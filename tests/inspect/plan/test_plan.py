@@ -14,7 +14,7 @@ from jtrain.inspect.plan.plan import plan
 from jtrain.inspect.plan.table import size, table
 from jtrain.inspect.plan.topology import prepare, topology
 from jtrain.parallel.memory import CHIPS
-from jtrain.train.setup import assemble
+from jtrain.train.setup import set_up
 
 CONFIG = "configs/shakespeare.yaml"
 SMALL = ["batch=16", "data.context=32", "model.context=32", "model.layers=2", "model.width=64"]
@@ -24,7 +24,7 @@ FSDP = [*SMALL, "parallel.kind=fsdp", "parallel.min_size=0"]
 def test_a_plan_is_of_the_very_step_that_runs(pytestconfig):
     config = resolve(pytestconfig.rootpath / CONFIG, FSDP).config
     found = plan(config, topology("cpu:8"))
-    parts = assemble(config)
+    parts = set_up(config)
     ran = parts.lower_step().compile().memory_analysis()
     assert found.memory["arguments"] == ran.argument_size_in_bytes
     assert found.memory["temporaries"] == ran.temp_size_in_bytes

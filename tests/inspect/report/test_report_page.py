@@ -14,7 +14,7 @@ from test_report_reading import ROWS, write_run
 from jtrain.cli import main
 from jtrain.inspect.report import page, read
 from jtrain.inspect.report.facts import facts
-from jtrain.io.png import png
+from jtrain.io.png import encode_png
 
 EVIL = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
 
@@ -189,7 +189,7 @@ def test_pictures_matrices_and_leaves_are_in_it(tmp_path: Path):
     rows = [*ROWS, {"step": 40, "valid/confusion": [[3, 1], [0, 4]]}]
     leaves = '{"step": 10, "grad_norm": {"block/kernel": 0.5}, "ratio": {"block/kernel": "NaN"}}\n'
     path = write_run(tmp_path / "a", rows, leaves_jsonl=leaves)
-    picture = png([[0, 255]])
+    picture = encode_png([[0, 255]])
     (path / "pictures").mkdir()
     (path / "pictures" / "digits-40.png").write_bytes(picture)
     text = page([read(path)])

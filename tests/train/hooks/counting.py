@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.loop import Hook, LoopResult, train
+from jtrain.core.loop import Hook, LoopResult, train_loop
 from jtrain.core.mean import Mean
 
 
@@ -20,4 +20,4 @@ def run(hooks: Sequence[Hook], *, stop: int, start: int = 0) -> LoopResult:
     """Steps `start + 1 .. stop`; the state is the step, the loss one over it."""
     one = jnp.ones(())
     feed = (one for _ in range(start, stop))
-    return train(_step, jnp.float32(start), feed, start=start, stop=stop, hooks=hooks)
+    return train_loop(_step, jnp.float32(start), feed, start=start, stop=stop, hooks=hooks)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from quick_study import CODE, write_study
 
-from jtrain.distributed.heartbeat import Beat, read
+from jtrain.distributed.heartbeat import Beat, read_beat
 from jtrain.distributed.heartbeat.channel import Channel
 
 SLOW = '''
@@ -50,7 +50,7 @@ HEAD = (
 )
 STUDY = HEAD + (
     CODE.replace("    return Arrays(", "    return Slow(")
-    .replace("\n\n@jt.values\nclass Data", SLOW + "\n\n@jt.values\nclass Data")
+    .replace("\n\n@jt.configclass\nclass Data", SLOW + "\n\n@jt.configclass\nclass Data")
     .replace("jt.Experiment(", "jt.Experiment(sample=told,")
     .replace(
         "            x = jnp.tanh(",
@@ -101,7 +101,7 @@ def asked(
     try:
         deadline = time.monotonic() + 120
         step = 0 if phase in {"start", "compile"} else 6
-        while (beat := read(file)).phase != phase or beat.step < step or beat.number == 0:
+        while (beat := read_beat(file)).phase != phase or beat.step < step or beat.number == 0:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, beat
             time.sleep(0.002)
@@ -112,7 +112,7 @@ def asked(
             time.sleep(gap)
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 75, said
-        return said, read(file), time.monotonic() - began
+        return said, read_beat(file), time.monotonic() - began
     finally:
         process.kill()
         process.wait()

@@ -2,8 +2,8 @@
 
 import itertools
 
-from jtrain.core.loop import train
-from jtrain.distributed.heartbeat import PULSE, Heartbeat
+from jtrain.core.loop import train_loop
+from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
 from jtrain.train.hooks.heartbeat import HeartbeatHook
 from jtrain.train.hooks.signals import Signals
 
@@ -15,7 +15,7 @@ def test_each_step_is_told_after_it_was_begun():
         seen.append((pulse.now().phase, pulse.now().step))
         return state + 1, {}
 
-    train(step, 0, itertools.repeat({}), start=4, stop=7, hooks=[HeartbeatHook(pulse=pulse)])
+    train_loop(step, 0, itertools.repeat({}), start=4, stop=7, hooks=[HeartbeatHook(pulse=pulse)])
     assert seen == [("start", 0), ("hooks", 5), ("hooks", 6)]
     assert (pulse.now().phase, pulse.now().step) == ("hooks", 7)
 
@@ -25,9 +25,9 @@ def test_a_wait_for_data_is_told_and_what_goes_on_after_it():
 
     def batches():
         for _ in range(3):
-            waited.append(PULSE.now().phase)
+            waited.append(HEARTBEAT.now().phase)
             yield {}
 
-    went_on = [PULSE.now().phase for _ in Signals().through(batches(), "eval")]
+    went_on = [HEARTBEAT.now().phase for _ in Signals().through(batches(), "eval")]
     assert waited == ["data"] * 3
     assert went_on == ["eval"] * 3

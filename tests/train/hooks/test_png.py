@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jtrain.errors import DataError
-from jtrain.io.png import grid, png
+from jtrain.io.png import encode_png, grid
 
 
 def chunks(data: bytes) -> dict[bytes, bytes]:
@@ -27,7 +27,7 @@ def chunks(data: bytes) -> dict[bytes, bytes]:
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_the_pixels_are_those_that_were_given(channels: int):
     image = np.random.default_rng(0).integers(256, size=(5, 7, channels), dtype=np.uint8)
-    found = chunks(png(image))
+    found = chunks(encode_png(image))
     assert list(found) == [b"IHDR", b"IDAT", b"IEND"]
     wide, high, depth, colours, *rest = struct.unpack(">IIBBBBB", found[b"IHDR"])
     assert (wide, high, depth, rest) == (7, 5, 8, [0, 0, 0])
@@ -49,14 +49,16 @@ def test_a_grid_has_each_image_in_its_place():
 
 def test_numbers_that_are_no_bytes_are_brought_into_their_range():
     image = np.float32([[-3, 0.4], [300, np.nan]])
-    rows = np.frombuffer(zlib.decompress(chunks(png(image))[b"IDAT"]), np.uint8).reshape(2, 3)
+    rows = np.frombuffer(zlib.decompress(chunks(encode_png(image))[b"IDAT"]), np.uint8).reshape(
+        2, 3
+    )
     assert rows[:, 1:].tolist() == [[0, 0], [255, 0]]
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 2, 2), (0, 4, 1), (1, 2, 2, 1)])
 def test_what_is_no_picture_is_refused(shape):
     with pytest.raises(DataError, match=r"h w c with 1, 3 or 4 channels"):
-        png(np.zeros(shape, np.uint8))
+        encode_png(np.zeros(shape, np.uint8))
 
 
 def test_what_are_no_pictures_is_refused():

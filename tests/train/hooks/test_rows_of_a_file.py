@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from full_disk import files_of_at_most
 
-from jtrain.io.jsonl import JsonlWriter, lacks, read
+from jtrain.io.jsonl import JsonlWriter, find_truncation, read_rows
 
 
 def test_what_the_disk_does_not_take_is_written_once_it_does(tmp_path: Path):
@@ -16,14 +16,14 @@ def test_what_the_disk_does_not_take_is_written_once_it_does(tmp_path: Path):
     with files_of_at_most(30):
         rows.append({"step": 2, "loss": 0.1 + 0.2})  # is cut in its middle
         rows.append({"step": 3})
-        assert [row["step"] for row in read(path)] == [1]
+        assert [row["step"] for row in read_rows(path)] == [1]
         with pytest.raises(OSError, match="too large"):
             rows.sync()
     rows.append({"step": 4})
     rows.sync()
     rows.close()
-    assert [row["step"] for row in read(path)] == [1, 2, 3, 4]
-    assert read(path)[1]["loss"] == 0.1 + 0.2
+    assert [row["step"] for row in read_rows(path)] == [1, 2, 3, 4]
+    assert read_rows(path)[1]["loss"] == 0.1 + 0.2
 
 
 def test_closing_on_a_full_disk_leaves_whole_rows(tmp_path: Path):
@@ -33,7 +33,7 @@ def test_closing_on_a_full_disk_leaves_whole_rows(tmp_path: Path):
         rows.append({"step": 1})
         rows.append({"step": 2})
         rows.close()
-    assert [row["step"] for row in read(path)] == [1]
+    assert [row["step"] for row in read_rows(path)] == [1]
 
 
 LOSSES = {
@@ -86,10 +86,10 @@ def test_what_others_do_to_the_file_is_told_at_the_next_row_and_mended(tmp_path:
     mark = rows.mark()
     rows.close()
     assert len(told) == 1, "once"
-    assert [row["step"] for row in read(path)] == steps
+    assert [row["step"] for row in read_rows(path)] == steps
     assert not path.is_symlink()
     assert mark["bytes"] == path.stat().st_size
-    assert lacks(path, mark) == ""
+    assert find_truncation(path, mark) == ""
 
 
 @pytest.mark.parametrize("moved", [True, False])
@@ -104,7 +104,7 @@ def test_rows_go_where_their_folder_goes(tmp_path: Path, moved: bool):
     rows.append({"step": 3})
     rows.close()
     assert told == [f"{path.parent} was moved or removed while the run wrote in it"]
-    assert [row["step"] for row in read(tmp_path / "elsewhere" / path.name)] == [1, 2, 3]
+    assert [row["step"] for row in read_rows(tmp_path / "elsewhere" / path.name)] == [1, 2, 3]
     assert not path.exists()
 
 
@@ -118,7 +118,7 @@ def test_a_file_that_goes_on_is_compared_with_what_it_was(tmp_path: Path):
     rows.append({"step": 4})
     rows.close()
     content = path.read_bytes()
-    assert lacks(path, mark) == "", "more rows are no fault"
+    assert find_truncation(path, mark) == "", "more rows are no fault"
     rows = JsonlWriter(path, resumed_at=3)
     assert rows.mark() == mark
     rows.close()
@@ -129,11 +129,13 @@ def test_a_file_that_goes_on_is_compared_with_what_it_was(tmp_path: Path):
     }
     for text, words in found.items():
         path.write_bytes(text)
-        assert lacks(path, mark).startswith(words)
+        assert find_truncation(path, mark).startswith(words)
     path.unlink()
-    assert lacks(path, mark) == f"{path} is gone: its 36 bytes are lost"
+    assert find_truncation(path, mark) == f"{path} is gone: its 36 bytes are lost"
     os.mkfifo(path)
-    assert lacks(path, mark) == f"{path} is gone: its 36 bytes are lost", "and nothing hangs"
+    assert find_truncation(path, mark) == f"{path} is gone: its 36 bytes are lost", (
+        "and nothing hangs"
+    )
 
 
 def test_a_full_disk_is_no_loss_and_a_file_that_cannot_be_written_again_is_told_when_it_is(
@@ -149,4 +151,4 @@ def test_a_full_disk_is_no_loss_and_a_file_that_cannot_be_written_again_is_told_
     rows.append({"step": 3})
     rows.close()
     assert len(told) == 1
-    assert [row["step"] for row in read(path)] == [1, 2, 3]
+    assert [row["step"] for row in read_rows(path)] == [1, 2, 3]

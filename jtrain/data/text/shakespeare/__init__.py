@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from jtrain.config.configclass import values
+from jtrain.config.configclass import configclass
 from jtrain.data.text.text import Corpus, corpus
 
 
@@ -30,7 +30,7 @@ def split(play: str) -> tuple[str, str]:
     return play[:cut], play[cut:]
 
 
-@values
+@configclass
 class Shakespeare:
     """The plays of Shakespeare, character by character. The last tenth of every play is kept to
     judge by, so that both parts have the same speakers and the same kinds of play."""
