@@ -56,7 +56,8 @@ def one_device(asked: Devices, among: Sequence[Device] | None = None) -> Device:
     if len(choice.indices) > 1:
         raise ConfigError(
             f"parallel.kind=single takes one device, and parallel.devices="
-            f"{format_devices(asked)} names {len(choice.indices)}. Name one of them, or take all with parallel.kind=mirrored."
+            f"{format_devices(asked)} names {len(choice.indices)}. Name one of "
+            f"them, or take all with parallel.kind=mirrored."
         )
     return devices(asked, among)[0]
 
@@ -76,9 +77,9 @@ def _present(asked: Devices, choice: DeviceSelection) -> list[Device]:
         have = jax.devices()
         raise ConfigError(
             f"parallel.devices={format_devices(asked)}, and JAX reaches no "
-            f"{choice.platform} here: it has {len(have)} x {have[0].platform} ({have[0].device_kind}). Take "
-            f"parallel.devices={have[0].platform}, or install JAX for that platform "
-            f"(docs/accelerators.md)."
+            f"{choice.platform} here: it has {len(have)} x "
+            f"{have[0].platform} ({have[0].device_kind}). Take "
+            f"parallel.devices={have[0].platform}, or install JAX for that platform (docs/accelerators.md)."
         ) from error
 
 

@@ -23,7 +23,8 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
     `params` is the collection of that name and `extra` holds the others (`batch_stats`), as plain
     nested dicts. `apply(params, extra, rng, train, *inputs)` tells the module whether it trains by
     the argument that it has for it (`train`, `deterministic`, ...; see
-    `models.adapters.switch`), draws stream i of `streams` from `fold_in(rng, i)` and returns the outputs and the new `extra`.
+    `models.adapters.switch`), draws stream i of `streams` from `fold_in(rng, i)` and returns the
+    outputs and the new `extra`.
 
     `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which it takes the first: a
     layer of flax draws one mask for all rows that it sees.

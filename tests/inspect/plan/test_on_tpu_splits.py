@@ -1,7 +1,7 @@
 """What crosses where sequences, layers and experts are split, in programs of the TPU compiler.
 
-As tests/inspect/plan/test_on_tpu.py: bytes are what a device sends in a step, loops counted. A transfer
-from one device to the next counts its bytes; of B bytes among n devices a gather, a scatter and an
+As test_on_tpu.py: bytes are what a device sends in a step, loops counted. A transfer from
+one device to the next counts its bytes; of B bytes among n devices a gather, a scatter and an
 exchange send (n - 1) / n B, a reduction twice that.
 """
 
