@@ -9,10 +9,10 @@ from jtrain.distributed.heartbeat.early_signals import exit_on_early_signals
 
 
 def begin() -> NoReturn:
-    """Does what was typed, and ends the process."""
+    """Run the command line and exit."""
     verb = "".join(sys.argv[1:2])
-    if verb == "run":  # before anything is imported that takes time
-        exit_on_early_signals()  # a run takes the signals over
+    if verb == "run":  # before the slow imports
+        exit_on_early_signals()  # a run installs its own handlers later
     if verb in {"run", "launch"}:
         outlive_readers()
     leave(main())

@@ -1,4 +1,4 @@
-"""The command line: one file a verb, imported when it is asked for."""
+"""Command line: one module a verb, imported when the verb is typed."""
 
 import difflib
 import importlib
@@ -18,30 +18,30 @@ from jtrain.io.redact import redact
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.
 VERBS = {
-    "run": "train what a config says, or go on where it was stopped",
-    "eval": "evaluate a run that was trained",
-    "predict": "write what a run that was trained makes of each row of a file",
-    "sample": "write a text as a run that was trained would",
-    "show": "print a config's values and where each was said, or the help of a key",
-    "check": "show that no split of a batch changes what a config trains, or say what does",
-    "plan": "print what a step takes on devices that are not here: memory, collectives",
-    "replay": "take a step of a run again: the same bits, and from all sides",
-    "diff": "say where two runs part: the first step, number, batch and leaf",
+    "run": "train a config, or resume a run that was stopped",
+    "eval": "evaluate a trained run",
+    "predict": "write the outputs of a trained run for each row of a file",
+    "sample": "write a text sampled from a trained run",
+    "show": "print a config's values and the origin of each, or the help of a key",
+    "check": "check that no split of a batch changes what a config trains",
+    "plan": "print the memory and collectives of a step on devices that are not here",
+    "replay": "recompute a step of a run: compare its bits, and dissect it",
+    "diff": "print where two runs diverge: the first step, number, batch and leaf",
     "ckpt": "list, verify, show, compare, remove and export checkpoints",
-    "data": "write text as token files; print what a config's batches hold",
-    "sweep": "run a config with several values, side by side, and say which is best",
-    "launch": "do any of these in several processes on this machine",
+    "data": "write text as token files; print rows of a config's batches",
+    "sweep": "run a config with several values, side by side, and rank them",
+    "launch": "run any of these in several processes on this machine",
     "report": "write one HTML page about some runs: curves, differences, speed, samples",
 }
 INTERRUPTED, PIPE_CLOSED = 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Does what was typed; gives the exit code: 0 done, 2 a mistake in it, 70 a fault."""
-    typed = sys.argv[1:] if argv is None else argv
-    verb, *rest = typed or ["--help"]
+    """Run the verb; return the exit code: 0 done, 2 a user error, 70 a fault."""
+    words = sys.argv[1:] if argv is None else argv
+    verb, *rest = words or ["--help"]
     try:
-        return _do(verb, rest)
+        return _run_verb(verb, rest)
     except (UserError, PeerError, DeviceError) as error:
         print(redact(str(error)), file=sys.stderr)
         return error.code
@@ -53,18 +53,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except Exception as error:
-        if isinstance(error, RuntimeError | AssertionError) and (told := refused_platform(error)):
-            print(told, file=sys.stderr)
-            return told.code
+        if isinstance(error, RuntimeError | AssertionError) and (advice := refused_platform(error)):
+            print(advice, file=sys.stderr)
+            return advice.code
         print(redact(traceback.format_exc()), file=sys.stderr, end="")
         return FAULT
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process.
+    """End the process with an exit code.
 
-    A signal changes nothing any more. One of several that failed does not wait for the others:
-    JAX's would for 300 s, for they hang.
+    Signals are ignored from here on. A failed process does not wait for its peers: JAX would wait
+    300 s for them, and they hang.
     """
     for number in ASKS:
         signal.signal(number, signal.SIG_IGN)
@@ -74,19 +74,19 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _do(verb: str, rest: list[str]) -> int:
+def _run_verb(verb: str, rest: list[str]) -> int:
     if verb in VERBS:
         code = importlib.import_module(f"jtrain.cli.{verb}").main(rest)
         sys.stdout.flush()
         return code
     if verb not in {"-h", "--help", "--version"}:
-        raise UserError(_unknown(verb))
+        raise UserError(_unknown_verb(verb))
     print(f"jtrain {version('jtrain')}" if verb == "--version" else _help())
     return DONE
 
 
 def _help() -> str:
-    verbs = "\n".join(f"  {verb:6} {does}" for verb, does in VERBS.items())
+    verbs = "\n".join(f"  {verb:6} {help_text}" for verb, help_text in VERBS.items())
     return f"""\
 jtrain trains any pure JAX loss function on any number of devices.
 
@@ -98,10 +98,10 @@ jtrain trains any pure JAX loss function on any number of devices.
 For example: jtrain run configs/shakespeare.yaml steps=400 optimizer.lr=2e-3"""
 
 
-def _unknown(verb: str) -> str:
+def _unknown_verb(verb: str) -> str:
     near = difflib.get_close_matches(verb, VERBS, 1)
     if verb.endswith((".yaml", ".yml")):
         meant = f"; did you mean jtrain run {verb}?"
     else:
         meant = f"; did you mean {near[0]}?" if near else ""
-    return f"jtrain: {verb} is no verb; the verbs are {', '.join(VERBS)}{meant}"
+    return f"jtrain: {verb} is not a verb; the verbs are {', '.join(VERBS)}{meant}"

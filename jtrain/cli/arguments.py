@@ -1,4 +1,4 @@
-"""What follows a verb: a config file, KEY=VALUE for what to change, and options."""
+"""Command-line arguments of a verb: a config file, KEY=VALUE settings and options."""
 
 import argparse
 import difflib
@@ -14,12 +14,12 @@ from jtrain.errors import UserError
 
 
 class Arguments(argparse.ArgumentParser):
-    """A parser of what was typed after a verb; mistakes are UserErrors."""
+    """Argument parser of a verb; it raises UserError."""
 
-    def __init__(self, verb: str, does: str, *examples: str):
+    def __init__(self, verb: str, description: str, *examples: str):
         super().__init__(
             prog=f"jtrain {verb}",
-            description=does,
+            description=description,
             epilog="\n".join(["for example:", *(f"  jtrain {verb} {e}" for e in examples)]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
@@ -27,68 +27,68 @@ class Arguments(argparse.ArgumentParser):
         self._example = f"jtrain {verb} {examples[0] if examples else ''}".partition("   ")[0]
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """What was typed, options anywhere among the words."""
-        self._refuse_spaces(argv)
-        typed, strange = self.parse_known_intermixed_args(argv)
-        for word in strange:
-            raise UserError(self._no_option(word, argv))
-        config = getattr(typed, "config", "")
+        """Parse the arguments; options may stand anywhere among the words."""
+        self._check_spaces(argv)
+        args, unknown = self.parse_known_intermixed_args(argv)
+        for word in unknown:
+            raise UserError(self._unknown_option(word, argv))
+        config = getattr(args, "config", "")
         if isinstance(config, str) and "=" in config and not Path(config).exists():
-            self.config_and_words([config, *getattr(typed, "settings", ())])
-        return typed
+            self.config_and_words([config, *getattr(args, "settings", ())])
+        return args
 
     def config_and_words(self, words: Sequence[str], options: str = "") -> tuple[str, list[str]]:
-        """The config file, and the words after it.
+        """Split the words into the config file and the rest.
 
         Args:
-            options: what else the verb must be told, as it is typed.
+            options: further required options, as they are typed.
 
         Raises:
-            UserError: if the first word is none.
+            UserError: if the first word is not a config file.
         """
         path, *rest = words or [""]
         if path and "=" not in path:
             return path, rest
-        typed = " ".join(filter(None, [self.prog, "configs/NAME.yaml", options, path, *rest]))
+        command = " ".join(filter(None, [self.prog, "configs/NAME.yaml", options, path, *rest]))
         raise UserError(
             f"{self.prog}: the first word is a config file, found {path or 'nothing'}; "
-            f"write {typed}{_configs()}"
+            f"write {command}{_configs()}"
         )
 
     def error(self, message: str):
-        """A mistake in what was typed."""
-        lacking = message.removeprefix("the following arguments are required: ").split(", ")
-        if "CONFIG" in lacking:
+        """Raise a UserError with the message of argparse."""
+        missing = message.removeprefix("the following arguments are required: ").split(", ")
+        if "CONFIG" in missing:
             raise UserError(
-                f"{self.prog}: says what to do with a config file, and none was named; write "
+                f"{self.prog}: a config file is missing; write "
                 f"{_example(self._example)}{_configs()}"
             )
-        required = [name for name in lacking if name != "KEY=VALUE"]
-        if lacking != [message]:
+        required = [name for name in missing if name != "KEY=VALUE"]
+        if missing != [message]:
             message = f"the following arguments are required: {', '.join(required)}"
             message += f"; write {self._example}"
-        raise UserError(f"{self.prog}: {message}; {self.prog} --help says how")
+        raise UserError(f"{self.prog}: {message}; {self.prog} --help lists the options")
 
-    def _refuse_spaces(self, argv: Sequence[str]) -> None:
-        """Refuses a setting that was typed with spaces around its `=`."""
+    def _check_spaces(self, argv: Sequence[str]) -> None:
+        """Raise unless settings are typed without spaces around `=`."""
         for i, word in enumerate(argv):
             if i == 0:  # the config, or the run
                 continue
             after = argv[i + 1] if i + 1 < len(argv) else ""
             if not after.startswith("=") and not (word.endswith("=") and _is_value(after)):
                 continue
-            parts, end = [word, after], i + 2
+            words, end = [word, after], i + 2
             if after == "=" and end < len(argv):
-                parts.append(argv[end])
+                words.append(argv[end])
                 end += 1
-            whole = [*argv[:i], "".join(parts), *argv[end:]]
+            fixed = [*argv[:i], "".join(words), *argv[end:]]
             raise UserError(
-                f"{self.prog}: {' '.join(parts)}: a setting has no spaces around its `=`; write "
-                f"{shlex.join([*self.prog.split(), *whole])}"
+                f"{self.prog}: {' '.join(words)}: a setting has no spaces around its `=`; write "
+                f"{shlex.join([*self.prog.split(), *fixed])}"
             )
 
-    def _no_option(self, word: str, argv: Sequence[str]) -> str:
-        """What to say of an option that the verb has not: which it has, and what was meant."""
+    def _unknown_option(self, word: str, argv: Sequence[str]) -> str:
+        """Return the message for an unknown option: the known options and a suggestion."""
         key, equals, value = word.lstrip("-").partition("=")
         key = key.replace("-", "_")
         after = next((b for a, b in itertools.pairwise(argv) if a == word), "")
@@ -97,10 +97,10 @@ class Arguments(argparse.ArgumentParser):
         # `--step` was meant for `--stpe 3`, and no option for `--steps 100`, which is a key.
         close = not equals and key not in COMMON and difflib.get_close_matches(word, options, 1)
         meant = did_you_mean(word, options) if close else f"; a value is set by {key}={value}"
-        return f"{self.prog}: no option {word}; there is {', '.join(options)}{meant}"
+        return f"{self.prog}: no option {word}; the options are {', '.join(options)}{meant}"
 
 
-# Keys of every config and of most experiments, which may be typed as if they were options.
+# Keys of every config and of most experiments, which are often typed as options.
 COMMON = {"steps", "batch", "seed", "name", "microbatches", "steps_per_call", "lr", "epochs"}
 
 
@@ -108,14 +108,14 @@ def _is_value(word: str) -> bool:
     return bool(word) and "=" not in word and not word.startswith("-")
 
 
-def _example(typed: str) -> str:
-    """Return an example with its config by name, where `configs/` is not here."""
-    return typed if Path("configs").is_dir() else re.sub(r"configs/(\w+)\.yaml", r"\1", typed)
+def _example(command: str) -> str:
+    """Return an example with its config by name, where `configs/` does not exist."""
+    return command if Path("configs").is_dir() else re.sub(r"configs/(\w+)\.yaml", r"\1", command)
 
 
 def _configs() -> str:
-    """The configs that are here, or those that come with jtrain."""
-    here = [str(path) for path in sorted(Path("configs").glob("*.yaml"))]
-    if here:
-        return f"; configs/ has {', '.join(Path(path).name for path in here)}"
+    """Return a list of the configs in `configs/`, or of the shipped configs."""
+    local = [str(path) for path in sorted(Path("configs").glob("*.yaml"))]
+    if local:
+        return f"; configs/ has {', '.join(Path(path).name for path in local)}"
     return f"; these come with jtrain: {', '.join(shipped_configs())}"

@@ -24,25 +24,25 @@ KINDS = ("bytes", "characters", "bpe")
 
 
 def prepare_files(argv: Sequence[str]) -> int:
-    """Writes the token files; gives the exit code."""
-    typed = prepare_arguments().parse(argv)
-    if not typed.files or not typed.out:
-        missing = "files of text" if not typed.files else "a folder to write to"
+    """Write the token files; return the exit code."""
+    args = prepare_arguments().parse(argv)
+    if not args.files or not args.out:
+        missing = "files of text" if not args.files else "a folder to write to"
         raise ConfigError(
             f"jtrain data prepare: {missing} must be named; write "
-            f"jtrain data prepare {' '.join(typed.files) or 'FILES'} --out {typed.out or 'DIR'}"
+            f"jtrain data prepare {' '.join(args.files) or 'FILES'} --out {args.out or 'DIR'}"
         )
-    tokenizing, by = _tokenizing(typed.tokenizer, typed.vocab), _by(typed.by)
-    with _bar() as tell:
+    tokenizing, by = _tokenizing(args.tokenizer, args.vocab), _by(args.by)
+    with _progress_bar() as tell:
         header = prepare(
-            typed.files, typed.out, tokenizing=tokenizing, by=by, field=typed.field, tell=tell
+            args.files, args.out, tokenizing=tokenizing, by=by, field=args.field, tell=tell
         )
-    if typed.json:
+    if args.json:
         names = ("tokens", "documents", "tokenizer", "kind", "vocab", "dtype")
-        print(json.dumps({"out": typed.out, **{name: header[name] for name in names}}))
+        print(json.dumps({"out": args.out, **{name: header[name] for name in names}}))
     else:
         print(
-            f"{typed.out}: {header['tokens']:,} tokens of {header['documents']:,} documents, by "
+            f"{args.out}: {header['tokens']:,} tokens of {header['documents']:,} documents, by "
             f"{header['kind']} {header['tokenizer']} of {header['vocab']:,} tokens"
         )
     return 0
@@ -57,15 +57,15 @@ def _tokenizing(word: str, vocab: str | None) -> Tokenizing:
         return BytePairTokens() if vocab is None else BytePairTokens(vocab=int(vocab))
     if vocab is not None:
         raise ConfigError(
-            f"jtrain data prepare: --vocab {vocab} is of a tokenizer that is learned, and "
-            f"--tokenizer {word} is not; write --tokenizer bpe --vocab {vocab}"
+            f"jtrain data prepare: --vocab {vocab} is for a learned tokenizer, and "
+            f"--tokenizer {word} is not learned; write --tokenizer bpe --vocab {vocab}"
         )
     if word in KINDS:
         return ByteTokens() if word == "bytes" else CharacterTokens()
     if not Path(word).is_file():
         raise ConfigError(
-            f"jtrain data prepare: --tokenizer {word} is no file and none of {', '.join(KINDS)}"
-            f"{did_you_mean(word, KINDS) or '; write --tokenizer bytes'}"
+            f"jtrain data prepare: --tokenizer {word} is neither a file nor one of "
+            f"{', '.join(KINDS)}{did_you_mean(word, KINDS) or '; write --tokenizer bytes'}"
         )
     return PretrainedTokenizer(path=word)
 
@@ -74,13 +74,13 @@ def _by(word: str) -> By:
     if word == "file" or word == "line":
         return word
     raise ConfigError(
-        f"jtrain data prepare: --by {word}: a document is a file or a line; write --by line"
+        f"jtrain data prepare: --by {word}: is not a kind of document (file, line); write --by line"
     )
 
 
 @contextlib.contextmanager
-def _bar() -> Iterator[Callable[[PrepareProgress], None]]:
-    """Shows how far it is, with speed and time left, where there is a terminal."""
+def _progress_bar() -> Iterator[Callable[[PrepareProgress], None]]:
+    """Show a progress bar with speed and time left, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -114,21 +114,22 @@ def _bar() -> Iterator[Callable[[PrepareProgress], None]]:
 
 
 def prepare_arguments() -> Arguments:
-    """What may follow `jtrain data prepare`."""
+    """Return a parser of the arguments of `jtrain data prepare`."""
     parser = Arguments(
         "data prepare",
-        "Writes text as token files, which runs map into memory. Typed again, it goes on where it\n"
-        "was killed.",
+        "Write text as token files, which runs map into memory. The same command resumes after a\n"
+        "kill.",
         "plays/*.txt --tokenizer characters --out data/plays",
         "web.jsonl --field text --tokenizer bpe --vocab 8192 --out data/web",
         "more.txt --by line --tokenizer data/web/tokenizer.json --out data/more",
     )
     parser.add_argument("files", metavar="FILES", nargs="*", help="UTF-8 text, or JSON lines")
-    parser.add_argument("--out", metavar="DIR", help="the folder that is written")
-    what = "bytes (default), characters, bpe (learned from the files), or a tokenizer.json"
-    parser.add_argument("--tokenizer", default="bytes", help=what)
-    parser.add_argument("--vocab", help="tokens of a bpe that is learned (4096)")
+    parser.add_argument("--out", metavar="DIR", help="the output folder")
+    words = "bytes (default), characters, bpe (learned from the files), or a tokenizer.json"
+    parser.add_argument("--tokenizer", default="bytes", help=words)
+    parser.add_argument("--vocab", help="vocabulary size of a learned bpe (4096)")
     parser.add_argument("--by", default="file", help="a document is a file (default) or a line")
-    parser.add_argument("--field", default="text", help="where JSON lines have their text (text)")
+    words = "the field of JSON lines that holds the text (text)"
+    parser.add_argument("--field", default="text", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

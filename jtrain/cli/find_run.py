@@ -1,4 +1,4 @@
-"""The run that a verb is about, which of its steps, and who says what was found."""
+"""Run and step that a verb is about, and the output of its processes."""
 
 import contextlib
 import os
@@ -11,14 +11,14 @@ from jtrain.errors import CheckpointError
 from jtrain.io.private_files import check_no_links
 from jtrain.train.find_run import find_run
 
-OUTPUT, COMPLAINTS = 1, 2  # what a process has open from the first
+STDOUT, STDERR = 1, 2  # file descriptors
 
 
 def config_of(run: str, verb: str) -> Path:
-    """The config of a run, by its directory or its name in runs/.
+    """Return the config of a run, by its directory or its name in runs/.
 
     Raises:
-        ConfigError: if there is no such run, or a link leads out of its directory.
+        ConfigError: if the run does not exist, or a link leads out of its directory.
     """
     directory = find_run(run, f"jtrain {verb}")
     check_no_links(directory)
@@ -26,7 +26,7 @@ def config_of(run: str, verb: str) -> Path:
 
 
 def speaks() -> bool:
-    """Whether this process prints what was found: the first of those that found it together."""
+    """Return whether this process prints the results: the first process does."""
     import jax
 
     return jax.process_index() == 0
@@ -34,29 +34,29 @@ def speaks() -> bool:
 
 @contextlib.contextmanager
 def said_apart() -> Iterator[None]:
-    """Within, what is printed goes where complaints go: gloo tells of its connections by C++."""
+    """Redirect stdout to stderr: gloo prints its connections to stdout from C++."""
     sys.stdout.flush()
-    output = os.dup(OUTPUT)
-    os.dup2(COMPLAINTS, OUTPUT)
+    stdout = os.dup(STDOUT)
+    os.dup2(STDERR, STDOUT)
     try:
         yield
     finally:
         sys.stdout.flush()
-        os.dup2(output, OUTPUT)
-        os.close(output)
+        os.dup2(stdout, STDOUT)
+        os.close(stdout)
 
 
 def complain(line: str) -> None:
-    """Print a line where complaints go."""
+    """Print a line to stderr."""
     print(line, file=sys.stderr)
 
 
 def asked_step(step: str, verb: str) -> int | Literal["newest", "best"]:
-    """The step that was asked for, by number or by word."""
+    """Return the requested step: a number, newest or best."""
     if step == "newest" or step == "best":
         return step
     if step.isdigit():
         return int(step)
     raise CheckpointError(
-        f"jtrain {verb}: --step {step} is no step; write newest, best or a number"
+        f"jtrain {verb}: --step {step} is not a step; write newest, best or a number"
     )

@@ -1,4 +1,4 @@
-"""Standard streams whose reader may go: a terminal that is closed, a `tee` that Ctrl-C ends too."""
+"""Standard streams whose reader may disappear: a closed terminal, a `tee` that Ctrl-C ends too."""
 
 import contextlib
 import io
@@ -7,17 +7,17 @@ from typing import TextIO
 
 
 def outlive_readers() -> None:
-    """Have what can no longer be shown dropped, in place of an error that ends the run.
+    """Drop output that can no longer be shown instead of raising an error that ends the run.
 
-    Ctrl-C in `jtrain run CONFIG | tee log.txt` ends `tee` at once; the next line that the run shows
-    would be a BrokenPipeError, and its checkpoint would not be saved. Likewise EIO of a terminal
-    that was closed, and a full disk behind `> log.txt`.
+    Ctrl-C in `jtrain run CONFIG | tee log.txt` ends `tee` at once; the next line of output
+    would raise BrokenPipeError, and the checkpoint would not be saved. The same holds for EIO from
+    a closed terminal, and for a full disk behind `> log.txt`.
     """
-    sys.stdout, sys.stderr = _outliving(sys.stdout), _outliving(sys.stderr)
+    sys.stdout, sys.stderr = _make_lossy(sys.stdout), _make_lossy(sys.stderr)
 
 
-class _Outliving(io.FileIO):
-    """A file descriptor; what it does not take is dropped."""
+class _LossyFile(io.FileIO):
+    """A file descriptor that drops what it cannot write."""
 
     def write(self, data) -> int:
         with contextlib.suppress(OSError):
@@ -25,11 +25,11 @@ class _Outliving(io.FileIO):
         return memoryview(data).nbytes
 
 
-def _outliving(stream: TextIO) -> TextIO:
+def _make_lossy(stream: TextIO) -> TextIO:
     try:
-        raw = _Outliving(stream.fileno(), "w", closefd=False)
+        raw = _LossyFile(stream.fileno(), "w", closefd=False)
         stream.flush()
-    except (AttributeError, OSError, ValueError):  # no stream, closed, or not one of the system
+    except (AttributeError, OSError, ValueError):  # no stream, closed, or without a descriptor
         return stream
     return io.TextIOWrapper(
         io.BufferedWriter(raw),

@@ -1,4 +1,4 @@
-"""`jtrain plan CONFIG --topology v5e:4x4`: what a step takes on devices that are not here."""
+"""`jtrain plan CONFIG --topology v5e:4x4`: the cost of a step on devices that are not here."""
 
 import json
 import sys
@@ -11,16 +11,17 @@ from jtrain.inspect.plan.topology import prepare, topology
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compiles and prints; gives the exit code."""
+    """Compile and print; return the exit code."""
     parser = _arguments()
-    typed = parser.parse(argv)
-    path, words = parser.config_and_words(typed.words, "--topology v5e:4x4")
-    if not typed.topology:
+    args = parser.parse(argv)
+    path, words = parser.config_and_words(args.words, "--topology v5e:4x4")
+    if not args.topology:
         raise UserError(
-            f"jtrain plan: for what devices? Write jtrain plan {path} --topology v5e:4x4, or cpu:8."
+            f"jtrain plan: the devices are missing. Write jtrain plan {path} --topology v5e:4x4, "
+            f"or cpu:8."
         )
-    dump = _empty(Path(typed.dump)) if typed.dump else None
-    prepare(typed.topology)
+    dump = _make_empty(Path(args.dump)) if args.dump else None
+    prepare(args.topology)
     from jtrain.config.resolve import resolve
     from jtrain.inspect.plan.plan import plan
     from jtrain.inspect.plan.table import table
@@ -28,17 +29,17 @@ def main(argv: Sequence[str]) -> int:
     resolved = resolve(Path(path), words)
     for note in resolved.notes:
         print(note, file=sys.stderr)
-    found = plan(resolved.config, topology(typed.topology), dump)
-    print(json.dumps({"config": path, **found.plain()}) if typed.json else table(found))
+    found = plan(resolved.config, topology(args.topology), dump)
+    print(json.dumps({"config": path, **found.plain()}) if args.json else table(found))
     return 0
 
 
 def _arguments() -> Arguments:
     parser = Arguments(
         "plan",
-        "Compiles the very step of `jtrain run` for devices that are not here, and prints what it\n"
-        "takes on each: memory, and what crosses between devices. Nothing is trained.\n"
-        "For TPUs it needs their compiler: pip install 'jtrain[plan]'.",
+        "Compile the exact step of `jtrain run` for devices that are not here, and print its cost\n"
+        "on each: memory, and traffic between devices. Nothing is trained.\n"
+        "TPUs need their compiler: pip install 'jtrain[plan]'.",
         "configs/llama2_7b.yaml --topology v5e:4x4                   a slice of 16 chips",
         "configs/gpt2.yaml --topology 2*v5e:4x4 parallel.kind=fsdp   two slices",
         "configs/shakespeare.yaml --topology cpu:8                   eight parts of this CPU",
@@ -47,21 +48,21 @@ def _arguments() -> Arguments:
     parser.add_argument("words", metavar="CONFIG [KEY=VALUE]", nargs="*", help=words)
     shape = "the devices: v5e:4x4, 2*v5p:4x4x4, cpu:8"
     parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=shape)
-    kept = "keep what the compiler writes there: the program, the buffers at the peak of memory"
-    parser.add_argument("--dump", metavar="FOLDER", default="", help=kept)
+    words = "keep the compiler's files there: the program, the buffers at the memory peak"
+    parser.add_argument("--dump", metavar="FOLDER", default="", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
-def _empty(folder: Path) -> Path:
-    """Make the folder.
+def _make_empty(folder: Path) -> Path:
+    """Create the folder.
 
     Raises:
-        UserError: if something lies there, which could be taken for what the compiler writes.
+        UserError: if it is not empty: its files could be mistaken for the compiler's.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(
-            f"jtrain plan: --dump {folder} is for the files of one plan, and something lies there. "
+            f"jtrain plan: --dump {folder} is for the files of one plan, and it is not empty. "
             f"Name a folder that is empty or new: --dump {folder}-2."
         )
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`jtrain predict RUN --data FILE --out FILE`: what a run makes of each row of a file."""
+"""`jtrain predict RUN --data FILE --out FILE`: the outputs of a run for each row of a file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,36 +16,37 @@ from jtrain.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes the outputs and says where; gives the exit code."""
-    typed = _arguments().parse(argv)
-    path = config_of(typed.run, "predict")
-    data, out = Path(typed.data), Path(typed.out)
+    """Write the outputs and print where they are; return the exit code."""
+    args = _arguments().parse(argv)
+    path = config_of(args.run, "predict")
+    data, out = Path(args.data), Path(args.out)
     check_kind(out)
     if out.resolve() == data.resolve():
         raise UserError(
-            f"jtrain predict: --out {out} is the file of --data, which would be gone; name another"
+            f"jtrain predict: --out {out} is the file of --data, which it would overwrite; name "
+            f"another"
         )
-    if not typed.batch.isdigit():
-        raise UserError(f"jtrain predict: --batch {typed.batch} is no count; write --batch 128")
-    step = asked_step(typed.step, "predict")
-    resolved = resolve(path, typed.settings)
+    if not args.batch.isdigit():
+        raise UserError(f"jtrain predict: --batch {args.batch} is not a count; write --batch 128")
+    step = asked_step(args.step, "predict")
+    resolved = resolve(path, args.settings)
 
     from jtrain.train.loaded_run import load_run
 
     with said_apart():
         run = load_run(resolved.config, path.parent, step, complain)
         rows = read_rows(data, run.inputs)
-        arrays = named(run.predict(rows, batch=int(typed.batch)))
+        arrays = named(run.predict(rows, batch=int(args.batch)))
     if speaks():
         write(out, encode_rows(out, arrays))
         count = len(next(iter(arrays.values())))
-        told = {name: f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()}
-        if typed.json:
-            found = {"run": str(typed.run), "step": run.step, "rows": count, "out": str(out)}
-            print(json.dumps({**found, "outputs": told}))
+        outputs = {name: f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()}
+        if args.json:
+            found = {"run": str(args.run), "step": run.step, "rows": count, "out": str(out)}
+            print(json.dumps({**found, "outputs": outputs}))
         else:
-            outputs = ", ".join(f"{name} {is_}" for name, is_ in told.items())
-            print(f"{typed.run} at step {run.step}: {count} rows of {data} -> {out}: {outputs}")
+            text = ", ".join(f"{name} {kind}" for name, kind in outputs.items())
+            print(f"{args.run} at step {run.step}: {count} rows of {data} -> {out}: {text}")
     return 0
 
 
@@ -57,7 +58,7 @@ def named(outputs: Any) -> Mapping[str, np.ndarray]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file whole, in place of one that is there.
+    """Write a file atomically; it replaces an existing one.
 
     Raises:
         UserError: if it cannot be written.
@@ -76,17 +77,17 @@ def write(path: Path, content: bytes) -> None:
 def _arguments() -> Arguments:
     parser = Arguments(
         "predict",
-        "Writes what a checkpoint of a run makes of each row of a file, in its order: .npz with\n"
-        "arrays by name, .npy, .csv or .jsonl, as docs/predict.md says.",
+        "Write the outputs of a checkpoint for each row of a file, in the file's order: .npz with\n"
+        "arrays by name, .npy, .csv or .jsonl; see docs/predict.md.",
         "digits --data scans.npz --out labels.csv",
         "runs/digits --data scans.npz --out labels.npz --step best --batch 512",
     )
     parser.add_argument("run", metavar="RUN", help="a directory with a run, or its name in runs/")
-    words = "values to change: of parallel"
+    words = "values to change, of parallel only"
     parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=words)
     words = "the rows: .npz, .npy, .csv or .jsonl"
     parser.add_argument("--data", metavar="FILE", required=True, help=words)
-    words = "where the outputs go: .npz, .npy, .csv or .jsonl"
+    words = "the outputs: .npz, .npy, .csv or .jsonl"
     parser.add_argument("--out", metavar="FILE", required=True, help=words)
     parser.add_argument("--step", default="newest", help="newest (default), best or a number")
     parser.add_argument("--batch", metavar="N", default="0", help="rows at a time (128)")

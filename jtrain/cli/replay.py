@@ -1,4 +1,4 @@
-"""`jtrain replay RUN --step N`: a step taken again, and whether it has the bits of then."""
+"""`jtrain replay RUN --step N`: recompute a step and compare its bits with the run's."""
 
 import dataclasses
 import json
@@ -14,53 +14,50 @@ from jtrain.errors import FAULT
 if TYPE_CHECKING:
     from jtrain.inspect.debug.replay import ReplayResult
 
-SHOWN = 8  # leaves that are shown
+SHOWN = 8  # leaves to print
 
 
 def main(argv: Sequence[str]) -> int:
-    """Takes it again and says what was found; gives the exit code."""
-    typed = _arguments().parse(argv)
-    path = config_of(typed.run, "replay")
-    resolved = resolve(path, typed.settings)
+    """Recompute the step and print the comparison; return the exit code."""
+    args = _arguments().parse(argv)
+    path = config_of(args.run, "replay")
+    resolved = resolve(path, args.settings)
 
     from jtrain.inspect.debug.replay import replay
 
     tell = lambda line: print(line, file=sys.stderr)
     with said_apart():
-        found = replay(
-            resolved.config, path.parent, typed.step, deep=not typed.only_again, tell=tell
-        )
+        found = replay(resolved.config, path.parent, args.step, deep=not args.only_again, tell=tell)
     if speaks():
-        print(json.dumps(dataclasses.asdict(found)) if typed.json else told(found, typed.run))
+        print(json.dumps(dataclasses.asdict(found)) if args.json else told(found, args.run))
     return FAULT if found.other or found.checkpoint else 0
 
 
 def told(found: "ReplayResult", run: str) -> str:
-    """What a person reads."""
-    here, first, last = found.here, *found.rows
+    """Return the result as text."""
+    new, first, last = found.here, *found.rows
     lines = [
         f"step {found.step}, batch {found.step - 1}, rows {first} to {last}, "
-        f"digest {here.batch}, key {' '.join(f'{x:08x}' for x in found.key)}",
-        f"  again   loss {here.loss!r}  gradient norm {here.grad_norm!r}",
+        f"digest {new.batch}, key {' '.join(f'{x:08x}' for x in found.key)}",
+        f"  again   loss {new.loss!r}  gradient norm {new.grad_norm!r}",
     ]
     if found.there is not None:
-        there = found.there
-        lines.append(f"  then    loss {there.loss!r}  gradient norm {there.grad_norm!r}")
+        old = found.there
+        lines.append(f"  run     loss {old.loss!r}  gradient norm {old.grad_norm!r}")
     lines.append(f"  {_verdict(found)}")
     if found.readers:
         then, now = found.readers
         launch = f"launch --processes {then} " if then > 1 else ""
         lines.append(
-            f"  batches: not compared, for {then} process{'es' * (then > 1)} read them then and "
-            f"{now} {'do' if now > 1 else 'does'} now; to compare them: "
-            f"jtrain {launch}replay {run} --step {found.step}"
+            f"  batches: not compared: {then} process{'es' * (then > 1)} read them in the run and "
+            f"{now} now; to compare them: jtrain {launch}replay {run} --step {found.step}"
         )
     if found.checkpoint:
         names = ", ".join(found.checkpoint[:SHOWN])
-        lines.append(f"  checkpoint {found.step} has other bits in {names}")
+        lines.append(f"  checkpoint {found.step} differs in {names}")
     elif found.checkpoint is not None:
-        lines.append(f"  checkpoint {found.step} has the same bits in every leaf")
-    return "\n".join([*lines, *_dissected(found)])
+        lines.append(f"  checkpoint {found.step} has equal bits in every leaf")
+    return "\n".join([*lines, *_dissection(found)])
 
 
 def _verdict(found: "ReplayResult") -> str:
@@ -68,32 +65,32 @@ def _verdict(found: "ReplayResult") -> str:
         at, then = found.other.step, found.other
         if then.batch:
             return (
-                f"OTHERWISE from step {at} on: its batch was another, digest "
-                f"{then.there.batch} then and {then.here.batch} now. The data has changed"
+                f"DIFFERENT from step {at} on: its batch differs, digest "
+                f"{then.there.batch} in the run and {then.here.batch} now. The data has changed"
             )
         batch = "on the same batch" if then.there.batch else "on a batch that was not compared"
         return (
-            f"OTHERWISE from step {at} on, {batch}: loss {then.there.loss!r} then, "
+            f"DIFFERENT from step {at} on, {batch}: loss {then.there.loss!r} in the run, "
             f"{then.here.loss!r} now. {_why(found)}"
         )
     if not found.compared:
         return "the run has no record of these steps to compare with"
     steps = f"{found.compared} of {found.step - found.start} steps since {_start(found)}"
-    return f"the same bits as then, in {steps}"
+    return f"the same bits as in the run, in {steps}"
 
 
 def _why(found: "ReplayResult") -> str:
-    """The likely cause of other bits: what is known to be another, before what is suspected."""
+    """Return the likely cause of a difference: known differences first, then suspicions."""
     if found.unlike:
         return (
-            f"It was taken otherwise, which is the likely cause: {'; '.join(found.unlike)}. Other "
-            f"processes, devices and versions round sums in another order, other code computes "
-            f"something else. To compare bits, take it as it was taken then"
+            f"The likely cause: {'; '.join(found.unlike)}. Other "
+            f"processes, devices and versions round sums in another order, and other code computes "
+            f"something else. To compare bits, replay the step under the run's conditions"
         )
     return (
-        "Versions, devices, processes and layout are as they were then (run.json). Run it once "
-        "more: if it comes out as it did then, a device computes wrongly now and then; if not, one "
-        "did then"
+        "Versions, devices, processes and layout are those of the run (run.json). Replay it once "
+        "more: if the bits then match the run, a device computes wrongly now and then; if not, one "
+        "did so in the run"
     )
 
 
@@ -101,14 +98,14 @@ def _start(found: "ReplayResult") -> str:
     return f"checkpoint {found.start}" if found.start else "the beginning"
 
 
-def _dissected(found: "ReplayResult") -> list[str]:
+def _dissection(found: "ReplayResult") -> list[str]:
     parts = found.dissected
     if parts is None:
         return []
-    apart = abs(parts.eager_loss - found.here.loss) / max(abs(found.here.loss), 1e-30)
+    difference = abs(parts.eager_loss - found.here.loss) / max(abs(found.here.loss), 1e-30)
     lines = [
         f"  without jit  loss {parts.eager_loss!r}  gradient norm {parts.eager_grad_norm!r}  "
-        f"({apart:.1e} from the compiled one)",
+        f"({difference:.1e} from the compiled one)",
         f"  checks       {parts.checks or 'every value finite, every index within bounds'}",
         "  the largest updates:",
     ]
@@ -116,10 +113,11 @@ def _dissected(found: "ReplayResult") -> list[str]:
     order = sorted(ratio, key=lambda leaf: (ratio[leaf] == ratio[leaf], -ratio[leaf]))[:SHOWN]
     width = max(map(len, order), default=0)
     for leaf in order:
-        of = {kind: each[leaf] for kind, each in parts.leaves.items()}
+        norms = {kind: each[leaf] for kind, each in parts.leaves.items()}
         lines.append(
-            f"    {leaf:{width}}  gradient {of['grad_norm']:.4g}  update {of['update_norm']:.4g}  "
-            f"parameter {of['param_norm']:.4g}  update/parameter {of['ratio']:.2e}"
+            f"    {leaf:{width}}  gradient {norms['grad_norm']:.4g}  "
+            f"update {norms['update_norm']:.4g}  "
+            f"parameter {norms['param_norm']:.4g}  update/parameter {norms['ratio']:.2e}"
         )
     return lines
 
@@ -127,19 +125,19 @@ def _dissected(found: "ReplayResult") -> list[str]:
 def _arguments() -> Arguments:
     parser = Arguments(
         "replay",
-        "Takes a step of a run again, from the checkpoint before it, on the same batch, with the\n"
+        "Recompute a step of a run from the checkpoint before it, on the same batch, with the\n"
         "same keys, by the same program; then without jit, with checks, and leaf by leaf. Writes\n"
-        "nothing. Exit code 70 where bits are otherwise than in the run; the batches are compared\n"
-        "where as many processes read them as then: jtrain launch --processes N replay RUN ...",
+        "nothing. The exit code is 70 if bits differ from the run. Batches are compared only if\n"
+        "as many processes read them as in the run: jtrain launch --processes N replay RUN ...",
         "shakespeare --step 250",
         "shakespeare --step 250 --only-again --json",
     )
     parser.add_argument("run", metavar="RUN", help="a directory with a run, or its name in runs/")
-    words = "values to change: of parallel"
+    words = "values to change, of parallel only"
     parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=words)
     words = "the step, from 1 on"
     parser.add_argument("--step", type=int, required=True, metavar="N", help=words)
-    words = "only as the run took it: not without jit, with checks and leaf by leaf"
+    words = "only the step of the run: no dissection without jit, with checks and leaf by leaf"
     parser.add_argument("--only-again", action="store_true", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

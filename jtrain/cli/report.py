@@ -20,12 +20,12 @@ from jtrain.sweep.results import score, table
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes the page and says where; gives the exit code."""
-    typed = _arguments().parse(argv)
-    check_local_path(typed.out, "jtrain report: --out")
-    found = find_runs(typed.runs)
+    """Write the page and print its path; return the exit code."""
+    args = _arguments().parse(argv)
+    check_local_path(args.out, "jtrain report: --out")
+    found = find_runs(args.runs)
     stories = [read(run) for run in found.runs]
-    out = Path(typed.out) if typed.out else _place(found)
+    out = Path(args.out) if args.out else _default_path(found)
     title = found.whole.resolve().name if found.whole else ""
     best = str(stories[0].config.get("checkpoint.best") or "")
     text = page(stories, title=title, ranking=ranking(found.whole, best) if found.whole else ())
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     for story in stories:
         for line in story.troubles:
             print(f"{story.path}: {line}", file=sys.stderr)
-    if typed.json:
+    if args.json:
         print(json.dumps({"page": str(out), "runs": [facts(story) for story in stories]}))
     else:
         print(f"{out}  {out.stat().st_size:,} bytes; open it in a browser")
@@ -59,11 +59,11 @@ def ranking(sweep: Path, best: str) -> Sequence[str]:
     members, goal = read_record(sweep), BestMetric.parse(best or "loss")
     try:
         return table([score(member, goal) for member in members], goal) if goal else ()
-    except UserError:  # a member is damaged, which the page tells
+    except UserError:  # a member is damaged; the page reports it
         return ()
 
 
-def _place(found: RunQuery) -> Path:
+def _default_path(found: RunQuery) -> Path:
     if found.whole:
         return found.whole / "report.html"
     return found.runs[0] / "report.html" if len(found.runs) == 1 else Path("report.html")
@@ -72,16 +72,16 @@ def _place(found: RunQuery) -> Path:
 def _arguments() -> Arguments:
     parser = Arguments(
         "report",
-        "Writes one HTML page about some runs: curves, differences of their values, speed,\n"
-        "samples, pictures, environment. It needs no network, opens anywhere, and is written of\n"
-        "damaged runs too: what cannot be read is told.",
+        "Write one HTML page about some runs: curves, differences of their values, speed,\n"
+        "samples, pictures, environment. The page needs no network. Damaged runs are included,\n"
+        "with a list of what cannot be read.",
         "shakespeare                          runs/shakespeare/report.html",
-        "shakespeare-sweep                    all runs of a sweep, and which is best",
+        "shakespeare-sweep                    all runs of a sweep, ranked",
         "try-1 try-2 try-3 --out tries.html   three runs over one another",
     )
     words = "a directory with a run, a sweep or a folder of runs, or its name in runs/"
     parser.add_argument("runs", metavar="RUN", nargs="+", help=words)
-    where = "the page; RUN/report.html of one run or sweep, report.html here of several"
+    where = "the page; default RUN/report.html for one run or sweep, else report.html"
     parser.add_argument("--out", metavar="FILE", help=where)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

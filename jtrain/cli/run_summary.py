@@ -1,4 +1,4 @@
-"""What a person reads when a run has ended: the curve, a sample, where it lies, what to type."""
+"""Summary of a run that ended: the curve, a sample, its files and the next commands."""
 
 import shutil
 import sys
@@ -17,7 +17,7 @@ from jtrain.train.run import RunResult
 
 
 def ending(outcome: RunResult, config: RunConfig, source: Path, command: str) -> str:
-    """The last words of `jtrain run`, which was typed as `command` for the config at `source`."""
+    """Return the summary that `jtrain run` prints; a person typed `command` for `source`."""
     directory = outcome.directory
     parts = [_curve(outcome), _sample(outcome), _best(outcome), _files(outcome)]
     if outcome.status == "done":
@@ -28,26 +28,26 @@ def ending(outcome: RunResult, config: RunConfig, source: Path, command: str) ->
         parts.append(
             f"next:  {again}   another run, one value changed\n"
             f"       {program()} run {directory.config} {more}   train it longer\n"
-            f"       jtrain eval {directory.path}   measure it again\n"
-            f"       jtrain show {source}   every value and where it was said"
+            f"       jtrain eval {directory.path}   evaluate it\n"
+            f"       jtrain show {source}   every value and its origin"
         )
     else:
         parts.append(f"{outcome.status} at step {outcome.step}: {outcome.why}")
-        parts.append(f"next:  {command}   {_in_each()}{_on(outcome)}")
+        parts.append(f"next:  {command}   {_processes_note()}{_resume_note(outcome)}")
     return "\n\n".join(part for part in parts if part)
 
 
-def _in_each() -> str:
-    """What else is to be known of a command that several processes have to be given."""
+def _processes_note() -> str:
+    """Return a note that several processes need the command, if there are several."""
     count = jax.process_count()
     return f"in each of its {count} processes " if count > 1 and program() == "jtrain" else ""
 
 
-def _on(outcome: RunResult) -> str:
-    """Where the same command begins."""
+def _resume_note(outcome: RunResult) -> str:
+    """Return where the same command resumes."""
     if outcome.kept is None:
-        return "begins from the beginning: no checkpoint was kept"
-    return f"goes on from step {outcome.kept}"
+        return "begins from the beginning: no checkpoint was saved"
+    return f"resumes from step {outcome.kept}"
 
 
 def _curve(outcome: RunResult) -> str:
@@ -63,7 +63,7 @@ def _curve(outcome: RunResult) -> str:
 
 
 def _losses(rows: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, float]]:
-    """The steps whose row has a loss: the file may have been written by others too."""
+    """Return the losses by step; rows without one are skipped: others may write to the file."""
     found = ((step, row.get("loss")) for step, row in rows.items())
     return [(step, loss) for step, loss in found if isinstance(loss, int | float)]
 
@@ -72,7 +72,7 @@ def _sample(outcome: RunResult) -> str:
     if not outcome.sample:
         return ""
     lines = "\n".join(f"  {line}" for line in outcome.sample.splitlines())
-    return f"in the model's hand:\n\n{lines}"
+    return f"a sample:\n\n{lines}"
 
 
 def _best(outcome: RunResult) -> str:
@@ -80,23 +80,23 @@ def _best(outcome: RunResult) -> str:
     for name, found in outcome.sets.items():
         for step, numbers in list(found.items())[-1:]:
             single = {n: value for n, value in numbers.items() if isinstance(value, int | float)}
-            told = "  ".join(f"{name} {value:.4g}" for name, value in single.items())
-            of = name if len(outcome.sets) > 1 else "validation"
-            lines.append(f"{of} at step {step}:  {told}")
+            text = "  ".join(f"{name} {value:.4g}" for name, value in single.items())
+            label = name if len(outcome.sets) > 1 else "validation"
+            lines.append(f"{label} at step {step}:  {text}")
     return "\n".join(lines)
 
 
 def _files(outcome: RunResult) -> str:
     directory = outcome.directory
-    what = {
+    descriptions = {
         directory.config: "every value of the run; it can be run itself",
-        directory.metrics: "what was computed, a row a step",
+        directory.metrics: "the metrics, a row a step",
         directory.speed: "how fast",
         directory.steps: "the batch and the loss of every step, for jtrain replay and diff",
-        directory.log: "what was said",
-        directory.samples: "what the model wrote",
-        directory.checkpoints: "the states that are kept",
+        directory.log: "the log",
+        directory.samples: "samples of the model",
+        directory.checkpoints: "the checkpoints",
     }
-    there = {path: text for path, text in what.items() if path.exists()}
-    width = max(len(str(path)) for path in there)
-    return "\n".join(f"{path!s:{width}}  {text}" for path, text in there.items())
+    existing = {path: text for path, text in descriptions.items() if path.exists()}
+    width = max(len(str(path)) for path in existing)
+    return "\n".join(f"{path!s:{width}}  {text}" for path, text in existing.items())

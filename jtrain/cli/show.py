@@ -1,4 +1,4 @@
-"""`jtrain show CONFIG`: the values of a run, and where each was said."""
+"""`jtrain show CONFIG`: the values of a config and the origin of each."""
 
 import json
 import os
@@ -19,74 +19,74 @@ from jtrain.inspect.plan.topology import prepare, topology
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints what was asked for; gives the exit code."""
+    """Print the requested view; return the exit code."""
     parser = _arguments()
-    typed = parser.parse(argv)
-    if typed.schema and not typed.words:
+    args = parser.parse(argv)
+    if args.schema and not args.words:
         print(json.dumps(json_schema(BaseConfig), indent=2))
         return 0
-    path, words = parser.config_and_words(typed.words)
-    if typed.topology:
-        _prepare(path, typed.topology, typed.sharding)
+    path, words = parser.config_and_words(args.words)
+    if args.topology:
+        _prepare(path, args.topology, args.sharding)
     resolved = resolve(Path(path), [word for word in words if "=" in word])
     keys = [word for word in words if "=" not in word]
-    helps = [explain(resolved.schema, key) for key in keys]  # every key is checked
+    helps = [explain(resolved.schema, key) for key in keys]  # every key is validated
     for note in resolved.notes:
         print(note, file=sys.stderr)
-    looks = {
+    views = {
         "schema": lambda: json.dumps(json_schema(resolved.schema), indent=2),
-        "cluster": lambda: _cluster(typed.json),
-        "model": lambda: _model(resolved, typed.json),
-        "sharding": lambda: _sharding(resolved, typed.topology, typed.json),
+        "cluster": lambda: _cluster(args.json),
+        "model": lambda: _model(resolved, args.json),
+        "sharding": lambda: _sharding(resolved, args.topology, args.json),
     }
-    look = next((look for name, look in looks.items() if getattr(typed, name)), None)
-    if look is not None:
-        print(look())
-    elif typed.yaml:
+    view = next((view for name, view in views.items() if getattr(args, name)), None)
+    if view is not None:
+        print(view())
+    elif args.yaml:
         print(dump(to_plain(resolved.config)), end="")
-    elif typed.json:
-        print(json.dumps(_object(resolved, keys)))
+    elif args.json:
+        print(json.dumps(_as_json(resolved, keys)))
     elif keys:
-        tables = [table(_within(resolved, [key])) for key in keys]
+        tables = [table(_select(resolved, [key])) for key in keys]
         print(
             "\n\n".join("\n\n".join(filter(None, pair)) for pair in zip(tables, helps, strict=True))
         )
     else:
-        print(table(_within(resolved, [])))
+        print(table(_select(resolved, [])))
     return 0
 
 
 def table(rows: Mapping[str, tuple[Any, str]]) -> str:
-    """A line for each value: its dotted key, the value, where it was said."""
+    """Return a line for each value: its dotted key, the value, its origin."""
     spelt = [(key, spell(value), origin) for key, (value, origin) in rows.items()]
     keys = max((len(key) for key, _, _ in spelt), default=0)
     values = min(40, max((len(value) for _, value, _ in spelt), default=0))
     return "\n".join(f"{key:{keys}}  {value:{values}}  {origin}" for key, value, origin in spelt)
 
 
-def _within(resolved: ResolvedConfig, keys: Sequence[str]) -> dict[str, tuple[Any, str]]:
-    """Each value and where it was said, by dotted key: those under `keys`, or all."""
+def _select(resolved: ResolvedConfig, keys: Sequence[str]) -> dict[str, tuple[Any, str]]:
+    """Return the value and origin of each key: the keys under `keys`, or all."""
     return {
         key: (value, str(resolved.origins[key]))
         for key, value in flatten(to_plain(resolved.config)).items()
-        if not keys or any(f"{key}.".startswith(f"{above}.") for above in keys)
+        if not keys or any(f"{key}.".startswith(f"{parent}.") for parent in keys)
     }
 
 
-def _object(resolved: ResolvedConfig, keys: Sequence[str]) -> dict[str, Any]:
-    rows = _within(resolved, keys).items()
+def _as_json(resolved: ResolvedConfig, keys: Sequence[str]) -> dict[str, Any]:
+    rows = _select(resolved, keys).items()
     values = {key: {"value": value, "origin": origin} for key, (value, origin) in rows}
     return {"config": str(resolved.path), "notes": list(resolved.notes), "values": values}
 
 
 def _cluster(as_json: bool) -> str:
-    """Which process of which cluster a run would be here."""
+    """Describe the cluster that a run would use here."""
     found = detect(os.environ)
     return json.dumps(found.plain()) if as_json else str(found)
 
 
 def _model(resolved: ResolvedConfig, as_json: bool) -> str:
-    """The leaves, bytes and work of what the config trains; this starts the devices."""
+    """Describe the leaves, bytes and FLOPs of the config; this starts the devices."""
     from jtrain.train.setup import set_up
     from jtrain.train.summary import plain, step_flops, summary, table
 
@@ -97,21 +97,21 @@ def _model(resolved: ResolvedConfig, as_json: bool) -> str:
     return table(sizes, work)
 
 
-def _prepare(path: str, where: str, sharding: bool) -> None:
+def _prepare(path: str, topology_name: str, sharding: bool) -> None:
     if not sharding:
         raise UserError(
             f"jtrain show: --topology goes with --sharding; write "
-            f"jtrain show {path} --sharding --topology {where}"
+            f"jtrain show {path} --sharding --topology {topology_name}"
         )
-    prepare(where)
+    prepare(topology_name)
 
 
-def _sharding(resolved: ResolvedConfig, where: str, as_json: bool) -> str:
-    """Where each leaf of the state would lie on these devices, or on those of a topology."""
+def _sharding(resolved: ResolvedConfig, topology_name: str, as_json: bool) -> str:
+    """Describe the sharding of each leaf over these devices, or over a topology's."""
     from jtrain.inspect.sharding_table import laid, table
     from jtrain.train.setup import set_up
 
-    among = topology(where).devices if where else None
+    among = topology(topology_name).devices if topology_name else None
     found = laid(set_up(resolved.config, among=among))
     if as_json:
         return json.dumps({"config": str(resolved.path), **found.plain()})
@@ -121,21 +121,21 @@ def _sharding(resolved: ResolvedConfig, where: str, as_json: bool) -> str:
 def _arguments() -> Arguments:
     parser = Arguments(
         "show",
-        "Prints the values of a config and where each was said: default, base, file and line, or\n"
+        "Print the values of a config and the origin of each: default, base, file and line, or\n"
         "command line. A KEY alone prints its help and its value. No device is started and no\n"
-        "model is built, unless --model asks for it: then each leaf is told with its shape, its\n"
-        "bytes and what one device holds of it, and nothing is trained. --sharding tells of each\n"
-        "leaf how it is split over the devices, or over some that are not here, and why.",
+        "model is built, except by --model, which prints each leaf with its shape, its bytes and\n"
+        "the share of one device, and trains nothing. --sharding prints how each leaf is split\n"
+        "over the devices, or over devices that are not here, and why.",
         "configs/shakespeare.yaml steps=400       the values, one of them changed",
         "configs/shakespeare.yaml optimizer.lr    the help and the value of a key",
         "configs/shakespeare.yaml --model         the leaves, their bytes, a step's FLOPs",
-        "configs/gpt2.yaml --sharding --topology v5e:4x4     where each leaf would lie, and why",
+        "configs/gpt2.yaml --sharding --topology v5e:4x4     how each leaf would be sharded",
         "configs/shakespeare.yaml --cluster       which processes train together, and why",
         "configs/shakespeare.yaml --schema        the JSON schema, for an editor",
-        "digits --yaml > mine.yaml                a config that comes with jtrain, to be changed",
+        "digits --yaml > mine.yaml                a shipped config, to be edited",
     )
     words = "a YAML file, values to change, keys to explain"
-    schema = "print the JSON schema; without CONFIG, of the keys of every config"
+    schema = "print the JSON schema; without CONFIG, for the keys of every config"
     parser.add_argument("words", metavar="CONFIG [KEY=VALUE | KEY]", nargs="*", help=words)
     parser.add_argument("--schema", action="store_true", help=schema)
     model = "print the model's leaves, bytes on a device and FLOPs; starts the devices"
@@ -144,9 +144,9 @@ def _arguments() -> Arguments:
     parser.add_argument("--sharding", action="store_true", help=sharding)
     devices = "with --sharding, the devices: v5e:4x4, 2*v5p:4x4x4, cpu:8"
     parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=devices)
-    cluster = "print which processes a run would be of here, and by what variables"
+    cluster = "print the cluster that a run would use here, and the variables that set it"
     parser.add_argument("--cluster", action="store_true", help=cluster)
-    words = "print every value as a config of its own, to be written to a file"
+    words = "print every value as a config file"
     parser.add_argument("--yaml", action="store_true", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -1,4 +1,4 @@
-"""`jtrain sweep CONFIG KEY=A,B ...`: several runs of a config, and which came out best."""
+"""`jtrain sweep CONFIG KEY=A,B ...`: several runs of a config, ranked."""
 
 import json
 import shlex
@@ -14,37 +14,37 @@ TRIALS = 20
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs them; gives the exit code: 0 all done, 70 some failed, 75 stopped: run it again."""
-    typed = _arguments().parse(argv)
-    jobs, trials = _count(typed.jobs, "--jobs"), _count(typed.trials or TRIALS, "--trials")
-    if typed.trials and not typed.search:
-        raise UserError("jtrain sweep: --trials is for a search; write --search optuna beside it")
+    """Run the members; return the exit code: 0 all done, 70 some failed, 75 stopped (resumable)."""
+    args = _arguments().parse(argv)
+    jobs, trials = _count(args.jobs, "--jobs"), _count(args.trials or TRIALS, "--trials")
+    if args.trials and not args.search:
+        raise UserError("jtrain sweep: --trials is for a search; add --search optuna")
 
     from jtrain.sweep.results import as_json, table
     from jtrain.sweep.sweep import curves_of, sweep
 
-    stream = sys.stderr if typed.json else sys.stdout
-    swept = sweep(
-        Path(typed.file),
-        typed.settings,
+    stream = sys.stderr if args.json else sys.stdout
+    result = sweep(
+        Path(args.file),
+        args.settings,
         jobs=jobs,
-        metric=typed.metric,
-        trials=trials if typed.search else 0,
+        metric=args.metric,
+        trials=trials if args.search else 0,
         tell=lambda line: print(line, file=stream, flush=True),
     )
-    if typed.json:
-        told = as_json(swept.name, swept.scores, swept.goal)
-        print(json.dumps({**told, "stopped": swept.stopped}))
+    if args.json:
+        report = as_json(result.name, result.scores, result.goal)
+        print(json.dumps({**report, "stopped": result.stopped}))
     else:
-        _picture(curves_of(swept.scores, swept.goal))
-        print("\n".join(table(swept.scores, swept.goal)))
-        if swept.picture:
-            print(f"picture: {swept.picture}")
-    if swept.stopped:
+        _picture(curves_of(result.scores, result.goal))
+        print("\n".join(table(result.scores, result.goal)))
+        if result.picture:
+            print(f"picture: {result.picture}")
+    if result.stopped:
         again = shlex.join(["jtrain", "sweep", *argv])
-        print(f"stopped: {swept.stopped}. To go on: {again}", file=stream)
+        print(f"stopped: {result.stopped}. To resume: {again}", file=stream)
         return STOPPED
-    return FAULT if any(one.status == "failed" for one in swept.scores) else DONE
+    return FAULT if any(one.status == "failed" for one in result.scores) else DONE
 
 
 def _picture(curves: dict) -> None:
@@ -58,15 +58,15 @@ def _picture(curves: dict) -> None:
 def _count(word: str | int, option: str) -> int:
     if str(word).isdigit() and int(word) > 0:
         return int(word)
-    raise UserError(f"jtrain sweep: {option} {word} is no count; write {option} 2")
+    raise UserError(f"jtrain sweep: {option} {word} is not a count; write {option} 2")
 
 
 def _arguments() -> Arguments:
     parser = Arguments(
         "sweep",
-        "Runs a config once for each combination of values, in runs/NAME/..., and says which came\n"
-        "out best. The same command goes on where it was stopped, and skips what is done.\n\n"
-        "KEY=A,B,C      these values (commas inside of brackets or quotes part nothing)\n"
+        "Run a config once for each combination of values, in runs/NAME/..., and rank the runs.\n"
+        "The same command resumes a stopped sweep and skips finished runs.\n\n"
+        "KEY=A,B,C      these values (commas inside brackets or quotes do not split)\n"
         "KEY=0..2       whole numbers, both ends; 0..50..10 in steps of 10\n"
         "KEY=A          this value for all of them\n"
         "with --search optuna:\n"
@@ -77,14 +77,14 @@ def _arguments() -> Arguments:
         "configs/shakespeare.yaml optimizer.lr=1e-5..1e-2:log --search optuna --trials 20",
     )
     parser.add_argument("file", metavar="CONFIG", help="a YAML file")
-    words = "values to go over, and values that all have; name=NAME names the sweep"
+    words = "values to sweep, and values shared by all; name=NAME names the sweep"
     parser.add_argument("settings", metavar="KEY=VALUES", nargs="*", help=words)
     words = "runs at a time, each on cores and GPUs of its own (1)"
     parser.add_argument("--jobs", default="1", metavar="N", help=words)
-    words = "what is compared, such as loss or 'highest accuracy' (checkpoint.best, or else loss)"
+    words = "the metric to compare: loss, 'highest accuracy', ... (checkpoint.best, or else loss)"
     parser.add_argument("--metric", default="", help=words)
-    words = "search between ends in the place of going over a grid"
+    words = "search ranges instead of a grid"
     parser.add_argument("--search", choices=["optuna"], help=words)
-    parser.add_argument("--trials", metavar="N", help=f"runs of a search, in all ({TRIALS})")
+    parser.add_argument("--trials", metavar="N", help=f"total runs of a search ({TRIALS})")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -21,7 +21,7 @@ def test_all_comparisons_of_a_config_hold(tmp_path: Path, capfd):
     found = json.loads(capfd.readouterr().out)
     assert found["config"] == config
     assert found["ok"] is True
-    assert "its first batch, 4 of" in found["what"]
+    assert "4 of the" in found["what"]
     checks = {check["check"]: check for check in found["checks"]}
     assert {"eager", "padded", "2 microbatches", "shard_map on 2", "fsdp on 2 (zero 3)"} <= set(
         checks

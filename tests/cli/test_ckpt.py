@@ -82,8 +82,8 @@ def test_verify_reads_every_byte_and_ends_with_70_where_one_is_wrong(capfd):
     text = told(capfd, "verify", "a", code=70)
     assert "20  DAMAGED" in text
     assert "its digest is" in text
-    assert told(capfd, "verify", f"{RUN}/30").startswith("30  whole")
-    assert told(capfd, "verify", "a", "--step", "10").startswith("10  whole")
+    assert told(capfd, "verify", f"{RUN}/30").startswith("30  valid")
+    assert told(capfd, "verify", "a", "--step", "10").startswith("10  valid")
 
 
 def test_show_says_all_about_one(capfd):
@@ -141,7 +141,7 @@ def test_rm_damaged_takes_those_that_verify_names_and_no_whole_one(capfd):
     assert said["removed"] == ["10", "30", "40.damaged"]
     assert said["bytes"] > 3000
     assert [path.name for path in Path(RUN).iterdir()] == ["20"]
-    assert told(capfd, "verify", "a").startswith("20  whole")
+    assert told(capfd, "verify", "a").startswith("20  valid")
     assert "none is damaged; 0 bytes are free" in told(capfd, "rm", "a", "--damaged")
 
 

@@ -58,7 +58,7 @@ def test_an_update_that_is_not_finite_is_not_blamed_on_the_batch(capfd):
     assert "the update alone is not, which is no matter of the data" in out
     assert "guard.without" not in out
     assert "of its gradient" not in out
-    assert out.rstrip().endswith("begins from the beginning: no checkpoint was kept")
+    assert out.rstrip().endswith("begins from the beginning: no checkpoint was saved")
     advised = out.split("in a run of its own: jtrain ")[1].splitlines()[0]
     assert "optimizer.clip=1.0" in out
     assert main([*shlex.split(advised), "optimizer.clip=1.0"]) == 0
@@ -117,8 +117,8 @@ def test_the_config_of_a_run_that_was_copied_goes_on_with_neither_without_a_word
     capfd.readouterr()
     assert main(["run", "runs/copy/config.yaml"]) == 2
     err = capfd.readouterr().err
-    assert "runs/copy/config.yaml belongs to a run and names quick, which would be runs/qu" in err
-    on = advised(err, "To go on with that one: ")
+    assert "runs/copy/config.yaml belongs to a run named quick, whose directory is runs/qu" in err
+    on = advised(err, "To resume that run: ")
     assert on == ["run", "runs/copy/config.yaml", "name=copy"]
     assert main(on) == 0
     assert "it was finished before" in capfd.readouterr().out
@@ -159,7 +159,7 @@ def test_wherever_a_run_was_copied_to_what_to_type_can_be_typed(place: str, comm
     (there / "run.json").write_text('{"status": "stopped", "step": 0}')
     assert main(["run", f"{place}/config.yaml"]) == 2
     err = capfd.readouterr().err
-    assert f"To go on with that one: {command.format(home=home)}\n" in err
+    assert f"To resume that run: {command.format(home=home)}\n" in err
     assert not Path("runs/quick").exists()
 
 

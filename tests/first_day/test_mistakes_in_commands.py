@@ -37,7 +37,7 @@ CASES = [
     Case("a dash in a key", "no option --batch-size", "a value is set by batch_size=8",
          ("run", CONFIG, "--batch-size", "8")),
     Case("a misspelt option", "no option --fats", "did you mean --fast?", ("run", CONFIG, "--fats")),
-    Case("no config", "none was named", "write jtrain run configs/shakespeare.yaml; configs/ has quick",
+    Case("no config", "a config file is missing", "write jtrain run configs/shakespeare.yaml; configs/ has quick",
          ("run",)),
     Case("a setting for a config", "the first word is a config file, found steps=3",
          "write jtrain run configs/NAME.yaml steps=3", ("run", "steps=3")),

@@ -106,7 +106,7 @@ def test_a_stop_ends_all_with_75_and_the_same_command_goes_on(capfd):
     assert main(typed) == 75
     asks.join()
     out = capfd.readouterr().out
-    assert f"To go on: jtrain sweep {CONFIG} optimizer.lr=1e-4,8,2e-4" in out
+    assert f"To resume: jtrain sweep {CONFIG} optimizer.lr=1e-4,8,2e-4" in out
     assert "stopped  lr=8" in out
     assert "-        lr=2e-4  not begun" in out
     assert not Path("runs/quick-sweep/lr=2e-4").exists()
@@ -153,9 +153,9 @@ def test_gpus_are_shared_out_too(monkeypatch):
         (["optimizer.lr=1e-5..1e-2"], "--search optuna to search between two ends"),
         (["seed=0,,1"], "a value is missing beside a comma"),
         (["seed=0,0"], "0 is said twice"),
-        (["seed=0,1", "--jobs", "0"], "--jobs 0 is no count"),
+        (["seed=0,1", "--jobs", "0"], "--jobs 0 is not a count"),
         (["seed=0,1", "--jobs", "999"], f"--jobs {len(CORES)}"),
-        (["seed=0,1", "--trials", "3"], "write --search optuna beside it"),
+        (["seed=0,1", "--trials", "3"], "add --search optuna"),
         (["seed=0,1", "name=a/b"], "write a name without `/`"),
         (["seed=0..99999"], "runs are more than 10,000"),
     ],

@@ -117,7 +117,7 @@ def test_copies_are_listed_verified_fetched_and_removed(
     assert parameters(Path("runs/back"), 12) == parameters(RUN, 12)
     code, said = typed("fetch", address)
     assert code == 2
-    assert "where a run lies" in said
+    assert "a run exists there" in said
 
     objects = ObjectStore(address)
     name = next(n for n in objects.sizes("checkpoints/12") if "/d/" in n)
@@ -128,7 +128,7 @@ def test_copies_are_listed_verified_fetched_and_removed(
     assert typed("rm", address, "--damaged")[1].startswith("removed: 12;")
     code, said = typed("rm", address, "--step", "10")
     assert code == 2
-    assert "last whole copy" in said
+    assert "last valid copy" in said
     assert typed("rm", address, "--step", "10", "--force")[0] == 0
     code, said = typed("ls", address)
     assert code == 2
@@ -170,7 +170,7 @@ def test_what_is_written_to_this_disk_alone_makes_no_folder_of_an_address(
     Path("text.txt").write_text("a text\n" * 9)
     RUN.mkdir(parents=True)
     assert main(words) == 2
-    assert "a path of this disk is needed" in capsys.readouterr().err
+    assert "a local path is needed" in capsys.readouterr().err
     assert not Path("s3:").exists()
 
 

@@ -93,9 +93,9 @@ def test_copies_in_s3_are_listed_verified_fetched_and_removed(
     address = f"{bucket}/runs/quick"
     for words, said in (
         (["ls", address], "10  "),
-        (["verify", address], "12  whole"),
+        (["verify", address], "12  valid"),
         (["show", address], "params/bias"),
-        (["fetch", address, "--out", "runs/back"], "as it was at step 12"),
+        (["fetch", address, "--out", "runs/back"], "the run at step 12"),
         (["rm", address, "--step", "10"], "removed: 10"),
     ):
         assert main(["ckpt", *words]) == 0
@@ -113,9 +113,9 @@ def test_data_of_s3_is_read_by_its_path(bucket: str, home: Path):
 
 
 def test_a_bucket_that_is_not_there_is_told_before_anything_is_trained(bucket: str, home: Path):
-    with pytest.raises(ObjectStoreError, match="Make the bucket, or name one that is there"):
+    with pytest.raises(ObjectStoreError, match="Create the bucket, or name an existing one"):
         ObjectStore("s3://no-such-bucket/runs").write("x", b"x")
     done = ran(home, "checkpoint.store=s3://no-such-bucket/runs")
     assert done.returncode == 70
-    assert "Make the bucket, or name one that is there" in done.stderr
+    assert "Create the bucket, or name an existing one" in done.stderr
     assert "step" not in done.stdout

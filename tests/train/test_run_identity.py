@@ -183,7 +183,7 @@ def test_what_lies_in_the_place_of_a_file_is_told_before_anything_is_trained(
     make(RUN / name)
     assert main(["run", CONFIG, *SHORT]) == 2
     err = capfd.readouterr().err
-    assert f"{name} is {kind}, and was to be a file. Move it away: " in err
+    assert f"{name} is {kind}, and should be a file. Move it away: " in err
     move = shlex.split(err.partition("Move it away: ")[2])
     Path(move[1]).rename(move[2])
     RunDir(RUN).check_files()
@@ -361,7 +361,7 @@ def test_a_copy_is_another_run_from_where_it_was_copied(whole, capfd):
     for rows in ("metrics.jsonl", "steps.jsonl"):  # those that the checkpoint knows of
         shutil.copy(RUN / rows, "runs/copy")
     assert main(["run", "runs/copy/config.yaml"]) == 2
-    on = shlex.split(capfd.readouterr().err.partition("To go on with that one: jtrain ")[2])[:3]
+    on = shlex.split(capfd.readouterr().err.partition("To resume that run: jtrain ")[2])[:3]
     assert on == ["run", "runs/copy/config.yaml", "name=copy"]
     assert main(on) == 0
     log = Path("runs/copy/log.txt").read_text()
@@ -405,7 +405,7 @@ def test_a_copy_without_run_json_is_no_new_run_of_the_original(capfd):
     shutil.copytree(RUN, "runs/copy")
     Path("runs/copy/run.json").unlink()
     assert main(["run", "runs/copy/config.yaml"]) == 2
-    assert "belongs to a run and names quick" in capfd.readouterr().err
+    assert "belongs to a run named quick" in capfd.readouterr().err
 
 
 def test_an_id_is_hidden_nowhere(tmp_path: Path):

@@ -39,7 +39,7 @@ def test_what_is_none_is_refused_with_what_is(text: str, why: str):
 
 
 def test_only_a_run_is_rehearsed():
-    with pytest.raises(UserError, match="only a run can be rehearsed") as refused:
+    with pytest.raises(UserError, match="--chaos works only with the verb run") as refused:
         launch.main(["--chaos", "kill:1@step2", "check", "configs/x.yaml"])
     assert "run CONFIG" in str(refused.value)
 

@@ -43,11 +43,11 @@ def test_each_is_told_its_place_and_the_same_coordinator(tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["rum", "configs/x.yaml"], "rum is no verb that it can run; did you mean run?"),
-        (["rum", "run", "configs/x.yaml"], "rum is no verb that it can run; did you mean run?"),
+        (["rum", "configs/x.yaml"], "rum is not a verb that launch can run; did you mean run?"),
+        (["rum", "run", "configs/x.yaml"], "rum is not a verb that launch can run; did you mean run?"),
         (["configs/x.yaml"], "; did you mean run configs/x.yaml?"),
-        (["launch", "run"], "launch is no verb that it can run"),
-        ([], "what is to be run in 3 processes? It is a verb"),
+        (["launch", "run"], "launch is not a verb that launch can run"),
+        ([], "the verb to run in 3 processes is missing. Write a verb"),
     ],
 )
 def test_a_word_that_is_no_verb_is_named(words: list[str], says: str, capsys):

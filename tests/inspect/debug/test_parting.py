@@ -25,8 +25,8 @@ def test_a_run_again_is_the_same(study, capsys):
     assert found["nothing"]
     assert (found["values"], found["facts"], found["compared"]) == ([], [], 12)
     assert found["checkpoints"] == [4, 8, 12]
-    assert "all the same in the 12 steps that both have" in said
-    assert "the same in every leaf at step 4, 8, 12" in said
+    assert "equal in the 12 steps of both runs" in said
+    assert "equal in every leaf at step 4, 8, 12" in said
 
 
 @pytest.mark.thorough
@@ -39,7 +39,7 @@ def test_another_value_parts_them_where_it_takes_effect(study, capsys):
     assert (found["number"]["step"], found["number"]["name"]) == (1, "update_norm")
     assert (found["same"], found["checkpoint"]) == (None, 4)
     assert "optimizer.lr: 0.03 | 0.04" in said
-    assert "leaves are apart at step 4" in said
+    assert "leaves differ at step 4" in said
 
 
 @pytest.mark.thorough
@@ -48,7 +48,7 @@ def test_other_data_is_said_to_be_other_data(study, capsys):
     trained(study, *SETTINGS, "name=other", "data.rows=190")
     found, said = apart(capsys, "one", "other")
     assert found["batch"] == 1
-    assert "batch   of step 1 is the first that is another: other data" in said
+    assert "batch   differs first at step 1: the data differs" in said
 
 
 def test_batches_that_another_number_of_processes_read_are_not_compared(study, capsys):
@@ -58,7 +58,7 @@ def test_batches_that_another_number_of_processes_read_are_not_compared(study, c
     other.say("done", readers=[[0, 2]])
     found, said = apart(capsys, "one", "other")
     assert (found["batch"], found["readers"]) == (None, [1, 2])
-    assert "not compared, for 1 process read those of one and 2 processes read those of" in said
+    assert "not compared: 1 process read the batches of one and 2 processes read the batches of" in said
     other.say("done", readers=[[0, 2], [6, 1]])
     found, said = apart(capsys, "one", "other")
     assert (found["batch"], found["readers"]) == (7, [1, 2])

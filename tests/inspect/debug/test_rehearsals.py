@@ -65,7 +65,7 @@ def test_fast_does_all_that_a_run_does_and_leaves_nothing(study, capfd):
     assert "x float32[16, 2], label int32[16]" in out[1]
     assert "32 rows" in out[4], "two batches of the evaluation set and not all of it"
     assert "steps 3 to 4 to the same bits" in out[7]
-    assert out[-1].startswith("all of it works")
+    assert out[-1].startswith("everything works")
     assert not Path("runs").exists()
 
 

@@ -69,7 +69,7 @@ def test_it_is_taken_in_other_ways_too(study, capsys):
     capsys.readouterr()
     main(["replay", "quick", "--step", "3"])
     said = capsys.readouterr().out
-    assert "the same bits as then, in 3 of 3 steps since the beginning" in said
+    assert "the same bits as in the run, in 3 of 3 steps since the beginning" in said
     assert "every value finite, every index within bounds" in said
 
 
@@ -111,15 +111,15 @@ def test_a_step_that_was_recorded_otherwise_is_named(study, capsys):
     capsys.readouterr()
     main(["replay", "quick", "--step", "9", "--only-again"])
     said = capsys.readouterr().out
-    assert "OTHERWISE from step 8 on, on the same batch" in said
-    assert "are as they were then (run.json). Run it once more: " in said
+    assert "DIFFERENT from step 8 on, on the same batch" in said
+    assert "are those of the run (run.json). Replay it once more: " in said
     facts = outcome.directory.stands()
     packages = {**facts["packages"], "jax": "0.9.0"}
     outcome.directory.say("done", readers=[[0, 3]], devices=["cpu:0 cpu"] * 3, packages=packages)
     main(["replay", "quick", "--step", "9", "--only-again", "parallel.kind=mirrored"])
     said = capsys.readouterr().out
     # Over 8 devices an earlier step may round otherwise.
-    assert re.search(r"OTHERWISE from step [678] on, on a batch that was not compared", said)
+    assert re.search(r"DIFFERENT from step [678] on, on a batch that was not compared", said)
     assert "the likely cause: processes: 3 then, 1 now; packages.jax: 0.9.0 then, 0." in said
     assert "; devices: 3 x cpu then, 8 x cpu now; parallel.kind: single then, mirrored n" in said
     assert "a device computes wrongly" not in said
@@ -134,7 +134,7 @@ def test_data_that_has_changed_is_named(study, capsys):
     rows[0]["batch"][3] ^= 1
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["replay", "quick", "--step", "4", "--only-again"]) == 70
-    assert "OTHERWISE from step 4 on: its batch was another" in capsys.readouterr().out
+    assert "DIFFERENT from step 4 on: its batch differs" in capsys.readouterr().out
 
 
 def test_a_batch_that_another_number_of_processes_read_is_not_compared(study, capsys):
@@ -148,13 +148,13 @@ def test_a_batch_that_another_number_of_processes_read_is_not_compared(study, ca
     assert main(["replay", "quick", "--step", "9", "--only-again"]) == 0
     said = capsys.readouterr().out
     assert f"digest {digest}," in said, "as steps.jsonl has it"
-    assert "the same bits as then, in 4 of 4 steps" in said
-    assert "batches: not compared, for 2 processes read them then and 1 does now" in said
+    assert "the same bits as in the run, in 4 of 4 steps" in said
+    assert "batches: not compared: 2 processes read them in the run and 1 now" in said
     assert "jtrain launch --processes 2 replay quick --step 9" in said
     directory.say("done", readers=[[0, 2], [8, 1]])
     assert main(["replay", "quick", "--step", "9", "--only-again"]) == 70
     said = capsys.readouterr().out
-    assert f"OTHERWISE from step 9 on: its batch was another, digest {digest ^ 1} then" in said
+    assert f"DIFFERENT from step 9 on: its batch differs, digest {digest ^ 1} in the run" in said
 
 
 @pytest.mark.thorough
