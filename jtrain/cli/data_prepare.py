@@ -105,9 +105,9 @@ def _progress_bar() -> Iterator[Callable[[PrepareProgress], None]]:
         tasks: dict[str, Any] = {}
 
         def tell(progress: PrepareProgress) -> None:
-            task = tasks.get(progress.doing)
+            task = tasks.get(progress.phase)
             if task is None:
-                task = tasks[progress.doing] = bar.add_task(progress.doing, total=progress.total)
+                task = tasks[progress.phase] = bar.add_task(progress.phase, total=progress.total)
             bar.update(task, completed=progress.read)
 
         yield tell

@@ -75,4 +75,4 @@ def _shared(parts: TrainSetup) -> str:
     """How the processes share out what is read."""
     index, count = parts.strategy.part
     by_index = f"data: by index, this process reads part {index} of {count} of every batch's rows"
-    return getattr(parts.mine(parts.experiment.train), "told", by_index)
+    return getattr(parts.mine(parts.experiment.train), "summary", by_index)

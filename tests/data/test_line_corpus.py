@@ -21,7 +21,7 @@ def test_lines_are_rows_of_tokens(tmp_path: Path):
     train, valid = corpus.shuffled(size=2, seed=0), corpus.in_order(size=2)
     np.testing.assert_array_equal(train[0]["tokens"], [[97, 98, 256, 0, 0], list(b"abcde")])
     np.testing.assert_array_equal(train[0]["length"], [2, 4])
-    assert train.shard(1, 2).told.startswith("data: 2 files, 2 processes: this one reads 1")
+    assert train.shard(1, 2).summary.startswith("data: 2 files, 2 processes: this one reads 1")
     rows = [valid[i] for i in range(len(valid))]
     assert sum(int(row["mask"].sum()) for row in rows) == 3
     assert rows[0]["tokens"][1].tolist() == list(b"longe")

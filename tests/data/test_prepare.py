@@ -105,7 +105,7 @@ def tell(progress):
 import jtrain.data.text.documents, jtrain.data.text.prepare
 jtrain.data.text.documents.PIECE = jtrain.data.text.prepare.TOGETHER = 8192
 asked = {"tokenizing": ByPairs(vocab=300), "shard": 20_000}
-prepare(sys.argv[3:], sys.argv[2], **asked, every=0.0, tell=tell)
+prepare(sys.argv[3:], sys.argv[2], **asked, every=0.0, report=tell)
 """
 
 
@@ -126,8 +126,8 @@ def test_killed_and_called_again_it_writes_the_same_bytes(
     places = [DocumentCursor(*place) for place in left[1:]]
     assert places == sorted(set(places)), "each went on from where the one before was"
     seen: list[PrepareProgress] = []
-    prepare(files, again, **asked, tell=seen.append)
-    assert seen[0].doing == "tokenizing"
+    prepare(files, again, **asked, report=seen.append)
+    assert seen[0].phase == "tokenizing"
     assert seen[0].tokens > 30_000, "the last one began where the others had come to"
     assert written(again) == written(tmp_path / "whole")
 
@@ -142,7 +142,7 @@ def test_what_was_written_after_the_last_note_is_written_again(files: list[Path]
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare(files, out, **asked, tell=interrupt)
+        prepare(files, out, **asked, report=interrupt)
     for name in ("tokens-00000.bin", "documents.bin"):
         with (out / name).open("ab") as stream:
             stream.write(os.urandom(999))
@@ -154,15 +154,15 @@ def test_called_again_when_done_it_reads_nothing(files: list[Path], tmp_path: Pa
     first = prepare(files, tmp_path / "out", tokenizing=ByteTokens())
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     seen: list[PrepareProgress] = []
-    assert prepare(files, tmp_path / "out", tokenizing=ByteTokens(), tell=seen.append) == first
+    assert prepare(files, tmp_path / "out", tokenizing=ByteTokens(), report=seen.append) == first
     assert not seen
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 
 def test_progress_goes_up_to_all_of_the_text(files: list[Path], tmp_path: Path):
     seen: list[PrepareProgress] = []
-    header = prepare(files, tmp_path / "out", tokenizing=CharacterTokens(), tell=seen.append)
-    assert {progress.doing for progress in seen} == {"learning the tokenizer", "tokenizing"}
+    header = prepare(files, tmp_path / "out", tokenizing=CharacterTokens(), report=seen.append)
+    assert {progress.phase for progress in seen} == {"learning the tokenizer", "tokenizing"}
     assert seen[-1].read == seen[-1].total == sum(path.stat().st_size for path in files)
     assert seen[-1].tokens == header["tokens"]
 

@@ -70,9 +70,9 @@ def test_off_gives_all_lines_to_each(files: list[Path]):
 
 
 def test_auto_takes_files_where_each_gets_as_many_and_says_so(files: list[Path]):
-    assert "took file), the order" in batches(files, "auto").shard(0, 2).told
-    assert "took data)" in batches(files[:3], "auto").shard(0, 2).told
-    assert "3 files, 2 processes" in batches(files[:3], "auto").shard(0, 2).told
+    assert "took file), the order" in batches(files, "auto").shard(0, 2).summary
+    assert "took data)" in batches(files[:3], "auto").shard(0, 2).summary
+    assert "3 files, 2 processes" in batches(files[:3], "auto").shard(0, 2).summary
 
 
 @pytest.mark.parametrize("policy", ["file", "data", "off"])

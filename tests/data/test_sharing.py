@@ -16,7 +16,7 @@ def read(files: int, count: int, policy: str) -> list[list[str]]:
     """The records that each process keeps; a file of number n has n + 1 of them."""
     shares = [sharing(named(files), index=i, count=count, policy=policy) for i in range(count)]
     return [
-        list(s.kept(f"{p.stem}.{r}" for p in s.files for r in range(int(p.stem) + 1)))
+        list(s.select(f"{p.stem}.{r}" for p in s.files for r in range(int(p.stem) + 1)))
         for s in shares
     ]
 
@@ -53,7 +53,7 @@ def test_off_gives_everything_to_everyone():
     ],
 )
 def test_what_was_chosen_is_told_in_a_line(files: int, count: int, told: str):
-    assert sharing(named(files), index=0, count=count).told == told
+    assert sharing(named(files), index=0, count=count).summary == told
 
 
 def test_fewer_files_than_processes_are_refused_and_the_advice_works():

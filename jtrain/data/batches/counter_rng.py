@@ -1,6 +1,6 @@
 """Random numbers as functions of (seed, step, row, lane): numpy, the same on every machine.
 
-A lane is what is drawn: two lanes of a row have nothing to do with one another.
+A lane names a draw: two lanes of a row are independent.
 """
 
 import numpy as np
@@ -10,9 +10,9 @@ ATTEMPTS = 64  # an attempt of `beta` fails at most every other time
 
 
 def bits(seed: int, step: int, row: np.ndarray, lane: int) -> np.ndarray:  # uint64, b
-    """64 random bits for each row.
+    """Return 64 random bits for each row.
 
-    splitmix64's finalizer over one word after the other.
+    The finalizer of splitmix64 is applied to one word after the other.
     """
     state = np.zeros(1, np.uint64)
     for word in (seed, step, lane):
@@ -21,17 +21,17 @@ def bits(seed: int, step: int, row: np.ndarray, lane: int) -> np.ndarray:  # uin
 
 
 def uniform(seed: int, step: int, row: np.ndarray, lane: int) -> np.ndarray:  # float64, b
-    """A number in 0 .. 1, without 1, for each row: a multiple of 2**-53."""
+    """Return a number in 0 .. 1, without 1, for each row: a multiple of 2**-53."""
     return (bits(seed, step, row, lane) >> np.uint64(11)) * 2.0**-53
 
 
 def whole(seed: int, step: int, row: np.ndarray, lane: int, below: int) -> np.ndarray:  # int64, b
-    """A whole number in 0 .. below-1 for each row; `below` is under 2**48."""
+    """Return an integer in 0 .. below-1 for each row; `below` is under 2**48."""
     return (uniform(seed, step, row, lane) * below).astype(np.int64)
 
 
 def beta(seed: int, step: int, row: np.ndarray, lane: int, alpha: float) -> np.ndarray:  # b
-    """A draw of Beta(alpha, alpha) for each row, where alpha is in 0 .. 1, without 0.
+    """Draw from Beta(alpha, alpha) for each row, where alpha is in 0 .. 1, without 0.
 
     Source: Joehnk 1964; u^(1/alpha) / (u^(1/alpha) + v^(1/alpha)) where the sum is at most 1, in
     logarithms, as the powers of a small alpha are smaller than any float. Draws take the lanes
@@ -39,24 +39,24 @@ def beta(seed: int, step: int, row: np.ndarray, lane: int, alpha: float) -> np.n
     """
     if alpha == 1:
         return uniform(seed, step, row, lane)
-    share, open_ = np.full(len(row), 0.5), np.arange(len(row))
+    share, pending = np.full(len(row), 0.5), np.arange(len(row))
     for attempt in range(ATTEMPTS):
-        if not len(open_):
+        if not len(pending):
             break
         # 1 - uniform is in 0 .. 1 without 0, which has no logarithm.
         u, v = (
-            np.log(1 - uniform(seed, step, row[open_], lane + 2 * attempt + i)) / alpha
+            np.log(1 - uniform(seed, step, row[pending], lane + 2 * attempt + i)) / alpha
             for i in (0, 1)
         )
         both = np.logaddexp(u, v)
-        taken = both <= 0
-        share[open_[taken]] = np.exp(u - both)[taken]
-        open_ = open_[~taken]
+        accepted = both <= 0
+        share[pending[accepted]] = np.exp(u - both)[accepted]
+        pending = pending[~accepted]
     return share
 
 
 def splitmix(x: np.ndarray) -> np.ndarray:  # uint64; products of arrays wrap by definition
-    """The finalizer of splitmix64 of each number (Steele, Lea and Flood 2014)."""
+    """Apply the finalizer of splitmix64 to each number (Steele, Lea and Flood 2014)."""
     x = x + GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

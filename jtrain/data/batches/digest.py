@@ -1,4 +1,4 @@
-"""A number of 64 bits by which a batch is known again."""
+"""A 64-bit digest that identifies a batch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,12 +7,12 @@ import numpy as np
 
 
 def digest(batch: Mapping[str, Any]) -> int:
-    """Of the names, types, shapes and bytes of a batch's arrays (XXH3)."""
+    """Return the XXH3 digest of the names, types, shapes and bytes of a batch's arrays."""
     import xxhash
 
-    found = xxhash.xxh3_64()
+    hasher = xxhash.xxh3_64()
     for name in sorted(batch):
         array = np.ascontiguousarray(batch[name])
-        found.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-        found.update(array.reshape(-1).view(np.uint8).data)
-    return found.intdigest()
+        hasher.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        hasher.update(array.reshape(-1).view(np.uint8).data)
+    return hasher.intdigest()

@@ -1,7 +1,7 @@
-"""How processes share out what is read: TensorFlow's AUTO, FILE, DATA and OFF.
+"""File sharding between processes: TensorFlow's policies AUTO, FILE, DATA and OFF.
 
-Only files that can but be streamed need it. Rows by index are shared by index, each read by one
-process alone, whatever files they lie in: `Shuffled(...).shard(index, count)`.
+Only files that can only be streamed need a policy. Rows by index are sharded by index, each read by
+one process, whatever file it is in: `Shuffled(...).shard(index, count)`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,36 +15,36 @@ T = TypeVar("T")
 
 
 class FileShard(NamedTuple):
-    """What one process reads: the files it opens, and of their records each `every`-th."""
+    """The part that one process reads: its files, and every `every`-th of their records."""
 
     files: list[Path]
     first: int
-    """The record, from 0, that is kept first."""
+    """The first record, from 0, that this process reads."""
     every: int
     own: bool
-    """Whether what comes out depends on the number of processes: each reads something else."""
-    told: str
-    """What was chosen, and why: a line for the log."""
+    """True if the records differ between processes, and so depend on the number of processes."""
+    summary: str
+    """The policy in effect and the reason for it: a line for the log."""
 
-    def kept(self, records: Iterable[T]) -> Iterator[T]:
-        """Of the records of `files`, one file after the other, those of this process."""
+    def select(self, records: Iterable[T]) -> Iterator[T]:
+        """Return this process's records among those of `files`, one file after the other."""
         return islice(records, self.first, None, self.every)
 
 
 def sharing(files: Sequence[Path], *, index: int, count: int, policy: str = "auto") -> FileShard:
-    """What process `index` of `count` reads of `files`.
+    """Return the part of `files` that process `index` of `count` reads.
 
     By policy:
-        `file`: whole files of its own, the index-th and each count-th after; nothing is read twice.
-        `data`: all files, and of their records each count-th: every process reads all bytes.
-        `off`: all files and all records, in every process.
-        `auto`: `file` where each process gets as many files, `data` where not.
+        `file`: each process reads every count-th file, from the index-th on; no file is read twice.
+        `data`: each process reads all files and selects every count-th record.
+        `off`: each process reads all files and all records.
+        `auto`: `file` if each process gets the same number of files, else `data`.
 
-    With `file` the rows of a batch depend on the number of processes. Every process must give the
-    files in one order.
+    With `file` the rows of a batch depend on the number of processes. Every process must pass the
+    files in the same order.
 
     Raises:
-        ConfigError: a policy that is none of these, or an index that is no process's.
+        ConfigError: an unknown policy, or an index out of range.
         DataError: `file` with fewer files than processes.
 
     Source: `tf.data.experimental.AutoShardPolicy`,
@@ -58,26 +58,24 @@ def sharing(files: Sequence[Path], *, index: int, count: int, policy: str = "aut
             f"Set an index in 0 .. {count - 1}."
         )
     files = list(files)
-    there = f"{len(files)} file{'s' * (len(files) != 1)}, {count} process{'es' * (count != 1)}"
+    sizes = f"{len(files)} file{'s' * (len(files) != 1)}, {count} process{'es' * (count != 1)}"
     if policy == "auto":
         even = len(files) >= count and len(files) % count == 0
-        chosen, why = (
-            ("file" if even else "data"),
-            f"sharing=auto took {'file' if even else 'data'}",
-        )
+        chosen = "file" if even else "data"
+        why = f"sharing=auto took {chosen}"
     else:
         chosen, why = policy, f"sharing={policy}"
     if chosen == "off":
-        return FileShard(files, 0, 1, True, f"{there}: each reads all of them ({why})")
+        return FileShard(files, 0, 1, True, f"{sizes}: each reads all of them ({why})")
     if chosen == "data":
-        told = f"{there}: each reads all of them and keeps one record in {count} ({why})"
-        return FileShard(files, index, count, False, told)
+        summary = f"{sizes}: each reads all of them and keeps one record in {count} ({why})"
+        return FileShard(files, index, count, False, summary)
     if len(files) < count:
         raise DataError(
-            f"sharing=file was asked for with {there}: {count - len(files)} would read nothing. "
+            f"sharing=file was requested with {sizes}: {count - len(files)} would read nothing. "
             f"Set sharing=data, write {count} files, or start {len(files)} processes."
         )
-    mine = files[index::count]
+    own = files[index::count]
     order = ", the order of rows depends on the number of processes" if count > 1 else ""
-    told = f"{there}: this one reads {len(mine)} of its own ({why}){order}"
-    return FileShard(mine, 0, 1, True, told)
+    summary = f"{sizes}: this one reads {len(own)} of its own ({why}){order}"
+    return FileShard(own, 0, 1, True, summary)

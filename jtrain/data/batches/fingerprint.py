@@ -1,9 +1,9 @@
-"""What a data set is, in a line: how much there is of it, and a digest of samples of its bytes.
+"""Fingerprints of data sets: a line with the size and a digest of samples of the bytes.
 
-Two sets that differ in their size, or in a sample, have two fingerprints. What lies in memory and
-is not large is read whole; of the rest blocks are read that lie all over it, always the same ones.
-So a set that was made anew, cut or mixed up is noticed; one changed byte in a large file may not
-be. A place or a date is no part of it: a set may be moved.
+Two sets that differ in size or in a sample have different fingerprints. Small arrays in memory are
+read completely; of everything else a fixed selection of blocks is read, spread over all of it. So a
+set that was recreated, cut or reordered is noticed; one changed byte in a large file may not be.
+Paths and dates are not part of a fingerprint: a set may be moved.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,27 +12,27 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-WHOLE = 1 << 26  # bytes of an array that are all read
-BLOCKS, BLOCK = 256, 1 << 16  # of a larger one: how many, and the bytes of each
-OF_FILES = 1 << 12  # bytes of each block of a file; so many blocks over all files
-ROWS = 32  # of a source that knows no better
-_GOLDEN = 0.6180339887498949  # its multiples lie evenly within 0 .. 1, however many are taken
+WHOLE = 1 << 26  # bytes; smaller arrays are read completely
+BLOCKS, BLOCK = 256, 1 << 16  # of a larger array: the number of blocks, and the bytes of each
+OF_FILES = 1 << 12  # bytes of each block of a file; BLOCKS of them over all files
+ROWS = 32  # sampled from a source without a fingerprint of its own
+_GOLDEN = 0.6180339887498949  # its multiples modulo 1 are spread evenly, for any number of them
 
 
 @runtime_checkable
 class Fingerprinted(Protocol):
-    """A source, a stream or batches that say what their data is."""
+    """A source, a stream or batches with a fingerprint of their data."""
 
     def fingerprint(self) -> str:
-        """The line; the same wherever, whenever and by however many processes it is asked for."""
+        """Return the line; the same on any machine and with any number of processes."""
         ...
 
 
 def fingerprint(data: Any) -> str:
-    """The fingerprint of batches or of a source; empty where it can only be had by reading it all.
+    """Return the fingerprint of batches or of a source; empty if that needs reading all of it.
 
-    Batches are what they are made of (`source`, `sources`). A source without a `fingerprint` of its
-    own is told by a few of its rows, unless these are others each time that they are read.
+    Batches have the fingerprint of their `source` or `sources`. A source without a `fingerprint` of
+    its own is identified by a few of its rows, unless those rows change between reads.
     """
     if isinstance(data, Fingerprinted):
         return data.fingerprint()
@@ -41,12 +41,12 @@ def fingerprint(data: Any) -> str:
     if isinstance(sources := getattr(data, "sources", None), Mapping):
         return "; ".join(f"{name}: {fingerprint(source)}" for name, source in sources.items())
     if hasattr(data, "__len__") and not hasattr(data, "size"):
-        return _of_rows(data)
+        return _sample_rows(data)
     return ""
 
 
 def of_arrays(rows: int, arrays: Mapping[str, np.ndarray]) -> str:
-    """`60000 rows 7c1e...`: arrays by name, each n ... ."""
+    """Return `60000 rows 7c1e...`: the fingerprint of arrays by name, each n ... ."""
     digest = _digest()
     for name in sorted(arrays):
         digest.update(name.encode())
@@ -55,11 +55,11 @@ def of_arrays(rows: int, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def of_files(paths: Sequence[str | Path], *more: str) -> str:
-    """`3 files of 1234 bytes 7c1e...`: their names, sizes and blocks of each, and what is said.
+    """Return `3 files of 1234 bytes 7c1e...`: names, sizes, sampled blocks and `more`.
 
     Args:
         paths: in the order in which they are read.
-        more: what else makes the data what it is.
+        more: other text that the data depends on.
     """
     digest, total = _digest(), 0
     each = max(2, BLOCKS // max(len(paths), 1))
@@ -77,12 +77,12 @@ def of_files(paths: Sequence[str | Path], *more: str) -> str:
 
 
 def of_values(**values: Any) -> str:
-    """`rows=4096 vocab=97`: data that is made of nothing but these."""
+    """Return `rows=4096 vocab=97`: data that depends on these values only."""
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
 def of_tokens(tokens: Any) -> str:
-    """A row of tokens, in memory or mapped; of a folder what that says."""
+    """Return the fingerprint of a row of tokens in memory, or that of a folder of tokens."""
     return (
         tokens.fingerprint()
         if isinstance(tokens, Fingerprinted)
@@ -90,8 +90,8 @@ def of_tokens(tokens: Any) -> str:
     )
 
 
-def _of_rows(source: Any) -> str:
-    """Of a few rows; read twice, for rows that change are no mark of a data set."""
+def _sample_rows(source: Any) -> str:
+    """Return the digest of a few rows; empty if a second read gives other rows."""
     rows = len(source)
     indices = np.unique(np.fromiter(_places(rows, 1, ROWS), np.int64))
     first, second = (
@@ -116,7 +116,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _places(total: int, length: int, count: int) -> Iterator[int]:
-    """Where blocks of `length` begin: the first, the last, and the others all over."""
+    """Return where blocks of `length` begin: the first, the last, and others spread between."""
     last = max(total - length, 0)
     if total <= length * count:
         yield from range(0, total, length)

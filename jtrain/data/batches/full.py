@@ -1,4 +1,4 @@
-"""A whole data set as the batch of every step, for optimizers that want all of it: L-BFGS."""
+"""Full batches: the complete data set at every step, for optimizers such as L-BFGS."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from jtrain.data.sources.source import Source
 class FullBatches:
     """`batches[step]`: every row of `source` in its order, the same arrays at each step.
 
-    They are read once and are read-only, so that they are put on the devices once.
+    The arrays are read once and are read-only, so that they are put on the devices once.
 
     Raises:
         DataError: no rows.
@@ -29,11 +29,11 @@ class FullBatches:
             batch = self._rows[0]
             for array in batch.values():
                 array.setflags(write=False)
-            self._batch = batch  # one assignment: a reading thread sees none or all
+            self._batch = batch  # one assignment: a thread sees no batch or all of it
         return self._batch
 
     def shard(self, index: int, count: int) -> "FullBatches":
-        """The same batch, of which only the rows of process `index` of `count` are read."""
-        mine = FullBatches(self.source)
-        mine._rows = self._rows.shard(index, count)
-        return mine
+        """Return the same batch, with only the rows of process `index` of `count`."""
+        sharded = FullBatches(self.source)
+        sharded._rows = self._rows.shard(index, count)
+        return sharded

@@ -1,4 +1,4 @@
-"""Where batches first hold a NaN or an infinity."""
+"""The first NaN or infinity in the batches of a run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -11,21 +11,20 @@ from jtrain.data.batches.stacked import StepBatches
 def not_finite(
     batches: StepBatches, steps: range, rows_of: Callable[[int], Sequence[int]] | None = None
 ) -> str:
-    """The first value in the batches of these steps that is not finite; or that all are.
+    """Describe the first value that is not finite in the batches of these steps, if any.
 
-    Steps count from 1 here, as a run says them: step 1 takes batch 0.
+    Steps count from 1 here, as in the log of a run: step 1 takes batch 0.
 
     Args:
-        rows_of: gives which rows of the data set a step takes, none if that is not known.
+        rows_of: returns the rows of the data set that a step takes; empty if unknown.
     """
     for step in steps:
         batch = batches[step - 1]
         if found := first_not_finite(batch):
             rows = rows_of(step) if rows_of else ()
-            of = f" (row {rows[found.row]} of the data set)" if rows else ""
-            return (
-                f"In the batch of step {step}, row {found.row} of `{found.array}` has {found}{of}."
-            )
+            origin = f" (row {rows[found.row]} of the data set)" if rows else ""
+            place = f"row {found.row} of `{found.array}`"
+            return f"In the batch of step {step}, {place} has {found}{origin}."
     return f"In the batches of steps {steps[0]} to {steps[-1]} every value is finite."
 
 
@@ -34,9 +33,9 @@ class NonfiniteValue(NamedTuple):
 
     array: str
     row: int
-    """In the whole batch."""
+    """The row in the global batch."""
     place: tuple[int, ...]
-    """Within the row."""
+    """The index within the row."""
     value: float
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Reading ahead of the training loop, where reading is slow enough to pay for it."""
+"""Prefetching for the training loop, if reading is slow enough to pay for a thread."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
-TRIAL = 8  # reads between two looks at how slow they are
+TRIAL = 8  # reads between two decisions whether reading is slow
 
 
 class _Failed(NamedTuple):
@@ -15,12 +15,12 @@ class _Failed(NamedTuple):
 
 
 class ReadAhead(Generic[T]):
-    """Gives `get(step)` for `start, start + 1, ... stop - 1`, in order; no end where stop is None.
+    """An iterator over `get(step)` for `start ... stop - 1`, in order; endless if stop is None.
 
     Handing a batch from thread to thread costs about as much as reading a small one (tens of
     microseconds; benchmarks/input_pipeline.py), so steps are read inline until more than half of
-    `TRIAL` reads took longer than `slow` seconds. From then on a thread is at most `depth` batches
-    ahead. What `get` raises is raised here, at its step, with its traceback.
+    `TRIAL` reads took longer than `slow` seconds. From then on a thread prefetches at most `depth`
+    batches. An error in `get` is raised here, at its step, with its traceback.
 
     ```python
     with ReadAhead(batches.__getitem__, start=0, stop=100) as ahead:
@@ -39,10 +39,10 @@ class ReadAhead(Generic[T]):
         slow: float = 200e-6,
         close: Callable[[], None] = lambda: None,
     ):
-        """`close` is called once, after the last read: it ends what `get` reads from."""
-        assert depth > 0, "a queue of no batches hands none over"
+        """Call `close` once, after the last read, to close what `get` reads from."""
+        assert depth > 0, "a prefetch queue holds at least one batch"
         self.waited = 0.0
-        """Seconds in which the caller waited for data, in all."""
+        """Total seconds in which the caller waited for data."""
         self._get, self._step, self._stop = get, start, stop
         self._depth, self._slow = depth, slow
         self._reads = self._slow_reads = 0
@@ -51,7 +51,7 @@ class ReadAhead(Generic[T]):
 
     @property
     def threaded(self) -> bool:
-        """Whether a thread reads."""
+        """True if a thread reads."""
         return self._thread is not None
 
     def __iter__(self) -> "ReadAhead[T]":
@@ -65,18 +65,18 @@ class ReadAhead(Generic[T]):
         try:
             value = self._thread.next() if self._thread else self._get(self._step)
         except BaseException:
-            self._stop = self._step  # as a generator that raised: nothing follows
+            self._stop = self._step  # like a generator that raised, this one ends
             self.close()
             raise
         seconds = time.perf_counter() - began
         self.waited += seconds
         self._step += 1
         if self._thread is None:
-            self._judge(seconds)
+            self._start_if_slow(seconds)
         return value
 
     def close(self) -> None:
-        """Stops the thread, after the read that it is in; waits for that at most a second."""
+        """Stop the thread after its current read; wait at most a second for that."""
         if self._thread is not None:
             self._thread.close()
             self._thread = None
@@ -96,8 +96,8 @@ class ReadAhead(Generic[T]):
             thread.closed.set()
             thread.free.release()
 
-    def _judge(self, seconds: float) -> None:
-        """Starts the thread if most of the last `TRIAL` reads were slow."""
+    def _start_if_slow(self, seconds: float) -> None:
+        """Start the thread if most of the last `TRIAL` reads were slow."""
         self._reads += 1
         self._slow_reads += seconds > self._slow
         if self._reads == TRIAL:
@@ -107,9 +107,10 @@ class ReadAhead(Generic[T]):
 
 
 class _Reader(Generic[T]):
-    """A thread that reads at most `depth` steps ahead.
+    """A thread that prefetches at most `depth` steps.
 
-    It does not know its `ReadAhead`: one that is dropped unfinished is collected, and ends it.
+    The thread has no reference to its `ReadAhead`, so an unfinished `ReadAhead` that is dropped is
+    collected, and its `__del__` ends the thread.
     """
 
     def __init__(self, get: Callable[[int], T], start: int, stop: int | None, depth: int):
@@ -140,14 +141,14 @@ def _read(
     closed: threading.Event,
     ready: "SimpleQueue[T | _Failed]",
 ) -> None:
-    """The thread's work."""
+    """Read the steps in order until `stop` or `closed`."""
     while stop is None or step < stop:
         free.acquire()
         if closed.is_set():
             return
         try:
             ready.put(get(step))
-        except BaseException as error:  # raised again, at its step
+        except BaseException as error:  # raised again in the loop, at its step
             ready.put(_Failed(error))
             return
         step += 1

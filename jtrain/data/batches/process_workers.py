@@ -17,26 +17,26 @@ from jtrain.data.batches.worker_process import WorkerFailure, receive, work
 from jtrain.errors import DataError, PeerError
 
 LARGEST = 1 << 29  # bytes that may be copied to each worker
-LOOK = 0.2  # seconds between two looks at whether the reader was closed
-ENDS = 10.0  # seconds that a killed process may take to be gone
-OF_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # signals that a run answers
+POLL = 0.2  # seconds between two checks whether the reader was closed
+ENDS = 10.0  # seconds that a killed process may take to exit
+PARENT_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # handled by the run
 
 
 class ProcessWorkers:
-    """Call it with `start`, `start + 1`, ...: it returns `get(step)`, read by `workers` processes.
+    """A reader of `get(start)`, `get(start + 1)`, ... in order, by `workers` processes.
 
-    Worker i reads the steps `start + i`, `start + i + workers`, ...; a thread for each of them
-    receives at most `ahead` batches before they are asked for, and one more waits in the pipe.
+    Worker i reads the steps `start + i`, `start + i + workers`, ...; a thread for each worker
+    receives at most `ahead` batches in advance, and one more waits in the pipe.
 
-    The workers share nothing with this process but a pipe each, which the system takes away with
-    either end. So they can be killed at any time, and leave nothing behind however this process
-    ends. (Grain's own processes share named memory and semaphores: docs/log.md, 2026-11-23.) They
-    ignore the signals that a run answers. They are spawned: a script that starts them needs
-    `if __name__ == "__main__":`.
+    The only resource that a worker shares with this process is a pipe, which the system removes
+    when either process ends. So workers can be killed at any time, and nothing is left behind
+    however this process ends. (Grain's own processes share named memory and semaphores:
+    docs/log.md, 2026-11-23.) Workers ignore the signals that a run handles. Workers are spawned: a
+    script that starts them needs `if __name__ == "__main__":`.
 
     Raises:
         DataError: if `get` cannot be sent to another process, or is larger than `LARGEST`.
-        PeerError: where a worker died, at the step whose batch it owes.
+        PeerError: if a worker died, at the step of the batch that it was reading.
     """
 
     def __init__(
@@ -49,17 +49,18 @@ class ProcessWorkers:
         ahead: int = 2,
     ):
         self.payload = serialize(get, workers)
-        """What each worker is given."""
+        """The pickled function that each worker receives."""
         self._start, self._next = start, start
         self._same: dict[tuple[str, bytes], np.ndarray] = {}
-        resource_tracker.ensure_running()  # begun later it would lift what `_Worker` blocks
+        # Start the tracker now: a later start would unblock the signals that `_Worker` blocks.
+        resource_tracker.ensure_running()
         self._workers = [
             _Worker(self.payload, start + i, workers, stop, ahead) for i in range(workers)
         ]
 
     def __call__(self, step: int, /) -> Any:
         """Return the batch of the next step."""
-        assert step == self._next, f"step {self._next} comes next, and {step} was asked for"
+        assert step == self._next, f"step {self._next} comes next, not {step}"
         worker = self._workers[(step - self._start) % len(self._workers)]
         batch = worker.received.get()
         if isinstance(batch, WorkerFailure):
@@ -67,9 +68,9 @@ class ProcessWorkers:
                 batch.error.add_note(f"In a worker process:\n{batch.trace}")
             raise batch.error
         if batch is None:
-            raise self._dead(worker, step)
+            raise self._death_error(worker, step)
         self._next += 1
-        return {name: self._interned(name, array) for name, array in batch.items()}
+        return {name: self._intern(name, array) for name, array in batch.items()}
 
     def close(self) -> None:
         """End the workers, whatever they do."""
@@ -78,18 +79,18 @@ class ProcessWorkers:
         for worker in self._workers:
             worker.join(ENDS)
 
-    def _dead(self, worker: "_Worker", step: int) -> PeerError:
+    def _death_error(self, worker: "_Worker", step: int) -> PeerError:
         worker.process.join(ENDS)
         return PeerError(
-            f"workers.count={len(self._workers)} processes were to read batches, and process "
-            f"{worker.process.pid}, one of them, {_ended(worker.process.exitcode)} before the "
-            f"batch of step {step} came. Where the system's log says that memory ran out, lower "
-            f"workers.count, workers.ahead or batch; then give the same command again, which goes "
-            f"on from the newest checkpoint."
+            f"workers.count={len(self._workers)} processes read batches, and one of them, process "
+            f"{worker.process.pid}, {_describe_exit(worker.process.exitcode)} before it sent the "
+            f"batch of step {step}. If the system's log says that memory ran out, lower "
+            "workers.count, workers.ahead or batch; then give the same command again, which "
+            "resumes from the newest checkpoint."
         )
 
-    def _interned(self, name: str, array: np.ndarray) -> np.ndarray:
-        """The array; of `row` and `mask` the same read-only object whenever they are the same."""
+    def _intern(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Return the array; for equal `row` and `mask` always the same read-only object."""
         if name not in ("row", "mask"):
             return array
         key = name, array.tobytes()
@@ -123,53 +124,53 @@ class _Worker:
             self.process.kill()
 
     def join(self, seconds: float) -> None:
-        """Wait until both are gone."""
+        """Wait until the thread and the process have ended."""
         self._thread.join(seconds)
         if self.process.pid is not None:
             self.process.join(seconds)
 
     def _receive(self) -> None:
-        # The process inherits this thread's mask: a Ctrl-C is for the run, not for its workers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, OF_PARENT)
+        # The process inherits this thread's signal mask: Ctrl-C is for the run, not for workers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, PARENT_SIGNALS)
         try:
             with self._source, self._sink:
                 try:
                     self.process.start()
                 finally:
                     self._started.set()
-                self._sink.close()  # the worker's is the only one: the pipe ends with it
+                self._sink.close()  # the worker has the only one left: the pipe closes with it
                 while not self._closed.is_set():
                     self._put(receive(self._source))
         except (EOFError, OSError):
             self._put(None)
-        except BaseException as error:  # raised again where a batch is asked for
+        except BaseException as error:  # raised again when a batch is requested
             self._put(WorkerFailure(error, ""))
 
     def _put(self, batch: Any) -> None:
         while not self._closed.is_set():
             try:
-                return self.received.put(batch, timeout=LOOK)
+                return self.received.put(batch, timeout=POLL)
             except queue.Full:
                 pass
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles what is mapped from a file as where it lies."""
+    """A pickler that stores an array mapped from a file as the file's name and offset."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """As pickle asks for it."""
+        """Return the mapping's file and offset; for other objects, what cloudpickle returns."""
         if type(obj) is np.memmap and obj.flags.c_contiguous and obj.filename is not None:
-            whole = obj
-            while isinstance(whole.base, np.ndarray):
-                whole = whole.base
-            if type(whole) is np.memmap:
-                place = whole.offset + obj.ctypes.data - whole.ctypes.data
-                return np.memmap, (str(obj.filename), obj.dtype, "r", place, obj.shape)
+            mapping = obj
+            while isinstance(mapping.base, np.ndarray):
+                mapping = mapping.base
+            if type(mapping) is np.memmap:
+                offset = mapping.offset + obj.ctypes.data - mapping.ctypes.data
+                return np.memmap, (str(obj.filename), obj.dtype, "r", offset, obj.shape)
         return super().reducer_override(obj)
 
 
 def serialize(get: Callable[[int], Any], workers: int) -> bytes:
-    """Return the function as bytes; arrays mapped from a file as the file's name and place.
+    """Return the function as bytes; arrays mapped from a file as the file's name and offset.
 
     Raises:
         DataError: if it cannot be sent, or is larger than `LARGEST`.
@@ -181,7 +182,7 @@ def serialize(get: Callable[[int], Any], workers: int) -> bytes:
         raise DataError(
             f"workers.kind=processes sends the data to each of {workers} workers, and it cannot be "
             f"sent ({type(error).__name__}: {error}). Set workers.kind=threads, or give the source "
-            f"a method __reduce__ that says how to open it again."
+            f"a method __reduce__ that reopens it."
         ) from error
     size = file.getbuffer().nbytes
     if size > LARGEST:
@@ -193,7 +194,7 @@ def serialize(get: Callable[[int], Any], workers: int) -> bytes:
     return file.getvalue()
 
 
-def _ended(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
         return f"was ended by signal {-code} ({signal.Signals(-code).name})"
     return f"ended with exit code {code}"

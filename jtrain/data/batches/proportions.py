@@ -1,4 +1,4 @@
-"""Which of several sources each place of an endless sequence takes, in exact proportions."""
+"""Exact proportions: the source of each place in an endless sequence."""
 
 import math
 from collections.abc import Sequence
@@ -8,25 +8,25 @@ import numpy as np
 
 from jtrain.errors import DataError
 
-LONGEST = 100_000  # places before the sequence repeats
+LONGEST = 100_000  # places before the sequence must repeat
 
 
 class Proportions:
-    """Sources 0 .. k-1 by weight: after any number of places each has its share, less than one off.
+    """Sources 0 .. k-1 by weight: any prefix has each source's share, less than one place off.
 
-    The sequence repeats after as many places as the weights, as written, have a common measure:
-    7 : 2 : 1 after 10. So any place is known without those before it.
+    The weights as written, reduced to the smallest integers, give the period: 7 : 2 : 1 repeats
+    after 10 places. So any place can be computed without the places before it.
 
     Source: the places are jobs with a release and a deadline, the earliest deadline first, which
     keeps each count within one of its share: Steiner and Yeomans 1993, Management Science 39.
 
     Raises:
-        DataError: a weight that is not above 0, or weights with no short common measure.
+        DataError: a weight that is not above 0, or weights whose period is too long.
     """
 
     def __init__(self, weights: Sequence[float | int], names: Sequence[str] = ()):
         names = names or [str(number) for number in range(len(weights))]
-        counts = _whole(weights, names)
+        counts = _integer_weights(weights, names)
         self.period = sum(counts)
         self._counts = np.array(counts)
         self._source = _sequence(counts)
@@ -34,48 +34,50 @@ class Proportions:
         self._before = np.cumsum(taken, 0) - taken  # places of each source before each place
 
     def at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each of `places` (int64, b) its source, and how often that came before; both b."""
-        rounds, here = np.divmod(places, self.period)
-        source = self._source[here]
-        return source, rounds * self._counts[source] + self._before[here, source]
+        """Return the source of each of `places` (int64, b), and its count before that; both b."""
+        rounds, offset = np.divmod(places, self.period)
+        source = self._source[offset]
+        return source, rounds * self._counts[source] + self._before[offset, source]
 
 
 def _sequence(counts: Sequence[int]) -> np.ndarray:  # sum of the counts
-    """Each source as often as its count, spread so that every prefix has its share."""
-    total, done, found = sum(counts), [0] * len(counts), []
+    """Repeat each source as often as its count, spread so that every prefix has its share."""
+    total, placed, sequence = sum(counts), [0] * len(counts), []
     sources = range(len(counts))
     for place in range(total):
-        # The next of a source may come once its share exceeds what it had, and must before its
-        # share is one more.
-        open_ = [
-            i for i in sources if done[i] < counts[i] and done[i] * total < (place + 1) * counts[i]
+        # A source may come next once its share exceeds its count so far, and must come before its
+        # share exceeds that count by one.
+        eligible = [
+            i
+            for i in sources
+            if placed[i] < counts[i] and placed[i] * total < (place + 1) * counts[i]
         ]
-        chosen = min(open_, key=lambda i: (-((done[i] + 1) * total // -counts[i]), i))
-        done[chosen] += 1
-        found.append(chosen)
-    return np.array(found)
+        chosen = min(eligible, key=lambda i: (-((placed[i] + 1) * total // -counts[i]), i))
+        placed[chosen] += 1
+        sequence.append(chosen)
+    return np.array(sequence)
 
 
-def _whole(weights: Sequence[float | int], names: Sequence[str]) -> list[int]:
-    """The weights as the smallest whole numbers that are to one another as they are."""
+def _integer_weights(weights: Sequence[float | int], names: Sequence[str]) -> list[int]:
+    """Return the weights as the smallest integers in the same ratio."""
     if not len(weights):
-        raise DataError("A mixture of no sources was asked for. Give one at least.")
+        raise DataError("A mixture of no sources was requested. Give at least one.")
     for name, weight in zip(names, weights, strict=True):
         if not (math.isfinite(weight) and weight > 0):
             raise DataError(
-                f"The weight of {name} is {weight}, and a share is above 0. Set weight=1, or leave "
-                f"{name} out of the mixture."
+                f"The weight of {name} is {weight}, and a weight must be above 0. Set weight=1, or "
+                f"leave {name} out of the mixture."
             )
     exact = [Fraction(repr(float(weight))) for weight in weights]  # 0.1 is a tenth
     measure = math.lcm(*(weight.denominator for weight in exact))
-    whole = [int(weight * measure) for weight in exact]
-    whole = [count // math.gcd(*whole) for count in whole]
-    if sum(whole) > LONGEST:
-        near = [max(1, round(1000 * count / sum(whole))) for count in whole]
-        given = ", ".join(f"{name} {weight}" for name, weight in zip(names, weights, strict=True))
-        advice = ", ".join(f"{name} {count}" for name, count in zip(names, near, strict=True))
+    integers = [int(weight * measure) for weight in exact]
+    integers = [count // math.gcd(*integers) for count in integers]
+    if sum(integers) > LONGEST:
+        rounded = [max(1, round(1000 * count / sum(integers))) for count in integers]
+        written = ", ".join(f"{name} {weight}" for name, weight in zip(names, weights, strict=True))
+        advice = ", ".join(f"{name} {count}" for name, count in zip(names, rounded, strict=True))
         raise DataError(
-            f"The weights {given} are exact only over {sum(whole):,} rows, more than {LONGEST:,}. "
-            f"Round them: {advice}."
+            f"The weights {written} are exact only over {sum(integers):,} rows, more than "
+            f"{LONGEST:,}. Round them: {advice}."
         )
-    return whole
+    return integers

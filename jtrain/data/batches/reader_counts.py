@@ -1,25 +1,25 @@
-"""How many processes read the batches of a run, which share out the rows of each."""
+"""Reader counts: the processes that shared the batches of a run, step by step."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def gone_on(stands: Mapping[str, Any], step: int, count: int) -> list[list[int]]:
-    """What run.json is to say as `readers` when `count` processes go on after a step.
+def gone_on(status: Mapping[str, Any], step: int, count: int) -> list[list[int]]:
+    """Return `readers` of run.json when `count` processes resume after a step.
 
-    A pair for each beginning: the steps after the first number are read by so many processes.
+    One pair for each start: a step, and the number of processes that read the steps after it.
 
     Args:
-        stands: what run.json says so far.
+        status: the current content of run.json.
     """
-    return [pair for pair in stands.get("readers", []) if pair[0] < step] + [[step, count]]
+    return [pair for pair in status.get("readers", []) if pair[0] < step] + [[step, count]]
 
 
-def readers(stands: Mapping[str, Any], steps: Iterable[int]) -> dict[int, int]:
-    """Of each step the number of processes that read its batch, as far as run.json says it."""
-    begun = stands.get("readers", [])
+def readers(status: Mapping[str, Any], steps: Iterable[int]) -> dict[int, int]:
+    """Return the number of processes that read each step's batch, where run.json has it."""
+    starts = status.get("readers", [])
     return {
-        step: next(count for after, count in reversed(begun) if after < step)
+        step: next(count for after, count in reversed(starts) if after < step)
         for step in steps
-        if begun and begun[0][0] < step
+        if starts and starts[0][0] < step
     }

@@ -1,4 +1,4 @@
-"""Rows that are kept once they were read: in memory, or in a folder that later runs use too."""
+"""Row caches: rows in memory, or in a folder that later runs use too."""
 
 import logging
 import os
@@ -15,15 +15,15 @@ from jtrain.data.sources.source import Source
 from jtrain.errors import DataError
 
 MEMORY = "memory"
-DIGEST = np.dtype("<u8")  # of each row, and 0 where none is kept
+DIGEST = np.dtype("<u8")  # of each row; 0 for a row that is not cached
 _log = logging.getLogger(__name__)
 
 
 class Versioned(Protocol):
-    """A source that says by what a cache of its rows is known."""
+    """A source whose version identifies a cache of its rows."""
 
     def version(self) -> str:
-        """A line that changes whenever a row may have changed."""
+        """Return a line that changes whenever a row may have changed."""
         ...
 
 
@@ -31,7 +31,7 @@ def cached(source: Source, where: str) -> Source:
     """Return the source, cached: `memory`, a folder, or empty for no cache.
 
     Raises:
-        DataError: where there is no room for all rows.
+        DataError: if there is no room for all rows.
     """
     if not where:
         return source
@@ -39,72 +39,71 @@ def cached(source: Source, where: str) -> Source:
 
 
 class CachedRows:
-    """The rows of `source`, each read from it once; the same rows, whoever reads them when.
+    """The rows of `source`, each read from it once; the same rows for every reader.
 
-    A row is kept as its bytes and a digest of them, which is written last and checked whenever the
-    row is taken from the cache: one that was half written when a process was killed, or that two
-    wrote at once, is not taken, but read again.
+    A row is cached as its bytes and a digest of the bytes. The digest is written last and checked
+    at every read from the cache: a row that was half written when a process was killed, or that two
+    processes wrote at once, is read from the source again.
     """
 
-    def __init__(self, source: Source, kept: Mapping[str, np.ndarray], digests: np.ndarray):
+    def __init__(self, source: Source, rows: Mapping[str, np.ndarray], digests: np.ndarray):
         self.source = source
-        self._kept, self._digests = kept, digests
+        self._rows, self._digests = rows, digests
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
-        rows = {name: array[indices] for name, array in self._kept.items()}
-        said = self._digests[indices]
-        known = np.array([bool(s) for s in said]) & (said == _digests(rows))
-        missing = np.flatnonzero(~known)
+        rows = {name: array[indices] for name, array in self._rows.items()}
+        expected = self._digests[indices]
+        valid = np.array([bool(digest) for digest in expected]) & (expected == _digests(rows))
+        missing = np.flatnonzero(~valid)
         if len(missing):
             read = self.source[indices[missing]]
             found = _digests(read)
-            for name, array in self._kept.items():
+            for name, array in self._rows.items():
                 rows[name][missing] = read[name]
                 array[indices[missing]] = read[name]
             self._digests[indices[missing]] = found
         return rows
 
     def fingerprint(self) -> str:
-        """What the data is, in a line: that of the source."""
+        """Return the fingerprint of the source."""
         return fingerprint(self.source)
 
 
 class MemoryCache(CachedRows):
-    """Rows kept in the memory of this process; each process of several keeps those that it reads.
+    """Rows cached in the memory of this process; each process caches the rows that it reads.
 
     Raises:
         DataError: if all rows take more memory than is free.
     """
 
     def __init__(self, source: Source):
-        like = source[np.zeros(1, np.int64)]
-        needed, free = _bytes(source, like), _free_memory()
+        example = source[np.zeros(1, np.int64)]
+        needed, free = _bytes(source, example), _free_memory()
         if needed > free:
             raise DataError(
-                f"A cache in memory was asked for, which takes {_gb(needed)} for {len(source):,} "
-                f"rows, and {_gb(free)} are free. Set data.cache to a folder, or data.cache= to "
-                f"keep nothing."
+                f"A cache in memory was requested, which takes {_gb(needed)} for {len(source):,} "
+                f"rows, and {_gb(free)} are free. Set data.cache to a folder, or data.cache= for "
+                f"no cache."
             )
-        kept = {name: np.empty((len(source), *x.shape[1:]), x.dtype) for name, x in like.items()}
-        super().__init__(source, kept, np.zeros(len(source), DIGEST))
+        rows = {name: np.empty((len(source), *x.shape[1:]), x.dtype) for name, x in example.items()}
+        super().__init__(source, rows, np.zeros(len(source), DIGEST))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MemoryCache, (self.source,)
 
 
 class DiskCache(CachedRows):
-    """Rows kept in files below `folder`, which any number of processes and runs use at once.
+    """Rows cached in files below `folder`, which many processes and runs can use at once.
 
-    They lie in a folder of their own for each version of the source (`version`, or where it has
-    none its fingerprint), so that no row of a source that was changed since is taken. Room for all
-    rows is taken when it is made.
+    Each version of the source (`version`, or else its fingerprint) has a folder of its own, so that
+    no row of an older version is used. Room for all rows is allocated when the cache is created.
 
     Raises:
-        DataError: if the disk has no room, the folder cannot be written, or nothing tells one
-            version of the source from another.
+        DataError: if the disk has no room, the folder cannot be written, or the source has neither
+            a version nor a fingerprint.
     """
 
     def __init__(self, source: Source, folder: str | Path):
@@ -112,35 +111,40 @@ class DiskCache(CachedRows):
         version = getattr(source, "version", lambda: fingerprint(source))()
         if not version:
             raise DataError(
-                f"A cache in {folder} was asked for, and {type(source).__name__} has no "
-                f"fingerprint by which its rows would be known again. Give it a method "
-                f"`version() -> str`, or set data.cache=memory."
+                f"A cache in {folder} was requested, and {type(source).__name__} has no "
+                f"fingerprint that identifies its rows. Give it a method `version() -> str`, or "
+                f"set data.cache=memory."
             )
-        like = source[np.zeros(1, np.int64)]
-        spelt = ", ".join(f"{name} {x.dtype.str} {x.shape[1:]}" for name, x in sorted(like.items()))
-        self.path = self.folder / _short(f"{version}; {spelt}")
+        example = source[np.zeros(1, np.int64)]
+        layout = ", ".join(
+            f"{name} {x.dtype.str} {x.shape[1:]}" for name, x in sorted(example.items())
+        )
+        self.path = self.folder / _short(f"{version}; {layout}")
         try:
-            self._make(_bytes(source, like), len(source), like, version)
-            kept = {
+            self._create(_bytes(source, example), len(source), example, version)
+            rows = {
                 name: np.memmap(self.path / name, x.dtype, "r+", shape=(len(source), *x.shape[1:]))
-                for name, x in like.items()
+                for name, x in example.items()
             }
             digests = np.memmap(self.path / "digests", DIGEST, "r+", shape=(len(source),))
         except (OSError, ValueError) as error:
             raise DataError(
-                f"A cache of {_gb(_bytes(source, like))} in {folder} was asked for and cannot be "
-                f"had ({error}). Make room, set data.cache to a folder on another disk, or remove "
-                f"it and begin anew: rm -r {self.path}"
+                f"A cache of {_gb(_bytes(source, example))} in {folder} was requested and cannot "
+                f"be created ({error}). Make room, set data.cache to a folder on another disk, or "
+                f"remove it and start again: rm -r {self.path}"
             ) from error
-        super().__init__(source, kept, digests)
+        super().__init__(source, rows, digests)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DiskCache, (self.source, self.folder)
 
-    def _make(self, needed: int, rows: int, like: Mapping[str, np.ndarray], version: str) -> None:
-        """Make the files, all of their room taken, under the final name only when they are whole.
+    def _create(
+        self, needed: int, rows: int, example: Mapping[str, np.ndarray], version: str
+    ) -> None:
+        """Create the files with all of their room, under the final name only when they are
+        complete.
 
-        A write to a mapped file for which the disk has no room ends the process (SIGBUS).
+        A write to a mapped file for which the disk has no room kills the process (SIGBUS).
         """
         if self.path.is_dir():
             return
@@ -154,16 +158,16 @@ class DiskCache(CachedRows):
         free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise OSError(f"it takes {needed:,} bytes for {rows:,} rows, and {free:,} are free")
-        making = Path(tempfile.mkdtemp(prefix=".making-", dir=self.folder))
+        partial = Path(tempfile.mkdtemp(prefix=".making-", dir=self.folder))
         try:
-            for name, array in like.items():
-                _allocate(making / name, rows * array[0].nbytes)
-            _allocate(making / "digests", rows * DIGEST.itemsize)
-            (making / "source.txt").write_text(f"{version}\n", encoding="utf-8")
-            making.rename(self.path)
+            for name, array in example.items():
+                _allocate(partial / name, rows * array[0].nbytes)
+            _allocate(partial / "digests", rows * DIGEST.itemsize)
+            (partial / "source.txt").write_text(f"{version}\n", encoding="utf-8")
+            partial.rename(self.path)
         except OSError:
-            shutil.rmtree(making, ignore_errors=True)
-            if not self.path.is_dir():  # another process was first
+            shutil.rmtree(partial, ignore_errors=True)
+            if not self.path.is_dir():  # else another process created it first
                 raise
 
 
@@ -174,7 +178,7 @@ def _allocate(path: Path, size: int) -> None:
 
 
 def _digests(rows: Mapping[str, np.ndarray]) -> np.ndarray:  # uint64, b; never 0
-    """The digest of each row, of all its arrays together."""
+    """Return the digest of each row, over all its arrays."""
     import xxhash
 
     arrays = [np.ascontiguousarray(rows[name]) for name in sorted(rows)]
@@ -187,12 +191,12 @@ def _digests(rows: Mapping[str, np.ndarray]) -> np.ndarray:  # uint64, b; never 
     return found
 
 
-def _bytes(source: Source, like: Mapping[str, np.ndarray]) -> int:
-    return len(source) * (DIGEST.itemsize + sum(array[0].nbytes for array in like.values()))
+def _bytes(source: Source, example: Mapping[str, np.ndarray]) -> int:
+    return len(source) * (DIGEST.itemsize + sum(array[0].nbytes for array in example.values()))
 
 
 def _free_memory() -> int:
-    """Bytes that can be taken without swapping, as the system says; where it does not, no limit."""
+    """Return the bytes available without swapping; where the system does not say, no limit."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         found = dict(line.split(":", 1) for line in lines)

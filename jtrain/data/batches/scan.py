@@ -1,4 +1,4 @@
-"""Looking through a whole data set before it trains anything."""
+"""Checks of a complete data set before training: finite values, labels in range."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ BLOCK = 1024  # rows read at once
 
 
 def check_finite(source: Source) -> None:
-    """Reads every row; raises at the first NaN or infinity, by array and row.
+    """Read every row; raise at the first NaN or infinity, by array and row.
 
     Raises:
         DataError: a value that is not finite.
@@ -23,28 +23,28 @@ def check_finite(source: Source) -> None:
             row, *place = (int(i) for i in np.argwhere(~np.isfinite(array))[0])
             where = f"[{', '.join(map(str, place))}]" if place else ""
             raise DataError(
-                f"Every value was to be finite; row {first + row} of `{name}` has "
+                f"Every value should be finite; row {first + row} of `{name}` has "
                 f"{array[(row, *place)]}{' at ' + where if where else ''}. "
-                f"Leave the row out, or fill it: np.nan_to_num({name})."
+                f"Drop the row, or fill it: np.nan_to_num({name})."
             )
 
 
 def check_labels(source: Source, classes: int, *, name: str = "label") -> None:
-    """Reads every row; raises at the first label that is not in 0 .. classes-1.
+    """Read every row; raise at the first label that is not in 0 .. classes-1.
 
     Raises:
-        DataError: a label out of range or no whole number, or no array of that name.
+        DataError: a label out of range, labels that are not integers, or no array of that name.
     """
     for first, rows in _blocks(source):
         if name not in rows:
             raise DataError(
-                f"Labels were asked for as `{name}`, and a row has {', '.join(sorted(rows))}. "
+                f"Labels should be in `{name}`, and a row has {', '.join(sorted(rows))}. "
                 f"Set name={next(iter(rows))!r}, or name the array {name!r}."
             )
         labels = rows[name]
         if labels.dtype.kind not in "iu":
             raise DataError(
-                f"`{name}` was to hold whole numbers in 0 .. {classes - 1} and holds "
+                f"`{name}` should hold whole numbers in 0 .. {classes - 1} and holds "
                 f"{labels.dtype}. Convert it: {name}.astype('int32')."
             )
         wrong = (labels < 0) | (labels >= classes)
@@ -52,11 +52,11 @@ def check_labels(source: Source, classes: int, *, name: str = "label") -> None:
             continue
         row = int(np.argwhere(wrong)[0][0])
         value = int(labels[wrong][0])
-        advice = f"Set classes={value + 1}" if value >= 0 else "Labels count from 0: mend the row"
+        advice = f"Set classes={value + 1}" if value >= 0 else "Labels count from 0: fix the row"
         if value == classes:
             advice += f", or {name} - 1 if your labels count from 1"
         raise DataError(
-            f"{classes} classes were asked for, 0 .. {classes - 1}; row {first + row} of `{name}` "
+            f"{classes} classes were configured, 0 .. {classes - 1}; row {first + row} of `{name}` "
             f"is {value}. {advice}."
         )
 

@@ -1,4 +1,4 @@
-"""Batches of files that can only be streamed, which the processes of a run share out."""
+"""Batches of streamed files, sharded between the processes of a run."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -15,20 +15,20 @@ from jtrain.errors import DataError
 
 
 class ShardedStream:
-    """`batches[step]`: `size` rows of streams over `files`, shared out by `policy`.
+    """`batches[step]`: `size` rows of streams over `files`, sharded by `policy`.
 
-    Where each process has files of its own (`file`) it has a stream of its own too, which begins
-    again when they end: so none waits for another at a ragged end, and none leaves a row out. Where
-    each reads all (`data`) there is one stream, and the order of its rows is that of one process.
-    With `off` each has a stream over all files, and its own rows of the batch are the first of it.
+    With `file` each process has files and a stream of its own, which restarts when the files end:
+    so no process waits for another at a ragged end, and no process skips a row. With `data` all
+    processes read one stream, and the order of its rows is that of a single process. With `off`
+    each process has a stream over all files, whose next rows are its shard of the batch.
 
     Args:
-        files: in one order in every process.
-        open: begins a stream over some of them; always the same one.
-        row: what comes out of it, as arrays by name; all of one shape.
+        files: in the same order in every process.
+        open: opens a stream over some of the files; always the same stream.
+        row: turns an item of the stream into arrays by name; all of one shape.
         size: rows a batch, over all processes.
         policy: see `jtrain.data.batches.file_sharding.sharing`.
-        every: as `Streamed` takes it.
+        every: see `Streamed`.
     """
 
     ragged = False
@@ -44,60 +44,66 @@ class ShardedStream:
         every: int = 100,
     ):
         self.size, self._files, self._policy = size, list(files), policy
-        self._stream = lambda some, rows: Streamed(lambda: open(some), row, size=rows, every=every)
+        self._open_files, self._row, self._every = open, row, every
         self._begin(0, 1)
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
-        return self._batches[step] | {"row": self._part.row, "mask": self._part.mask(self.size)}
+        return self._batches[step] | {"row": self._shard.row, "mask": self._shard.mask(self.size)}
 
     def shard(self, index: int, count: int) -> "ShardedStream":
-        """The same batches, of which process `index` of `count` makes its rows.
+        """Return the same batches, of which process `index` of `count` makes its rows.
 
         Raises:
             DataError: `file` with fewer files than processes.
-            ConfigError: a batch that does not divide into them.
+            ConfigError: a batch that does not divide into the processes.
         """
-        mine = copy.copy(self)
-        mine._begin(index, count)
-        return mine
+        sharded = copy.copy(self)
+        sharded._begin(index, count)
+        return sharded
 
     def fingerprint(self) -> str:
-        """What the data is, in a line."""
+        """Return the fingerprint of the files."""
         return of_files(self._files)
 
     def state(self, step: int) -> dict[str, Any]:
-        """A place at or before a step, as JSON; of a stream of its own under its part in `shares`.
+        """Return a place at or before a step, as JSON; under `shares` if each process has a stream.
 
-        Those of all processes together are what `restore` takes.
+        `restore` takes the merged `shares` of all processes.
         """
         place = self._batches.state(step)
         return {"shares": {f"{self._index}": place}} if self._own else place
 
     def restore(self, state: Mapping[str, Any], /) -> None:
-        """Makes a place known that batches like these gave by `state`.
+        """Resume from a place that `state` of equal batches returned.
 
         Raises:
-            DataError: if the stream is another, or was shared out among another number.
+            DataError: if the stream is another, or was sharded between another number of processes.
         """
-        there = len(state["shares"]) if "shares" in state else 0
-        here = self._count if self._own else 0
-        if there != here:
-            said = lambda n: f"{n} streams, one a process" if n else "one stream for all"
+        saved = len(state["shares"]) if "shares" in state else 0
+        current = self._count if self._own else 0
+        if saved != current:
             raise DataError(
-                f"The run kept its place in {said(there)}, and would go on with {said(here)} "
-                f"({self.told}). Go on with {there or 'any number of'} processes and sharing="
-                f"{'file' if there else 'data'}; or start a new run with sharing=data, which goes "
-                f"on with any number."
+                f"The run saved its place in {_streams(saved)}, and would resume with "
+                f"{_streams(current)} ({self.summary}). Resume with {saved or 'any number of'} "
+                f"processes and sharing={'file' if saved else 'data'}; or start a new run with "
+                f"sharing=data, which resumes with any number."
             )
-        self._batches.restore(state["shares"][f"{self._index}"] if there else state)
+        self._batches.restore(state["shares"][f"{self._index}"] if saved else state)
+
+    def _open_stream(self, files: Sequence[Path], size: int) -> Streamed:
+        return Streamed(lambda: self._open_files(files), self._row, size=size, every=self._every)
 
     def _begin(self, index: int, count: int) -> None:
-        self._part, self._index, self._count = RowShard(self.size, index, count), index, count
-        chosen = sharing(self._files, index=index, count=count, policy=self._policy)
-        self.told = f"data: {chosen.told}"
-        """What was chosen, and why: a line for the log."""
-        self._own = chosen.own
+        self._shard, self._index, self._count = RowShard(self.size, index, count), index, count
+        files = sharing(self._files, index=index, count=count, policy=self._policy)
+        self.summary = f"data: {files.summary}"
+        """The policy in effect and the reason for it: a line for the log."""
+        self._own = files.own
         if self._own:
-            self._batches = self._stream(chosen.files, self.size // count)
+            self._batches = self._open_stream(files.files, self.size // count)
         else:
-            self._batches = self._stream(self._files, self.size).shard(index, count)
+            self._batches = self._open_stream(self._files, self.size).shard(index, count)
+
+
+def _streams(count: int) -> str:
+    return f"{count} streams, one a process" if count else "one stream for all"

@@ -1,4 +1,4 @@
-"""A permutation of any number of rows that is computed, never stored."""
+"""A computed permutation of any number of rows; nothing is stored."""
 
 import numpy as np
 
@@ -8,47 +8,48 @@ ROUNDS = 12  # 8 are enough for 60 rows, and 12 for 4: tests/data/test_shuffle.p
 
 
 def shuffled(places: np.ndarray, rows: int, *, seed: int, epoch: int | np.ndarray) -> np.ndarray:
-    """The row (int64) at each of `places` (int64, any shape, in 0 .. rows-1) in an epoch's order.
+    """Return the row (int64) at each of `places` (int64, any shape, in 0 .. rows-1) in an epoch.
 
-    For a given seed and epoch, a permutation of `range(rows)`. The epoch is one of all places, or
-    an array of one for each. Only whole numbers of a fixed width are computed, so the order is the
-    same on any machine and with any numpy: it is pinned by tests/data/test_shuffle.py and will not
-    change.
+    For a given seed and epoch, a permutation of `range(rows)`. The epoch is a single number, or an
+    array with the epoch of each place. Only integers of a fixed width are computed, so the order is
+    the same on any machine and with any numpy: tests/data/test_shuffle.py pins the order, which
+    will not change.
 
-    A Feistel network over the bits of the place, halves as equal as can be, its round function the
-    integer hash `lowbias32`; a result beyond the rows is put through again until it lies among them
-    ("cycle walking", fewer than 2 passes on average). Source: Black and Rogaway 2002, Ciphers with
-    arbitrary finite domains; https://nullprogram.com/blog/2018/07/31/ for the hash.
+    The permutation is a Feistel network over the bits of the place, in halves as equal as possible,
+    whose round function is the integer hash `lowbias32`. A result beyond the rows goes through the
+    network again until it is a row ("cycle walking", fewer than 2 passes on average). Source: Black
+    and Rogaway 2002, Ciphers with arbitrary finite domains;
+    https://nullprogram.com/blog/2018/07/31/ for the hash.
     """
     if not places.size:
         return places.astype(np.int64)
     epochs = np.asarray(epoch)
     first, last = int(epochs.min()), int(epochs.max())
-    which = None if first == last else epochs - first
+    key_of = None if first == last else epochs - first
     if last - first <= places.size:
         keys = _keys(seed, np.arange(first, last + 1))
-    else:  # far from one another
-        epochs, of = np.unique(epochs, return_inverse=True)
-        keys, which = _keys(seed, epochs), of.reshape(places.shape)
+    else:  # the epochs are far from one another
+        epochs, inverse = np.unique(epochs, return_inverse=True)
+        keys, key_of = _keys(seed, epochs), inverse.reshape(places.shape)
     bits = (rows - 1).bit_length()
-    result = _network(places, bits, keys, which)
+    result = _network(places, bits, keys, key_of)
     while (beyond := result >= rows).any():
-        again = None if which is None else which[beyond]
-        result[beyond] = _network(result[beyond], bits, keys, again)
+        keys_beyond = None if key_of is None else key_of[beyond]
+        result[beyond] = _network(result[beyond], bits, keys, keys_beyond)
     return result
 
 
 def _network(
-    places: np.ndarray, bits: int, keys: np.ndarray, which: np.ndarray | None
+    places: np.ndarray, bits: int, keys: np.ndarray, key_of: np.ndarray | None
 ) -> np.ndarray:
-    """A permutation of the numbers of so many bits, by the keys (ROUNDS n) `which` has for each."""
+    """Permute the numbers of `bits` bits by the keys (ROUNDS n); `key_of` picks each one's key."""
     low_bits = bits // 2
     low_mask, high_mask = np.uint32((1 << low_bits) - 1), np.uint32((1 << (bits - low_bits)) - 1)
     low = (places & int(low_mask)).astype(np.uint32)
     high = (places >> low_bits).astype(np.uint32)
-    for turn, key in enumerate(keys):
-        key = key if which is None else key.take(which)  # of one epoch, or one for each place
-        if turn % 2:
+    for number, key in enumerate(keys):
+        key = key if key_of is None else key.take(key_of)  # one key, or one for each place
+        if number % 2:
             low ^= _hash(high, key) & low_mask
         else:
             high ^= _hash(low, key) & high_mask
@@ -56,7 +57,7 @@ def _network(
 
 
 def _hash(x: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """lowbias32 of `x ^ key`; unsigned products wrap by definition."""
+    """Return lowbias32 of `x ^ key`; unsigned products wrap by definition."""
     x = x ^ key
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x7FEB352D)
@@ -67,8 +68,8 @@ def _hash(x: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def _keys(seed: int, epochs: np.ndarray) -> np.ndarray:  # uint32, ROUNDS n
-    """A 32-bit key for each round and epoch: splitmix64, started from the seed and the epoch."""
-    begun = splitmix(np.array([seed % 2**64], np.uint64))
-    states = splitmix(begun ^ epochs.astype(np.uint64))
-    turns = np.arange(1, ROUNDS + 1, dtype=np.uint64)[:, None]
-    return splitmix(states + turns * GOLDEN).astype(np.uint32)
+    """Return a 32-bit key for each round and epoch: splitmix64, seeded by seed and epoch."""
+    start = splitmix(np.array([seed % 2**64], np.uint64))
+    states = splitmix(start ^ epochs.astype(np.uint64))
+    numbers = np.arange(1, ROUNDS + 1, dtype=np.uint64)[:, None]
+    return splitmix(states + numbers * GOLDEN).astype(np.uint32)

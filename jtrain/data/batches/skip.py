@@ -1,26 +1,26 @@
-"""Batches by step of which some are left out, as if they were not there."""
+"""Batches by step without the batches that a run skips."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from jtrain.data.batches.stacked import ResumableBatches, StepBatches
 
-Window: TypeAlias = tuple[int, int]  # batches first .. stop - 1, counted from 0
+Window: TypeAlias = tuple[int, int]  # batches first .. stop - 1 are skipped, counted from 0
 
 
 def merged(windows: Iterable[Window]) -> tuple[Window, ...]:
-    """The same batches as ascending windows that neither meet nor touch."""
-    found: list[Window] = []
+    """Merge the windows into ascending windows that neither overlap nor touch."""
+    joined: list[Window] = []
     for first, stop in sorted((first, stop) for first, stop in windows if first < stop):
-        if found and first <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], stop)
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
         else:
-            found.append((first, stop))
-    return tuple(found)
+            joined.append((first, stop))
+    return tuple(joined)
 
 
 def number_of(step: int, windows: Iterable[Window]) -> int:
-    """The number of the batch that a step takes, both from 0; `windows` as `merged` gives them."""
+    """Return the number of the batch of a step, both from 0; `windows` as `merged` returns them."""
     number = step
     for first, stop in windows:
         if number < first:
@@ -30,10 +30,10 @@ def number_of(step: int, windows: Iterable[Window]) -> int:
 
 
 class SkipBatches:
-    """`batches[step]`, the batches in `windows` not counted: the next ones move up.
+    """`batches[step]` without the batches in `windows`: the batches behind a window move up.
 
-    A step's batch depends on the step and the windows alone, so a run that learns of a window on
-    its way goes on as one that was given it at its beginning, if the window lies ahead.
+    A step's batch depends on the step and the windows alone. So a run that adds a window of later
+    batches on its way takes the same steps as a run that had the window from the start.
     """
 
     def __init__(self, batches: StepBatches, windows: Iterable[Window] = ()):
@@ -43,23 +43,23 @@ class SkipBatches:
         return self._batches[self.number(step)]
 
     def number(self, step: int) -> int:
-        """The number of a step's batch."""
+        """Return the number of a step's batch."""
         return number_of(step, self.windows)
 
-    def several(self, step: int, count: int) -> Mapping[str, Any] | None:
-        """Those of `count` steps, stacked; None where they cannot be read at once."""
-        several = getattr(self._batches, "several", None)
+    def read_stacked(self, step: int, count: int) -> Mapping[str, Any] | None:
+        """Return the batches of `count` steps, stacked; None if they cannot be read at once."""
+        read_stacked = getattr(self._batches, "read_stacked", None)
         first, last = self.number(step), self.number(step + count - 1)
-        if several is None or last - first > count - 1:
+        if read_stacked is None or last - first > count - 1:
             return None
-        return several(first, count)
+        return read_stacked(first, count)
 
     def state(self, step: int) -> Mapping[str, Any]:
-        """As `ResumableBatches`; nothing where the step says it all."""
-        found = self._batches
-        return found.state(self.number(step)) if isinstance(found, ResumableBatches) else {}
+        """Return the state of the batches at a step; empty if they are functions of the step."""
+        batches = self._batches
+        return batches.state(self.number(step)) if isinstance(batches, ResumableBatches) else {}
 
     def restore(self, state: Mapping[str, Any], /) -> None:
-        """As `ResumableBatches`."""
+        """Restore the state of the batches, if they have any."""
         if isinstance(self._batches, ResumableBatches):
             self._batches.restore(state)

@@ -1,4 +1,4 @@
-"""What each call of a compiled step takes: one batch, or the batches of several steps at once."""
+"""The input of each call of a compiled step: one batch, or the stacked batches of several steps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -8,9 +8,10 @@ import numpy as np
 
 @runtime_checkable
 class StepBatches(Protocol):
-    """A batch as a function of the step; may have a faster `several(step, count)`, stacked.
+    """A batch as a function of the step.
 
-    That may be None for some steps, which are then read one by one.
+    A class may add `read_stacked(step, count)`, which reads several batches at once; where that
+    returns None, the batches are read one by one.
     """
 
     def __getitem__(self, step: int, /) -> Mapping[str, Any]: ...
@@ -18,22 +19,23 @@ class StepBatches(Protocol):
 
 @runtime_checkable
 class ResumableBatches(Protocol):
-    """Batches that go on with what a run kept of them.
+    """Batches whose state a checkpoint saves, and from which a run resumes.
 
-    It is the same in each process; or it has a mapping `shares`, and those of all are one.
+    The state is the same in each process; or it has a mapping `shares`, which is merged over all
+    processes.
     """
 
     def state(self, step: int) -> Mapping[str, Any]:
-        """JSON by which `restore` goes on at a step, whatever was read beyond it; on any thread."""
+        """Return JSON from which `restore` resumes at a step; thread-safe, at any read position."""
         ...
 
     def restore(self, state: Mapping[str, Any], /) -> None:
-        """Makes ready to go on from there."""
+        """Resume from a state."""
         ...
 
 
 class StackedBatches:
-    """`calls[i]`: the batch of step i, or those of `steps` steps from `i * steps` on: k b ...
+    """`calls[i]`: the batch of step i, or the batches of `steps` steps from `i * steps` on: k b ...
 
     Arrays that are the same read-only object in every batch (`row`, `mask`) stay one object, so
     that they are put on the devices once.
@@ -47,32 +49,32 @@ class StackedBatches:
         if self._steps == 1:
             return self._batches[call]
         first = call * self._steps
-        several = getattr(self._batches, "several", lambda first, count: None)
-        if (stacked := several(first, self._steps)) is not None:
+        read_stacked = getattr(self._batches, "read_stacked", lambda first, count: None)
+        if (stacked := read_stacked(first, self._steps)) is not None:
             return stacked
         batches = [self._batches[first + i] for i in range(self._steps)]
         return {name: self._stack(name, [b[name] for b in batches]) for name in batches[0]}
 
     def state(self, step: int) -> Mapping[str, Any]:
-        """What a checkpoint of a step keeps of the batches; nothing where the step says it all."""
+        """Return the state to save at a step; empty if the batches are functions of the step."""
         return self._batches.state(step) if isinstance(self._batches, ResumableBatches) else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what a checkpoint kept.
+        """Resume from the state of a checkpoint.
 
         Raises:
-            DataError: if the batches are others.
+            DataError: if the state belongs to other batches.
         """
         if state and isinstance(self._batches, ResumableBatches):
             self._batches.restore(state)
 
     def _stack(self, name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        one = arrays[0]
-        if any(array is not one for array in arrays) or one.flags.writeable:
+        first_array = arrays[0]
+        if any(array is not first_array for array in arrays) or first_array.flags.writeable:
             return np.stack(arrays)
-        known = self._same.get(name)
-        if known is None or known[0] is not one:
+        cached = self._same.get(name)
+        if cached is None or cached[0] is not first_array:
             stacked = np.stack(arrays)
             stacked.setflags(write=False)
-            self._same[name] = known = one, stacked
-        return known[1]  # not what lies there now: another thread may stack another mask
+            self._same[name] = cached = first_array, stacked
+        return cached[1]  # not self._same[name]: another thread may have stored another mask

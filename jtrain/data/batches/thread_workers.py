@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-ENDLESS = 1 << 48  # steps, where a run has no last one
+ENDLESS = 1 << 48  # steps, if a run has no last step
 
 
 class ThreadWorkers:
-    """Call it with `start`, `start + 1`, ...: it returns `get(step)`, read by `workers` threads.
+    """A reader of `get(start)`, `get(start + 1)`, ... in order, by `workers` threads.
 
-    At most `workers * ahead` batches are read before they are asked for. What `get` raises is
-    raised here, at its step, with its traceback.
+    At most `workers * ahead` batches are prefetched. An error in `get` is raised here, at its step,
+    with its traceback.
     """
 
     def __init__(
@@ -31,10 +31,10 @@ class ThreadWorkers:
 
     def __call__(self, step: int, /) -> Any:
         """Return the batch of the next step."""
-        assert step == self._next, f"step {self._next} comes next, and {step} was asked for"
+        assert step == self._next, f"step {self._next} comes next, not {step}"
         self._next += 1
         return next(self._batches)
 
     def close(self) -> None:
-        """Stop the threads, each after the batch that it reads."""
+        """Stop the threads, each after its current batch."""
         self._batches.close()  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""What runs within a worker process: it reads batches, sends them, and ends with its parent."""
+"""The body of a worker process, which reads batches, sends them, and ends with its parent."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """What a worker sends in place of a batch that could not be read."""
+    """An error that a worker sends in place of a batch."""
 
     error: BaseException
     trace: str
@@ -25,20 +25,20 @@ class WorkerFailure:
 def work(to: Connection, get: bytes, first: int, every: int, stop: int | None) -> None:
     """Send the batches of steps `first`, `first + every`, ... below `stop`, then wait for the end.
 
-    A batch goes as the names, types and shapes of its arrays, and then the bytes of each.
+    A batch is sent as the names, types and shapes of its arrays, and then the bytes of each array.
 
     Args:
-        to: the end of a pipe. Sending waits until there is room in it.
+        to: the sending end of a pipe. Sending waits until the pipe has room.
         get: the pickled function that reads the batch of a step.
     """
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     step, read = first, None
-    with contextlib.suppress(BrokenPipeError):  # the parent has all that it wants
+    with contextlib.suppress(BrokenPipeError):  # the parent has closed the pipe
         while stop is None or step < stop:
             try:
                 read = read or pickle.loads(get)
                 batch = {name: np.asarray(array) for name, array in read(step).items()}
-            except BaseException as error:  # also SystemExit: it is told at its step
+            except BaseException as error:  # also SystemExit, which the parent raises at its step
                 to.send(WorkerFailure(_sendable(error), traceback.format_exc()))
             else:
                 to.send([(name, array.dtype, array.shape) for name, array in batch.items()])
@@ -46,11 +46,11 @@ def work(to: Connection, get: bytes, first: int, every: int, stop: int | None) -
                     if array.nbytes:
                         to.send_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             step += every
-        threading.Event().wait()  # to end is the parent's to say: one that ends by itself has died
+        threading.Event().wait()  # only the parent ends a worker: an exit counts as a death
 
 
 def receive(source: Connection) -> Any:
-    """Receive what `work` sent: arrays by name, or `WorkerFailure`.
+    """Receive a batch from `work`: arrays by name, or `WorkerFailure`.
 
     Raises:
         EOFError: if the worker ended.
@@ -68,12 +68,12 @@ def receive(source: Connection) -> Any:
 def _end_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
-        parent.join()  # waits on a pipe that the system closes when the parent ends
+        parent.join()  # waits on a pipe, which the system closes when the parent ends
         os._exit(0)
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """The error, or its words where it cannot be pickled and restored."""
+    """Return the error, or a RuntimeError with its text if it cannot be pickled and restored."""
     try:
         pickle.loads(pickle.dumps(error))
         return error

@@ -1,4 +1,4 @@
-"""The values of reading by several workers at once."""
+"""The config of the workers that read batches in parallel."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -15,36 +15,35 @@ Get: TypeAlias = Callable[[int], Mapping[str, Any]]
 
 @runtime_checkable
 class BatchReader(Protocol):
-    """Batches of consecutive steps, which may be read ahead of the caller."""
+    """A reader of batches at consecutive steps, which may prefetch."""
 
     def __call__(self, step: int, /) -> Mapping[str, Any]:
-        """Return the batch of a step; steps are asked for in order, from the first."""
+        """Return the batch of a step; steps are requested in order, from the first."""
         ...
 
     def close(self) -> None:
-        """Stop reading; nothing may be asked for afterwards."""
+        """Stop reading; no batch may be requested afterwards."""
         ...
 
 
 @configclass
 class Workers:
-    """How many batches are read at once, and by what. The workers change no batch."""
+    """Workers that read batches in parallel: their number and kind. The batches stay the same."""
 
     count: int = Field(default=0, ge=0, le=256)
-    """Workers, each of which reads whole batches; 0: the thread that trains reads them itself, or
-    one thread beside it where reading is slow."""
+    """Workers, each of which reads complete batches; 0: the training thread reads them itself, or
+    one thread beside it if reading is slow."""
     kind: Literal["threads", "processes"] = "threads"
-    """Threads suit what releases the lock of Python: files, Pillow, numpy. Processes suit Python
-    code of your own; each has a copy of what lies in memory."""
+    """Threads suit code that releases Python's global lock: files, Pillow, numpy. Processes suit
+    Python code of your own; each process has a copy of data in memory."""
     ahead: int = Field(default=2, ge=1)
-    """Batches that each worker reads ahead of the step that trains; they lie in the memory of the
-    host."""
+    """Batches that each worker prefetches; they take host memory."""
 
     def build(self, get: Get, *, start: int, stop: int | None) -> BatchReader:
         """Return a reader of `get(start)`, `get(start + 1)`, ... `get(stop - 1)`.
 
         Args:
-            get: the batch of a step; called by several workers at once, in any order.
+            get: reads the batch of a step; called by several workers at once, in any order.
             stop: None: the steps never end.
 
         Raises:
@@ -57,9 +56,9 @@ class Workers:
         return ProcessWorkers(get, start=start, stop=stop, workers=self.count, ahead=self.ahead)
 
     def build_threads(self, get: Get, *, start: int, stop: int | None) -> BatchReader:
-        """Return the same, read by threads if `kind` is threads, else by the caller.
+        """Return a reader by threads if `kind` is threads, else by the caller.
 
-        For an evaluation, which is over before processes have begun.
+        An evaluation uses it, as the evaluation would end before worker processes have started.
         """
         if not self.count or self.kind != "threads":
             return InlineReader(get)
@@ -71,19 +70,19 @@ class Workers:
         """Raise DataError if several workers cannot read these batches."""
         if self.count and streamed(batches):
             raise DataError(
-                f"workers.count={self.count} was asked for, and these batches are streamed "
-                f"({type(batches).__name__}): each follows from the one before it, so one reader "
-                f"must read them in order. Set workers.count=0, or read rows by index."
+                f"workers.count={self.count} was configured, and these batches are streamed "
+                f"({type(batches).__name__}): each batch follows from the batch before it, so one "
+                f"reader must read them in order. Set workers.count=0, or read rows by index."
             )
 
 
 def streamed(batches: Any) -> bool:
-    """Whether each batch follows from the one before it, so that one reader must read them all."""
+    """Return whether each batch follows from the batch before it and needs a single reader."""
     return isinstance(batches, ResumableBatches | LoaderBatches)
 
 
 class InlineReader:
-    """A reader without workers: the caller reads each batch when it asks for it."""
+    """A reader without workers: the caller reads each batch when it is requested."""
 
     def __init__(self, get: Get):
         self._get = get
@@ -93,4 +92,4 @@ class InlineReader:
         return self._get(step)
 
     def close(self) -> None:
-        """Do nothing: nothing is read ahead."""
+        """Do nothing: there is no prefetching."""

@@ -1,4 +1,4 @@
-"""Files that only grow, and that can be cut back to where they were known to be."""
+"""Append-only files of numbers, which can be truncated to their last synced state."""
 
 import os
 import zlib
@@ -13,14 +13,14 @@ from jtrain.io.regular_files import open_regular
 
 
 class AppendLog:
-    """Numbers in files of `size` each (None: one file), from where a `sync` left them.
+    """Numbers in files of `size` each (None: one file), resumed from the last `sync`.
 
     Args:
-        folder: where they lie.
-        name: of the files, `tokens-{:05}.bin`.
-        dtype: of the numbers.
+        folder: the folder of the files.
+        name: the pattern of the file names, `tokens-{:05}.bin`.
+        dtype: the type of the numbers.
         size: numbers a file.
-        known: what the last `sync` gave; what was written since is cut off.
+        known: the result of the last `sync`; everything written after it is cut off.
     """
 
     def __init__(
@@ -35,17 +35,17 @@ class AppendLog:
         self._files = list(known or [])
         self.count = sum(file["count"] for file in self._files)
         """Numbers written, in all files."""
-        self._stream = self._reopened()
+        self._stream = self._reopen()
 
     def append(self, numbers: np.ndarray) -> None:
-        """Writes more numbers, over as many files as they need."""
+        """Write more numbers, over as many files as they need."""
         while len(numbers):
             last = self._files[-1]
             room = len(numbers) if self._size is None else self._size - last["count"]
             if not room:
                 self.sync()
                 self.close()
-                self._stream = self._another()
+                self._stream = self._next_file()
                 continue
             data = numbers[:room].astype(self._dtype).tobytes()
             self._stream.write(data)
@@ -55,24 +55,24 @@ class AppendLog:
             numbers = numbers[room:]
 
     def sync(self) -> list[dict[str, Any]]:
-        """Each file's name, count and checksum, once all of it is on the disk."""
+        """Flush to the disk; return each file's name, count and checksum."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
         return [dict(file) for file in self._files]
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         self._stream.close()
 
-    def _another(self) -> BinaryIO:
+    def _next_file(self) -> BinaryIO:
         name = self._name.format(len(self._files))
         self._files.append({"name": name, "count": 0, "crc32": 0})
         return (self._folder / name).open("wb")
 
-    def _reopened(self) -> BinaryIO:
-        """The last file, behind what is known of it."""
+    def _reopen(self) -> BinaryIO:
+        """Reopen the last file at its synced length."""
         if not self._files:
-            return self._another()
+            return self._next_file()
         name, wanted = self._files[-1]["name"], self._bytes(self._files[-1])
         path = resolve_inside(self._folder, name, DataError, self._folder / "progress.json")
         found = path.stat().st_size if path.exists() else 0
@@ -85,7 +85,7 @@ class AppendLog:
             stream = open_regular(path, "r+b")
         except OSError as error:
             raise DataError(
-                f"{path} is to be written further, and cannot be ({error.strerror}). Start again: "
+                f"{path} should be written further and cannot be ({error.strerror}). Start again: "
                 f"rm -r {self._folder}"
             ) from None
         stream.truncate(wanted)
@@ -97,7 +97,7 @@ class AppendLog:
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, whatever ends the process."""
+    """Write a file atomically and durably, whatever ends the process."""
     new = path.with_name(f"{path.name}.new")
     with create_private(new) as stream:
         stream.write(text.encode())

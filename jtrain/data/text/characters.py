@@ -1,4 +1,4 @@
-"""Text as numbers, one a character."""
+"""Character tokenizer: text as numbers, one a character."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,18 +11,18 @@ from jtrain.errors import DataError
 
 
 def read_text(paths: str | Path | Sequence[str | Path]) -> str:
-    """The text of a file, of a list of files or of a pattern (`plays/*.txt`), one after another.
+    """Return the text of a file, of a list of files or of a pattern (`plays/*.txt`), joined.
 
     Raises:
-        DataError: a file that is not there, not UTF-8, or a text without a character.
+        DataError: a file that does not exist or is not UTF-8, or a text without a character.
     """
-    text = "".join(_decoded(path) for path in found(paths))
+    text = "".join(_read_utf8(path) for path in found(paths))
     if not text:
         raise DataError(f"{paths} holds no character. Give a file with text in it.")
     return text
 
 
-def _decoded(path: Path) -> str:
+def _read_utf8(path: Path) -> str:
     data = path.read_bytes()
     try:
         return data.decode("utf-8-sig")
@@ -35,7 +35,7 @@ def _decoded(path: Path) -> str:
 
 
 class Vocabulary:
-    """The characters a model knows, each with its number: its place in the order of their codes."""
+    """A vocabulary of characters; the number of a character is its rank by code point."""
 
     kind = "characters"
     end: int | None = None
@@ -43,10 +43,12 @@ class Vocabulary:
     def __init__(self, characters: str):
         self.characters = "".join(sorted(set(characters)))
         if not characters:
-            raise DataError("A vocabulary was made of no characters. Give the text to be encoded.")
+            raise DataError(
+                "A vocabulary of no characters was requested. Give the text to be encoded."
+            )
         codes = _codes(self.characters)
-        self._number = np.full(codes[-1] + 1, -1, np.int32)  # by code; -1 is unknown
-        self._number[codes] = np.arange(len(codes))
+        self._numbers = np.full(codes[-1] + 1, -1, np.int32)  # by code point; -1 is unknown
+        self._numbers[codes] = np.arange(len(codes))
         self._smallest = np.min_scalar_type(len(codes) - 1)
 
     def __len__(self) -> int:
@@ -59,14 +61,14 @@ class Vocabulary:
         return hash(self.characters)
 
     def encode(self, text: str) -> np.ndarray:  # n
-        """The numbers of the characters of `text`, in the smallest unsigned type that holds them.
+        """Return the numbers of the characters of `text`, in the smallest unsigned type.
 
         Raises:
             DataError: a character that is not in the vocabulary, by its line and column.
         """
         codes = _codes(text)
-        numbers = self._number[np.minimum(codes, len(self._number) - 1)]
-        unknown = (numbers < 0) | (codes >= len(self._number))
+        numbers = self._numbers[np.minimum(codes, len(self._numbers) - 1)]
+        unknown = (numbers < 0) | (codes >= len(self._numbers))
         if unknown.any():
             place = int(unknown.argmax())
             line = text.count("\n", 0, place) + 1
@@ -79,18 +81,18 @@ class Vocabulary:
         return numbers.astype(self._smallest)
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The numbers of each text."""
+        """Return the numbers of each text."""
         return [self.encode(text) for text in texts]
 
     def description(self) -> dict[str, Any]:
-        """Its characters."""
+        """Return the kind and the characters."""
         return {"kind": self.kind, "characters": self.characters}
 
     def decode(self, numbers: Sequence[int] | np.ndarray) -> str:
-        """The text of these numbers."""
+        """Return the text of these numbers."""
         return "".join(self.characters[number] for number in np.asarray(numbers).tolist())
 
 
 def _codes(text: str) -> np.ndarray:
-    """The code point of each character."""
+    """Return the code point of each character."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")

@@ -1,4 +1,4 @@
-"""The documents of text files, piece by piece: memory stays flat however long one is."""
+"""Documents of text files, piece by piece: memory stays constant for documents of any length."""
 
 import codecs
 from collections.abc import Iterator, Sequence
@@ -10,22 +10,22 @@ from jtrain.io.regular_files import parse_json
 
 By: TypeAlias = Literal["file", "line"]
 PIECE = 1 << 16  # bytes
-LINES = {".jsonl", ".ndjson"}  # of these a line is a document, whatever is said
+LINES = {".jsonl", ".ndjson"}  # a line of these is always a document
 PACKED = {".gz": "gunzip -k", ".xz": "unxz -k", ".bz2": "bunzip2 -k", ".zst": "unzstd"}
 
 
 class DocumentCursor(NamedTuple):
-    """Between two pieces."""
+    """A position between two pieces."""
 
     file: int = 0
     offset: int = 0  # bytes
 
 
 class TextPiece(NamedTuple):
-    """Some text of a document, and where the next piece begins."""
+    """Text of a document, and the position of the next piece."""
 
     text: str
-    ends: bool  # whether the document does, with it
+    ends: bool  # True if the document ends with this piece
     next: DocumentCursor
 
 
@@ -36,23 +36,23 @@ def pieces(
     field: str = "text",
     start: DocumentCursor = DocumentCursor(),
 ) -> Iterator[TextPiece]:
-    """The pieces of all documents from `start` on; each follows from where it begins alone.
+    """Yield the pieces of all documents from `start` on; a piece depends on its position only.
 
-    A long file is parted before a space behind a letter or a digit, where the usual tokenizers
-    part words too: the pieces then have the tokens of the whole.
+    A long file is split before a space behind a letter or a digit, where the usual tokenizers split
+    words too: the pieces then have the tokens of the complete file.
 
     Args:
-        files: UTF-8 text; of a JSON lines file (.jsonl) each line has a `field`.
-        by: what a document is: a file, or a line that is not blank.
-        field: where the text of a JSON line stands.
-        start: where to go on.
+        files: UTF-8 text; each line of a JSON lines file (.jsonl) has a `field`.
+        by: the unit of a document: a file, or a line that is not blank.
+        field: the field of a JSON line that has the text.
+        start: the position to resume from.
 
     Raises:
-        DataError: what is no text, by file and byte.
+        DataError: a file that is not text, by file and byte.
     """
     for number in range(start.file, len(files)):
         path = files[number]
-        _refuse_packed(path)
+        _check_unpacked(path)
         lines = path.suffix in LINES
         with path.open("rb") as stream:
             stream.seek(start.offset if number == start.file else 0)
@@ -66,7 +66,7 @@ def _windows(stream: BinaryIO, path: Path) -> Iterator[tuple[str, bool]]:
         first = stream.tell()
         data = stream.read(PIECE)
         ends = len(data) < PIECE
-        text, used = _decoded(data, path, first, final=ends)
+        text, used = _decode(data, path, first, final=ends)
         if not ends:
             cut = _cut(text)
             used = len(text[:cut].encode()) if cut < len(text) else used
@@ -78,7 +78,7 @@ def _windows(stream: BinaryIO, path: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _cut(text: str) -> int:
-    """The last place where a space follows a letter or a digit; the end where there is none."""
+    """Return the last place where a space follows a letter or a digit; else the end."""
     for place in range(len(text) - 1, 0, -1):
         if text[place].isspace() and text[place - 1].isalnum():
             return place
@@ -91,19 +91,19 @@ def _lines(stream: BinaryIO, path: Path, field: str) -> Iterator[tuple[str, bool
         data = stream.readline()
         if not data:
             return
-        text = _decoded(data, path, first, final=True)[0].rstrip("\r\n")
+        text = _decode(data, path, first, final=True)[0].rstrip("\r\n")
         text = text if first else text.removeprefix("\ufeff")
         if text.strip():
             yield (_field(text, path, first, field) if field else text), True
 
 
 def _field(text: str, path: Path, first: int, field: str) -> str:
-    """The text of a JSON line."""
+    """Return the text of a JSON line."""
     try:
         row = parse_json(text)
     except ValueError as error:
         raise DataError(
-            f"{path} was to hold a JSON object a line; the line at byte {first} is none ({error}). "
+            f"{path} should hold a JSON object a line; the line at byte {first} is none ({error}). "
             f"Leave it out, or name the file .txt and prepare it with --by line."
         ) from error
     if isinstance(row, dict) and isinstance(row.get(field), str):
@@ -119,8 +119,8 @@ def _field(text: str, path: Path, first: int, field: str) -> str:
     )
 
 
-def _decoded(data: bytes, path: Path, first: int, *, final: bool) -> tuple[str, int]:
-    """The text of these bytes, and how many of them it takes."""
+def _decode(data: bytes, path: Path, first: int, *, final: bool) -> tuple[str, int]:
+    """Decode these bytes; return the text and the number of bytes that it takes."""
     try:
         return codecs.utf_8_decode(data, "strict", final)
     except UnicodeDecodeError as error:
@@ -131,8 +131,8 @@ def _decoded(data: bytes, path: Path, first: int, *, final: bool) -> tuple[str, 
         ) from error
 
 
-def _refuse_packed(path: Path) -> None:
+def _check_unpacked(path: Path) -> None:
     if unpack := PACKED.get(path.suffix):
         raise DataError(
-            f"{path} was to be text and is packed ({path.suffix}). Unpack it: {unpack} {path}"
+            f"{path} should be text and is packed ({path.suffix}). Unpack it: {unpack} {path}"
         )

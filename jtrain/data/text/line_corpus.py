@@ -1,4 +1,4 @@
-"""The values of lines that are read while a model trains on them, and what they build."""
+"""The config of lines of text, streamed and tokenized while a model trains on them."""
 
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -21,62 +21,62 @@ from jtrain.errors import DataError
 
 
 class LineCorpus(NamedTuple):
-    """Lines to train on, lines to judge by, and what the numbers mean."""
+    """Training lines, validation lines, and their tokenizer."""
 
-    asked: "TextLines"
+    config: "TextLines"
     vocabulary: Tokenizer
 
     def shuffled(self, *, size: int, seed: int) -> ShardedStream:
-        """What to train on, as batches."""
-        asked = self.asked
+        """Return the batches to train on."""
+        config = self.config
         return ShardedStream(
-            found(asked.path),
-            lambda files: _opened(asked, list(files), seed),
-            line_rows(self.vocabulary, asked.context),
+            found(config.path),
+            lambda files: _open_lines(config, list(files), seed),
+            line_rows(self.vocabulary, config.context),
             size=size,
-            policy=asked.sharing,
+            policy=config.sharing,
         )
 
     def in_order(self, *, size: int) -> InOrder:
-        """What to judge by, as batches: every line once."""
-        asked, row = self.asked, line_rows(self.vocabulary, self.asked.context)
-        files = found(asked.validation)
-        rows = [row(piece.text) for piece in pieces(files, by="line", field=asked.field)]
+        """Return the batches to validate on: every line once."""
+        config, row = self.config, line_rows(self.vocabulary, self.config.context)
+        files = found(config.validation)
+        rows = [row(piece.text) for piece in pieces(files, by="line", field=config.field)]
         if not rows:
             raise DataError(
-                f"data.validation={asked.validation} has no line with text in it. Name a file that "
-                f"has some."
+                f"data.validation={config.validation} has no line with text in it. Name a file "
+                "that has some."
             )
         return InOrder(Arrays(**{n: np.stack([r[n] for r in rows]) for n in rows[0]}), size=size)
 
 
 @configclass
 class TextLines:
-    """Lines of text files, or of JSON lines, a row each; read and made tokens as they come."""
+    """Lines of text files, or of JSON lines, a row each; read and tokenized while training."""
 
     kind: Literal["lines"] = "lines"
     path: str | list[str]
-    """A UTF-8 file, a pattern (`web/*.jsonl`) or a list of them; relative to where you are."""
+    """A UTF-8 file, a pattern (`web/*.jsonl`) or a list of them; relative to the working folder."""
     validation: str | list[str]
-    """Files of lines to judge by; they are held in memory."""
+    """Files of lines to validate on, which are held in memory."""
     context: int = Field(default=64, gt=0)
-    """Tokens of a line that the model sees; what is longer is cut off."""
+    """Context length in tokens; longer lines are cut off."""
     field: str = "text"
-    """Where the text of a JSON line stands."""
+    """The field of a JSON line that has the text."""
     buffer: int = Field(default=1000, ge=1)
-    """Lines that are held, of which the next one is drawn; 1: in order."""
+    """Lines in the shuffle buffer, from which the next line is drawn; 1: in order."""
     interleave: int = Field(default=1, ge=1)
-    """Files that are read at once, a line of each in turn; 1: one file after the other. Above 1 the
-    buffer holds as many lines of each, all together no more than it says."""
+    """Files that are read at once, a line of each in turn; 1: one file after the other. Above 1
+    each file has an equal share of the buffer."""
     tokenizer: str = ""
-    """A tokenizer.json, or that of a folder that `jtrain data prepare` wrote; empty: bytes."""
+    """A tokenizer.json, or the tokenizer in a folder of `jtrain data prepare`; empty: bytes."""
     sharing: Literal["auto", "file", "data", "off"] = "auto"
-    """What a process reads: files of its own (file), all files of which it keeps its rows (data),
-    all of everything (off); auto takes file where each gets as many, else data. With data the order
-    is the same for any number of processes."""
+    """The part that a process reads: its own files (file), its own rows of all files (data), or all
+    rows (off); auto takes file if each process gets the same number of files, else data. With data
+    the order is the same for any number of processes."""
 
     def build(self) -> LineCorpus:
-        """The lines.
+        """Build the corpus; the lines are read later.
 
         Raises:
             DataError: no such file, or no tokenizer in it.
@@ -85,12 +85,12 @@ class TextLines:
         return LineCorpus(self, tokenizer)
 
 
-def _opened(asked: TextLines, files: list[Path], seed: int) -> Lines | InterleavedStream:
-    """The lines of the files, one file after the other, or those of several in turn."""
-    count = min(asked.interleave, len(files))
-    buffer = max(1, asked.buffer // count)
+def _open_lines(config: TextLines, files: list[Path], seed: int) -> Lines | InterleavedStream:
+    """Open the lines of the files: one file after the other, or several in turn."""
+    count = min(config.interleave, len(files))
+    buffer = max(1, config.buffer // count)
     parts = [
-        Lines(files[first::count], field=asked.field, buffer=buffer, seed=seed + first)
+        Lines(files[first::count], field=config.field, buffer=buffer, seed=seed + first)
         for first in range(count)
     ]
     return parts[0] if count == 1 else InterleavedStream(parts)

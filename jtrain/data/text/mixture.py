@@ -1,4 +1,4 @@
-"""The values of a mixture of prepared texts, and what they build."""
+"""The config of a mixture of prepared texts."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
@@ -14,18 +14,18 @@ from jtrain.data.text.tokenizer import Tokenizer, refuse_mismatch
 
 
 class MixedCorpus(NamedTuple):
-    """Texts to train on with their weights, those to judge by, and what the numbers mean."""
+    """Training texts with their weights, validation texts, and their common vocabulary."""
 
     train: Mapping[str, tuple[Source, float]]
     validation: Mapping[str, Source]
     vocabulary: Tokenizer
 
     def shuffled(self, *, size: int, seed: int) -> MixedBatches:
-        """What to train on, as batches: after any number of rows each text has its share."""
+        """Return the batches to train on: each text has its share after any number of rows."""
         return MixedBatches(self.train, size=size, seed=seed)
 
     def in_order(self, *, size: int) -> dict[str, InOrder]:
-        """What to judge by, as batches: each text by itself."""
+        """Return the batches to validate on: each text by itself."""
         return {name: InOrder(source, size=size) for name, source in self.validation.items()}
 
 
@@ -34,48 +34,50 @@ class MixturePart:
     """One text of a mixture."""
 
     path: str
-    """Its folder of token files; relative to where you are."""
+    """Its folder of token files; relative to the working folder."""
     weight: float = Field(gt=0)
-    """Its share of the rows, against the weights of the others: 0.7 and 0.3 are 7 and 3."""
+    """Its share of the rows, relative to the other weights: 0.7 and 0.3 equal 7 and 3."""
 
 
-def _some(parts: dict[str, MixturePart]) -> dict[str, MixturePart]:
+def _nonempty(parts: dict[str, MixturePart]) -> dict[str, MixturePart]:
     if parts:
         return parts
-    raise ValueError("must name a text at least, found none; write {NAME: {path: ..., weight: 1}}")
+    raise ValueError(
+        "must name at least one text, found none; write {NAME: {path: ..., weight: 1}}"
+    )
 
 
 @configclass
 class Mixture:
-    """Folders of token files by weight, each a set of its own to judge by."""
+    """Folders of token files by weight; each folder has a validation set of its own."""
 
     kind: Literal["mixture"] = "mixture"
-    parts: Annotated[dict[str, MixturePart], AfterValidator(_some)]
-    """The texts, by a name of yours."""
+    parts: Annotated[dict[str, MixturePart], AfterValidator(_nonempty)]
+    """The texts, by names of your choice."""
     context: int = Field(default=64, gt=0)
-    """Tokens that the model sees at once."""
+    """Context length in tokens."""
     validation: float = Field(default=0.1, gt=0, lt=1)
-    """The share of each text, at its end, that is kept to judge by."""
+    """The share of each text, at its end, that is held out for validation."""
     pack: bool = False
-    """Whether rows are whole documents, parted by `segments`."""
+    """Pack complete documents into rows, separated by `segments`."""
     tokenizer: str = ""
-    """The fingerprint that the tokenizer must have, as `jtrain data show` prints it; empty: any,
-    and one for all texts."""
+    """The fingerprint that the tokenizer must have, as `jtrain data show` prints it; empty: any
+    tokenizer, but the same for all texts."""
 
     def build(self) -> MixedCorpus:
-        """The texts, each cut in two.
+        """Open the texts and split each in two.
 
         Raises:
-            DataError: a folder that is not whole, is too short or is of another tokenizer.
+            DataError: a folder that is incomplete, is too short or has another tokenizer.
         """
-        found = {name: self._tokens(part).build() for name, part in self.parts.items()}
-        read = [corpus.vocabulary for corpus in found.values()]
+        corpora = {name: self._tokens(part).build() for name, part in self.parts.items()}
+        tokenizers = [corpus.vocabulary for corpus in corpora.values()]
         paths = [part.path for part in self.parts.values()]
-        refuse_mismatch(dict(zip(paths, read, strict=True)))
+        refuse_mismatch(dict(zip(paths, tokenizers, strict=True)))
         return MixedCorpus(
-            {name: (corpus.train, self.parts[name].weight) for name, corpus in found.items()},
-            {name: corpus.validation for name, corpus in found.items()},
-            read[0],
+            {name: (corpus.train, self.parts[name].weight) for name, corpus in corpora.items()},
+            {name: corpus.validation for name, corpus in corpora.items()},
+            tokenizers[0],
         )
 
     def _tokens(self, part: MixturePart) -> Tokens:

@@ -1,4 +1,4 @@
-"""Documents of any length, packed into rows of one length: no token is padding that need not be."""
+"""Packed rows: documents of any length in rows of one length, with little padding."""
 
 import numpy as np
 
@@ -11,19 +11,19 @@ from jtrain.errors import DataError
 class Packed:
     """`tokens` (int32, b t+1), `segments` (int32, b t+1) and `length` (int32, b).
 
-    A document that fits lies in a row whole. A longer one is cut, each part but the first beginning
-    with the token that the one before ended with. So in one pass over the rows every token but the
-    first of a document is a target exactly once, and none is a target across two documents.
-    `segments` counts the parts of a row from 1 and is 0 behind them; attention that is given it
-    sees only its own part, and a loss has only targets of the same part as their input. `length`
-    counts the targets up to the last token that is no padding.
+    A document that fits is in one row. A longer document is cut into pieces, and each piece but the
+    first begins with the last token of the piece before. So in one pass over the rows every token
+    but the first of a document is a target exactly once, and no target belongs to another document
+    than its input. `segments` counts the pieces of a row from 1 and is 0 for padding: attention
+    masks by it, and a loss takes only targets in the segment of their input. `length` counts the
+    targets up to the last token that is not padding.
 
-    Which row has what is fixed; `Shuffled` gives each epoch an order of rows.
+    The content of each row is fixed; `Shuffled` gives each epoch an order of rows.
 
     Args:
-        tokens: of a folder (`TokenFiles` or a part of it), or an array, n.
+        tokens: a folder (`TokenFiles` or a range of it), or an array, n.
         context: targets a row, t.
-        documents: where documents begin and the length of all (n + 1), for an array.
+        documents: the starts of the documents and the total length (n + 1), for an array.
 
     Raises:
         DataError: no tokens, or a context that is not positive.
@@ -35,12 +35,12 @@ class Packed:
         if context < 1:
             raise DataError(f"context {context} has no target. Set context=1 or more.")
         if not len(tokens):
-            raise DataError("0 tokens were to be packed. Give a text that has some.")
+            raise DataError("0 tokens cannot be packed. Give a text that has some.")
         if documents is None:
             documents = (
                 tokens.documents() if isinstance(tokens, TokenRange) else np.array([0, len(tokens)])
             )
-        _refuse(documents, len(tokens))
+        _check_documents(documents, len(tokens))
         self.tokens, self.context = tokens, context
         self._starts, self._lengths = _pieces(np.asarray(documents, np.int64), context)
         self._rows = best_fit(self._lengths, context + 1)
@@ -50,7 +50,7 @@ class Packed:
 
     @property
     def filled(self) -> float:
-        """The share of the places in the rows that a token has; the rest is padding."""
+        """Share of the places in the rows that hold a token; the rest is padding."""
         return int(self._lengths.sum()) / (len(self) * (self.context + 1))
 
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
@@ -58,26 +58,26 @@ class Packed:
         counts = ends - begins  # pieces a row
         pieces = self._rows.pieces[_ranges(begins, counts)]
         starts, lengths = self._starts[pieces], self._lengths[pieces]
-        used = np.add.reduceat(lengths, np.cumsum(counts) - counts)  # tokens a row
-        place = _ranges(np.arange(len(indices)) * (self.context + 1), used)
+        filled = np.add.reduceat(lengths, np.cumsum(counts) - counts)  # tokens a row
+        place = _ranges(np.arange(len(indices)) * (self.context + 1), filled)
         tokens = np.zeros((len(indices), self.context + 1), np.int32)
         segments = np.zeros_like(tokens)
-        tokens.flat[place] = self._take(_ranges(starts, lengths))
+        tokens.flat[place] = self._gather(_ranges(starts, lengths))
         segments.flat[place] = np.repeat(_ranges(np.ones_like(counts), counts), lengths)
-        return {"tokens": tokens, "segments": segments, "length": (used - 1).astype(np.int32)}
+        return {"tokens": tokens, "segments": segments, "length": (filled - 1).astype(np.int32)}
 
     def fingerprint(self) -> str:
-        """What the data is, in a line; where its documents end, too."""
+        """Return the fingerprint of the tokens and of the ends of the documents."""
         return f"{of_tokens(self.tokens)} {of_arrays(len(self), {'': self._lengths})}"
 
-    def _take(self, places: np.ndarray) -> np.ndarray:
+    def _gather(self, places: np.ndarray) -> np.ndarray:
         if isinstance(self.tokens, TokenRange):
             return self.tokens.gather(places, 1)[:, 0]
         return self.tokens[places]
 
 
 def _pieces(documents: np.ndarray, context: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where each piece starts and its tokens, both int64, in the order of the text."""
+    """Return where each piece starts and its tokens, both int64, in the order of the text."""
     lengths = np.diff(documents)
     counts = np.maximum(1, -(-(lengths - 1) // context))
     counts[lengths == 0] = 0
@@ -87,17 +87,17 @@ def _pieces(documents: np.ndarray, context: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """`starts[i], starts[i] + 1, ...`, `counts[i]` of them, one after another."""
+    """Concatenate the ranges `starts[i], starts[i] + 1, ...` of `counts[i]` numbers."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.arange(total) + np.repeat(starts - (ends - counts), counts)
 
 
-def _refuse(documents: np.ndarray, tokens: int) -> None:
+def _check_documents(documents: np.ndarray, tokens: int) -> None:
     edges = np.asarray(documents)
     if len(edges) < 2 or edges[0] != 0 or edges[-1] != tokens or (np.diff(edges) < 0).any():
         raise DataError(
-            f"`documents` was to say where each begins, from 0 up, and end with the {tokens} "
-            f"tokens; it is {np.array2string(edges, threshold=6)}. Count the lengths up: "
-            f"documents=np.cumsum([0, *lengths])."
+            f"`documents` should hold the start of each document, from 0 up, and end with the "
+            f"number of tokens, {tokens}; it is {np.array2string(edges, threshold=6)}. Sum the "
+            f"lengths: documents=np.cumsum([0, *lengths])."
         )

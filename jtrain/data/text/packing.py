@@ -1,4 +1,4 @@
-"""Lengths into rows that hold so many tokens: best fit, the longest first."""
+"""Best-fit packing of lengths into rows of fixed capacity, longest first."""
 
 from typing import NamedTuple
 
@@ -6,44 +6,44 @@ import numpy as np
 
 
 class PackedRows(NamedTuple):
-    """Which pieces lie in which row: row i has `pieces[begins[i] : begins[i + 1]]`."""
+    """Pieces by row: row i has `pieces[begins[i] : begins[i + 1]]`."""
 
     pieces: np.ndarray  # int64, n: the numbers of the lengths
     begins: np.ndarray  # int64, rows + 1
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> PackedRows:  # lengths: n, in 1 .. capacity
-    """Each length in one row, none fuller than `capacity`; by length alone, so always the same.
+    """Pack each length into one row of `capacity`; deterministic, by length alone.
 
-    The longest first, each into the row that it leaves the least room in, or else a new one. Rows
-    with as much room are taken together: a million lengths take a fifth of a second.
+    The longest length goes first, each into the row where it leaves the least room, or else into a
+    new row. Rows with equal room are filled at once: a million lengths take a fifth of a second.
 
     Source: Ding et al. 2024, Fewer truncations improve language modeling, arXiv 2404.10830; best
     fit decreasing needs at most 11/9 of the best number of rows and one more (Johnson 1973).
     """
     assert len(lengths) == 0 or (lengths.min() > 0 and lengths.max() <= capacity)
-    short = (capacity - lengths).astype(
+    shortfall = (capacity - lengths).astype(
         np.min_scalar_type(capacity)
     )  # 16 bits sort 10 times faster
-    longest_first = np.argsort(short, kind="stable")
+    longest_first = np.argsort(shortfall, kind="stable")
     by_length = np.bincount(lengths, minlength=1)
-    found = np.flatnonzero(by_length)[::-1]
+    distinct = np.flatnonzero(by_length)[::-1]
     row_of, rows = np.empty(len(lengths), np.int64), 0
     room: dict[int, list[np.ndarray]] = {}  # rows by the room that is left in them, at least 1
     first = 0
-    for length, count in zip(found.tolist(), by_length[found].tolist(), strict=True):
+    for length, count in zip(distinct.tolist(), by_length[distinct].tolist(), strict=True):
         waiting = longest_first[first : first + count]
         first += count
         for space in sorted(space for space in room if space >= length):
             if not len(waiting):
                 break
             each = space // length
-            there = np.concatenate(room.pop(space))
+            rows_with_space = np.concatenate(room.pop(space))
             needed = -(-len(waiting) // each)
-            taken, left = there[:needed], there[needed:]
-            if len(left):
-                room[space] = [left]
-            waiting = _fill(waiting, taken, each, space, length, row_of, room)
+            filled, leftover = rows_with_space[:needed], rows_with_space[needed:]
+            if len(leftover):
+                room[space] = [leftover]
+            waiting = _fill(waiting, filled, each, space, length, row_of, room)
         if len(waiting):
             each = capacity // length
             new = np.arange(rows, rows + -(-len(waiting) // each))
@@ -63,13 +63,13 @@ def _fill(
     row_of: np.ndarray,
     room: dict[int, list[np.ndarray]],
 ) -> np.ndarray:
-    """Puts `each` of the waiting into every one of `rows`; gives those that still wait."""
-    now = waiting[: len(rows) * each]
-    row_of[now] = np.repeat(rows, each)[: len(now)]
-    rest = len(now) % each  # the last row may have room for more
+    """Put `each` of the waiting pieces into every one of `rows`; return those still waiting."""
+    placed = waiting[: len(rows) * each]
+    row_of[placed] = np.repeat(rows, each)[: len(placed)]
+    rest = len(placed) % each  # the last row may have room for more
     full = rows[:-1] if rest else rows
-    for part, used in ((full, each), (rows[-1:], rest)):
-        left = space - used * length
-        if used and left and len(part):
-            room.setdefault(left, []).append(part)
-    return waiting[len(now) :]
+    for group, used in ((full, each), (rows[-1:], rest)):
+        leftover = space - used * length
+        if used and leftover and len(group):
+            room.setdefault(leftover, []).append(group)
+    return waiting[len(placed) :]

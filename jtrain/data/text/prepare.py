@@ -1,11 +1,11 @@
 """Text to token files: a stream of pieces in, shards of numbers out, resumable after any kill.
 
 A folder of token files has
-    header.json      what is in it; written last, so that a folder with one is whole
+    header.json      its contents; written last, so that a folder with a header is complete
     tokenizer.json   the tokenizer
     tokens-00000.bin and on: little-endian uint16 or uint32, `shard` of them a file
     documents.bin    int64, the tokens up to the end of each document
-and, while it is written, progress.json: how far it is, and what was asked.
+and, while it is written, progress.json: the progress and the arguments of the call.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ from jtrain.io.object_store import check_local_path
 from jtrain.io.regular_files import read_json
 
 SHARD = 1 << 28  # tokens a file
-TOGETHER = 1 << 20  # characters tokenized at once
+BATCH = 1 << 20  # characters tokenized at once
 
 
 class PrepareProgress(NamedTuple):
-    """How far it is."""
+    """Progress of a call of `prepare`."""
 
-    doing: str
+    phase: str
     read: int  # bytes of text, of `total`
     total: int
     tokens: int
@@ -53,68 +53,70 @@ def prepare(
     field: str = "text",
     shard: int = SHARD,
     every: float = 1.0,
-    tell: Callable[[PrepareProgress], None] = lambda _: None,
+    report: Callable[[PrepareProgress], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """The header of the token files in `out`, written now, or before by the same call.
+    """Write the token files of `out`, unless the same call has written them; return the header.
 
-    Killed at any time, the same call goes on, and writes the bytes that it would have written.
+    After a kill at any time the same call resumes, and writes the same bytes as an unbroken call.
 
     Args:
         paths: files or patterns; see `documents.pieces`, also for `by` and `field`.
-        out: a folder, made where there is none.
-        tokenizing: the tokenizer, learned from the files if it is to be learned.
+        out: a folder, created if it does not exist.
+        tokenizing: the config of the tokenizer, which may be trained on the files.
         shard: tokens a file.
-        every: seconds between two notes of how far it is.
-        tell: is told how far it is.
+        every: seconds between two writes of progress.json.
+        report: receives the progress.
 
     Raises:
-        DataError: what is no text, a folder of something else, or no token at all.
+        DataError: a file that is not text, a folder with other files, or no token at all.
     """
     check_local_path(str(out), "out")
     files, out = found(paths), Path(out)
-    asked = _asked(files, tokenizing, by, field, shard)
-    if (header := _done(out, asked)) is not None:
+    request = _request(files, tokenizing, by, field, shard)
+    if (header := _finished_header(out, request)) is not None:
         return header
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"--out {out} was to be a folder, and cannot be made ({error.strerror}). "
+            f"--out {out} should be a folder and cannot be created ({error.strerror}). "
             f"{disk_advice(error, out).words}, or set --out {out}-2"
         ) from None
-    note = _note(out, asked)
+    note = _open_note(out, request)
     sizes = [path.stat().st_size for path in files]
     before = [0, *itertools.accumulate(sizes)]
-    read = lambda start: pieces(files, by=by, field=field, start=start)
-    far = lambda place: before[place.file] + place.offset
+    total = before[-1]
 
-    def reading(doing: str) -> Iterator[str]:
+    def read(start: DocumentCursor) -> Iterator[TextPiece]:
+        return pieces(files, by=by, field=field, start=start)
+
+    def bytes_before(cursor: DocumentCursor) -> int:
+        return before[cursor.file] + cursor.offset
+
+    def read_texts(phase: str) -> Iterator[str]:
         for piece in read(DocumentCursor()):
-            tell(PrepareProgress(doing, far(piece.next), before[-1], 0))
+            report(PrepareProgress(phase, bytes_before(piece.next), total, 0))
             yield piece.text
 
-    tokenizer = _tokenizer(out, tokenizing, reading("learning the tokenizer"))
+    tokenizer = _load_tokenizer(out, tokenizing, read_texts("learning the tokenizer"))
     if by == "file":
-        _refuse_marked(tokenizer)
+        _check_pieces(tokenizer)
     saved = time.monotonic()
     with contextlib.closing(_Writer(out, tokenizer, shard, note)) as writer:
-        for together in _together(read(writer.place)):
-            writer.write(together)
-            tell(
-                PrepareProgress(
-                    "tokenizing", far(together[-1].next), before[-1], writer.tokens.count
-                )
-            )
+        for batch in _batched(read(writer.place)):
+            writer.write(batch)
+            done = bytes_before(batch[-1].next)
+            report(PrepareProgress("tokenizing", done, total, writer.tokens.count))
             if time.monotonic() - saved >= every:
-                writer.save(asked)
+                writer.save(request)
                 saved = time.monotonic()
-        header = writer.finish(asked)
-        tell(PrepareProgress("tokenizing", before[-1], before[-1], writer.tokens.count))
+        header = writer.finish(request)
+        report(PrepareProgress("tokenizing", total, total, writer.tokens.count))
         return header
 
 
 class _Writer:
-    """What is written so far, and the document that is open."""
+    """The writer of a folder: the files so far, and the open document."""
 
     def __init__(self, out: Path, tokenizer: Tokenizer, shard: int, note: dict[str, Any]):
         self.out, self.tokenizer = out, tokenizer
@@ -125,24 +127,24 @@ class _Writer:
         ends = np.dtype("<i8")
         self.documents = AppendLog(out, "documents.bin", ends, None, note.get("documents"))
 
-    def write(self, together: Sequence[TextPiece]) -> None:
+    def write(self, batch: Sequence[TextPiece]) -> None:
         ends, count, parts = [], self.tokens.count, []
-        numbers = self.tokenizer.encode_all([piece.text for piece in together])
-        for piece, part in zip(together, numbers, strict=True):
+        numbers = self.tokenizer.encode_all([piece.text for piece in batch])
+        for piece, part in zip(batch, numbers, strict=True):
             parts.append(part)
             count += len(part)
             self._open |= len(part) > 0
-            if piece.ends and self._open:  # a document without a token is none
+            if piece.ends and self._open:  # a document without a token does not count
                 parts.append(np.array(self._ending, self._dtype))
                 count += len(self._ending)
                 ends.append(count)
                 self._open = False
         self.tokens.append(np.concatenate(parts).astype(self._dtype))
         self.documents.append(np.array(ends, "<i8"))
-        self.place = together[-1].next
+        self.place = batch[-1].next
 
-    def save(self, asked: dict[str, Any]) -> None:
-        note = {"place": self.place, "open": self._open, "asked": asked}
+    def save(self, request: dict[str, Any]) -> None:
+        note = {"place": self.place, "open": self._open, "asked": request}
         note |= {"tokens": self.tokens.sync(), "documents": self.documents.sync()}
         replace(self.out / "progress.json", json.dumps(note))
 
@@ -150,12 +152,12 @@ class _Writer:
         self.tokens.close()
         self.documents.close()
 
-    def finish(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def finish(self, request: dict[str, Any]) -> dict[str, Any]:
         tokens, documents = self.tokens.sync(), self.documents.sync()
         if not self.tokens.count:
             raise DataError(
-                f"{', '.join(name for name, *_ in asked['files'][:3])} gave no token: there is no "
-                f"text in it. Give a file with text in it."
+                f"{', '.join(name for name, *_ in request['files'][:3])} gave no token: the files "
+                "have no text. Give a file with text in it."
             )
         header = {
             "format": FORMAT,
@@ -168,51 +170,51 @@ class _Writer:
             "end": self.tokenizer.end,
             "shards": tokens,
             "ends": documents,
-            "asked": asked,
+            "asked": request,
         }
         replace(self.out / "header.json", json.dumps(header, indent=1))
         (self.out / "progress.json").unlink(missing_ok=True)
         return header
 
 
-def _together(found: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
-    """Pieces in lists of about `TOGETHER` characters."""
-    together, size = [], 0
+def _batched(found: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
+    """Yield pieces in lists of about `BATCH` characters."""
+    batch, size = [], 0
     for piece in found:
-        together.append(piece)
+        batch.append(piece)
         size += len(piece.text)
-        if size >= TOGETHER:
-            yield together
-            together, size = [], 0
-    if together:
-        yield together
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
-def _tokenizer(out: Path, tokenizing: Tokenizing, texts: Iterator[str]) -> Tokenizer:
-    """The tokenizer that lies in the folder, or else a new one, which then does."""
+def _load_tokenizer(out: Path, tokenizing: Tokenizing, texts: Iterator[str]) -> Tokenizer:
+    """Read the tokenizer of the folder; build and write it if there is none."""
     path = out / "tokenizer.json"
     if not path.exists():
         replace(path, json.dumps(tokenizing.build(texts).description()))
     return read_tokenizer(path)
 
 
-def _refuse_marked(tokenizer: Tokenizer) -> None:
-    """Raises for a tokenizer that marks where a text begins: pieces would not be the whole."""
+def _check_pieces(tokenizer: Tokenizer) -> None:
+    """Raise DataError if the tokenizer marks the start of a text, as pieces would do so too."""
     if tokenizer.kind != "bpe":
         return
     parts = np.concatenate([tokenizer.encode("and"), tokenizer.encode(" so")])
     if not np.array_equal(parts, tokenizer.encode("and so")):
         raise DataError(
-            "Files were to be tokenized piece by piece, and this tokenizer reads 'and' + ' so' "
-            "otherwise than 'and so' (it marks where a text begins). Take a line as a document: "
+            "Files are tokenized piece by piece, and this tokenizer encodes 'and' + ' so' "
+            "differently from 'and so' (it marks where a text begins). Take a line as a document: "
             "--by line"
         )
 
 
-def _asked(
+def _request(
     files: Sequence[Path], tokenizing: Tokenizing, by: By, field: str, shard: int
 ) -> dict[str, Any]:
-    """What is asked, as JSON: two calls that agree in it write the same files."""
+    """Return the arguments as JSON: two calls with equal arguments write the same files."""
     tokenizer = dataclasses.asdict(tokenizing)
     if tokenizing.kind == "file":
         tokenizer["fingerprint"] = fingerprint(tokenizing.build(()))
@@ -225,50 +227,50 @@ def _asked(
     }
 
 
-def _done(out: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
-    """The header of a folder that is whole, and was asked for by the same words."""
+def _finished_header(out: Path, request: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the header of a folder that an equal call completed; None if there is none."""
     if not (out / "header.json").exists():
         return None
     header = read_header(out)
-    _refuse_another(out, header["asked"], asked, "holds")
+    _check_request(out, header["asked"], request, "holds")
     return header
 
 
-def _note(out: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """What a folder that is not whole says of itself; a new one says it from now on."""
+def _open_note(out: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """Return progress.json of an unfinished folder; write it in a new folder."""
     path = out / "progress.json"
     if path.exists():
         note = _read_note(path)
-        if note["asked"] == asked or "place" in note:
-            _refuse_another(out, note["asked"], asked, "was begun with")
+        if note["asked"] == request or "place" in note:
+            _check_request(out, note["asked"], request, "was started with")
             return note
-        (out / "tokenizer.json").unlink(missing_ok=True)  # of a call that came to nothing
-    elif strange := sorted(entry.name for entry in out.iterdir() if entry != path):
+        (out / "tokenizer.json").unlink(missing_ok=True)  # left by a call that wrote no tokens
+    elif others := sorted(entry.name for entry in out.iterdir() if entry != path):
         raise DataError(
-            f"--out {out} was to be a new folder, or one that jtrain data prepare began, and holds "
-            f"{', '.join(strange[:3])}. Set --out {out / 'tokens'}"
+            f"--out {out} should be a new folder, or one that jtrain data prepare started, and "
+            f"holds {', '.join(others[:3])}. Set --out {out / 'tokens'}"
         )
-    replace(path, json.dumps({"asked": asked}))
+    replace(path, json.dumps({"asked": request}))
     return {}
 
 
 def _read_note(path: Path) -> dict[str, Any]:
-    """What progress.json says.
+    """Return the content of progress.json.
 
     Raises:
-        DataError: if it is not what was written.
+        DataError: if the file was changed.
     """
     try:
         note = read_json(path)
-        begun = isinstance(note, dict) and isinstance(note.get("asked"), dict)
-        whole = "place" not in note or (
+        started = isinstance(note, dict) and isinstance(note.get("asked"), dict)
+        valid = "place" not in note or (
             len(note["place"]) == 2
             and all(type(part) is int and part >= 0 for part in note["place"])
             and isinstance(note["open"], bool)
             and are_files(note["tokens"])
             and are_files(note["documents"])
         )
-        if begun and whole:
+        if started and valid:
             return note
         words = "is not what was written"
     except OSError as error:
@@ -276,18 +278,18 @@ def _read_note(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         words = f"is not what was written ({error})"
     raise DataError(
-        f"{path} says how far the token files beside it are, and {words}. Start again: rm -r "
+        f"{path} holds the progress of the token files beside it, and {words}. Start again: rm -r "
         f"{path.parent}"
     )
 
 
-def _refuse_another(out: Path, had: dict[str, Any], asked: dict[str, Any], verb: str) -> None:
-    """Raises where a folder was asked for by other words, with the first that differ."""
-    for name, wanted in asked.items():
-        if had.get(name) != wanted:
+def _check_request(out: Path, previous: dict[str, Any], request: dict[str, Any], verb: str) -> None:
+    """Raise DataError if a folder was written with other arguments; name the first difference."""
+    for name, wanted in request.items():
+        if previous.get(name) != wanted:
             raise DataError(
-                f"--out {out} {verb} other token files: {name} {_short(had.get(name))}, and now "
-                f"{name} {_short(wanted)} was asked for. Set --out {out}-2, or remove it: "
+                f"--out {out} {verb} other token files: {name} {_short(previous.get(name))}, and "
+                f"now {name} {_short(wanted)} was requested. Set --out {out}-2, or remove it: "
                 f"rm -r {out}"
             )
 

@@ -1,4 +1,4 @@
-"""Tokens that mean nothing: for plans, and for speed, where no text is at hand."""
+"""Random tokens, for plans and speed measurements without a text."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from jtrain.errors import DataError
 
 
 class RandomTokens:
-    """Rows of tokens, `tokens` int32 (n, context + 1), each of which is a function of its index."""
+    """Rows of tokens, `tokens` int32 (n, context + 1), each a function of its index."""
 
     def __init__(self, rows: int, context: int, vocab: int):
         self._rows, self._context, self._vocab = rows, context, vocab
@@ -23,7 +23,7 @@ class RandomTokens:
         return self._rows
 
     def __getitem__(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of these indices."""
+        """Return the rows of these indices."""
         time = self._context + 1
         lanes = indices.astype(np.int64)[:, None] * time + np.arange(time)  # b t+1
         drawn = whole(0, 0, lanes.ravel(), 0, self._vocab).reshape(lanes.shape).astype(np.int32)
@@ -31,7 +31,7 @@ class RandomTokens:
         return {"tokens": drawn, "length": length}
 
     def fingerprint(self) -> str:
-        """What the data is, in a line."""
+        """Return the fingerprint: the number of rows, the context and the vocabulary."""
         return of_values(rows=self._rows, context=self._context, vocab=self._vocab)
 
 
@@ -48,10 +48,10 @@ class NumberVocabulary:
         return self._vocab
 
     def encode(self, text: str) -> np.ndarray:  # n
-        """The numbers in a text, as uint32.
+        """Return the numbers in a text, as uint32.
 
         Raises:
-            DataError: if a word of it is no number of the vocabulary.
+            DataError: if a word of the text is no number of the vocabulary.
         """
         for word in text.split():
             if not word.isdecimal() or int(word) >= self._vocab:
@@ -62,32 +62,32 @@ class NumberVocabulary:
         return np.array(text.split(), np.uint32)
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The numbers in each text."""
+        """Return the numbers in each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, numbers: Sequence[int] | np.ndarray) -> str:
-        """The numbers, one after the other."""
+        """Return the numbers, separated by spaces."""
         return " ".join(str(int(number)) for number in numbers)
 
     def description(self) -> dict[str, Any]:
-        """How many there are, which is all."""
+        """Return the kind and the number of tokens."""
         return {"kind": self.kind, "vocab": self._vocab}
 
 
 @configclass
 class UniformTokens:
-    """Tokens drawn evenly: what a model learns of them is nothing."""
+    """Uniformly random tokens, from which a model learns nothing."""
 
     kind: Literal["random"] = "random"
     vocab: int = Field(default=50257, gt=0)
-    """How many different ones."""
+    """Vocabulary size."""
     context: int = Field(default=1024, gt=0)
-    """Tokens that the model sees at once."""
+    """Context length in tokens."""
     rows: int = Field(default=4096, gt=0)
-    """Rows to train on; a sixteenth of them, one at least, to judge by."""
+    """Training rows; there are a sixteenth as many validation rows, and at least one."""
 
     def build(self) -> Corpus:
-        """The rows."""
-        judged = max(1, self.rows // 16)
-        make = lambda rows: RandomTokens(rows, self.context, self.vocab)
-        return Corpus(make(self.rows), make(judged), NumberVocabulary(self.vocab))
+        """Build the rows, which are computed when they are read."""
+        train = RandomTokens(self.rows, self.context, self.vocab)
+        validation = RandomTokens(max(1, self.rows // 16), self.context, self.vocab)
+        return Corpus(train, validation, NumberVocabulary(self.vocab))

@@ -1,4 +1,4 @@
-"""The values of a data set of text, and what they build."""
+"""The config of text files as characters, and the corpus that text configs build."""
 
 from typing import Literal, NamedTuple
 
@@ -14,23 +14,23 @@ from jtrain.errors import DataError
 
 
 class Corpus(NamedTuple):
-    """A text to train on, one to judge by, and what the numbers mean."""
+    """A training text, a validation text, and the vocabulary of both."""
 
     train: Source
-    validation: Source  # every target is in it once
+    validation: Source  # every target occurs once
     vocabulary: Tokenizer
 
     def shuffled(self, *, size: int, seed: int) -> Shuffled:
-        """What to train on, as batches."""
+        """Return the batches to train on."""
         return Shuffled(self.train, size=size, seed=seed)
 
     def in_order(self, *, size: int) -> InOrder:
-        """What to judge by, as batches."""
+        """Return the batches to validate on."""
         return InOrder(self.validation, size=size)
 
 
 def corpus(train: str, validation: str, *, context: int) -> Corpus:
-    """Windows of `context` targets over both texts, and the vocabulary of their characters."""
+    """Return windows of `context` targets over both texts, and their vocabulary of characters."""
     vocabulary = Vocabulary("".join(sorted(set(train) | set(validation))))
     return Corpus(
         Windows(vocabulary.encode(train), context=context),
@@ -45,20 +45,20 @@ class Text:
 
     kind: Literal["text"] = "text"
     path: str | list[str]
-    """A UTF-8 file, a pattern (`plays/*.txt`) or a list of them; relative to where you are."""
+    """A UTF-8 file, a pattern (`plays/*.txt`) or a list of them; relative to the working folder."""
     context: int = Field(default=64, gt=0)
-    """Characters that the model sees at once."""
+    """Context length in characters."""
     validation: float = Field(default=0.1, gt=0, lt=1)
-    """The share of the text, at its end, that is kept to judge by."""
+    """The share of the text, at its end, that is held out for validation."""
 
     def build(self) -> Corpus:
-        """The text, cut in two."""
+        """Read the text and split it in two."""
         text = read_text(self.path)
-        kept = round(len(text) * self.validation)
-        if kept <= self.context:
+        held_out = round(len(text) * self.validation)
+        if held_out <= self.context:
             raise DataError(
                 f"context {self.context} does not fit validation {self.validation} of {self.path}, "
-                f"which is {kept} of its {len(text)} characters. Set context={max(kept - 1, 1)} or "
-                f"less, or give more text."
+                f"which is {held_out} of its {len(text)} characters. Set "
+                f"context={max(held_out - 1, 1)} or less, or give more text."
             )
-        return corpus(text[:-kept], text[-kept:], context=self.context)
+        return corpus(text[:-held_out], text[-held_out:], context=self.context)

@@ -1,4 +1,4 @@
-"""Tiny Shakespeare: the text on which small character models are compared."""
+"""Tiny Shakespeare: the benchmark text of small character models."""
 
 import hashlib
 from typing import Literal
@@ -19,27 +19,27 @@ WEB = DataPackage(NAME, None, (f"curl --create-dirs -o {{data}}/{NAME}/{FILE} {S
 
 @configclass
 class TinyShakespeare:
-    """1,115,394 characters of 65 kinds; the last tenth is kept to judge by.
+    """1,115,394 characters of 65 kinds; the last tenth is held out for validation.
 
     Sources: https://github.com/karpathy/char-rnn (the text), https://github.com/karpathy/nanoGPT
-    (where it is cut).
+    (the split).
     """
 
     kind: Literal["tiny_shakespeare"] = "tiny_shakespeare"
     context: int = Field(default=64, gt=0)
-    """Characters that the model sees at once."""
+    """Context length in characters."""
 
     def build(self) -> Corpus:
-        """1,003,854 characters to train on, 111,540 to judge by.
+        """Return 1,003,854 characters for training and 111,540 for validation.
 
         Raises:
-            DataError: if the file is not there, or is another.
+            DataError: if the file does not exist, or is another text.
         """
         (path,) = find_set(NAME, [FILE], WEB)
         text = read_text(path)
         if (found := hashlib.sha256(text.encode()).hexdigest()) != DIGEST:
             raise DataError(
-                f"{path} is another text than the one that results are compared on: its sha256 is "
+                f"{path} is not the text that published results are measured on: its sha256 is "
                 f"{found[:12]}..., not {DIGEST[:12]}.... Get it again, or train on it as it is: "
                 f"data.kind=text data.path={path}"
             )

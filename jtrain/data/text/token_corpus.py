@@ -1,4 +1,4 @@
-"""The values of prepared text, and what they build."""
+"""The configs of prepared text: a folder of token files, or a mixture of folders."""
 
 from typing import Literal
 
@@ -14,37 +14,40 @@ from jtrain.errors import DataError
 
 @configclass
 class Tokens:
-    """A folder of token files, which `jtrain data prepare` wrote."""
+    """A folder of token files written by `jtrain data prepare`."""
 
     kind: Literal["tokens"] = "tokens"
     path: str
-    """The folder; relative to where you are."""
+    """The folder; relative to the working folder."""
     context: int = Field(default=64, gt=0)
-    """Tokens that the model sees at once."""
+    """Context length in tokens."""
     validation: float = Field(default=0.1, gt=0, lt=1)
-    """The share of the tokens, at their end, that is kept to judge by."""
+    """The share of the tokens, at their end, that is held out for validation."""
     pack: bool = False
-    """Whether rows are whole documents, parted by `segments`; else they begin at any token, and go
-    on over the end of a document."""
+    """Pack complete documents into rows, separated by `segments`; else rows begin at any token and
+    continue over the end of a document."""
     tokenizer: str = ""
     """The fingerprint that the tokenizer must have, as `jtrain data show` prints it; empty: any."""
 
     def build(self) -> Corpus:
-        """The tokens, cut in two."""
+        """Open the tokens and split them in two."""
         files = TokenFiles(self.path, tokenizer=self.tokenizer)
         train, validation = files.split(self.validation)
         if self.pack:
-            packed = lambda part: Packed(part, context=self.context)
-            return Corpus(packed(train), packed(validation), files.tokenizer)
+            return Corpus(
+                Packed(train, context=self.context),
+                Packed(validation, context=self.context),
+                files.tokenizer,
+            )
         for part in (train, validation):
-            self._refuse_short(part)
+            self._check_length(part)
         return Corpus(
             Windows(train, context=self.context),
             Windows(validation, context=self.context, stride=self.context),
             files.tokenizer,
         )
 
-    def _refuse_short(self, part: TokenRange) -> None:
+    def _check_length(self, part: TokenRange) -> None:
         longest = len(part) - 1
         if longest < self.context:
             advice = f"data.context={longest} or less" if longest > 0 else "data.validation=0.5"

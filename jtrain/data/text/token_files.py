@@ -1,4 +1,4 @@
-"""A folder of token files, mapped into memory: nothing is read before it is asked for."""
+"""Token files: a folder of them, or one without a header, mapped into memory and read on access."""
 
 import zlib
 from pathlib import Path
@@ -17,7 +17,7 @@ from jtrain.io.private_files import resolve_inside
 
 
 class TokenRange:
-    """Tokens `first` .. `last` of a folder, numbered from 0: what Windows and Packed read."""
+    """Tokens `first` .. `last` of a folder, numbered from 0, for `Windows` and `Packed`."""
 
     ndim = 1
 
@@ -30,41 +30,39 @@ class TokenRange:
 
     @property
     def shape(self) -> tuple[int]:
-        """Its length, as of an array."""
+        """Shape, as of an array."""
         return (len(self),)
 
     def __getitem__(self, part: slice) -> np.ndarray:  # n
-        """The tokens of a slice without a step, copied."""
+        """Copy the tokens of a slice without a step."""
         first, last, _ = part.indices(len(self))
         return self.gather(np.array([first]), max(last - first, 0))[0]
 
     def gather(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """`count` tokens from each of `starts` (int64, b) on, b count: copied."""
+        """Copy `count` tokens from each of `starts` (int64, b) on: b count."""
         return self.files.gather(starts + self.first, count)
 
     def fingerprint(self) -> str:
-        """What the tokens are, in a line: by the checksums that they were written with, and a look
-        at the files."""
+        """Return the fingerprint of the tokens: their written checksums, and samples of the files."""
         files = self.files
-        written = [str(file["crc32"]) for file in files.header["shards"]]
+        checksums = [str(file["crc32"]) for file in files.header["shards"]]
         paths = [files.path / file["name"] for file in files.header["shards"]]
-        said = of_files(paths, files.header["tokenizer"], *written)
-        return f"tokens {self.first} to {self.last} of {said}"
+        files_line = of_files(paths, files.header["tokenizer"], *checksums)
+        return f"tokens {self.first} to {self.last} of {files_line}"
 
     def documents(self) -> np.ndarray:  # n + 1
-        """Where documents begin, int64, and the length of all; one that is cut counts as two."""
+        """Return where documents start, int64, and the total length; a cut one counts as two."""
         ends = self.files.ends
-        here = ends[np.searchsorted(ends, self.first, "right") : np.searchsorted(ends, self.last)]
-        inner = here - self.first
-        return np.concatenate([[0], inner, [len(self)]])
+        first, last = np.searchsorted(ends, self.first, "right"), np.searchsorted(ends, self.last)
+        return np.concatenate([[0], ends[first:last] - self.first, [len(self)]])
 
 
 class TokenFiles(TokenRange):
-    """The tokens of a folder that `jtrain data prepare` wrote.
+    """The tokens of a folder written by `jtrain data prepare`.
 
     Args:
-        path: the folder, or its address in an object store, from which it is copied first.
-        tokenizer: the fingerprint that its tokenizer must have; empty: any.
+        path: the folder, or its address in an object store, which is copied first.
+        tokenizer: the required fingerprint of its tokenizer; empty: any.
 
     Raises:
         DataError: no such folder, a file that was cut or changed, or another tokenizer.
@@ -73,32 +71,32 @@ class TokenFiles(TokenRange):
     def __init__(self, path: str | Path, *, tokenizer: str = ""):
         self.path = fetch_folder(str(path)) if is_address(path) else Path(path)
         self.header = read_header(self.path)
-        self.tokenizer = self._tokenizer(tokenizer)
+        self.tokenizer = self._read_tokenizer(tokenizer)
         self.vocab: int = self.header["vocab"]
         self.dtype = np.dtype(self.header["dtype"]).newbyteorder("<")
-        self._shards = [self._mapped(file, self.dtype) for file in self.header["shards"]]
+        self._shards = [self._map(file, self.dtype) for file in self.header["shards"]]
         self._names = [file["name"] for file in self.header["shards"]]
         self._begins = np.cumsum([0, *map(len, self._shards)])
-        self.ends = self._mapped(self.header["ends"][0], np.dtype("<i8"))
-        """Where each document ends, in tokens."""
+        self.ends = self._map(self.header["ends"][0], np.dtype("<i8"))
+        """The end of each document, in tokens."""
         super().__init__(self, 0, self.header["tokens"])
-        self._refuse_ends()
+        self._check_ends()
 
     def split(self, validation: float) -> tuple[TokenRange, TokenRange]:
-        """The first tokens, to train on, and the last, a share of about `validation`, to judge by.
+        """Split the tokens: the first for training, a share of about `validation` at the end.
 
-        Parted between two documents where that changes neither by more than a tenth, else within
-        one.
+        The split is between two documents if that changes neither part by more than a tenth, else
+        within a document.
 
         Raises:
-            DataError: nothing would be left for one of them.
+            DataError: one of the parts would be empty.
         """
         wanted = round(len(self) * (1 - validation))
         if not 0 < wanted < len(self):
             share = 0.1 if len(self) >= 20 else 0.5
             raise DataError(
-                f"validation {validation} of {self.path} ({len(self):,} tokens) was to part it in "
-                f"two and leaves one empty. Set data.validation={share}, or prepare more text."
+                f"validation {validation} of {self.path} ({len(self):,} tokens) leaves one of the "
+                f"two parts empty. Set data.validation={share}, or prepare more text."
             )
         cut = int(self.ends[_nearest(self.ends, wanted)])
         far = abs(cut - wanted) > 0.1 * min(wanted, len(self) - wanted)
@@ -106,7 +104,7 @@ class TokenFiles(TokenRange):
         return TokenRange(self, 0, cut), TokenRange(self, cut, len(self))
 
     def gather(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """`count` tokens from each of `starts` (int64, b) on, b count.
+        """Return `count` tokens from each of `starts` (int64, b) on, b count.
 
         Raises:
             DataError: a token that the tokenizer does not have, by file and byte.
@@ -115,22 +113,22 @@ class TokenFiles(TokenRange):
         shards = np.searchsorted(self._begins, starts, "right") - 1
         for number in set(shards.tolist()):
             tokens, local = self._shards[number], starts - self._begins[number]
-            here = np.flatnonzero((shards == number) & (local + count <= len(tokens)))
-            if count and len(here):
+            chosen = np.flatnonzero((shards == number) & (local + count <= len(tokens)))
+            if count and len(chosen):
                 view = np.lib.stride_tricks.sliding_window_view(tokens, count)
-                out[here] = view[local[here]]
+                out[chosen] = view[local[chosen]]
             for row in np.flatnonzero((shards == number) & (local + count > len(tokens))):
-                out[row] = self._across(int(starts[row]), count)
+                out[row] = self._gather_across(int(starts[row]), count)
         if out.size and out.max() >= self.vocab:
             row, column = np.argwhere(out >= self.vocab)[0]
-            self._refuse_token(int(starts[row] + column), int(out[row, column]))
+            self._raise_token_error(int(starts[row] + column), int(out[row, column]))
         return out
 
     def verify(self) -> None:
-        """Reads every byte.
+        """Read every byte and compare the checksums.
 
         Raises:
-            DataError: the first file that is not as it was written.
+            DataError: the first file that was changed since it was written.
         """
         files = [*self.header["shards"], *self.header["ends"]]
         for file, numbers in zip(files, [*self._shards, self.ends], strict=True):
@@ -140,44 +138,45 @@ class TokenFiles(TokenRange):
             if found != file["crc32"]:
                 raise DataError(
                     f"{self.path / file['name']} was written with the checksum {file['crc32']:08x} "
-                    f"and has {found:08x}: it was changed since. {self._again}"
+                    f"and has {found:08x}: it was changed since. {self._advice}"
                 )
 
     @property
-    def _again(self) -> str:
+    def _advice(self) -> str:
         return f"Write it again: rm -r {self.path}; jtrain data prepare FILES --out {self.path}"
 
-    def _tokenizer(self, wanted: str) -> Tokenizer:
+    def _read_tokenizer(self, wanted: str) -> Tokenizer:
         found = read_tokenizer(self.path / "tokenizer.json")
         if fingerprint(found) != self.header["tokenizer"]:
             raise DataError(
                 f"{self.path} was written by tokenizer {self.header['tokenizer']}, and its "
-                f"tokenizer.json is now {spelt(found)}. {self._again}"
+                f"tokenizer.json is now {spelt(found)}. {self._advice}"
             )
         if wanted and wanted != self.header["tokenizer"]:
             raise DataError(
-                f"Tokenizer {wanted} was asked for, and {self.path} was written by {spelt(found)}. "
+                f"Tokenizer {wanted} was requested, and {self.path} was written by {spelt(found)}. "
                 f"Set data.tokenizer={self.header['tokenizer']}, or write it again: jtrain data "
                 f"prepare FILES --tokenizer TOKENIZER.json --out {self.path}-2"
             )
         return found
 
-    def _mapped(self, file: dict[str, Any], dtype: np.dtype) -> np.ndarray:
-        """The numbers of one file, mapped."""
+    def _map(self, file: dict[str, Any], dtype: np.dtype) -> np.ndarray:
+        """Map the numbers of one file."""
         path = resolve_inside(self.path, file["name"], DataError, self.path / "header.json")
         wanted = file["count"] * dtype.itemsize
         found = path.stat().st_size if path.is_file() else None
         if found is None:
-            raise DataError(f"{path} was to hold {wanted} bytes and is not there. {self._again}")
+            raise DataError(f"{path} should hold {wanted} bytes and does not exist. {self._advice}")
         if found != wanted:
-            what = "was cut" if found < wanted else "holds something else behind that"
+            problem = "was cut" if found < wanted else "has other data behind that"
             raise DataError(
-                f"{path} was to end at byte {wanted} and ends at {found}: it {what}. {self._again}"
+                f"{path} should end at byte {wanted} and ends at {found}: it {problem}. "
+                f"{self._advice}"
             )
         return np.memmap(path, dtype, mode="r") if wanted else np.empty(0, dtype)
 
-    def _across(self, start: int, count: int) -> np.ndarray:
-        """Tokens that lie in more than one file."""
+    def _gather_across(self, start: int, count: int) -> np.ndarray:
+        """Return tokens that span more than one file."""
         parts = []
         for number in range(len(self._shards)):
             begin = int(self._begins[number])
@@ -186,30 +185,30 @@ class TokenFiles(TokenRange):
                 parts.append(self._shards[number][first:last])
         return np.concatenate(parts)
 
-    def _refuse_ends(self) -> None:
-        """Raises unless documents end one after another, the last with the tokens."""
+    def _check_ends(self) -> None:
+        """Raise DataError unless the ends ascend up to the number of tokens."""
         wrong = np.diff(self.ends, prepend=0) < 0
         if len(wrong):
             wrong[-1] |= self.ends[-1] != len(self)
         if wrong.any():
             document = int(wrong.argmax())
             raise DataError(
-                f"{self.path / self.header['ends'][0]['name']} was to hold where documents end, "
-                f"up to {len(self)}, and has {self.ends[document]} at byte {8 * document}: it is "
-                f"of something else. {self._again}"
+                f"{self.path / self.header['ends'][0]['name']} should hold the ends of documents, "
+                f"up to {len(self)}, and has {self.ends[document]} at byte {8 * document}: it "
+                f"belongs to other data. {self._advice}"
             )
 
-    def _refuse_token(self, place: int, token: int) -> None:
+    def _raise_token_error(self, place: int, token: int) -> None:
         number = int(np.searchsorted(self._begins, place, "right")) - 1
         offset = (place - int(self._begins[number])) * self.dtype.itemsize
         raise DataError(
-            f"{self.path / self._names[number]} was to hold tokens below {self.vocab} and has "
-            f"{token} at byte {offset}: it is of something else. {self._again}"
+            f"{self.path / self._names[number]} should hold tokens below {self.vocab} and has "
+            f"{token} at byte {offset}: it belongs to other data. {self._advice}"
         )
 
 
 def _nearest(ends: np.ndarray, wanted: int) -> int:
-    """The place of the end that is nearest to `wanted`."""
+    """Return the index of the end that is nearest to `wanted`."""
     after = min(int(np.searchsorted(ends, wanted)), len(ends) - 1)
     before = max(after - 1, 0)
     return min(before, after, key=lambda place: abs(int(ends[place]) - wanted))

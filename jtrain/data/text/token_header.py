@@ -1,4 +1,4 @@
-"""What a folder of token files says of itself."""
+"""The header of a folder of token files."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,10 +12,10 @@ AGAIN = "Write it: jtrain data prepare FILES --out"
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """The header of a folder of token files, which is whole.
+    """Return the header of a complete folder of token files.
 
     Raises:
-        DataError: no such folder, none of token files, or one that is not finished.
+        DataError: no such folder, no token files in it, or a folder that is not finished.
     """
     path = folder / "header.json"
     if not path.is_file():
@@ -25,22 +25,22 @@ def read_header(folder: Path) -> dict[str, Any]:
     except (OSError, TooLargeError) as error:
         words = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
         raise DataError(
-            f"{path} was to be the header of token files, and {words}. {AGAIN} {folder}-2"
+            f"{path} should be the header of token files, and {words}. {AGAIN} {folder}-2"
         ) from None
     except ValueError as error:
         place = getattr(error, "pos", getattr(error, "start", 0))
         raise DataError(
-            f"{path} was to be the header of token files and is no JSON from byte {place} on: it "
-            f"was cut or is of something else. {AGAIN} {folder}-2"
+            f"{path} should be the header of token files and is no JSON from byte {place} on: it "
+            f"was cut or belongs to other data. {AGAIN} {folder}-2"
         ) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         found = header.get("format", "no format") if isinstance(header, dict) else "no object"
         raise DataError(
-            f"{path} was to be the header of {FORMAT!r} and says {found}. {AGAIN} {folder}-2"
+            f"{path} should be the header of {FORMAT!r} and has {found}. {AGAIN} {folder}-2"
         )
     if wrong := [name for name, right in _TYPES.items() if not right(header.get(name))]:
         raise DataError(
-            f"{path} was to be the header of token files, and what it says of {wrong[0]} is "
+            f"{path} should be the header of token files, and its {wrong[0]} is "
             f"{header.get(wrong[0])!r:.60}: it was changed. {AGAIN} {folder}-2"
         )
     return header
@@ -84,10 +84,10 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
 def _missing(folder: Path) -> str:
     if (folder / "progress.json").is_file():
         return (
-            f"{folder} was to hold token files and is not finished. Go on by the command that "
-            f"began it: jtrain data prepare FILES --out {folder}"
+            f"{folder} should hold token files and is not finished. Resume with the command that "
+            f"started it: jtrain data prepare FILES --out {folder}"
         )
     if not folder.is_dir():
-        seen = "" if folder.is_absolute() else f", seen from {Path.cwd()}"
-        return f"{folder}: no such folder of token files{seen}. {AGAIN} {folder}"
-    return f"{folder} was to hold token files and has no header.json. {AGAIN} {folder}/tokens"
+        base = "" if folder.is_absolute() else f", relative to {Path.cwd()}"
+        return f"{folder}: no such folder of token files{base}. {AGAIN} {folder}"
+    return f"{folder} should hold token files and has no header.json. {AGAIN} {folder}/tokens"

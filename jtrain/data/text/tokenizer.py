@@ -1,4 +1,4 @@
-"""What turns text into numbers and back, and how two of them are told apart."""
+"""Tokenizers: the interface, fingerprints, and the check that two tokenizers are the same."""
 
 import hashlib
 import json
@@ -12,52 +12,52 @@ from jtrain.errors import DataError
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """A member is a class with these; `len` is its vocabulary, the end of a document included."""
+    """A tokenizer; `len` is its vocabulary, including the end-of-document token."""
 
-    kind: str  # as a config spells it
-    end: int | None  # the token behind every document, or None where there is none
+    kind: str  # as in a config
+    end: int | None  # the end-of-document token, or None
 
     def __len__(self) -> int: ...
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of a text, n: unsigned, in 0 .. len - 1, without an end."""
+        """Return the numbers of a text, n: unsigned, in 0 .. len - 1, without an end token."""
         ...
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The numbers of each text; on many cores, where that is quicker."""
+        """Return the numbers of each text; on many cores, if that is faster."""
         ...
 
     def decode(self, numbers: Sequence[int] | np.ndarray, /) -> str:
-        """The text of these numbers; what is no text becomes U+FFFD."""
+        """Return the text of these numbers; invalid bytes become U+FFFD."""
         ...
 
     def description(self) -> dict[str, Any]:
-        """All that it is made of, as JSON: `tokenizer_file.tokenizer_of` makes it again."""
+        """Return all of its content as JSON, from which `tokenizer_file.tokenizer_of` builds it."""
         ...
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """12 hex digits that no other tokenizer has; the same on any machine, and for any library."""
+    """Return 12 hex digits that identify the tokenizer on any machine, for any library."""
     text = json.dumps(tokenizer.description(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def spelt(tokenizer: Tokenizer) -> str:
-    """A tokenizer in words: `bpe 91c3a0b2d4e5 of 4,096 tokens`."""
+    """Describe a tokenizer: `bpe 91c3a0b2d4e5 of 4,096 tokens`."""
     return f"{tokenizer.kind} {fingerprint(tokenizer)} of {len(tokenizer):,} tokens"
 
 
 def refuse_mismatch(tokenizers: Mapping[str, Tokenizer]) -> None:
-    """Raises unless the tokenizers, each under the name of what was written by it, are one.
+    """Raise DataError unless all tokenizers, each under the name of its data, are the same.
 
     Raises:
-        DataError: with both fingerprints.
+        DataError: two tokenizers differ; the message has both fingerprints.
     """
-    (first, known), *others = tokenizers.items()
+    (first, expected), *others = tokenizers.items()
     for name, other in others:
-        if fingerprint(other) != fingerprint(known):
+        if fingerprint(other) != fingerprint(expected):
             raise DataError(
-                f"One tokenizer was to read all of it, and {first} was written by {spelt(known)}, "
+                f"All texts need one tokenizer, and {first} was written by {spelt(expected)}, "
                 f"{name} by {spelt(other)}. Write {name} again: "
                 f"jtrain data prepare FILES --tokenizer {first}/tokenizer.json --out {name}-again"
             )

@@ -1,4 +1,4 @@
-"""Tokenizers from the files that keep them."""
+"""Tokenizers read from files."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ END = "<|endoftext|>"
 
 
 def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
-    """The tokenizer of a file: one that `jtrain data prepare` wrote, or a tokenizer.json.
+    """Read the tokenizer of a file: of `jtrain data prepare`, or any tokenizer.json.
 
     Raises:
         DataError: no such file, or no tokenizer in it.
@@ -25,23 +25,23 @@ def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
         parsed = read_json(path)
     except OSError as error:
         raise DataError(
-            f"{path} was to hold a tokenizer, and cannot be read ({error.strerror}). Make it "
+            f"{path} should hold a tokenizer and cannot be read ({error.strerror}). Make it "
             f"readable, or give another file: chmod u+r {path}"
         ) from None
     except TooLargeError as error:
         raise DataError(
-            f"{path} was to hold a tokenizer as JSON, and {error}. Give a tokenizer.json, or the "
+            f"{path} should hold a tokenizer as JSON, and {error}. Give a tokenizer.json, or the "
             f"one in a folder that jtrain data prepare wrote."
         ) from None
     except ValueError as error:
         place = getattr(error, "pos", getattr(error, "start", 0))
         raise DataError(
-            f"{path} was to hold a tokenizer as JSON and does not, from byte {place} on. "
+            f"{path} should hold a tokenizer as JSON and is invalid from byte {place} on. "
             f"Give a tokenizer.json, or the one in a folder that jtrain data prepare wrote."
         ) from error
     if not isinstance(parsed, dict):
         raise DataError(
-            f"{path} was to hold a tokenizer and holds a {type(parsed).__name__}. "
+            f"{path} should hold a tokenizer and holds a {type(parsed).__name__}. "
             f"Give a tokenizer.json, or the one in a folder that jtrain data prepare wrote."
         )
     if "kind" in parsed:
@@ -50,10 +50,10 @@ def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
 
 
 def tokenizer_of(description: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that described itself so.
+    """Build the tokenizer of a description.
 
     Raises:
-        DataError: a kind that there is not.
+        DataError: an unknown kind.
     """
     match description:
         case {"kind": "bytes"}:
@@ -63,6 +63,6 @@ def tokenizer_of(description: dict[str, Any]) -> Tokenizer:
         case {"kind": "bpe", "tokenizer": dict(parsed), "end": str(end)}:
             return BPE(parsed, end=end)
     raise DataError(
-        f"A tokenizer of kind {description.get('kind')!r} was to be made again, and there is "
-        f"bytes, characters and bpe. Write the data again: jtrain data prepare FILES --out DIR"
+        f"{description.get('kind')!r} is not a kind of tokenizer; the kinds are bytes, characters "
+        f"and bpe. Write the data again: jtrain data prepare FILES --out DIR"
     )

@@ -1,4 +1,4 @@
-"""The values of tokenizers."""
+"""The configs of tokenizers."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal, TypeAlias
@@ -15,54 +15,54 @@ from jtrain.data.text.tokenizer_file import END, read_tokenizer
 
 @configclass
 class ByteTokens:
-    """A token a byte of UTF-8."""
+    """One token a byte of UTF-8."""
 
     kind: Literal["bytes"] = "bytes"
 
     def build(self, texts: Iterable[str]) -> Tokenizer:
-        """The tokenizer; nothing is read."""
+        """Build the tokenizer; no text is read."""
         del texts
         return ByteTokenizer()
 
 
 @configclass
 class CharacterTokens:
-    """A token a character."""
+    """One token a character."""
 
     kind: Literal["characters"] = "characters"
     alphabet: str = ""
-    """The characters there are; empty: those of the texts."""
+    """The characters of the vocabulary; empty: all characters of the texts."""
 
     def build(self, texts: Iterable[str]) -> Tokenizer:
-        """The tokenizer; the texts are read if no alphabet is given."""
+        """Build the tokenizer; the texts are read if no alphabet is given."""
         return Vocabulary(self.alphabet or "".join(sorted(set().union(*texts))))
 
 
 @configclass
 class BytePairTokens:
-    """Byte pair encoding, learned from the texts."""
+    """Byte pair encoding, trained on the texts."""
 
     kind: Literal["bpe"] = "bpe"
     vocab: int = Field(default=4096, gt=0)
-    """Tokens, the bytes and the end of a document among them."""
+    """Vocabulary size, including the bytes and the end-of-document token."""
 
     def build(self, texts: Iterable[str]) -> Tokenizer:
-        """The tokenizer, learned from the texts."""
+        """Train the tokenizer on the texts."""
         return learned(texts, vocab=self.vocab, end=END)
 
 
 @configclass
 class PretrainedTokenizer:
-    """A tokenizer that is there already."""
+    """A tokenizer that exists in a file."""
 
     kind: Literal["file"] = "file"
     path: str
-    """A tokenizer.json: of prepared data, or of the package `tokenizers`."""
+    """A tokenizer.json of prepared data, or of the package `tokenizers`."""
     end: str = END
-    """The token behind every document, where the file does not say."""
+    """The end-of-document token, if the file names none."""
 
     def build(self, texts: Iterable[str]) -> Tokenizer:
-        """The tokenizer of the file; the texts are not read."""
+        """Read the tokenizer of the file; the texts are not read."""
         del texts
         return read_tokenizer(self.path, end=self.end)
 

@@ -1,4 +1,4 @@
-"""Token files, mapped into memory: nothing is read before it is asked for."""
+"""Token files without a header, mapped into memory and read on access."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ RAW = ("uint8", "uint16", "uint32", "int32")  # what a file without a header may
 
 
 def read_tokens(path: str | Path, dtype: str = "uint16") -> np.ndarray:  # n
-    """The tokens of a `.npy` file, or of a raw `.bin` file of `dtype` (little-endian).
+    """Return the tokens of a `.npy` file, or of a raw `.bin` file of `dtype` (little-endian).
 
     Raises:
-        DataError: no such file, no tokens in it, or not the size or the type that was said.
+        DataError: no such file, no tokens in it, or a size or a type that does not match `dtype`.
     """
     (path,) = found(path)
     if path.suffix == ".npy":
@@ -25,7 +25,7 @@ def read_tokens(path: str | Path, dtype: str = "uint16") -> np.ndarray:  # n
     size = path.stat().st_size
     if size == 0 or size % kind.itemsize:
         raise DataError(
-            f"{path} was to hold {dtype} tokens of {kind.itemsize} bytes and has {size} bytes. "
+            f"{path} should hold {dtype} tokens of {kind.itemsize} bytes and has {size} bytes. "
             f"Set the dtype it was written with ({', '.join(RAW)}), or write it again."
         )
     return np.memmap(path, kind, mode="r")
@@ -36,12 +36,12 @@ def _numpy_file(path: Path) -> np.ndarray:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError) as error:
         raise DataError(
-            f"{path} is not a whole .npy file of numbers ({error}). "
+            f"{path} is not a complete .npy file of numbers ({error}). "
             f"Write it again with np.save(path, tokens)."
         ) from error
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise DataError(
-            f"{path} was to hold one row of tokens and holds {tokens.dtype} of shape "
+            f"{path} should hold one row of tokens and holds {tokens.dtype} of shape "
             f"{tokens.shape}. Save them flat: np.save(path, tokens.ravel().astype('uint16'))."
         )
     return tokens

@@ -1,4 +1,4 @@
-"""Windows over a long row of tokens: what a language model trains on."""
+"""Windows over a long row of tokens: the rows of a language model."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from jtrain.errors import DataError
 class Windows:
     """`tokens` (int32, b t+1) and `length` (int32, b: how many of the t targets are real).
 
-    A window starts at every `stride`-th token. With stride 1, the default, a row is any place of
-    the text, which is what to train on. With `stride=context` every token but the first is a
-    target exactly once, which is what to evaluate on. The last window may be short: behind its
-    `length` it repeats the last token. Of a memory-mapped array, and of the tokens of a folder
-    (`TokenFiles`), only what lies in a window is read.
+    A window starts at every `stride`-th token. For training use stride 1, the default: a row may
+    start at any place of the text. For evaluation use `stride=context`: every token but the first
+    is a target exactly once. The last window may be short: behind its `length` it repeats the last
+    token. From a memory-mapped array and from a folder (`TokenFiles`) only the windows that are
+    requested are read.
 
     Raises:
         DataError: a context or a stride that does not fit the tokens.
@@ -33,7 +33,7 @@ class Windows:
             )
         if longest < 1:
             raise DataError(
-                f"Windows of context {context} were asked of {len(tokens)} tokens. "
+                f"Windows of context {context} were requested from {len(tokens)} tokens. "
                 f"A text has at least 2 tokens: give another file."
             )
         if not 1 <= context <= longest:
@@ -45,7 +45,7 @@ class Windows:
             raise DataError(
                 f"stride {stride} is not in 1 .. {context} (the context): windows would "
                 f"{'skip tokens' if stride > context else 'never move'}. Set stride={context} to "
-                f"see each target once, or stride=1 to start a window at every token."
+                f"use each target once, or stride=1 to start a window at every token."
             )
         self.tokens, self.context, self.stride = tokens, context, stride
         if isinstance(tokens, TokenRange):
@@ -65,17 +65,17 @@ class Windows:
         last = len(self.tokens) - 1 - self.context
         rows = self._rows(np.minimum(starts, last)).astype(np.int32)
         length = np.minimum(self.context, len(self.tokens) - 1 - starts).astype(np.int32)
-        for short in np.flatnonzero(starts > last):  # none, or the last window of the text
+        for short in np.flatnonzero(starts > last):  # no window, or the last one
             rest = self.tokens[starts[short] :]
             rows[short] = rest[-1]
             rows[short, : len(rest)] = rest
         return {"tokens": rows, "length": length}
 
     def fingerprint(self) -> str:
-        """What the data is, in a line."""
+        """Return the fingerprint of the tokens."""
         return of_tokens(self.tokens)
 
 
 def _windows(tokens: np.ndarray | TokenRange, context: int, stride: int) -> Windows:
-    """Build the windows again, in another process: a view of them would be sent as a copy."""
+    """Rebuild the windows in another process, as pickling a view of them would copy them."""
     return Windows(tokens, context=context, stride=stride)

