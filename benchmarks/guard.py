@@ -85,7 +85,7 @@ class Turn:
         for step in range(self.done, self.done + self.steps):
             batch = self._parts.calls[step]
             if self.record:
-                self.record.saw(step, batch)
+                self.record.observe(step, batch)
             yield self._parts.place(batch)
 
     def __call__(self) -> float:
@@ -108,7 +108,7 @@ def main() -> None:
     given = parser.parse_args()
     clock = time.process_time if given.cpu else time.perf_counter
     parts, judged = parts_of(), parts_of(ROLLBACK)
-    with mock.patch("jtrain.core.step.take_if", always):
+    with mock.patch("jtrain.core.step.update_if", always):
         bare = parts.compile_step()
     program = parts.compile_step()
     done = program(parts.fresh(), parts.place(parts.calls[0]))[1]

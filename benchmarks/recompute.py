@@ -30,7 +30,7 @@ def main() -> None:
     parts, checks = parts_of(), RecomputeCheck(every=given.every, start=given.every // 2)
     program = parts.compile_step()
     once = Turn(parts, program, given.steps, clock=clock)
-    twice = Turn(parts, checks.of(program), given.steps, clock=clock)
+    twice = Turn(parts, checks.wrap(program), given.steps, clock=clock)
     twice.hooks = [checks]
 
     def settled() -> float:

@@ -119,7 +119,7 @@ def _found(step: Any, seed: int, steps: int, name: Callable[[], str]) -> tuple[b
 
 def _twice(step: Any) -> Any:
     twice = RecomputeCheck(every=1)
-    taken = twice.of(step)
+    taken = twice.wrap(step)
 
     def settled(state: TrainState, batch: Batch) -> Any:
         state, metrics = taken(state, batch)
@@ -159,7 +159,7 @@ def _program() -> tuple[Any, Any]:
     x = parts.experiment
 
     def step(state: TrainState, batch: Batch, where: Any) -> Any:
-        taken = make_step(x.loss, optax.chain(_flips(where), x.optimizer))
+        taken = make_step(x.loss, optax.chain(_flips(where), x.transformation))
         chained = dataclasses.replace(state, opt_state=(optax.EmptyState(), state.opt_state))
         after, metrics = taken(chained, batch)
         return dataclasses.replace(after, opt_state=_second(after.opt_state)), metrics

@@ -56,7 +56,7 @@ def _note_rows(part: str) -> None:
     from jtrain.data.batches.digest import digest
     from jtrain.train.hooks.step_record import StepRecorder
 
-    saw = StepRecorder.saw
+    saw = StepRecorder.observe
     path = Path(SEEN.format(part, os.environ["JTRAIN_PROCESS"]))
     path.unlink(missing_ok=True)
 
@@ -69,7 +69,7 @@ def _note_rows(part: str) -> None:
             file.write(json.dumps([call + 1, rows]) + "\n")
         saw(self, call, batch)
 
-    StepRecorder.saw = noted
+    StepRecorder.observe = noted
 
 
 def _save_again() -> None:

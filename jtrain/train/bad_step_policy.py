@@ -85,8 +85,8 @@ class BadStepPolicy:
 
         self._finite = SkippedSteps(
             recent=recent,
-            tell=tell,
-            tell_every=every,
+            log=tell,
+            log_every=every,
             steps_per_call=config.steps_per_call,
             window=min(policy.window, config.steps),
             most=policy.most,
@@ -101,7 +101,7 @@ class BadStepPolicy:
         inputs = self._inputs = NonfiniteData(
             every=self._finite.every,
             find=self._not_finite,
-            tell=tell,
+            log=tell,
             known=self._known.get("bad_inputs", {}),
         )
         return [recent, self._finite, inputs]
@@ -109,7 +109,7 @@ class BadStepPolicy:
     @property
     def saw(self) -> Callable[[int, Batch], None] | None:
         """Takes what each call of the step is going to be given; None where nobody asks."""
-        return self._overflow and self._overflow.saw
+        return self._overflow and self._overflow.observe
 
     def _not_finite(self, step: int) -> str:
         """What is not finite in the data that a step took, in words; empty if all is."""

@@ -34,7 +34,7 @@ class OverflowCheck:
         self._batches: collections.deque[tuple[int, Batch]] = collections.deque(maxlen=RECENT)
         self._program: Callable[[TrainState, Batch], jax.Array] | None = None
 
-    def saw(self, call: int, batch: Batch) -> None:
+    def observe(self, call: int, batch: Batch) -> None:
         """Keep what a call is going to be given, the first call being 0; on any thread."""
         self._batches.append((call, batch))
 
@@ -73,7 +73,7 @@ def _is_finite(parts: TrainSetup) -> Callable[[TrainState, Batch], Any]:
         psum=strategy.psum,
         ragged=x.train.ragged,
         compute=parts.config.precision.compute,
-        lay=strategy.lay(parts.like.params, x.dims),
+        sharding=strategy.gradient_sharding(parts.like.params, x.dims),
     )
 
     def is_finite(state: TrainState, batch: Batch) -> Any:

@@ -254,7 +254,7 @@ def _crashes(
             try:
                 checkpoints.wait()  # until a save that was begun has said that it is done
             except Exception as second:
-                lines.say(f"and a save has failed: {second}")
+                lines.print(f"and a save has failed: {second}")
             with contextlib.suppress(OSError):  # a full disk, which may be what ends it
                 directory.say("crashed", why=why.partition("\n")[0])
         raise
@@ -375,7 +375,7 @@ def _write_sample(path: Path, text: str, watch: RunHooks) -> None:
             file.write(f"{text}\n".encode("utf-8", "replace"))
     except OSError as error:
         todo = disk_advice(error, path).words
-        watch.lines.say(f"the sample could not be written to {path} ({error.strerror}). {todo}.")
+        watch.lines.print(f"the sample could not be written to {path} ({error.strerror}). {todo}.")
 
 
 def _shown(

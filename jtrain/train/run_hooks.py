@@ -109,7 +109,7 @@ class RunHooks:
             first and first.steps, every=call, resumed_at=start, lost=lost
         )
         """What is recorded of every step, where there is a directory."""
-        self.twice = RecomputeCheck.where(config.checks.recompute, each=call, start=start or 0)
+        self.twice = RecomputeCheck.where(config.checks.recompute, steps_per_call=call, start=start or 0)
         """What computes some steps twice, if the config asks for it."""
         for file in (self.record, self.speed, self.metrics):
             self._stack.callback(file.close if file else lambda: None)
@@ -133,7 +133,7 @@ class RunHooks:
         )
         log, progress = directory and directory.log, self.progress
         self.lines = LogLines(log, screen=progress.print, live=progress.live)
-        self.retries = checkpoints and SaveRetries(checkpoints, self.lines.say)
+        self.retries = checkpoints and SaveRetries(checkpoints, self.lines.print)
         self.keep = directory and self.retries and self._keep(parts, directory, self.retries, copy)
         self.save = _save(config, self.keep or self._hold)
         self.held: tuple[Params, Extra] | None = None
@@ -141,7 +141,7 @@ class RunHooks:
         self._log = LogHook(
             every=every,
             stop=config.steps,
-            tell=self.lines.note,
+            log=self.lines.note,
             speed=self.speed,
             valid=valid,
             learning_rate=config.optimizer.learning_rate(config.steps),
@@ -151,8 +151,8 @@ class RunHooks:
             every=every,
             call=lambda: self.speed.pace and call * self.speed.pace.seconds_per_step,
             save=lambda: self.keep and self.keep.seconds,
-            kept=_often(config),
-            tell=self.lines.say,
+            cadence=_often(config),
+            log=self.lines.print,
         )
         self._looks: list[LeafLog] = []
         self._tracking: Tracking | None = None
@@ -169,7 +169,7 @@ class RunHooks:
                 first.path,
                 self.speed,
                 run=first.id,
-                tell=self.lines.say,
+                tell=self.lines.print,
                 resumed_at=start,
             )
             self._stack.callback(self._tracking.close, "failed")  # unless the end was told
@@ -187,7 +187,7 @@ class RunHooks:
         steps = [change.step for change in self._extended]
         mine = [each.extended(steps) if isinstance(each, EarlyStop) else each for each in mine]
         evaluations = hearing(self.evaluations, mine)
-        guards = self.guarded.hooks(state, every=self._log.every, tell=self.lines.say)
+        guards = self.guarded.hooks(state, every=self._log.every, tell=self.lines.print)
         best = self.best()
         return [
             HeartbeatHook(every=config.steps_per_call),
@@ -206,7 +206,7 @@ class RunHooks:
 
     def saw(self, call: int, batch: Batch) -> None:
         """Take what a call of the step is going to be given, the first being 0; on any thread."""
-        for takes in (self.record and self.record.saw, self.guarded.saw):
+        for takes in (self.record and self.record.observe, self.guarded.saw):
             if takes:
                 takes(call, batch)
 
@@ -248,7 +248,7 @@ class RunHooks:
     def __enter__(self) -> "RunHooks":
         self._stack.enter_context(self.progress)
         if self._directory:
-            self._directory.lost.tell_by(self.lines.say)
+            self._directory.lost.send_to(self.lines.print)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -267,7 +267,7 @@ class RunHooks:
         return EvaluateEvery(
             every=every or parts.config.steps,
             measure=measure,
-            tell=lambda step, numbers: self._results(step, name, numbers),
+            log=lambda step, numbers: self._results(step, name, numbers),
             name=name,
             best=parts.config.checkpoint.best.replace(f"{name}/", ""),
             # Another process may not yet have cut off what came after the checkpoint.

@@ -32,7 +32,7 @@ def tracking(
         config.trackers,
         TrackedRun(config.name, path, flatten(to_plain(config)), run=run),
         every=min(config.log.every, config.steps),
-        tell=tell,
+        log=tell,
         resumed_at=resumed_at,
         more=more,
     )

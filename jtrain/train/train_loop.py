@@ -48,7 +48,7 @@ def run_steps(
     with make_reader(parts, start or 0, watch.saw) as feed:
         watch.waited = lambda: feed.waited
         for line in [*opening(parts, start), *news]:
-            watch.lines.say(line)
+            watch.lines.print(line)
         observers = [signals, *watch.hooks(hooks, state)]
         signals.fits, watch.reading = watch.grace.fits, signals.through
         try:
@@ -58,7 +58,7 @@ def run_steps(
         over = watch.over()
         try:
             ended = train_loop(
-                watch.twice.of(step) if watch.twice else step,
+                watch.twice.wrap(step) if watch.twice else step,
                 state,
                 signals.through(feed),
                 start=start or 0,

@@ -47,7 +47,7 @@ def test_secrets_in_what_a_run_writes_are_hidden(case, tmp_path: Path):
     there, lines = RunDir(tmp_path / "run"), []
     there.path.mkdir()
     there.say("failed", why=case.text, argv=["jtrain", "run", "x.yaml", case.text])
-    LogLines(there.log, screen=lines.append).say(case.text)
+    LogLines(there.log, screen=lines.append).print(case.text)
     written = there.status.read_text() + there.log.read_text() + "".join(lines)
     assert json.loads(there.status.read_text())["argv"][:3] == ["jtrain", "run", "x.yaml"]
     assert case.secret not in written

@@ -7,11 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
-import jtrain.train_loop.multihost_checks
+import jtrain.train.multihost_checks
 import numpy as np
 import pytest
-from jtrain.train_loop.multihost_checks import facts, join, refuse_unlike_devices, refuse_unshared
-from jtrain.train_loop.run_dir import RunDir
+from jtrain.train.multihost_checks import facts, join, refuse_unlike_devices, refuse_unshared
+from jtrain.train.run_dir import RunDir
 from quick_study import at_home, config_of, write_study
 
 from jtrain.checkpoint import layout
@@ -59,9 +59,9 @@ def test_another_experiment_is_the_one_that_differs():
 
 
 def test_another_package_is_the_one_that_differs(monkeypatch):
-    before, version = known(), jtrain.train_loop.multihost_checks.version_of
+    before, version = known(), jtrain.train.multihost_checks.version_of
     other = lambda name: "0.0.1" if name == "optax" else version(name)
-    monkeypatch.setattr(jtrain.train_loop.multihost_checks, "version_of", other)
+    monkeypatch.setattr(jtrain.train.multihost_checks, "version_of", other)
     assert differing(before, known()) == {"package optax"}
 
 
@@ -99,7 +99,7 @@ def test_a_directory_that_is_not_shared_is_named(monkeypatch):
         process_allgather=lambda here: np.array([True, bool(here), True]),
     )
     monkeypatch.setattr(jax, "process_count", lambda: 3)
-    monkeypatch.setattr(jtrain.train_loop.multihost_checks, "multihost_utils", seen)
+    monkeypatch.setattr(jtrain.train.multihost_checks, "multihost_utils", seen)
     with pytest.raises(ConfigError, match=r"process 1 does not see it\. Run where all processes"):
         refuse_unshared(there)
 

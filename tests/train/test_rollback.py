@@ -167,7 +167,7 @@ def test_killed_in_the_midst_of_going_back_it_goes_back_all_the_same(moment, mon
     given = config("went", (NAN,), guard)
     with monkeypatch.context() as patch:
         if moment == "decided":
-            patch.setattr(RUN, "begins", first_time_only(resume_point))
+            patch.setattr(RUN, "resume_point", first_time_only(resume_point))
         if moment == "removed":
             remove = CheckpointManager.remove
 
@@ -215,7 +215,7 @@ def test_no_more_rollbacks_than_allowed():
     faults = tuple(Fault(batch=n, place="gradient up") for n in (2, 5, 8))
     outcome = ran(config("run", faults, RollbackPolicy(most=2)), "run")
     assert outcome.status == "failed"
-    assert "went back 2 times within 1000 steps (for 3, 5), and guard.most is 2" in outcome.why
+    assert "was rolled back 2 times within 1000 steps (for 3, 5), and guard.most is 2" in outcome.why
     assert [e["done"] for e in events("run")] == ["rolled back", "rolled back", "stopped"]
     assert [e["batch"] for e in events("run")] == [2, 5, 8]
     assert ran(config("run", faults, RollbackPolicy(most=3)), "run").status == "done"

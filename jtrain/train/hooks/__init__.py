@@ -1,6 +1,6 @@
-"""Hooks: they observe a run and change nothing.
+"""Hooks: observers of a run, which change nothing in it.
 
-A hook of your own is a function, or a class that overrides one method of `jtrain.core.loop.Hook`:
+Your own hook is a function, or a class that overrides a method of `jtrain.core.loop.Hook`:
 
 ```python
 class Worst(Hook):
@@ -11,8 +11,9 @@ class Worst(Hook):
         self.loss = max(self.loss, numbers["loss"])
 ```
 
-Hooks are called in the order of their list: `Signals`, `Speed`, what reads it (`LogHook`,
-`ProgressBar`), `Metrics`, `SkippedSteps`, `EvaluateEvery`, `Samples`, and `SaveEvery` last.
+Hooks are called in the order of their list: `Signals`, `Speed`, the readers of the speed
+(`LogHook`, `ProgressBar`), `Metrics`, `SkippedSteps`, `EvaluateEvery`, `Samples`, and `SaveEvery`
+last.
 """
 
 from jtrain.train.hooks.checkpointing import SaveEvery as SaveEvery

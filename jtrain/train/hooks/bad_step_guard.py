@@ -1,4 +1,4 @@
-"""Ends the loop at a bad step: one that is not finite, or a spike."""
+"""Guard against bad steps: the loop ends at a step that is not finite, or a spike."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,21 +12,21 @@ from jtrain.train.hooks.running_mean import RunningMean
 
 
 class BadStepGuard(Hook):
-    """Asks to go back, or to stop, when it is told of a bad step.
+    """Hook that returns a `Rollback` or a `Stop` at a bad step.
 
-    It is told of each step, some calls late, and of all up to a checkpoint before that is written:
-    so what is saved is never later than a bad step. In several processes the numbers are those of
-    the whole batch and equal to the bit, and so is what is decided.
+    The numbers of a step arrive some calls late, but all numbers up to a checkpoint arrive before
+    the checkpoint is written, so no checkpoint is later than a bad step. In several processes the
+    numbers are those of the whole batch and equal to the bit, so all processes decide alike.
 
     Args:
         policy: of the config.
-        minimum: of the loss scale, if there is one. Above it a gradient that overflows is how the
-            scale finds its place, and not bad.
-        helps: a step, and a state that is not donated yet -> whether the gradient of that
-            step's batch is finite at the smallest loss scale. One that is not is not finite at any.
-        earlier: the bad steps for which the run went back before.
-        known: what `RunningMean.state` gave when the checkpoint was saved.
-        skipped: steps that were skipped before the first that it is told of (`state.skipped`).
+        minimum: smallest loss scale, if there is one. Above it an overflow of the gradient is how
+            the scale adapts, and is not bad.
+        helps: `(step, state) -> bool`, with a state that is not donated yet: whether the gradient
+            of that step's batch is finite at the smallest loss scale. If not, no scale helps.
+        earlier: the bad steps that the run was rolled back for before.
+        known: the result of `RunningMean.state` in the checkpoint.
+        skipped: steps that were skipped before the first step of this run (`state.skipped`).
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class BadStepGuard(Hook):
         self._policy, self._minimum, self._earlier = policy, minimum, earlier
         self._helps, self._state = helps, None
         self.means = RunningMean(policy.spike.memory)
-        """Of the steps that were taken."""
+        """Running means over the good steps."""
         self.means.restore(known)
         self._skipped = skipped
         self.bad: BadStep | None = None
-        """The first bad step; when there is one nothing later is worth keeping."""
+        """The first bad step; no later state is worth saving."""
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
-        """Judges a step."""
+        """Check a step; a bad one ends the loop."""
         loss, grad_norm, update_norm = (
             numbers[name] for name in ("loss", "grad_norm", "update_norm")
         )
@@ -59,7 +59,7 @@ class BadStepGuard(Hook):
         scaled = skipped and overflow and numbers.get("loss_scale", 0.0) > self._minimum
         if self.bad or (scaled and self._helps(step, self._state)):
             return None
-        what = self._wrong(loss, grad_norm, update_norm)
+        what = self._describe(loss, grad_norm, update_norm)
         if skipped and math.isfinite(loss + grad_norm):
             what = not_finite(loss, grad_norm)
         if scaled:
@@ -68,18 +68,18 @@ class BadStepGuard(Hook):
             self.means.absorb(loss, grad_norm)
             return None
         self.bad = BadStep(step, what, loss, grad_norm, update_norm)
-        return self._answer(self.bad)
+        return self._respond(self.bad)
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Knows the newest state until it is donated; `on_numbers` is called before that."""
+        """Keep the newest state until it is donated; `on_numbers` is called before that."""
         self._state = state
 
-    def _wrong(self, loss: float, grad_norm: float, update_norm: float) -> str:
-        """What is, in words; nothing of a good step."""
+    def _describe(self, loss: float, grad_norm: float, update_norm: float) -> str:
+        """Return what is wrong with a step, in words; "" for a good step."""
         spike, means = self._policy.spike, self.means
         if not all(map(math.isfinite, (loss, grad_norm, update_norm))):
-            of_update = f", update norm {update_norm:g}" if math.isfinite(grad_norm) else ""
-            return f"is not finite: loss {loss:.4g}, gradient norm {grad_norm:.4g}{of_update}"
+            update = f", update norm {update_norm:g}" if math.isfinite(grad_norm) else ""
+            return f"is not finite: loss {loss:.4g}, gradient norm {grad_norm:.4g}{update}"
         if means.above("loss", loss, spike.loss):
             return f"is a spike: loss {loss:.4g}, and the mean before it {means.loss:.4g}"
         if means.above("grad_norm", grad_norm, spike.grad_norm):
@@ -89,7 +89,7 @@ class BadStepGuard(Hook):
             )
         return ""
 
-    def _answer(self, bad: BadStep) -> Stop:
+    def _respond(self, bad: BadStep) -> Stop:
         policy, why = self._policy, f"step {bad.step} {bad.what}."
         if isinstance(policy, StopPolicy):
             return Stop(why, "failed")
@@ -98,7 +98,7 @@ class BadStepGuard(Hook):
             return Rollback(why, step=bad.step, back=policy.back, skip=policy.skip)
         steps = ", ".join(map(str, recent))
         return Stop(
-            f"{why} The run went back {len(recent)} times within {policy.within} steps (for "
+            f"{why} The run was rolled back {len(recent)} times within {policy.within} steps (for "
             f"{steps or 'none'}), and guard.most is {policy.most}.",
             "failed",
         )

@@ -1,4 +1,4 @@
-"""Writes events.jsonl: each bad step of a run, the data it took, and what was done about it."""
+"""Log of bad steps, events.jsonl: each bad step, its data, and what was done about it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,33 +22,33 @@ class BadStep(NamedTuple):
     update_norm: float = 0.0  # nothing is added by a step that is skipped
 
     @property
-    def of_update_alone(self) -> bool:
-        """Whether the optimizer made what is not finite of a finite gradient."""
+    def is_only_update(self) -> bool:
+        """True if loss and gradient were finite and the optimizer's update was not."""
         return math.isfinite(self.loss + self.grad_norm) and not math.isfinite(self.update_norm)
 
 
 def not_finite(loss: float, grad_norm: float) -> str:
-    """Return what is wrong with a step that was skipped, by its loss and gradient norm."""
+    """Return a description of a skipped step, by its loss and gradient norm."""
     if math.isfinite(loss + grad_norm):
-        return f"changes extra to what is not finite: loss {loss:.4g}"
+        return f"makes extra non-finite: loss {loss:.4g}"
     return f"is not finite: loss {loss:.4g}, gradient norm {grad_norm:.4g}"
 
 
 class RollbackDecision(NamedTuple):
-    """To leave out some batches from now on, and go back to before them."""
+    """Decision to skip some batches from now on, and roll back to before them."""
 
-    step: int  # that was bad
+    step: int  # the bad step
     window: tuple[int, int]
 
 
 class BadStepLog:
-    """A line for each event: `{"step": 12, "done": "rolled back", "batch": 11, ...}`.
+    """Writer of one line for each event: `{"step": 12, "done": "rolled back", "batch": 11, ...}`.
 
-    Those of steps past the checkpoint that a run goes on from will be written again and are cut
-    off; a decision to go back stays, for it is what the run goes on by.
+    Events after the checkpoint that a run resumes from are cut off, since the run repeats those
+    steps. A rollback decision stays, because the resumed run depends on it.
 
     Args:
-        path: the file; None to write none. It is there once there is an event.
+        path: the file, created at the first event; None to write none.
         resumed_at, lost: as `JsonlWriter`.
     """
 
@@ -61,33 +61,33 @@ class BadStepLog:
     ):
         self._path, self._resumed_at, self._lost = path, resumed_at, lost
         self.rows: JsonlWriter | None = None
-        """The file; None before there is an event."""
+        """The file; None before the first event."""
         if path is not None and path.exists():
             self._open(path)
 
     def append(self, bad: BadStep, done: Done, **more: Any) -> None:
-        """Writes an event; when this returns no power cut takes it."""
+        """Write an event and flush it to the disk."""
         if self._path is not None:
-            found = self.rows or self._open(self._path)
-            found.append({**bad._asdict(), "done": done, **more})
-            found.sync()
+            rows = self.rows or self._open(self._path)
+            rows.append({**bad._asdict(), "done": done, **more})
+            rows.sync()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self.rows is not None:
             self.rows.close()
 
     def _open(self, path: Path) -> JsonlWriter:
-        rows = JsonlWriter(path, resumed_at=self._resumed_at, lasts=_is_decision, lost=self._lost)
+        rows = JsonlWriter(path, resumed_at=self._resumed_at, retain=_is_decision, lost=self._lost)
         self.rows = rows
         return rows
 
 
 def decisions(path: Path) -> Sequence[RollbackDecision]:
-    """Those that were taken in a run, in order; none if nothing was ever bad.
+    """Return the rollback decisions of a run, in order.
 
     Raises:
-        CheckpointError: if one cannot be read: without it the run would take other batches.
+        CheckpointError: if one cannot be read; without it the run would train on other batches.
     """
     return [_decision(path, row) for row in jsonl.complete_rows(path) if _is_decision(row)]
 
@@ -97,8 +97,8 @@ def _decision(path: Path, row: Mapping[str, Any]) -> RollbackDecision:
         case {"step": int(step), "without": [int(first), int(stop)]}:
             return RollbackDecision(step, (first, stop))
     raise CheckpointError(
-        f"{path} has a row of step {row['step']} that says the run went back, and not which "
-        f'batches it left out: "without": [first, stop] is missing in it. Put the file back as it '
+        f"{path} has a row of step {row['step']} about a rollback that does not say which "
+        f'batches were skipped: its "without": [first, stop] is missing. Put the file back as it '
         f"was, or start a new run (name=...)."
     )
 

@@ -1,4 +1,4 @@
-"""Saves the state of a run at a cadence."""
+"""Hooks that save checkpoints: at a cadence, at the best evaluation, and after a failed save."""
 
 import time
 from collections.abc import Callable
@@ -10,22 +10,21 @@ from jtrain.train.hooks.evaluation import EvaluateEvery
 
 
 class SaveEvery(Hook):
-    """Saves the state after steps `every`, 2 `every`, ...; stands last among the hooks.
+    """Hook that saves the state after steps `every`, 2 `every`, ...; the last of the hooks.
 
-    Last, because a resumed run does not repeat what other hooks did at the step of a checkpoint: by
-    then they must have done it. What `save` raises ends the run: better than hours of
-    training that nothing keeps.
+    It comes last because a resumed run does not repeat what other hooks did at the step of a
+    checkpoint. An error of `save` ends the run, rather than train for hours without a checkpoint.
 
     Args:
         every: steps.
-        save: takes a step and its state, and returns when the state may be donated. Where it
-            writes beside training, it raises at the next call what went wrong in the last.
-        seconds: above 0 it looks at the clock after steps `every`, 2 `every`, ..., and saves when
-            so many have gone by since it last did.
+        save: takes a step and its state, and returns when the state may be donated. If it writes
+            in the background, it raises the error of the last save at the next call.
+        seconds: if above 0, the hook checks the clock after steps `every`, 2 `every`, ..., and
+            saves once this much time has passed since the last save.
         clock: gives seconds.
     """
 
-    settles = True  # what it keeps, the numbers of all steps up to it have been told
+    settles = True  # the numbers of all steps up to a checkpoint are reported before it
 
     def __init__(
         self,
@@ -38,33 +37,33 @@ class SaveEvery(Hook):
         self.every, self.settles = every, seconds == 0
         self._seconds, self._clock, self._last = seconds, clock, clock()
         self.saved: int | None = None
-        """The step of the last state that was given to `save`."""
+        """Step of the last state that was given to `save`."""
         self._save = save
 
     def at(self, step: int, state: Any) -> None:
-        """Saves a state unless it is the one that was saved last: for the end of a run."""
+        """Save a state at the end of a run, unless it was the last to be saved."""
         if step != self.saved:
             self.again(step, state)
 
     def again(self, step: int, state: Any) -> None:
-        """Saves a state, also if it is the one that was saved last."""
+        """Save a state, even if it was the last to be saved."""
         self._save(step, state)
         self.saved, self._last = step, self._clock()
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Saves it."""
+        """Save the state if it is due."""
         if self.settles:
             self.at(step, state)
-        if self._seconds:  # by the clock it settles only where it is going to save: at the next
+        if self._seconds:  # by the clock the hook settles only at the call that will save
             self.settles = self._clock() - self._last >= self._seconds
 
 
 class SaveBest(Hook):
-    """Saves the state of each evaluation that is better than all before it; stands before `save`.
+    """Hook that saves the state of each best evaluation so far; comes before `save`.
 
     Args:
-        evaluation: stands before this hook.
-        save: of the run.
+        evaluation: comes before this hook.
+        save: the run's hook.
     """
 
     settles = True
@@ -73,24 +72,24 @@ class SaveBest(Hook):
         self.every, self._evaluation, self._save = evaluation.every, evaluation, save
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Saves it if it is the best."""
+        """Save the state if it is the best."""
         best = self._evaluation.best
         if best is not None and best.step == step:
             self._save.at(step, state)
 
 
 class RetrySave(Hook):
-    """Asks after each step whether the last save has failed, and saves in its place.
+    """Hook that checks after each step whether the last save has failed, and saves again.
 
     Args:
-        owed: whether it has; never waits, and raises where it is enough.
-        save: of the run.
+        owed: whether the last save failed; never waits, and raises after too many failures.
+        save: the run's hook.
     """
 
     def __init__(self, owed: Callable[[], bool], save: SaveEvery):
         self._owed, self._save = owed, save
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Saves within a step."""
+        """Save again if the last save failed."""
         if self._owed():
             self._save.again(step, state)

@@ -1,4 +1,4 @@
-"""Draws curves as text: a picture of a run for a terminal, a log or an e-mail."""
+"""Curves as text: a plot of a run for a terminal, a log or an e-mail."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from jtrain.io.formatting import count
 Number: TypeAlias = float | int
 Point: TypeAlias = tuple[Number, Number]  # step, value
 
-# The dots of a braille character, by row and column of its 4 x 2: bits above U+2800.
+# Dots of a braille character by row and column (4 x 2): bits above U+2800.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _MARKS, _MARKS_ASCII = "●▲■◆", "o+x%"
 _FRAME, _FRAME_ASCII = "│┤└─┬", "|++-+"
@@ -22,21 +22,21 @@ def curve(
     height: int = 20,
     ascii: bool = False,
 ) -> str:
-    """A picture of `width` x `height` characters: the first label a line, the others marks.
+    """Return a plot of `width` x `height` characters: a line for the first label, else marks.
 
-    What is not finite is left out; no points at all give an empty text.
+    Values that are not finite are omitted; without points the text is empty.
 
     Args:
-        points: of each label its (step, value), ascending by step.
+        points: (step, value) pairs by label, ascending by step.
         width: characters.
-        height: lines, axis and legend among them.
-        ascii: draw with ASCII alone; `only_ascii` says whether a stream needs it.
+        height: lines, with axis and legend.
+        ascii: draw with ASCII only; `only_ascii` says whether a stream needs it.
     """
-    series = {label: _finite(some) for label, some in points.items()}
-    series = {label: some for label, some in series.items() if some}
+    series = {label: _finite(pairs) for label, pairs in points.items()}
+    series = {label: pairs for label, pairs in series.items() if pairs}
     if not series:
         return ""
-    every = [point for some in series.values() for point in some]
+    every = [point for pairs in series.values() for point in pairs]
     low, high = _range(min(y for _, y in every), max(y for _, y in every))
     ticks, digits = _ticks(low, high)
     names = [f"{tick:.{digits}f}" for tick in ticks]
@@ -50,9 +50,9 @@ def curve(
         ascii=ascii,
     )
     marks, legend = (_MARKS_ASCII if ascii else _MARKS), []
-    for i, (label, some) in enumerate(series.items()):
+    for i, (label, pairs) in enumerate(series.items()):
         mark = marks[(i - 1) % len(marks)]
-        canvas.line(some) if i == 0 else canvas.mark(some, mark)
+        canvas.line(pairs) if i == 0 else canvas.mark(pairs, mark)
         legend.append(f"{('...' if ascii else '⠤⠤⠤') if i == 0 else mark} {label}")
     side, tick, corner, floor, stub = _FRAME_ASCII if ascii else _FRAME
     at = {canvas.line_of(value): name for value, name in zip(ticks, names, strict=True)}
@@ -68,22 +68,22 @@ def curve(
 
 
 def smooth(points: Iterable[Point], share: float = 0.02) -> list[Point]:
-    """The points with each value averaged over about `share` of all of them, those before it.
+    """Return the points, each value averaged over about `share` of all points, those before it.
 
-    An exponential mean without bias: its first value is the first point's. What is not finite is
-    left out.
+    The exponential mean has no bias: its first value is the first point's. Values that are not
+    finite are omitted.
     """
-    some = _finite(points)
-    keep = 1 - 1 / max(1.0, share * len(some))
-    total, weight, found = 0.0, 0.0, []
-    for x, y in some:
-        total, weight = keep * total + y, keep * weight + 1
-        found.append((x, total / weight))
-    return found
+    finite = _finite(points)
+    decay = 1 - 1 / max(1.0, share * len(finite))
+    total, weight, averages = 0.0, 0.0, []
+    for x, y in finite:
+        total, weight = decay * total + y, decay * weight + 1
+        averages.append((x, total / weight))
+    return averages
 
 
 def only_ascii(encoding: str | None) -> bool:
-    """Whether a stream of this encoding (`sys.stdout.encoding`) cannot show the other ones."""
+    """Return whether a stream of this encoding (`sys.stdout.encoding`) shows only ASCII plots."""
     try:
         f"⠤{_MARKS}{_FRAME}".encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -92,7 +92,7 @@ def only_ascii(encoding: str | None) -> bool:
 
 
 class _Canvas:
-    """Characters, of 2 x 4 dots each (of 1 x 1 in ASCII), over a range of x and of y."""
+    """Grid of characters, 2 x 4 dots each (1 x 1 in ASCII), over a range of x and of y."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _Canvas:
         self._ascii = ascii
 
     def line(self, points: Sequence[Point]) -> None:
-        """Draws points and what lies between them."""
+        """Draw points and the lines between them."""
         dots = [self._dot(*point) for point in points]
         for (x, y), (to_x, to_y) in zip(dots, dots[1:] or dots, strict=False):
             far = max(abs(to_x - x), abs(to_y - y), 1)
@@ -119,20 +119,23 @@ class _Canvas:
                 self._set(x + round(i * (to_x - x) / far), y + round(i * (to_y - y) / far))
 
     def mark(self, points: Sequence[Point], mark: str) -> None:
-        """Draws a character at each point, above what is there."""
+        """Draw a character at each point, over existing dots."""
         for point in points:
             x, y = self._dot(*point)
             self._marks[y // self._tall, x // self._wide] = mark
 
     def line_of(self, y: Number) -> int:
-        """The line of text in which a value lies, 0 at the top."""
+        """Return the line of text that holds a value, 0 at the top."""
         return self._dot(self.x[0], y)[1] // self._tall
 
     def text(self) -> list[str]:
-        """The lines."""
-        shown = lambda bits: " " if not bits else "." if self._ascii else chr(0x2800 + bits)
+        """Return the lines."""
+
+        def character(bits: int) -> str:
+            return " " if not bits else "." if self._ascii else chr(0x2800 + bits)
+
         return [
-            "".join(self._marks.get((i, j)) or shown(bits) for j, bits in enumerate(cells))
+            "".join(self._marks.get((i, j)) or character(bits) for j, bits in enumerate(cells))
             for i, cells in enumerate(self._cells)
         ]
 
@@ -151,13 +154,13 @@ def _finite(points: Iterable[Point]) -> list[Point]:
 
 
 def _range(low: Number, high: Number) -> tuple[Number, Number]:
-    """What is drawn: all of it, or about the one value that there is."""
+    """Return the range to draw; a range around the value if there is only one."""
     half = (abs(low) or 1) / 2
     return (low, high) if high > low else (low - half, low + half)
 
 
 def _ticks(low: Number, high: Number) -> tuple[list[Number], int]:
-    """Round values between, three to nine of them; and the decimals they need."""
+    """Return three to nine round values in between, and the decimals they need."""
     rough = (high - low) / 4
     power = math.floor(math.log10(rough))
     gap = next(g * 10.0**power for g in (5, 2, 1) if g * 10.0**power <= rough)
@@ -166,7 +169,7 @@ def _ticks(low: Number, high: Number) -> tuple[list[Number], int]:
 
 
 def _steps_axis(x: tuple[Number, Number], columns: int, floor: str, stub: str) -> tuple[str, str]:
-    """The line below the picture with a stub at five steps, and the steps under them."""
+    """Return the axis line with a stub at five steps, and the line of step labels below it."""
     axis, labels = [floor] * columns, [" "] * columns
     for i in range(5):
         at = round(i / 4 * (columns - 1))

@@ -1,4 +1,4 @@
-"""Ends a run that learns no more."""
+"""Early stopping: a run ends when its evaluations stop improving."""
 
 import copy
 import math
@@ -12,18 +12,18 @@ from jtrain.train.hooks.evaluation import Results
 
 
 class EarlyStop(Hook):
-    """Ends a run after `patience` evaluations in a row that were no better than the best one.
+    """Hook that ends a run after `patience` evaluations in a row without improvement.
 
-    The end is a wanted one: the run is done. It keeps nothing in mind, but judges by all results
-    that there are, so that a run which is stopped and goes on ends at the same step. A run that it
-    ended and that is then trained longer has `patience` evaluations more to be better in.
+    The run is then done. The hook has no state of its own: it decides by all results so far, so a
+    run that is stopped and resumed ends at the same step. If a run that it ended is trained
+    longer, there are `patience` more evaluations to improve in.
 
     Args:
-        metric: `loss`, `lowest loss` or `highest accuracy`; of one of several sets `NAME/loss`.
-            Without a name, of the first.
+        metric: `loss`, `lowest loss` or `highest accuracy`; `NAME/loss` for one of several sets.
+            Without a set's name, the first set counts.
         patience: evaluations.
-        least: what counts as better: by more than this.
-        after: it does not end a run before this step.
+        least: an evaluation is better if it improves by more than this.
+        after: the run does not end before this step.
 
     Raises:
         ConfigError: if patience is below 1 or no metric is named.
@@ -40,30 +40,30 @@ class EarlyStop(Hook):
                 f'name a metric, and a patience of 1 or more: EarlyStop("loss", patience=5).'
             )
         self.of, _, self.metric = goal.name.rpartition("/")
-        """The set that it hears of, empty for the first; and the number that it waits for."""
+        """Evaluation set that the hook listens to (empty: the first), and its metric."""
         self._sign = 1 if goal.end == "lowest" else -1
         self._patience, self._least, self._after = patience, least, after
         self._extended: Sequence[int] = ()
 
     def extended(self, steps: Sequence[int]) -> "EarlyStop":
-        """Return the same hook for a run that was made longer after each of these steps, in order.
+        """Return the same hook for a run that was extended after each of these steps, in order.
 
-        Where the patience was over by such a step, it is counted anew from there.
+        If the patience had run out by such a step, counting restarts there.
         """
         other = copy.copy(self)
         other._extended = tuple(steps)
         return other
 
     def on_results(self, step: int, name: str, results: Results) -> Stop | None:
-        """Counts the evaluations since the best."""
+        """Count the evaluations since the best; return a `Stop` when patience runs out."""
         if self.metric not in results[step]:
             near = did_you_mean(self.metric, results[step])
             raise LossError(
                 f"EarlyStop waits for {self.metric}, and the evaluation on {name} has "
                 f"{', '.join(results[step])}{near or '; name one of them'}."
             )
-        found = {at: x[self.metric] for at, x in results.items() if self.metric in x}
-        best, since = self._best(found)
+        values = {at: x[self.metric] for at, x in results.items() if self.metric in x}
+        best, since = self._best(values)
         if since < self._patience or step < self._after:
             return None
         return Stop(
@@ -71,11 +71,11 @@ class EarlyStop(Hook):
             "finished",
         )
 
-    def _best(self, found: Mapping[int, float]) -> tuple[int, int]:
-        """The step of the best number, and how many came after it."""
+    def _best(self, values: Mapping[int, float]) -> tuple[int, int]:
+        """Return the step of the best number, and the count of numbers after it."""
         step, value, since = 0, math.inf, 0
-        for (at, number), following in zip(found.items(), [*found, math.inf][1:], strict=True):
-            if self._sign * number < value - self._least:  # never of a NaN
+        for (at, number), following in zip(values.items(), [*values, math.inf][1:], strict=True):
+            if self._sign * number < value - self._least:  # False for a NaN
                 step, value, since = at, self._sign * number, 0
             else:
                 since += 1

@@ -1,4 +1,4 @@
-"""Lets go wrong in this process what `jtrain launch --chaos` rehearses."""
+"""Fault injection: the faults of `jtrain launch --chaos` that happen in this process."""
 
 import errno
 import os
@@ -13,61 +13,62 @@ from jtrain.core.types import Metrics
 from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
 from jtrain.distributed.heartbeat.fault import OWN, REHEARSAL, Fault, parse_faults
 
-HOLDS = 60.0  # seconds in which what is done to this process is done
+TIMEOUT = 60.0  # seconds to wait for a fault that is done to this process from outside
 
 
 class InjectedError(RuntimeError):
-    """What was asked for, and nothing else."""
+    """Error of a rehearsed fault."""
 
 
 class FaultInjection(Hook):
-    """After the step of a fault of its own it raises; at one that is done to it, it waits for it.
+    """Hook that raises after the step of its own fault, and waits at a fault from outside.
 
-    So each comes after exactly that step, however quick steps are. Stands first, after the pulse.
+    Each fault therefore happens after exactly its step, however quick steps are. The hook comes
+    first, after the heartbeat.
 
     Args:
-        to_come: of this process, by their places among all that are to come.
-        pulse: says that one has happened, and is told so.
+        faults: of this process, by their index among the faults of all processes.
+        heartbeat: reports which faults have happened.
     """
 
-    def __init__(self, to_come: Mapping[int, Fault], pulse: Heartbeat = HEARTBEAT):
-        self._to_come = {i: fault for i, fault in to_come.items() if fault.kind != "full-disk"}
-        self._pulse = pulse
-        for place, fault in to_come.items():
+    def __init__(self, faults: Mapping[int, Fault], heartbeat: Heartbeat = HEARTBEAT):
+        self._pending = {i: fault for i, fault in faults.items() if fault.kind != "full-disk"}
+        self._heartbeat = heartbeat
+        for index, fault in faults.items():
             if fault.kind == "full-disk":
-                layout.begin = _full(layout.begin, fault, place, pulse)
+                layout.begin = _fill_disk(layout.begin, fault, index, heartbeat)
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Does what is due."""
-        for place in [i for i, fault in self._to_come.items() if fault.number <= step]:
-            fault = self._to_come.pop(place)
+        """Raise or await the faults that are due."""
+        for index in [i for i, fault in self._pending.items() if fault.number <= step]:
+            fault = self._pending.pop(index)
             if fault.kind in OWN:
-                self._pulse.rehearses(place)
+                self._heartbeat.rehearses(index)
                 raise InjectedError(f"rehearsed: {fault}")
-            end = time.monotonic() + HOLDS
-            while not self._pulse.was_rehearsed(place) and time.monotonic() < end:
+            end = time.monotonic() + TIMEOUT
+            while not self._heartbeat.was_rehearsed(index) and time.monotonic() < end:
                 time.sleep(0.002)
 
 
 def rehearsal(environ: Mapping[str, str] = os.environ) -> list[Hook]:
-    """The hook, if a rehearsal is asked for in this process."""
+    """Return the hook if a fault of this process is configured; else no hook."""
     own = int(environ.get("JTRAIN_PROCESS") or 0)
     every = parse_faults(environ.get(REHEARSAL, ""), own + 1000)
-    to_come = {place: fault for place, fault in enumerate(every) if fault.process == own}
-    return [FaultInjection(to_come)] if to_come else []
+    faults = {index: fault for index, fault in enumerate(every) if fault.process == own}
+    return [FaultInjection(faults)] if faults else []
 
 
-def _full(
-    begin: Callable[[Path, int], Path], fault: Fault, place: int, pulse: Heartbeat
+def _fill_disk(
+    begin: Callable[[Path, int], Path], fault: Fault, index: int, heartbeat: Heartbeat
 ) -> Callable[[Path, int], Path]:
-    """Begins checkpoints until that of the fault, for which there is no room."""
+    """Return `begin`, which finds the disk full at the checkpoint of the fault."""
     saves = 0
 
     def no_room(directory: Path, step: int) -> Path:
         nonlocal saves
         saves += 1
-        if saves == fault.number and not pulse.was_rehearsed(place):
-            pulse.rehearses(place)
+        if saves == fault.number and not heartbeat.was_rehearsed(index):
+            heartbeat.rehearses(index)
             raise OSError(errno.ENOSPC, f"rehearsed: {fault}", str(directory))
         return begin(directory, step)
 

@@ -13,14 +13,14 @@ Observer: TypeAlias = Hook | Callable[..., Stop | None]
 
 
 def hook_of(observer: Observer, *, steps_per_call: int = 1) -> Hook:
-    """A hook as it is, or one from a function, by the names of what it takes.
+    """Return a hook unchanged, or a hook that calls a function, by its parameter names.
 
-    `(step, numbers)`: the numbers of each step, as `on_numbers` gives them.
-    `(step, state)`: the state after each call of the step, as `on_state` does.
-    `(step, results)`: those of each evaluation, `{"valid/loss": ...}`.
+    `(step, numbers)`: the numbers of each step, as `on_numbers` gets them.
+    `(step, state)`: the state after each call of the step, as `on_state` gets it.
+    `(step, results)`: the results of each evaluation, `{"valid/loss": ...}`.
 
     Raises:
-        ConfigError: if it is nothing that can be called so.
+        ConfigError: if the observer is neither.
     """
     if isinstance(observer, Hook):
         return observer
@@ -35,26 +35,26 @@ def hook_of(observer: Observer, *, steps_per_call: int = 1) -> Hook:
     name = getattr(observer, "__name__", type(observer).__name__)
     raise ConfigError(
         f"{name} is no hook: it is neither a jt.Hook nor a function of (step, numbers), (step, "
-        f"state) or (step, results), by these names. Write def {_plain(name)}(step, numbers): ..."
+        f"state) or (step, results), by these names. Write def {_suggest(name)}(step, numbers): ..."
     )
 
 
 def _names(function: Callable[..., Any]) -> list[str]:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # made by other than Python
+    except (TypeError, ValueError):  # not a Python function
         return []
     return [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
 
 
-def _plain(name: str) -> str:
+def _suggest(name: str) -> str:
     return name.lower() if name.isidentifier() else "look"
 
 
 def on_numbers(
     function: Callable[[int, Mapping[str, float]], Stop | None], *, every: int = 1
 ) -> Hook:
-    """A hook that gives the numbers of each step `every`, 2 `every`, ... to `function`.
+    """Return a hook that calls `function` with the numbers of steps `every`, 2 `every`, ...
 
     `on_numbers(lambda step, numbers: print(step, numbers["loss"]), every=10)`
     """
@@ -62,15 +62,15 @@ def on_numbers(
 
 
 def on_state(function: Callable[[int, Any], Stop | None], *, every: int = 1) -> Hook:
-    """A hook that gives the state after each step `every`, 2 `every`, ... to `function`.
+    """Return a hook that calls `function` with the state after steps `every`, 2 `every`, ...
 
-    It must not keep the state, whose memory the next step takes: `jax.device_get` copies.
+    `function` must not keep the state, whose memory the next step reuses; `jax.device_get` copies.
     """
     return _OnState(function, every)
 
 
 def on_results(function: Callable[[int, Mapping[str, float]], Stop | None]) -> Hook:
-    """A hook that gives the results of each evaluation, `{"valid/loss": ...}`, to `function`."""
+    """Return a hook that calls `function` with each evaluation's results, `{"valid/loss": ...}`."""
     return _OnResults(function)
 
 

@@ -1,4 +1,4 @@
-"""Says at each step that the run lives."""
+"""Heartbeat hook: each step is reported to the heartbeat."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
 
 
 class HeartbeatHook(Hook):
-    """Tells `pulse` the step; stands first, so that a hook that hangs is seen after its beat."""
+    """Hook that reports the step; it comes first, so that a later hook that hangs is noticed."""
 
     def __init__(self, *, every: int = 1, pulse: Heartbeat = HEARTBEAT):
-        self.every, self._pulse = every, pulse
+        self.every, self._heartbeat = every, pulse
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Tells it; 1 us."""
-        self._pulse.beat("hooks", step)
+        """Report the step; 1 us."""
+        self._heartbeat.beat("hooks", step)

@@ -1,4 +1,4 @@
-"""Keeps the numbers of a run in memory."""
+"""Metric history: the numbers of a run, in memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,20 +20,20 @@ class MetricHistory(Hook):
     def __init__(self, *, every: int = 1):
         self.every = every
         self.numbers: dict[str, dict[int, Any]] = {}
-        """Of each name the number at each step, in order."""
+        """Numbers by name and step, in order."""
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Keeps them."""
+        """Keep the numbers of a step."""
         self.row(step, "", numbers)
 
     def row(self, step: int, prefix: str, numbers: Mapping[str, Any]) -> None:
-        """Keeps results: of prefix `valid` and `{"loss": ...}`, `valid/loss`."""
+        """Keep results: prefix `valid` and `{"loss": ...}` give `valid/loss`."""
         for name, number in numbers.items():
             name = f"{prefix}/{name}" if prefix else name
             self.numbers.setdefault(name, {})[step] = number
 
     def sync(self) -> None:
-        """Nothing: there is no disk."""
+        """Do nothing: no file is written."""
 
     def close(self) -> None:
-        """Nothing: there is no file."""
+        """Do nothing: no file is written."""

@@ -1,4 +1,4 @@
-"""Writes leaves.jsonl: what the step does to each leaf of the parameters, at a cadence."""
+"""Log of leaf statistics, leaves.jsonl: what a step does to each leaf of the parameters."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,17 +10,19 @@ from jtrain.io.jsonl import JsonlWriter
 
 
 class LeafLog(Hook):
-    """A row after steps `every`, 2 `every`, ...: `{"step": 100, "grad_norm": {"w": 0.5}, ...}`.
+    """Hook that writes a row after steps `every`, 2 `every`, ...
+
+    A row is `{"step": 100, "grad_norm": {"w": 0.5}, ...}`.
 
     Args:
-        path: the file, None to write none; it is begun anew unless the run resumes.
+        path: the file, None to write none; recreated unless the run resumes.
         every: steps.
-        stop: the last step of the run, after which nothing is looked at.
-        look: a step and the state after it -> of each kind, of each leaf a number.
+        stop: the last step of the run, after which no row is written.
+        look: `(step, state) -> statistics`, numbers by kind and leaf.
         resumed_at, lost: as `Metrics` takes them.
     """
 
-    settles = True  # so that its time is not taken for that of the steps before it
+    settles = True  # so that its time is not counted for the steps before it
 
     def __init__(
         self,
@@ -37,13 +39,13 @@ class LeafLog(Hook):
         """The file."""
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Writes a row."""
+        """Write a row."""
         if step < self._stop:
-            found = self._look(step, state)
+            statistics = self._look(step, state)
             if self.rows is not None:
-                self.rows.append({"step": step, **found})
+                self.rows.append({"step": step, **statistics})
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self.rows is not None:
             self.rows.close()

@@ -1,4 +1,4 @@
-"""One line that is drawn again and again, on what can show one: a terminal or a notebook."""
+"""Live line: one line that is redrawn in place, on a terminal or in a notebook."""
 
 import os
 from typing import Any, Protocol, TextIO
@@ -7,35 +7,35 @@ BAR = 20  # characters, in a notebook
 
 
 class LiveLine(Protocol):
-    """Where a line is drawn."""
+    """Display of a line."""
 
     period: float
     """Seconds between two drawings."""
 
     def draw(self, done: int, of: int, text: str) -> None:
-        """Shows how much is done, as a bar, and the text, in the place of those before."""
+        """Redraw the line: a bar for `done` of `of`, and the text."""
         ...
 
     def print(self, line: str) -> None:
-        """Writes a line that stays, above the live one."""
+        """Print a permanent line above the live one."""
         ...
 
     def close(self) -> None:
-        """Leaves the last drawing, and the stream as it was."""
+        """Leave the last drawing in place and restore the stream."""
         ...
 
 
 def drawing_on(stream: TextIO) -> type["TerminalLine"] | type["NotebookLine"] | None:
-    """What draws on `stream`; None where nothing can: a file, a pipe, a terminal that is dumb."""
+    """Return the class that draws on `stream`; None for a file, a pipe or a dumb terminal."""
     if any(cls.__module__.startswith("ipykernel.") for cls in type(stream).__mro__):
-        return NotebookLine  # its stream says that it is no terminal, and shows a carriage return
+        return NotebookLine  # its stream is no tty, but follows carriage returns
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown"):
         return TerminalLine
     return None
 
 
 class TerminalLine:
-    """By rich, over the whole width; the cursor stays shown, so that not even SIGKILL hides it."""
+    """Line drawn by rich, over the full width; the cursor stays visible, even after SIGKILL."""
 
     period = 0.2
 
@@ -49,7 +49,7 @@ class TerminalLine:
         self._console.show_cursor(True)
 
     def draw(self, done: int, of: int, text: str) -> None:
-        """A bar as wide as the text leaves room for."""
+        """Redraw the line; the bar fills the width that the text leaves."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -62,17 +62,19 @@ class TerminalLine:
         self._live.update(line, refresh=True)
 
     def print(self, line: str) -> None:
-        """As it is, without markup."""
+        """Print a line above the live one, without markup."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Shows the cursor."""
+        """Stop drawing; the cursor stays visible."""
         self._live.stop()
 
 
 class NotebookLine:
-    """By carriage returns, which the output of a cell follows; half a second apart, for they add up
-    in the notebook's file until it is saved."""
+    """Line drawn with carriage returns, which the output of a cell follows.
+
+    Drawings are half a second apart, because they add up in the notebook's file until it is saved.
+    """
 
     period = 0.5
 
@@ -80,12 +82,12 @@ class NotebookLine:
         self._stream, self._drawn = stream, ""
 
     def draw(self, done: int, of: int, text: str) -> None:
-        """A short bar, and as many blanks as hide the rest of a longer line."""
+        """Redraw the line, padded to cover a longer one."""
         full = min(BAR, BAR * done // max(of, 1))
         self._show("━" * full + "─" * (BAR - full) + "  " + text)
 
     def print(self, line: str) -> None:
-        """In the place of the live line, which is drawn again below it."""
+        """Print a line in place of the live one, which is redrawn below."""
         live = self._drawn
         self._show(line)
         self._drawn = ""
@@ -93,7 +95,7 @@ class NotebookLine:
         self._show(live)
 
     def close(self) -> None:
-        """Ends the line."""
+        """End the line."""
         self._stream.write("\n" if self._drawn else "")
         self._stream.flush()
 

@@ -1,4 +1,4 @@
-"""Says in plain lines how a run goes."""
+"""Log of a run: a line of metrics at a cadence, and the log file."""
 
 import contextlib
 import sys
@@ -14,17 +14,17 @@ from jtrain.train.hooks.speed import Speed
 
 
 class LogHook(Hook):
-    """A line for each step `every`, 2 `every`, ... and the last, in columns.
+    """Hook that logs a line for steps `every`, 2 `every`, ... and the last, in columns.
 
     `step   400/2000  loss   2.1432  valid   2.2011  lr 9.80e-04   52.1k tokens/s ...`
 
     Args:
         every: steps.
         stop: the last step of the run.
-        tell: takes a line.
-        speed: read for the pace, the time left and the share of time that waits for data.
-        valid: gives the newest validation loss, None while there is none.
-        learning_rate: of a step; None where there is none to show.
+        log: takes a line.
+        speed: gives the speed, the time left and the share of time spent waiting for data.
+        valid: gives the newest validation loss, None before the first.
+        learning_rate: of a step; None to show none.
     """
 
     last = True
@@ -34,17 +34,17 @@ class LogHook(Hook):
         *,
         every: int,
         stop: int,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         speed: Speed | None = None,
         valid: Callable[[], float | None] | None = None,
         learning_rate: Callable[[int], float] | None = None,
     ):
         self.every = every
-        self._stop, self._tell, self._speed = stop, tell, speed
+        self._stop, self._log, self._speed = stop, log, speed
         self._valid, self._learning_rate = valid, learning_rate
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Says the line."""
+        """Log a line."""
         cells = [f"step {step:>{len(str(self._stop))}}/{self._stop}"]
         cells.append(f"loss {number(numbers['loss']):>8}")
         if self._valid is not None:
@@ -55,17 +55,17 @@ class LogHook(Hook):
             cells += _speed_cells(self._speed)
         if numbers.get("skipped", 0) > 0:
             cells.append(f"skipped {numbers['skipped']:.0f}")
-        self._tell("  ".join(cells).rstrip())
+        self._log("  ".join(cells).rstrip())
 
 
 class LogLines:
-    """Writes lines to a log file, and to the screen.
+    """Writer of lines to a log file and to the screen.
 
-    `say` is for what a person must see; `note` for what a live progress line shows already, which
-    stays off a screen that has one.
+    `print` is for what a person must see. `note` is for what a live progress line shows already; it
+    skips a screen that has one.
 
     Args:
-        path: the file; a resumed run goes on in it. None to write none.
+        path: the file, which a resumed run appends to; None to write none.
         screen: takes a line for the screen (`Progress.print`); plain stdout by default.
         live: whether the screen has a live line.
     """
@@ -84,22 +84,22 @@ class LogLines:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._folder = HeldFolder(self._path.parent)
 
-    def say(self, line: str) -> None:
-        """Writes a line to the file and to the screen."""
+    def print(self, line: str) -> None:
+        """Write a line to the file and to the screen."""
         self._screen(self.write(line))
 
     def note(self, line: str) -> None:
-        """Writes a line to the file, and to the screen where nothing shows it already."""
+        """Write a line to the file, and to the screen unless it has a live line."""
         line = self.write(line)
         if not self._live:
             self._screen(line)
 
     def write(self, line: str) -> str:
-        """Writes a line to the file alone; gives it as it is written, without secrets."""
+        """Write a line to the file only; return it as written, with secrets redacted."""
         line = redact(line)
-        if self._path and self._folder and self._folder.is_there:  # or it would make another
+        if self._path and self._folder and self._folder.is_in_place:  # never recreate it
             with (
-                contextlib.suppress(OSError),  # a full disk, which the saves tell of, on the screen
+                contextlib.suppress(OSError),  # a full disk is reported by the saves, on the screen
                 open_regular(self._path, "ab") as file,
             ):
                 file.write(f"{line}\n".encode("utf-8", "replace"))

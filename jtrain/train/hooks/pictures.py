@@ -1,4 +1,4 @@
-"""Writes the pictures that an experiment makes of a state into the run's directory."""
+"""Pictures of a run: images that an experiment makes of the state, as PNG files."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,12 +14,12 @@ from jtrain.io.png import encode_png, grid
 
 
 class Pictures(Hook):
-    """Draws the state after steps `every`, 2 `every`, ... and where it is told to.
+    """Hook that draws the state after steps `every`, 2 `every`, ...
 
     Args:
         folder: of the files.
         every: steps.
-        draw: a state -> its pictures, of each name images b h w c; it does not keep the state.
+        draw: `state -> pictures`, images b h w c by name; must not keep the state.
     """
 
     def __init__(self, folder: Path, *, every: int, draw: Callable[[Any], Mapping[str, Any]]):
@@ -27,27 +27,27 @@ class Pictures(Hook):
         self._drawn = 0
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Draws it."""
+        """Draw the state."""
         self.at(step, state)
 
     def at(self, step: int, state: Any) -> None:
-        """Draws the state after a step, unless it just did."""
+        """Draw the state after a step, unless it was drawn already."""
         if step != self._drawn:
             write_pictures(self._folder, step, self._draw(state))
         self._drawn = step
 
 
 def write_pictures(folder: Path, step: int, pictures: Mapping[str, Any]) -> list[Path]:
-    """Each name's images b h w c as one grid, `NAME-STEP.png`; the files.
+    """Write the images b h w c of each name as one grid, `NAME-STEP.png`; return the files.
 
     Raises:
-        DataError: if a name is no file's, or what it names are no images.
+        DataError: if a name cannot be a file name, or its value is no array of images.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for name, images in pictures.items():
         if not name or set(name) & set('/\\:*?"<>|') or name.startswith("."):
-            raise DataError(f"a picture is called {name!r}; call it what a file may be: samples")
+            raise DataError(f"a picture is called {name!r}; give it a valid file name: samples")
         try:
             picture = encode_png(grid(np.asarray(images)))
         except DataError as error:

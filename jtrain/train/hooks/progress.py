@@ -1,4 +1,4 @@
-"""A live line, on a terminal or in a notebook: how far a run is, and how it goes."""
+"""Progress bar: a live line on a terminal or in a notebook."""
 
 import contextlib
 import sys
@@ -13,17 +13,17 @@ from jtrain.train.hooks.speed import Speed
 
 
 class ProgressBar(Hook):
-    """Draws within `with ProgressBar(...) as progress:`; where `stream` cannot show it, nothing.
+    """Hook that draws within `with ProgressBar(...) as progress:`, if `stream` can show it.
 
-    It looks a few times a second and not at every step: each drawing sets `every` to the steps that
-    were taken in so long, so that a step between two looks costs the loop one division. However the
-    block ends, the stream is as before.
+    The line is redrawn a few times a second and not at every step: each drawing sets `every` to the
+    steps of such a period, so that a step in between costs the loop one division. The stream is
+    restored however the block ends.
 
     Args:
-        start: the step that the run goes on from.
-        stop: its last step.
-        speed: read for the pace and the time left.
-        valid: gives the newest validation loss, None while there is none.
+        start: the step that the run resumes from.
+        stop: the last step of the run.
+        speed: gives the speed and the time left.
+        valid: gives the newest validation loss, None before the first.
         steps_per_call: steps that the loop takes at once.
         stream: of the terminal or the cell; stdout by default.
         clock: gives seconds.
@@ -43,7 +43,7 @@ class ProgressBar(Hook):
         self.stream = stream or sys.stdout
         self._draws = drawing_on(self.stream)
         self.live = self._draws is not None
-        """Whether there is what to draw on."""
+        """True if the stream can show a live line."""
         self.every = steps_per_call if self.live else max(stop, 1)
         self._stop, self._step, self._least = stop, start, steps_per_call
         self._speed, self._valid, self._clock = speed, valid, clock
@@ -71,7 +71,7 @@ class ProgressBar(Hook):
 
     @contextlib.contextmanager
     def during(self, what: str) -> Iterator[None]:
-        """Shows that something other than training goes on: `evaluating`."""
+        """Show an activity other than training, such as `evaluating`, within the block."""
         before, self._doing = self._doing, what
         self._draw()
         try:
@@ -80,7 +80,7 @@ class ProgressBar(Hook):
             self._doing = before
 
     def print(self, line: str) -> None:
-        """Writes a line above the live one, or plainly where there is none."""
+        """Print a line above the live one, or plainly if there is none."""
         if self._display is not None:
             self._display.print(line)
         else:
@@ -88,19 +88,19 @@ class ProgressBar(Hook):
             self.stream.flush()
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Looks, and draws if the last drawing is old."""
+        """Redraw the line if the last drawing is a period old."""
         if not self.live:
             return
         now, self._step, self._numbers, self._doing = self._clock(), step, numbers, ""
         if now - self._drawn >= self._period or step >= self._stop:
-            self.every = self._steps_in_a_period(step - self._drawn_step, now - self._drawn)
+            self.every = self._steps_per_period(step - self._drawn_step, now - self._drawn)
             self._drawn, self._drawn_step = now, step
             self._draw()
         while self.every > self._least and self.every > self._stop - step:
-            self.every //= 2  # so that one of the looks is at the last step
+            self.every //= 2  # so that the last step is drawn
 
-    def _steps_in_a_period(self, steps: int, seconds: float) -> int:
-        """The most steps that take no longer than a period, of those that halve to the least."""
+    def _steps_per_period(self, steps: int, seconds: float) -> int:
+        """Return the most steps within a period that are a power of two times the least."""
         calls = int(steps * min(1.0, self._period / seconds) / self._least) if seconds > 0 else 1
         return self._least << max(0, calls.bit_length() - 1)
 

@@ -1,4 +1,4 @@
-"""Keeps a few numbers of the last steps where they lie, until somebody asks for them."""
+"""Recent steps: a few numbers of the last steps, kept on the devices until they are read."""
 
 import collections
 import math
@@ -12,22 +12,22 @@ from jtrain.core.types import Metrics
 
 
 class StepMetrics(NamedTuple):
-    """What a step came to."""
+    """Numbers of a step."""
 
     step: int
     loss: float
     grad_norm: float
     skipped: int
-    """Steps that were skipped so far, this one included."""
+    """Steps that were skipped so far, with this one."""
     scale: float = math.nan
-    """The loss scale of the step; NaN where there is none."""
+    """Loss scale of the step; NaN without loss scaling."""
 
 
 _NAMES = ("loss", "grad_norm", "skipped", "loss_scale")
 
 
 class RecentSteps(Hook):
-    """The steps since somebody last asked; nothing is read of a device before.
+    """Hook that keeps the steps since the last read; nothing is fetched from a device before.
 
     Args:
         every: steps in a call.
@@ -38,24 +38,26 @@ class RecentSteps(Hook):
         self._calls: collections.deque[tuple[int, Metrics]] = collections.deque()
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Keeps them."""
+        """Keep the numbers of a call."""
         self._calls.append((step, {name: metrics[name] for name in _NAMES if name in metrics}))
 
     def forget(self, step: int) -> None:
-        """Steps up to this one are asked for no more."""
+        """Drop the steps up to this one."""
         while self._calls and self._calls[0][0] <= step:
             self._calls.popleft()
 
-    def upto(self, step: int) -> list[StepMetrics]:
-        """The steps that are kept, of calls that ended by this step."""
-        found = []
+    def read(self, step: int) -> list[StepMetrics]:
+        """Return the kept steps of calls that ended by this step."""
+        steps = []
         for last, metrics in self._calls:
             if last > step:
                 break
-            told = jax.device_get(metrics)
-            there = [told[name].value() for name in _NAMES if name in told]
-            values = [np.atleast_1d(each).tolist() for each in there]
-            for place, (loss, norm, skipped, *scale) in enumerate(zip(*values, strict=True)):
-                number = last - len(values[0]) + 1 + place
-                found.append(StepMetrics(number, loss, norm, round(skipped), *scale))
-        return found
+            fetched = jax.device_get(metrics)
+            means = [fetched[name].value() for name in _NAMES if name in fetched]
+            columns = [np.atleast_1d(each).tolist() for each in means]
+            first = last - len(columns[0]) + 1
+            for number, (loss, norm, skipped, *scale) in enumerate(
+                zip(*columns, strict=True), first
+            ):
+                steps.append(StepMetrics(number, loss, norm, round(skipped), *scale))
+        return steps

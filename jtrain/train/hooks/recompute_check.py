@@ -1,9 +1,8 @@
-"""Computes some steps twice, from the same state and batch, and compares every bit.
+"""Recompute check: some steps are computed twice, from the same state and batch, and compared.
 
-A processor that computes wrongly now and then gives numbers that are finite and plausible: of such
-errors 1 in 100 makes a NaN (Jiang et al. 2026, arXiv:2605.04213), and a loss that goes down says
-nothing. The same program on the same devices gives the same bits, so where it does not, a device
-has failed.
+A processor that sometimes computes wrongly gives finite and plausible numbers: 1 in 100 such errors
+makes a NaN (Jiang et al. 2026, arXiv:2605.04213), and a falling loss proves nothing. The same
+program on the same devices gives the same bits; if it does not, a device has failed.
 """
 
 import collections
@@ -24,63 +23,65 @@ NAMED = 3  # leaves that an error names
 
 
 class RecomputeCheck(Hook):
-    """Takes each `every`-th step twice; what follows is taken from the first.
+    """Hook and step wrapper that computes each `every`-th step twice; the first result is used.
 
-    The states are compared where they lie, by their fingerprints, and these are read when they are
-    known, so nothing is waited for; `settle` waits, before a state is kept.
+    The states are compared on their devices, by fingerprints. These are read once they are
+    computed, so nothing waits for them; `settle` waits, before a state is saved.
 
     Args:
-        every: steps, a multiple of `each`.
-        each: steps a call.
-        start: the step that the run goes on from.
+        every: steps, a multiple of `steps_per_call`.
+        steps_per_call: steps a call.
+        start: the step that the run resumes from.
     """
 
-    def __init__(self, *, every: int, each: int = 1, start: int = 0):
-        self.every = each
+    def __init__(self, *, every: int, steps_per_call: int = 1, start: int = 0):
+        self.every = steps_per_call
         self._cadence, self._step = every, start
-        self._begun: collections.deque[tuple[int, Begun, Begun]] = collections.deque()
+        self._pending: collections.deque[tuple[int, Begun, Begun]] = collections.deque()
 
     @classmethod
-    def where(cls, every: int, *, each: int, start: int) -> "RecomputeCheck | None":
-        """One if `every` is above 0."""
-        return cls(every=every, each=each, start=start) if every else None
+    def build(cls, every: int, *, steps_per_call: int, start: int) -> "RecomputeCheck | None":
+        """Return a check if `every` is above 0."""
+        return cls(every=every, steps_per_call=steps_per_call, start=start) if every else None
 
-    def of(self, step: Callable[[Any, Any], tuple[Any, Metrics]]):
-        """The same step, some of whose calls are made twice; for that call the memory of a second
-        state is taken."""
+    def wrap(self, step: Callable[[Any, Any], tuple[Any, Metrics]]):
+        """Return the same step with some calls made twice.
 
-        def taken(state: Any, batch: Any) -> tuple[Any, Metrics]:
+        Such a call needs the memory of a second state.
+        """
+
+        def checked_step(state: Any, batch: Any) -> tuple[Any, Metrics]:
             self._step += self.every
             if self._step % self._cadence:
                 return step(state, batch)
-            kept = _copy(state)
+            copy = _copy(state)
             first, metrics = step(state, batch)
-            again, _ = step(kept, batch)
+            second, _ = step(copy, batch)
             prints = lambda state: fingerprint.begin(leaf_table.flatten(state))
-            self._begun.append((self._step, prints(first), prints(again)))
+            self._pending.append((self._step, prints(first), prints(second)))
             return first, metrics
 
-        return taken
+        return checked_step
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Compares those that are done.
+        """Compare the steps whose fingerprints are computed.
 
         Raises:
-            DeviceError: if one came out otherwise the second time, with its leaves and devices.
+            DeviceError: if the results of a step differ, with the leaves and devices.
         """
-        while self._begun and all(map(fingerprint.ready, self._begun[0][1:])):
-            _refuse_apart(*self._begun.popleft())
+        while self._pending and all(map(fingerprint.ready, self._pending[0][1:])):
+            _check_equal(*self._pending.popleft())
 
     def settle(self) -> None:
-        """Compares all that were begun; raises what `on_state` does."""
-        while self._begun:
-            _refuse_apart(*self._begun.popleft())
+        """Compare all pending steps; raises what `on_state` does."""
+        while self._pending:
+            _check_equal(*self._pending.popleft())
 
 
 def _copy(state: Any) -> Any:
-    """The same arrays once more, where they lie: in one call, an eighth of the time of 161."""
+    """Copy the arrays on their devices: one call takes an eighth of the time of 161."""
     arrays, tree = jax.tree.flatten(state)
-    if any(map(is_on_host, arrays)):  # which a program would bring to the device
+    if any(map(is_on_host, arrays)):  # a jitted function would move these to the device
         return tree.unflatten(map(jnp.copy, arrays))
     return tree.unflatten(_copies(arrays))
 
@@ -90,22 +91,22 @@ def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
     return [jnp.copy(each) for each in arrays]
 
 
-def _refuse_apart(step: int, first: Begun, again: Begun) -> None:
-    one, other = replica_check.seen(first), replica_check.seen(again)
-    apart = [name for name in one if one[name] != other[name]]
-    if not apart:
+def _check_equal(step: int, first: Begun, second: Begun) -> None:
+    one, other = replica_check.seen(first), replica_check.seen(second)
+    different = [name for name in one if one[name] != other[name]]
+    if not different:
         return
-    devices = sorted({device for name in apart for device in _movers(one[name], other[name])})
-    more = f" and {len(apart) - NAMED} more" if len(apart) > NAMED else ""
+    devices = sorted({d for name in different for d in _different(one[name], other[name])})
+    more = f" and {len(different) - NAMED} more" if len(different) > NAMED else ""
     raise DeviceError(
-        f"step {step} was computed twice from the same state and batch, and came out otherwise the "
-        f"second time in {', '.join(apart[:NAMED])}{more}, on {', '.join(devices)}. A device "
-        f"computes wrongly. Nothing was saved since; run again to go on from the newest "
-        f"checkpoint, without a device that is named again and again."
+        f"step {step} was computed twice from the same state and batch, and the results differ in "
+        f"{', '.join(different[:NAMED])}{more}, on {', '.join(devices)}. A device computes "
+        f"wrongly. Nothing was saved since; run again to resume from the newest checkpoint, and "
+        f"leave out a device that is named repeatedly."
     )
 
 
-def _movers(one: Mapping[str, list[str]], other: Mapping[str, list[str]]) -> set[str]:
-    """The devices that have another fingerprint in the two."""
-    of = lambda prints: {(device, p) for p, devices in prints.items() for device in devices}
-    return {device for device, _ in of(one) ^ of(other)}
+def _different(one: Mapping[str, list[str]], other: Mapping[str, list[str]]) -> set[str]:
+    """Return the devices whose fingerprints differ between the two."""
+    pairs = lambda prints: {(device, p) for p, devices in prints.items() for device in devices}
+    return {device for device, _ in pairs(one) ^ pairs(other)}

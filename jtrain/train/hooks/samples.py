@@ -1,4 +1,4 @@
-"""Writes what a model makes, at a cadence, into a file that people read."""
+"""Samples of a model, at a cadence, in a readable file."""
 
 import re
 from collections.abc import Callable
@@ -10,23 +10,25 @@ from jtrain.core.types import Metrics
 from jtrain.io.atomic_write import atomic_write
 from jtrain.io.regular_files import open_regular, read_bytes
 
-MOST = 1 << 30  # bytes of samples
+MAX_BYTES = 1 << 30
 _HEAD = re.compile(r"^=== step (\d+) ===$", re.MULTILINE)
 
 
 class Samples(Hook):
-    """Adds a sample after steps `every`, 2 `every`, ... to a file, each under `=== step 300 ===`.
+    """Hook that appends a sample to a file after steps `every`, 2 `every`, ...
+
+    Each sample has a heading: `=== step 300 ===`.
 
     Args:
-        path: the file; it is begun anew unless the run resumes.
+        path: the file; recreated unless the run resumes.
         every: steps.
-        sample: a state -> a text; it does not keep the state.
-        tell: takes the step and the text too, to show it.
-        resumed_at: the step of the checkpoint that the run goes on from: later samples go, as they
-            will be made again. None at the beginning of a run.
+        sample: `state -> text`; must not keep the state.
+        log: takes the step and the text too, to show it.
+        resumed_at: step of the checkpoint that the run resumes from; later samples are removed,
+            because the run makes them again. None for a new run.
     """
 
-    settles = True  # so that its time is not taken for that of the steps before it
+    settles = True  # so that its time is not counted for the steps before it
 
     def __init__(
         self,
@@ -34,31 +36,32 @@ class Samples(Hook):
         *,
         every: int,
         sample: Callable[[Any], str],
-        tell: Callable[[int, str], None] | None = None,
+        log: Callable[[int, str], None] | None = None,
         resumed_at: int | None = None,
     ):
         self.every = every
-        self._path, self._sample, self._tell = Path(path), sample, tell
+        self._path, self._sample, self._log = Path(path), sample, log
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        _mend(self._path, resumed_at)
+        _truncate(self._path, resumed_at)
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Writes a sample."""
+        """Write a sample."""
         text = self._sample(state)
-        quoted = _HEAD.sub(r" \g<0>", text)  # a model may write anything
+        quoted = _HEAD.sub(r" \g<0>", text)  # a sample may contain a heading
         with open_regular(self._path, "ab") as file:
             file.write(f"=== step {step} ===\n{quoted}\n\n".encode("utf-8", "replace"))
-        if self._tell is not None:
-            self._tell(step, text)
+        if self._log is not None:
+            self._log(step, text)
 
 
-def _mend(path: Path, resumed_at: int | None) -> None:
-    found = read_bytes(path, most=MOST, inside=path.parent) if path.exists() else b""
+def _truncate(path: Path, resumed_at: int | None) -> None:
+    """Remove the samples after a step, and an incomplete last line."""
+    found = read_bytes(path, most=MAX_BYTES, inside=path.parent) if path.exists() else b""
     text, end = found.decode("utf-8", "replace"), 0
-    text = text[: text.rfind("\n") + 1]  # the last line may be torn
+    text = text[: text.rfind("\n") + 1]  # the last line may be incomplete
     if resumed_at is not None:
         later = (m.start() for m in _HEAD.finditer(text) if int(m[1]) > resumed_at)
         end = next(later, len(text))
-    kept = text[:end].encode()
-    if kept != found:
-        atomic_write(path, kept)
+    content = text[:end].encode()
+    if content != found:
+        atomic_write(path, content)

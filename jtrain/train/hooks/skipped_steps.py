@@ -1,4 +1,4 @@
-"""Counts the steps that were skipped because loss or gradient was not finite, and stops the run."""
+"""Skipped steps: warnings about steps that were not finite, and the end of a run of too many."""
 
 import collections
 import math
@@ -9,33 +9,33 @@ from jtrain.core.loop import Hook, Stop
 from jtrain.train.hooks.bad_step_log import BadStep, not_finite
 from jtrain.train.hooks.recent_steps import RecentSteps, StepMetrics
 
-FIND = "The operation, the leaf and the rows: the same command with --find-nan."
+FIND = "To find the operation, the leaf and the rows, add --find-nan to the same command."
 KEPT = "The parameters are those of the last finite step."
-LOOK = 10  # steps between two looks at most; each takes some 50 us
+MAX_EVERY = 10  # steps between two checks; a check takes some 50 us
 
 
 class SkippedSteps(Hook):
-    """Warns when steps were skipped, and stops a run in which none of `window` in a row was finite.
+    """Hook that warns of skipped steps, and stops a run after `window` of them in a row.
 
-    A skipped step leaves the state as it was, so nothing is lost by looking only now and then. The
-    steps at which it looks follow from `window` and the steps of a call alone, so neither what is
-    logged nor an interruption changes where the run ends.
+    A skipped step leaves the state unchanged, so rare checks lose nothing. The steps of the checks
+    depend on `window` and the steps of a call only, so neither logging nor an interruption changes
+    where the run ends.
 
     Args:
         steps_per_call: steps in a call.
-        window: steps in a row, none of them finite, after which the run is stopped.
-        most: steps skipped of the last `within` after which it is stopped; 0: however many.
+        window: the run is stopped after this many skipped steps in a row.
+        most: the run is stopped if this many of the last `within` steps were skipped; 0: no limit.
         within: steps.
-        minimum: of the loss scale, if there is one. Above it an overflow of the gradient is how the
-            scale finds its place, and not counted; at it the run is stopped.
-        recent: keeps the steps since the last look; stands before this hook.
+        minimum: smallest loss scale, if there is one. Above it an overflow of the gradient is how
+            the scale adapts, and is not counted; at the minimum the run is stopped.
+        recent: keeps the steps since the last check; comes before this hook.
         event: takes each step that was skipped.
-        tell: takes a line of warning.
-        tell_every: steps between two such lines.
-        start: the step that the run goes on from.
+        log: takes a line of warning.
+        log_every: steps between two warnings.
+        start: the step that the run resumes from.
         skipped: steps that were skipped before it (`state.skipped`).
-        cause: gives why the last of them was, if the data says so; else nothing.
-        known: what `state` gave when the checkpoint was saved.
+        cause: gives the cause of the last skipped step if it is the data; else "".
+        known: the result of `state` in the checkpoint.
     """
 
     last = True
@@ -44,8 +44,8 @@ class SkippedSteps(Hook):
         self,
         *,
         recent: RecentSteps,
-        tell: Callable[[str], None],
-        tell_every: int = LOOK,
+        log: Callable[[str], None],
+        log_every: int = MAX_EVERY,
         steps_per_call: int = 1,
         window: int = 50,
         most: int = 0,
@@ -57,18 +57,18 @@ class SkippedSteps(Hook):
         skipped: int = 0,
         known: Mapping[str, Any] = {},
     ):
-        self.every = -(-min(window, LOOK) // steps_per_call) * steps_per_call
+        self.every = -(-min(window, MAX_EVERY) // steps_per_call) * steps_per_call
         self._recent, self._event, self._minimum = recent, event, minimum
         self._cause = cause
         self._window, self._most, self._within = window, most, within
-        self._tell, self._tell_every, self._told_at, self._untold = tell, tell_every, start, 0
+        self._log, self._log_every, self._logged_at, self._unlogged = log, log_every, start, 0
         self._skipped, self._counted = skipped, start
         self._in_a_row: int = known.get("in_a_row", 0)
         self._bad = collections.deque[int](known.get("bad", ()))
         self._why: str = known.get("why", "")
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
-        """Looks at the steps since the last look."""
+        """Check the steps since the last check."""
         if round(numbers["skipped"]) > self._skipped:
             self.catch_up(step)
         elif step > self._counted:
@@ -76,68 +76,68 @@ class SkippedSteps(Hook):
             self._recent.forget(step)
         if self._why:
             return Stop(self._why, "failed")
-        if step - self._told_at >= self._tell_every:
+        if step - self._logged_at >= self._log_every:
             self.warn(step)
         return None
 
     def catch_up(self, step: int) -> None:
-        """Counts the steps up to this one, the end of a call, and waits until they are done."""
-        for told in self._recent.upto(step):
-            self._count(told)
+        """Count the steps up to this one, the end of a call; waits until they are done."""
+        for metrics in self._recent.read(step):
+            self._count(metrics)
         self._counted = step
         self._recent.forget(step)
 
     def warn(self, step: int) -> None:
-        """Tell how many steps were skipped since the last line, unless they stop the run."""
-        steps, skipped = step - self._told_at, self._untold
+        """Log how many steps were skipped since the last warning, unless they stop the run."""
+        steps, skipped = step - self._logged_at, self._unlogged
         if skipped and not self._why:
-            advice = self._cause() or "if this goes on, lower optimizer.lr"
+            advice = self._cause() or "if this continues, lower optimizer.lr"
             rest = "The others were taken; " if skipped < steps else ""
             words = f"{rest}{advice}" if rest else f"{advice[0].upper()}{advice[1:]}"
-            self._tell(
-                f"steps {self._told_at + 1} to {step}: {skipped} of {steps} skipped, loss or "
+            self._log(
+                f"steps {self._logged_at + 1} to {step}: {skipped} of {steps} skipped, loss or "
                 f"gradient was not finite. {words}."
             )
-        self._told_at, self._untold = step, 0
+        self._logged_at, self._unlogged = step, 0
 
     def state(self) -> dict[str, Any]:
-        """Return JSON of which another one of these goes on; call `catch_up` first."""
+        """Return JSON that another instance can resume from; call `catch_up` first."""
         return {"in_a_row": self._in_a_row, "bad": list(self._bad), "why": self._why}
 
-    def _count(self, told: StepMetrics) -> None:
-        before, self._skipped = self._skipped, told.skipped
-        if told.skipped == before:
+    def _count(self, step: StepMetrics) -> None:
+        before, self._skipped = self._skipped, step.skipped
+        if step.skipped == before:
             self._in_a_row = 0
             return
-        overflow = math.isfinite(told.loss) and not math.isfinite(told.grad_norm)
-        if overflow and told.scale > self._minimum:
+        overflow = math.isfinite(step.loss) and not math.isfinite(step.grad_norm)
+        if overflow and step.scale > self._minimum:
             return
         self._in_a_row += 1
-        self._untold += 1
-        bad = BadStep(told.step, not_finite(told.loss, told.grad_norm), told.loss, told.grad_norm)
+        self._unlogged += 1
+        bad = BadStep(step.step, not_finite(step.loss, step.grad_norm), step.loss, step.grad_norm)
         self._event(bad)
-        if overflow and told.scale <= self._minimum:
+        if overflow and step.scale <= self._minimum:
             self._why = self._why or (
                 f"step {bad.step} overflowed float16 at the smallest loss scale, "
-                f"precision.minimum={told.scale:g}. {KEPT} Check the data for NaN or infinity, set "
+                f"precision.minimum={step.scale:g}. {KEPT} Check the data for NaN or infinity, set "
                 f"precision.kind=bf16, which has the range of float32, or lower optimizer.lr. "
                 f"{FIND}"
             )
         self._why = self._why or self._too_many(bad) or self._none_finite(bad)
 
     def _none_finite(self, bad: BadStep) -> str:
-        """Return why the run ends if `window` steps in a row were skipped; else nothing."""
+        """Return why the run ends if `window` steps in a row were skipped; else ""."""
         if self._in_a_row < self._window:
             return ""
         return (
             f"no step from {bad.step - self._window + 1} to {bad.step} was finite: loss "
             f"{bad.loss:.4g}, gradient norm {bad.grad_norm:.4g}. {KEPT} Check the data for NaN or "
-            f"infinity, lower optimizer.lr, or set optimizer.clip=1.0; guard.window says after how "
-            f"many such steps in a row a run stops. {FIND}"
+            f"infinity, lower optimizer.lr, or set optimizer.clip=1.0; guard.window is the number "
+            f"of such steps in a row that stops a run. {FIND}"
         )
 
     def _too_many(self, bad: BadStep) -> str:
-        """Return why the run ends if `most` of the last steps were skipped; else nothing."""
+        """Return why the run ends if `most` of the last steps were skipped; else ""."""
         if not self._most:
             return ""
         self._bad.append(bad.step)

@@ -1,4 +1,4 @@
-"""Measures how fast a run trains, of steps that are done and of nothing else."""
+"""Training speed, measured over completed steps."""
 
 import collections
 import contextlib
@@ -14,7 +14,7 @@ from jtrain.io.jsonl import JsonlWriter
 
 @dataclasses.dataclass(frozen=True)
 class SpeedReading:
-    """How fast a run was when a step was done."""
+    """Speed of a run when a step was done."""
 
     step: int
     seconds_per_step: float
@@ -23,7 +23,7 @@ class SpeedReading:
     waiting: float
     """Share of the time, 0 to 1, in which the loop waited for data."""
     left: float
-    """Seconds until the last step is done, pauses as frequent as so far among them."""
+    """Seconds until the last step is done, assuming pauses at the same rate as so far."""
 
     @property
     def steps_per_second(self) -> float:
@@ -37,23 +37,23 @@ class SpeedReading:
 
 
 class Speed(Hook):
-    """Knows the pace of a run, and writes it to speed.jsonl.
+    """Hook that measures the speed of a run and writes it to speed.jsonl.
 
-    Time runs from the end of the first call, which compiles; what happens inside `pause()` does not
-    count. The pace is that of the last `window` seconds. Numbers come up to 8 calls late and in
-    bunches around a pause; where calls are long they come when the call is done, and where they
-    are short 8 of them are nothing in a window.
+    Time counts from the end of the first call, which compiles; time inside `pause()` does not
+    count. The speed is that of the last `window` seconds. Numbers arrive up to 8 calls late, and in
+    bunches around a pause; long calls are reported when they are done, and 8 short calls are
+    negligible in a window.
 
-    It stands before the hooks that read it. A hook that pauses it settles (`Hook.settles`), or the
-    steps in flight would be done while no time is counted.
+    This hook comes before the hooks that read it. A hook that pauses it must settle
+    (`Hook.settles`), or the steps in flight would finish while no time is counted.
 
     Args:
         path: the file; None to write none.
-        every: steps between two looks.
+        every: steps between two measurements.
         stop: the last step of the run.
         rows: in a step, over all processes.
-        tokens: in a step; None where there are none to count.
-        waited: seconds that the loop has waited for data so far.
+        tokens: in a step; None if the data has no tokens.
+        waited: gives the seconds that the loop has waited for data so far.
         resumed_at, lost: as `Metrics` takes them.
     """
 
@@ -74,61 +74,61 @@ class Speed(Hook):
     ):
         self.every = steps_per_call  # until the first call is done
         self.pace: SpeedReading | None = None
-        """The newest; None until two looks were taken."""
+        """Newest reading; None before the second measurement."""
         self.paused = 0.0
         """Seconds in pauses since the first call."""
         self._every, self._stop, self._steps_per_call = every, stop, steps_per_call
         self._rows, self._tokens, self._waited = rows, tokens, waited
         self._window, self._clock = window, clock
         self._file = None if path is None else JsonlWriter(path, resumed_at=resumed_at, lost=lost)
-        self._looks: collections.deque[_Look] = collections.deque()
-        self._first: _Look | None = None
+        self._samples: collections.deque[_Sample] = collections.deque()
+        self._first: _Sample | None = None
         self._depth = 0
 
     @property
     def unit(self) -> str:
-        """What is counted: "tokens" or "rows"."""
+        """Unit of the speed: "tokens" or "rows"."""
         return "rows" if self._tokens is None else "tokens"
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Time in which nothing is trained: evaluation, saving, sampling; one may hold another."""
-        began, self._depth = self._clock(), self._depth + 1
+        """Exclude the time within the block: evaluation, saving, sampling; blocks may nest."""
+        start, self._depth = self._clock(), self._depth + 1
         try:
             yield
         finally:
             self._depth -= 1
             if self._depth == 0:
-                self.paused += self._clock() - began
+                self.paused += self._clock() - start
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Takes the time."""
-        done = -(-step // self._steps_per_call) * self._steps_per_call  # its whole call is
+        """Measure the speed at a step."""
+        done = -(-step // self._steps_per_call) * self._steps_per_call  # end of the step's call
         if self._first is None:
             self.every, self.paused = self._every, 0.0
-            self._first = self._look(done)
-            self._looks.append(self._first)
+            self._first = self._sample(done)
+            self._samples.append(self._first)
             return
-        now = self._look(done)
-        while len(self._looks) > 1 and self._looks[1].seconds <= now.seconds - self._window:
-            self._looks.popleft()
-        old = self._looks[0]
+        now = self._sample(done)
+        while len(self._samples) > 1 and self._samples[1].seconds <= now.seconds - self._window:
+            self._samples.popleft()
+        old = self._samples[0]
         if now.step == old.step or now.seconds <= old.seconds:
-            return  # nothing that a clock can tell
-        self._looks.append(now)
+            return  # too short for the clock
+        self._samples.append(now)
         self.pace = self._pace(old, now, pauses=self.paused / (done - self._first.step))
         if self._file is not None:
             self._file.append(self._row(self.pace, now.seconds - self._first.seconds))
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
-    def _look(self, step: int) -> "_Look":
-        return _Look(step, self._clock() - self.paused, self._waited())
+    def _sample(self, step: int) -> "_Sample":
+        return _Sample(step, self._clock() - self.paused, self._waited())
 
-    def _pace(self, old: "_Look", now: "_Look", *, pauses: float) -> SpeedReading:
+    def _pace(self, old: "_Sample", now: "_Sample", *, pauses: float) -> SpeedReading:
         seconds, steps = now.seconds - old.seconds, now.step - old.step
         return SpeedReading(
             step=now.step,
@@ -144,7 +144,7 @@ class Speed(Hook):
         return {**row, "trained": trained, "paused": self.paused}
 
 
-class _Look(NamedTuple):
+class _Sample(NamedTuple):
     step: int
-    seconds: float  # in which the run trained
+    seconds: float  # of training
     waited: float

@@ -1,8 +1,8 @@
-"""Writes steps.jsonl: of every step its batch's digest, its loss and its gradient's norm.
+"""Step record, steps.jsonl: the batch digest, the loss and the gradient norm of every step.
 
-By it `jtrain replay` shows that a step is taken again to the same bits, and `jtrain diff` where two
-runs part: metrics.jsonl has a row each `log.every` steps, and a number like a loss alone does not
-say whether it was the data that was another.
+`jtrain replay` uses it to show that a step is reproduced to the bit, and `jtrain diff` to find
+where two runs diverge: metrics.jsonl has only a row each `log.every` steps, and a loss does not
+show whether the data differed.
 """
 
 import collections
@@ -21,31 +21,31 @@ from jtrain.data.batches.digest import digest
 from jtrain.errors import CheckpointError
 from jtrain.io.jsonl import JsonlWriter, read_rows
 
-ROW = 64  # calls of the step that share a row
-IN_FLIGHT = 16  # calls that may not be done yet: the loop has at most 8
+ROW = 64  # calls per row of the file
+IN_FLIGHT = 16  # calls that may still be running: the loop has at most 8
 
 
 class StepRecord(NamedTuple):
-    """What is known of a step that was taken."""
+    """Recorded numbers of a step."""
 
     loss: float
     grad_norm: float
     batch: int
-    """The digest of the rows that the first process read; 0 where it is not known."""
+    """Digest of the rows that the first process read; 0 if unknown."""
 
     def same(self, other: "StepRecord") -> bool:
-        """Whether both numbers have the same bits in float32, a NaN among them."""
+        """Return whether loss and gradient norm have the same float32 bits, also of a NaN."""
         return _bits(self.loss, self.grad_norm) == _bits(other.loss, other.grad_norm)
 
 
 class StepRecorder(Hook):
-    """Keeps what each call computed where it lies, and writes it some calls later, when it is done.
+    """Hook that keeps the numbers of each call on the devices and writes them some calls later.
 
     Args:
-        path: the file; rows past `resumed_at` are dropped, all where it is None. Without one, in a
-            process that writes none, only `last` is known.
+        path: the file; rows after `resumed_at` are dropped, all if it is None. A process without a
+            file only keeps `newest`.
         every: steps a call.
-        resumed_at: the step of the checkpoint that the run goes on from.
+        resumed_at: step of the checkpoint that the run resumes from.
         lost: as `JsonlWriter` takes it.
     """
 
@@ -59,53 +59,53 @@ class StepRecorder(Hook):
     ):
         self.every = every
         self.newest = 0
-        """The digest of the batch of the last step that `sync` has seen."""
+        """Digest of the batch of the last step that was written."""
         self.rows = JsonlWriter(path, resumed_at=resumed_at, lost=lost) if path else None
         """The file."""
         self._calls: collections.deque[tuple[int, tuple[Any, Any]]] = collections.deque()
         self._digests: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def saw(self, call: int, batch: Mapping[str, Any]) -> None:
-        """Takes what a call is going to be given, the first call being 0; on any thread."""
+    def observe(self, call: int, batch: Mapping[str, Any]) -> None:
+        """Take the batch of an upcoming call (the first is 0); on any thread."""
         steps = [batch]
         if self.every > 1:
             steps = [{name: x[i] for name, x in batch.items()} for i in range(self.every)]
-        found = {call * self.every + 1 + i: digest(each) for i, each in enumerate(steps)}
+        digests = {call * self.every + 1 + i: digest(each) for i, each in enumerate(steps)}
         with self._lock:
-            self._digests |= found
+            self._digests |= digests
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Keeps two arrays of a number a step."""
+        """Keep the losses and gradient norms of a call."""
         self._calls.append((step, (metrics["loss"].total, metrics["grad_norm"].total)))
         if len(self._calls) >= ROW + IN_FLIGHT:
             self._write(ROW)
 
     def sync(self) -> None:
-        """Forces all that was taken to the disk; it waits for it."""
+        """Wait for all steps, and flush them to the disk."""
         self._write(len(self._calls))
         if self.rows:
             self.rows.sync()
 
     def close(self) -> None:
-        """Writes of what is left all that is done: after a failure some never will be."""
+        """Write the calls that are done; after a failure some never will be."""
         done = itertools.takewhile(lambda call: all(x.is_ready() for x in call[1]), self._calls)
         self._write(len(list(done)))
         if self.rows:
             self.rows.close()
 
     def _write(self, calls: int) -> None:
-        taken = [self._calls.popleft() for _ in range(calls)]
-        if not taken:
+        done = [self._calls.popleft() for _ in range(calls)]
+        if not done:
             return
-        arrays = [number for _, numbers in taken for number in numbers]
+        arrays = [number for _, numbers in done for number in numbers]
         if next(iter(arrays[0].devices())).platform != "cpu":
-            for array in arrays:  # all at once; on a CPU it would cost more than it saves
+            for array in arrays:  # all at once; on a CPU this would cost more than it saves
                 array.copy_to_host_async()
-        # Not jax.device_get, which takes 10 us for each.
-        read_rows = [np.asarray(array) for array in arrays]
-        losses, norms = (np.ravel(read_rows[place::2]).tolist() for place in (0, 1))
-        last = taken[-1][0]
+        # Not jax.device_get, which takes 10 us an array.
+        fetched = [np.asarray(array) for array in arrays]
+        losses, norms = (np.ravel(fetched[i::2]).tolist() for i in (0, 1))
+        last = done[-1][0]
         first = last - len(losses) + 1
         with self._lock:
             batches = [self._digests.pop(step, 0) for step in range(first, last + 1)]
@@ -115,25 +115,25 @@ class StepRecorder(Hook):
 
 
 def steps(path: Path) -> dict[int, StepRecord]:
-    """What was recorded of each step; of a run that was made before there were records nothing.
+    """Return the records by step; none for a run that is older than this file.
 
     Raises:
-        CheckpointError: if a row is not what was written.
+        CheckpointError: if a row is malformed.
     """
-    found = {}
+    records = {}
     for row in read_rows(path):
         try:
             columns = [*map(float, row["loss"])], [*map(float, row["grad_norm"])], row["batch"]
             each = list(zip(*columns, strict=True))
         except (KeyError, TypeError, ValueError):
             raise CheckpointError(
-                f"the row of step {row['step']} in {path} is not what was written: it needs lists "
-                f"of one length under loss, grad_norm and batch. Put the file back as it was, or "
-                f"move it away and compare without it: mv {path} {path}.old"
+                f"the row of step {row['step']} in {path} is malformed: it needs lists of one "
+                f"length under loss, grad_norm and batch. Put the file back as it was, or move it "
+                f"away and compare without it: mv {path} {path}.old"
             ) from None
         first = row["step"] - len(each) + 1
-        found |= {first + i: StepRecord(*known) for i, known in enumerate(each)}
-    return found
+        records |= {first + i: StepRecord(*numbers) for i, numbers in enumerate(each)}
+    return records
 
 
 def _bits(*numbers: float) -> bytes:

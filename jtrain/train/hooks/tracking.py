@@ -1,4 +1,4 @@
-"""Gives a run's numbers to trackers, which neither stop nor slow it."""
+"""Tracking hook: a run's numbers are sent to trackers, which neither stop nor slow it."""
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
@@ -10,17 +10,17 @@ from jtrain.train.trackers import TrackedRun, TrackerBackend
 
 
 class Tracking(Hook):
-    """A row for each step `every`, 2 `every`, ... and the last to each tracker, in its own thread.
+    """Hook that sends steps `every`, 2 `every`, ... and the last to each tracker, in its thread.
 
     Args:
         trackers: values with `open`; see `jtrain.train.trackers`.
         about: the run.
         every: steps.
-        tell: takes a line about what went wrong.
+        log: takes a line about an error.
         resumed_at: as `Metrics` takes it.
         more: gives further numbers of a step: the learning rate, the speed.
         capacity: rows that may wait for a tracker.
-        patience: seconds that the end of the run waits for what is left.
+        patience: seconds that the end of the run waits for the remaining rows.
     """
 
     last = True
@@ -31,49 +31,49 @@ class Tracking(Hook):
         about: TrackedRun,
         *,
         every: int = 1,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         resumed_at: int | None = None,
         more: Callable[[int], Mapping[str, float]] = lambda step: {},
         capacity: int = 1000,
         patience: float = 10.0,
     ):
-        self.every, self._tell, self._more, self._patience = every, tell, more, patience
-        self._news: collections.deque[str] = collections.deque()
+        self.every, self._log, self._more, self._patience = every, log, more, patience
+        self._errors: collections.deque[str] = collections.deque()
         names: collections.Counter[str] = collections.Counter()
-        self._beside: list[BackgroundTracker] = []
+        self._trackers: list[BackgroundTracker] = []
         for tracker in trackers:
             names[tracker.kind] += 1
             number = f"-{names[tracker.kind]}" if names[tracker.kind] > 1 else ""
-            self._beside.append(
+            self._trackers.append(
                 BackgroundTracker(
                     tracker,
                     about,
                     note=about.directory / "trackers" / f"{tracker.kind}{number}.json",
                     resumes=resumed_at is not None,
                     capacity=capacity,
-                    tell=self._news.append,
+                    log=self._errors.append,
                 )
             )
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Hands the row on."""
+        """Send the numbers of a step."""
         self.row(step, "", {**numbers, **self._more(step)})
-        self._say()
+        self._log_errors()
 
     def row(self, step: int, set: str, numbers: Mapping[str, Any]) -> None:
-        """Hands on what was measured on a set; arrays stay out."""
+        """Send the numbers of an evaluation set, without arrays."""
         plain = {name: float(x) for name, x in numbers.items() if isinstance(x, int | float)}
-        for each in self._beside:
-            each.put(ReportedNumbers(step, set, plain))
+        for tracker in self._trackers:
+            tracker.put(ReportedNumbers(step, set, plain))
 
     def close(self, end: Literal["done", "stopped", "failed"] = "stopped") -> None:
-        """Ends the trackers' runs, and says what they lost."""
-        lost = [each.close(end, self._patience) for each in self._beside]
-        self._beside = []
-        self._say()
+        """End the trackers' runs, and log the rows that they lost."""
+        lost = [tracker.close(end, self._patience) for tracker in self._trackers]
+        self._trackers = []
+        self._log_errors()
         for line in filter(None, lost):
-            self._tell(line)
+            self._log(line)
 
-    def _say(self) -> None:
-        while self._news:
-            self._tell(self._news.popleft())
+    def _log_errors(self) -> None:
+        while self._errors:
+            self._log(self._errors.popleft())

@@ -1,4 +1,4 @@
-"""Trackers: values with `open(about)`, which gives what writes a run's numbers into a service."""
+"""Trackers: services that take a run's numbers; a tracker is a value with `open(about)`."""
 
 from typing import Annotated, TypeAlias
 

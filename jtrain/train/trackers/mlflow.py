@@ -1,4 +1,4 @@
-"""MLflow, at a server or in files."""
+"""MLflow tracker, for a server or for files."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ from jtrain.config.configclass import configclass
 from jtrain.train.trackers.tracker import End, TrackedRun
 
 _STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-_MOST = 100  # parameters a call
+_BATCH = 100  # parameters a call
 
 
 @configclass
@@ -20,26 +20,26 @@ class MLflow:
 
     kind: Literal["mlflow"] = "mlflow"
     uri: str = ""
-    """Of the server, or of a directory (file:mlruns) or data base (sqlite:///mlflow.db); empty:
-    what MLFLOW_TRACKING_URI says, or MLflow's default."""
+    """URI of the server, a directory (file:mlruns) or a database (sqlite:///mlflow.db); empty:
+    MLFLOW_TRACKING_URI, or MLflow's default."""
     experiment: str = "jtrain"
-    """What the run is filed under."""
+    """MLflow experiment of the run."""
 
     package: ClassVar[str] = "mlflow"
 
     def open(self, about: TrackedRun) -> "_Run":
-        """Begins a run, or goes on with one."""
+        """Start a run, or resume one."""
         tracking = importlib.import_module("mlflow.tracking")
-        if self.uri.startswith("file:"):  # which MLflow 3.17 refuses without this
+        if self.uri.startswith("file:"):  # MLflow 3.17 refuses files without this
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         client = tracking.MlflowClient(tracking_uri=self.uri or None)
         if about.id:
             client.update_run(about.id, status="RUNNING")
             return _Run(client, about.id)
         found = client.get_experiment_by_name(self.experiment)
-        there = found.experiment_id if found else client.create_experiment(self.experiment)
-        run = _Run(client, client.create_run(there, run_name=about.name).info.run_id)
-        run.say(about.config)
+        experiment = found.experiment_id if found else client.create_experiment(self.experiment)
+        run = _Run(client, client.create_run(experiment, run_name=about.name).info.run_id)
+        run.log_config(about.config)
         return run
 
 
@@ -47,11 +47,11 @@ class _Run:
     def __init__(self, client: Any, id: str):
         self.id, self._client = id, client
 
-    def say(self, config: Mapping[str, Any]) -> None:
+    def log_config(self, config: Mapping[str, Any]) -> None:
         entities = importlib.import_module("mlflow.entities")
         params = [entities.Param(_allowed(key), str(value)[:6000]) for key, value in config.items()]
-        for i in range(0, len(params), _MOST):
-            self._client.log_batch(self.id, params=params[i : i + _MOST])
+        for i in range(0, len(params), _BATCH):
+            self._client.log_batch(self.id, params=params[i : i + _BATCH])
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         entities = importlib.import_module("mlflow.entities")
@@ -64,5 +64,5 @@ class _Run:
 
 
 def _allowed(name: str) -> str:
-    """A name as MLflow takes it."""
+    """Return a name with the characters that MLflow rejects replaced."""
     return re.sub(r"[^\w\-. :/]", "_", name)

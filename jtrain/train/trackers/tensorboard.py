@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written without TensorFlow."""
+"""TensorBoard tracker: event files, written without TensorFlow."""
 
 import importlib
 from collections.abc import Mapping
@@ -15,27 +15,29 @@ class TensorBoard:
 
     kind: Literal["tensorboard"] = "tensorboard"
     directory: str = ""
-    """Where they lie, in a directory by the name of the run; empty: runs/NAME/tensorboard."""
+    """Directory of the event files, in a folder named after the run; empty:
+    runs/NAME/tensorboard."""
 
     package: ClassVar[str] = "tensorboardX"
 
     def open(self, about: TrackedRun) -> "_Events":
-        """Goes on after the files that are there; a new run hides what they say."""
-        where = Path(self.directory) / about.name if self.directory else about.directory
-        return _Events(where if self.directory else where / "tensorboard", about)
+        """Start a file beside existing ones, which a new run hides."""
+        if self.directory:
+            return _Events(Path(self.directory) / about.name, about)
+        return _Events(about.directory / "tensorboard", about)
 
 
 class _Events:
     id = "events"
 
-    def __init__(self, where: Path, about: TrackedRun):
+    def __init__(self, folder: Path, about: TrackedRun):
         package = importlib.import_module("tensorboardX")
-        old = len(list(where.glob("events.out.tfevents.*")))
+        old = len(list(folder.glob("events.out.tfevents.*")))
         self._writer = package.SummaryWriter(
-            str(where),
-            # A session that starts at step 0 hides all that was written there before it.
+            str(folder),
+            # A session that starts at step 0 hides everything that was written before it.
             purge_step=0 if old and not about.id else None,
-            filename_suffix=f".{old}",  # two of one second would write over one another
+            filename_suffix=f".{old}",  # files of the same second would overwrite each other
         )
         if not about.id:
             table = "\n".join(f"    {key}: {value}" for key, value in about.config.items())

@@ -1,4 +1,4 @@
-"""What a tracker is: it opens a run in a service, and what it opened takes rows of numbers."""
+"""Tracker protocols: a tracker opens a run in a service, and the run takes rows of numbers."""
 
 import dataclasses
 import importlib.util
@@ -17,55 +17,55 @@ class TrackedRun:
 
     name: str
     directory: Path
-    """Of the run, where a tracker may keep files of its own."""
+    """Directory of the run, where a tracker may keep its files."""
     config: Mapping[str, Any]
-    """Of each dotted key the value."""
+    """Values by dotted key."""
     id: str = ""
-    """Of the service's run to go on with; empty for a new one."""
+    """Id of the service's run to resume; empty for a new one."""
     run: str = ""
-    """The id of the run that jtrain has drawn; that of a copy is another."""
+    """Id that jtrain gave the run; a copy of the run has another."""
 
 
 @runtime_checkable
 class TrackerRun(Protocol):
-    """A run in a service. Its methods are called in one thread, and may raise and take long."""
+    """Run in a service. Its methods are called in one thread, and may raise and take long."""
 
     id: str
-    """What the service finds it by again."""
+    """Id of the run in the service."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Adds numbers of a step: `loss`, `valid/loss`, ... Steps do not fall."""
+        """Add numbers of a step: `loss`, `valid/loss`, ... Steps never decrease."""
         ...
 
     def close(self, end: End) -> None:
-        """Says how the run ended, and sends what is left."""
+        """Report how the run ended, and send the remaining rows."""
         ...
 
 
 @runtime_checkable
 class TrackerBackend(Protocol):
-    """A tracker. `open` imports what it needs, and may raise and take long."""
+    """Tracker. `open` imports its package, and may raise and take long."""
 
     @property
     def kind(self) -> str:
-        """What it is called in configs and in the log."""
+        """Name in configs and in the log."""
         ...
 
     def open(self, about: TrackedRun) -> TrackerRun:
-        """A new run in the service, or the one that `about.id` names."""
+        """Open a new run in the service, or the one with the id `about.id`."""
         ...
 
 
 def check_installed(trackers: Sequence[TrackerBackend]) -> None:
-    """Makes sure that their packages can be imported; imports none.
+    """Raise unless the packages of the trackers are installed; imports none.
 
     Raises:
-        ConfigError: with the line that installs what is missing.
+        ConfigError: with the command that installs the missing package.
     """
     for tracker in trackers:
         package = getattr(tracker, "package", None)
         if package and importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"trackers: {tracker.kind} needs the package {package}, which is not installed. "
-                f"Type: pip install 'jtrain[{tracker.kind}]', or leave it out: trackers=[]"
+                f"Type: pip install 'jtrain[{tracker.kind}]', or run without it: trackers=[]"
             )

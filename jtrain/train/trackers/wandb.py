@@ -1,4 +1,4 @@
-"""Weights & Biases, over the network or into files that are sent later."""
+"""Weights & Biases tracker, online or into files that are synced later."""
 
 import importlib
 from collections.abc import Mapping
@@ -11,29 +11,29 @@ from jtrain.train.trackers.tracker import End, TrackedRun
 
 @configclass
 class WandB:
-    """A run at wandb.ai, or at a server of your own; `pip install 'jtrain[wandb]'`."""
+    """A run at wandb.ai, or at your own server; `pip install 'jtrain[wandb]'`."""
 
     kind: Literal["wandb"] = "wandb"
     project: str = "jtrain"
-    """What the run is filed under."""
+    """W&B project of the run."""
     entity: str = ""
-    """The user or team it belongs to; empty: whoever is logged in."""
+    """User or team of the project; empty: the user who is logged in."""
     mode: Literal["online", "offline"] = "online"
     """`offline` writes runs/NAME/wandb, which `wandb sync` sends later."""
 
     package: ClassVar[str] = "wandb"
 
     def open(self, about: TrackedRun) -> "_Run":
-        """Begins a run, or goes on with one.
+        """Start a run, or resume one.
 
         Raises:
-            ConfigError: if it is to be online and nobody is logged in.
+            ConfigError: if the mode is online and nobody is logged in.
         """
         wandb = importlib.import_module("wandb")
-        if self.mode == "online" and not wandb.api.api_key:  # it would ask, and wait for an answer
+        if self.mode == "online" and not wandb.api.api_key:  # wandb would prompt and wait
             raise ConfigError(
-                "nobody is logged in. Type: wandb login, or write files that are sent later: "
-                "trackers=[{kind: wandb, mode: offline}]"
+                "nobody is logged in to wandb. Type: wandb login, or write files that are synced "
+                "later: trackers=[{kind: wandb, mode: offline}]"
             )
         return _Run(
             wandb.init(

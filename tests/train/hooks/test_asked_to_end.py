@@ -27,7 +27,7 @@ class Slow(Arrays):
     def __getitem__(self, indices):
         if len(self) == 50:
             nap("eval")
-        elif PULSE.now().step > 8:
+        elif HEARTBEAT.now().step > 8:
             for _ in range(60):
                 nap("data")
         return super().__getitem__(indices)
@@ -46,7 +46,7 @@ def told(params, extra, key):
 '''
 HEAD = (
     "import ctypes\nimport os\nimport signal\nimport time\n"
-    "from jtrain.distributed.heartbeat import PULSE\n"
+    "from jtrain.distributed.heartbeat import HEARTBEAT\n"
 )
 STUDY = HEAD + (
     CODE.replace("    return Arrays(", "    return Slow(")
@@ -215,12 +215,12 @@ def test_nohup_still_means_that_a_closed_terminal_is_no_reason_to_end(home: Path
 STUCK = """
 import ctypes, signal, sys
 from jtrain.train.hooks import Signals
-from jtrain.distributed.heartbeat import PULSE, shutdown_request
-from jtrain.distributed.heartbeat.early_signals import leave_when_asked
+from jtrain.distributed.heartbeat import HEARTBEAT, shutdown_request
+from jtrain.distributed.heartbeat.early_signals import exit_on_early_signals
 
 shutdown_request.REPEATS = float(sys.argv[1])
-leave_when_asked()
-PULSE.beat("step", 5)
+exit_on_early_signals()
+HEARTBEAT.beat("step", 5)
 with Signals():
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # other threads take it
     print("now", flush=True)

@@ -70,16 +70,16 @@ def test_highest_least_and_after():
 
 
 def test_hears_of_the_set_that_it_names_or_of_the_first():
-    evaluation = lambda name: EvaluateEvery(every=2, measure=lambda s: {}, tell=print, name=name)
+    evaluation = lambda name: EvaluateEvery(every=2, measure=lambda s: {}, log=print, name=name)
     both = {name: evaluation(name) for name in ("valid", "test")}
     first, named, everyone = EarlyStop(), EarlyStop("test/loss"), Everyone()
     hearing(both, [first, named])
-    assert named in both["test"].judges
-    assert named not in both["valid"].judges
-    assert first in both["valid"].judges
-    assert first not in both["test"].judges
+    assert named in both["test"].listeners
+    assert named not in both["valid"].listeners
+    assert first in both["valid"].listeners
+    assert first not in both["test"].listeners
     hearing(both, [everyone])
-    assert all(everyone in each.judges for each in both.values())
+    assert all(everyone in each.listeners for each in both.values())
     with pytest.raises(ConfigError, match=r"evaluations of tset, and there are valid, test; did"):
         hearing(both, [EarlyStop("tset/loss")])
     with pytest.raises(ConfigError, match=r"there is none; give the data .*: valid=\.\.\."):
@@ -102,7 +102,7 @@ def test_refuses_what_can_never_be():
 
 def test_ends_a_loop():
     falling = lambda state: {"loss": max(0.0, 4.0 - float(state))}
-    evaluation = EvaluateEvery(every=2, measure=falling, tell=lambda *_: None)
+    evaluation = EvaluateEvery(every=2, measure=falling, log=lambda *_: None)
     hearing({"valid": evaluation}, [EarlyStop(patience=2)])
     ended = counting.run([evaluation], stop=40)
     assert ended.step == 8

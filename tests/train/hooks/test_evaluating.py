@@ -8,7 +8,7 @@ from jtrain.train.hooks import EvaluateEvery, EvaluationResult, on_numbers
 def test_the_state_is_measured_at_its_cadence_after_the_numbers_of_its_step():
     order = []
     measure = lambda state: {"loss": abs(float(state) - 6)}
-    evaluate = EvaluateEvery(every=3, measure=measure, tell=lambda step, x: order.append((step, x)))
+    evaluate = EvaluateEvery(every=3, measure=measure, log=lambda step, x: order.append((step, x)))
     counting.run([on_numbers(lambda step, x: order.append(step)), evaluate], stop=9)
     assert order == [
         1,
@@ -30,14 +30,14 @@ def test_the_state_is_measured_at_its_cadence_after_the_numbers_of_its_step():
 
 
 def test_before_the_first_result_there_is_none():
-    evaluate = EvaluateEvery(every=3, measure=lambda state: {}, tell=lambda step, x: None)
+    evaluate = EvaluateEvery(every=3, measure=lambda state: {}, log=lambda step, x: None)
     assert (evaluate.newest, evaluate.best, evaluate.latest()) == (None, None, None)
 
 
 def test_the_best_may_be_the_highest_and_is_never_nan():
     numbers = {1: {"accuracy": 0.5}, 2: {"accuracy": math.nan}, 3: {"accuracy": 0.7}, 4: {}}
     evaluate = EvaluateEvery(
-        every=1, measure=numbers.__getitem__, tell=lambda step, x: None, best="highest accuracy"
+        every=1, measure=numbers.__getitem__, log=lambda step, x: None, best="highest accuracy"
     )
     for step in numbers:
         evaluate.at(step, step)
@@ -49,7 +49,7 @@ def test_a_step_is_measured_once_and_a_resumed_run_knows_the_results_before():
     evaluate = EvaluateEvery(
         every=2,
         measure=lambda state: {"loss": measured.append(float(state)) or 2.0},
-        tell=lambda step, x: None,
+        log=lambda step, x: None,
         earlier={4: {"loss": 1.0}, 2: {"loss": 3.0}},
     )
     assert evaluate.newest == EvaluationResult(4, {"loss": 1.0})

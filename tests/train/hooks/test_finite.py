@@ -21,7 +21,7 @@ class Steps(RecentSteps):
         self.taken.append(StepMetrics(step, loss, norm, self._skipped, scale))
         return {"skipped": float(self._skipped), "loss": loss, "grad_norm": norm}
 
-    def upto(self, step):
+    def read(self, step):
         return [told for told in self.taken if told.step <= step]
 
     def forget(self, step):
@@ -41,7 +41,7 @@ def walk(finite, steps, start, stop, **fault):
 
 def made(**options):
     steps, said = Steps(options.get("skipped", 0)), []
-    return SkippedSteps(recent=steps, tell=said.append, **options), steps, said
+    return SkippedSteps(recent=steps, log=said.append, **options), steps, said
 
 
 def test_finite_steps_are_silent():
@@ -51,15 +51,15 @@ def test_finite_steps_are_silent():
 
 
 def test_some_skipped_steps_are_one_warning():
-    finite, steps, said = made(tell_every=20)
+    finite, steps, said = made(log_every=20)
     assert walk(finite, steps, 1, 60, at=(21, 23, 38)) is None
     (line,) = said
     assert line.startswith("steps 21 to 40: 3 of 20 skipped")
-    assert "The others were taken; if this goes on, lower optimizer.lr" in line
+    assert "The others were taken; if this continues, lower optimizer.lr" in line
 
 
 def test_as_many_in_a_row_as_the_window_has_stop_the_run_and_say_what_to_try():
-    finite, steps, said = made(window=20, tell_every=1000)
+    finite, steps, said = made(window=20, log_every=1000)
     assert walk(finite, steps, 1, 100, at=range(7, 26)) is None, "one less is no end"
     step, stop = walk(finite, steps, 101, 200, at=range(105, 300)) or pytest.fail("it goes on")
     assert step == 130, "the first look after step 124"
@@ -67,7 +67,7 @@ def test_as_many_in_a_row_as_the_window_has_stop_the_run_and_say_what_to_try():
     assert stop.kind == "failed"
     for part in (
         "no step from 105 to 124 was finite: loss nan, gradient norm nan.",
-        "guard.window says after how many",
+        "guard.window is the number",
         "parameters are those of the last finite step",
         "data for NaN",
         "lower optimizer.lr",
@@ -124,7 +124,7 @@ def test_a_change_of_extra_is_called_by_its_name():
     found = []
     finite, steps, _ = made(event=found.append, minimum=1.0)
     walk(finite, steps, 1, 10, at=(4,), loss=1.0, norm=1.0, extra=True, scale=8.0)
-    assert [bad.what for bad in found] == ["changes extra to what is not finite: loss 1"]
+    assert [bad.what for bad in found] == ["makes extra non-finite: loss 1"]
 
 
 # float16

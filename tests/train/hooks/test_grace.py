@@ -9,8 +9,8 @@ def grace(told: list[str], call: float | None, save: float | None) -> GracePerio
         every=1,
         call=lambda: call,
         save=lambda: save,
-        kept="500 steps",
-        tell=told.append,
+        cadence="500 steps",
+        log=told.append,
     )
 
 

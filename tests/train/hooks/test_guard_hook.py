@@ -23,7 +23,7 @@ def told(guard: BadStepGuard, step: int, loss=1.0, norm=1.0, update=1.0, **more)
         ({"loss": math.nan}, "is not finite: loss nan, gradient norm 1, update norm 1."),
         ({"norm": math.inf, "update": 0.0}, "is not finite: loss 1, gradient norm inf."),
         ({"update": math.nan}, "update norm nan"),
-        ({"skipped": 1.0}, "changes extra to what is not finite: loss 1."),
+        ({"skipped": 1.0}, "makes extra non-finite: loss 1."),
         ({"loss": 3.1}, "is a spike: loss 3.1, and the mean before it 1."),
         ({"norm": 10.5}, "is a spike: gradient norm 10.5, and the mean before it 1."),
     ],
@@ -65,7 +65,7 @@ def test_it_goes_back_so_often_within_so_many_steps(most):
     assert isinstance(asked, Rollback) == (most == 2)
     if most < 2:
         assert asked
-        assert f"went back 1 times within 10 steps (for 5), and guard.most is {most}" in asked.why
+        assert f"was rolled back 1 times within 10 steps (for 5), and guard.most is {most}" in asked.why
 
 
 def test_an_overflow_is_bad_only_at_the_smallest_loss_scale():

@@ -23,7 +23,7 @@ def test_the_lines_stand_in_columns():
     log = LogHook(
         every=50,
         stop=1000,
-        tell=said.append,
+        log=said.append,
         speed=speed,
         valid=lambda: losses[-1] if losses else None,
         learning_rate=lambda step: 1.1e-3 - 2e-6 * step,
@@ -39,14 +39,14 @@ def test_the_lines_stand_in_columns():
 
 def test_a_line_has_only_what_is_known():
     said = []
-    counting.run([LogHook(every=4, stop=8, tell=said.append)], stop=8)
+    counting.run([LogHook(every=4, stop=8, log=said.append)], stop=8)
     assert said == ["step 4/8  loss   0.2500", "step 8/8  loss   0.1250"]
 
 
 def test_lines_go_to_the_file_and_to_plain_stdout(tmp_path, capsys):
     lines = LogLines(tmp_path / "log.txt")
     lines.note("step 1")
-    lines.say("careful")
+    lines.print("careful")
     assert (tmp_path / "log.txt").read_text() == "step 1\ncareful\n"
     assert capsys.readouterr().out == "step 1\ncareful\n"
 
@@ -55,12 +55,12 @@ def test_what_a_live_line_shows_is_not_said_beside_it(tmp_path):
     shown = []
     lines = LogLines(tmp_path / "log.txt", screen=shown.append, live=True)
     lines.note("step 1")
-    lines.say("careful")
+    lines.print("careful")
     assert (tmp_path / "log.txt").read_text() == "step 1\ncareful\n"
     assert shown == ["careful"]
 
 
 def test_a_resumed_run_goes_on_in_the_log(tmp_path):
     for life in ("one", "two"):
-        LogLines(tmp_path / "log.txt", screen=lambda _: None).say(life)
+        LogLines(tmp_path / "log.txt", screen=lambda _: None).print(life)
     assert (tmp_path / "log.txt").read_text() == "one\ntwo\n"

@@ -140,10 +140,10 @@ _KILLED = """
 import itertools, os, random, signal, sys, time, warnings
 from pathlib import Path
 import numpy as np
-from jtrain.train.hooks import Evaluate, Save
+from jtrain.train.hooks import EvaluateEvery, SaveEvery
 from jtrain.train.hooks.metrics import Metrics
-from jtrain.io.atomic_write import rewrite
-from jtrain.core.loop import train
+from jtrain.io.atomic_write import atomic_write
+from jtrain.core.loop import train_loop
 from jtrain.core.mean import Mean
 
 def step(state, batch):
@@ -156,11 +156,11 @@ def run(folder):
     start, state = checkpoint.read_text().split() if checkpoint.exists() else ("0", "0.5")
     start, state = int(start), float(state)
     metrics = Metrics(folder / "metrics.jsonl", every=1, resumed_at=start or None)
-    save = lambda step, state: rewrite(checkpoint, f"{step} {state!r}".encode())
+    save = lambda step, state: atomic_write(checkpoint, f"{step} {state!r}".encode())
     measure = lambda state: {"loss": state / 3}
-    tell = lambda step, numbers: metrics.row(step, "valid", numbers)
-    hooks = [metrics, Evaluate(every=5, measure=measure, tell=tell), Save(every=5, save=save)]
-    train(step, state, itertools.repeat({}), start=start, stop=60, hooks=hooks)
+    log = lambda step, numbers: metrics.row(step, "valid", numbers)
+    hooks = [metrics, EvaluateEvery(every=5, measure=measure, log=log), SaveEvery(every=5, save=save)]
+    train_loop(step, state, itertools.repeat({}), start=start, stop=60, hooks=hooks)
 
 warnings.simplefilter("ignore")  # jax about fork; no thread of it runs yet
 lives, seed = Path(sys.argv[1]), int(sys.argv[2])

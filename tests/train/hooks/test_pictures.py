@@ -21,7 +21,7 @@ def test_each_name_has_its_grid(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a\\b"])
 def test_a_name_that_is_no_file_is_refused(name: str, tmp_path: Path):
-    with pytest.raises(DataError, match="call it what a file may be"):
+    with pytest.raises(DataError, match="give it a valid file name"):
         write_pictures(tmp_path, 1, {name: IMAGES})
 
 

@@ -71,7 +71,7 @@ def test_a_function_is_a_hook_by_the_names_of_what_it_takes():
         seen.append(("results", step, results))
         return Stop("judged") if step == 2 else None
 
-    evaluation = EvaluateEvery(every=2, measure=lambda s: {"loss": 7.0}, tell=lambda *_: None)
+    evaluation = EvaluateEvery(every=2, measure=lambda s: {"loss": 7.0}, log=lambda *_: None)
     hooks = [hook_of(told), hook_of(kept), evaluation, hook_of(judged)]
     hearing({"valid": evaluation}, hooks)
     ended = counting.run(hooks, stop=9)

@@ -16,8 +16,8 @@ from jtrain.train.hooks import ProgressBar
 _SCRIPT = """
 import itertools, signal, sys, time
 import numpy as np
-from jtrain.train.hooks import Lines, Log, Progress, Speed
-from jtrain.core.loop import train
+from jtrain.train.hooks import LogLines, LogHook, ProgressBar, Speed
+from jtrain.core.loop import train_loop
 from jtrain.core.mean import Mean
 
 def step(state, batch):
@@ -26,11 +26,11 @@ def step(state, batch):
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 speed = Speed(None, every=5, stop=200, rows=2, tokens=64)
-with Progress(stop=200, speed=speed, valid=lambda: 2.5) as progress:
-    lines = Lines(sys.argv[1], screen=progress.print, live=progress.live)
-    log = Log(every=50, stop=200, tell=lines.note)
-    lines.say("a warning [not markup]")
-    train(step, 0, itertools.repeat({}), start=0, stop=200, hooks=[speed, log, progress])
+with ProgressBar(stop=200, speed=speed, valid=lambda: 2.5) as progress:
+    lines = LogLines(sys.argv[1], screen=progress.print, live=progress.live)
+    log = LogHook(every=50, stop=200, log=lines.note)
+    lines.print("a warning [not markup]")
+    train_loop(step, 0, itertools.repeat({}), start=0, stop=200, hooks=[speed, log, progress])
     if sys.argv[2:]:
         with progress.during("evaluating"):
             time.sleep(60)

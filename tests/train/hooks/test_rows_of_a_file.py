@@ -39,8 +39,8 @@ def test_closing_on_a_full_disk_leaves_whole_rows(tmp_path: Path):
 LOSSES = {
     "removed": (Path.unlink, [1, 2, 3, 4], "it was removed while the run wrote it. All rows"),
     "renamed": (lambda p: p.rename(p.with_name("old")), [1, 2, 3, 4], "it was removed while"),
-    "replaced": (lambda p: swap(p, b"other"), [1, 2, 3, 4], "another file was put in its place"),
-    "linked": (lambda p: link(p), [1, 2, 3, 4], "another file was put in its place"),
+    "replaced": (lambda p: swap(p, b"other"), [1, 2, 3, 4], "another file replaced it"),
+    "linked": (lambda p: link(p), [1, 2, 3, 4], "another file replaced it"),
     "cut in a row": (
         lambda p: os.truncate(p, 20),
         [1, 3, 4],
@@ -123,17 +123,19 @@ def test_a_file_that_goes_on_is_compared_with_what_it_was(tmp_path: Path):
     assert rows.mark() == mark
     rows.close()
     found = {
-        content[:30]: f"{path} was cut. 30 of 36 bytes are left: the rows after step 2 are lost",
+        content[
+            :30
+        ]: f"{path} was truncated. 30 of 36 bytes are left: the rows after step 2 are lost",
         content.replace(b"1", b"0"): f"{path} was changed: its first 36 bytes are not those",
-        b"": f"{path} was cut. 0 of 36 bytes are left: all rows are lost",
+        b"": f"{path} was truncated. 0 of 36 bytes are left: all rows are lost",
     }
     for text, words in found.items():
         path.write_bytes(text)
         assert find_truncation(path, mark).startswith(words)
     path.unlink()
-    assert find_truncation(path, mark) == f"{path} is gone: its 36 bytes are lost"
+    assert find_truncation(path, mark) == f"{path} is missing: its 36 bytes are lost"
     os.mkfifo(path)
-    assert find_truncation(path, mark) == f"{path} is gone: its 36 bytes are lost", (
+    assert find_truncation(path, mark) == f"{path} is missing: its 36 bytes are lost", (
         "and nothing hangs"
     )
 

@@ -11,7 +11,7 @@ def test_samples_are_written_each_under_its_step(tmp_path):
         tmp_path / "samples.txt",
         every=2,
         sample=lambda state: f"at {float(state)}\nÆ",
-        tell=lambda step, text: told.append((step, text)),
+        log=lambda step, text: told.append((step, text)),
     )
     counting.run([samples], stop=5)
     assert (tmp_path / "samples.txt").read_text(encoding="utf-8") == (

@@ -15,7 +15,7 @@ from jtrain.train.hooks import Signals, on_state
 _SCRIPT = """
 import itertools, os, signal, time, warnings
 from jtrain.train.hooks import Signals
-from jtrain.core.loop import train
+from jtrain.core.loop import train_loop
 from jtrain.distributed.heartbeat import shutdown_request
 
 shutdown_request.REPEATS = 0.2
@@ -28,7 +28,7 @@ def life(number, pauses, late):
         return state + 1, {}
 
     with Signals() as signals:
-        ended = train(step, 0, itertools.repeat({}), start=0, stop=10, hooks=[signals])
+        ended = train_loop(step, 0, itertools.repeat({}), start=0, stop=10, hooks=[signals])
     os.kill(os.getpid(), number)  # a repetition, after the block
     print(ended.step, ended.stop.why, end=", ", flush=True)
     if late:

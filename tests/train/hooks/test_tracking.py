@@ -56,7 +56,7 @@ def about(tmp_path: Path) -> TrackedRun:
 def tracked(tracker, about, *, steps=range(1, 31), end="done", **options) -> tuple[list, float]:
     """What was told, and the seconds that the longest call of the loop took."""
     told: list[str] = []
-    tracking = Tracking([tracker], about, tell=told.append, **options)
+    tracking = Tracking([tracker], about, log=told.append, **options)
     longest = 0.0
     for step in steps:
         began = time.perf_counter()
@@ -93,7 +93,7 @@ def test_what_fails_is_told_and_what_was_lost_is_counted(fake: Fake, lost, why, 
     told, _ = tracked(fake, about)
     assert len(told) == 2
     assert told[0].startswith("tracker fake ")
-    assert "training goes on" in told[0]
+    assert "training continues" in told[0]
     assert told[1] == (
         f"tracker fake: {lost} of 33 rows lost ({why}). metrics.jsonl has all of them."
     )
@@ -165,7 +165,7 @@ def test_a_note_that_cannot_be_read_is_none(note: str, about: TrackedRun):
 
 def test_two_of_a_kind_have_notes_of_their_own(about: TrackedRun):
     fakes = [Fake(id="a"), Fake(id="b")]
-    tracking = Tracking(fakes, about, tell=print)
+    tracking = Tracking(fakes, about, log=print)
     tracking.on_numbers(1, {"loss": 1.0})
     tracking.close("done")
     assert [fake.rows for fake in fakes] == [[(1, {"loss": 1.0})]] * 2

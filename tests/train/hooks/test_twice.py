@@ -40,7 +40,7 @@ def flipped(wrong: int):
 
 def run(step, *, every: int, steps: int) -> RecomputeCheck:
     twice = RecomputeCheck(every=every)
-    taken = twice.of(step)
+    taken = twice.wrap(step)
     state = jax.device_put({"w": np.arange(8, dtype=np.float32), "b": np.float32(1)}, COPIED)
     for number in range(1, steps + 1):
         state, metrics = taken(state, jax.device_put(np.float32(number), COPIED))

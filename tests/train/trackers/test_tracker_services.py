@@ -34,7 +34,7 @@ def killed_and_gone_on_with(tracker: Any, directory: Path) -> tuple[TrackedRun, 
     told: list[str] = []
     for steps, resumed_at, end in ((range(1, 13), None, "stopped"), (range(6, 21), 5, "done")):
         tracking = Tracking(
-            [tracker], about, tell=told.append, resumed_at=resumed_at, patience=60.0
+            [tracker], about, log=told.append, resumed_at=resumed_at, patience=60.0
         )
         for step in steps:
             tracking.on_numbers(step, {"loss": LOSSES[step]})
@@ -81,7 +81,7 @@ def test_tensorboard_forgets_the_run_that_was_begun_anew(tmp_path: Path):
     for steps in (range(1, 13), range(1, 6)):
         about = TrackedRun(name="try", directory=tmp_path, config={})
         tracking = Tracking(
-            [TensorBoard(directory=str(tmp_path / "all"))], about, tell=print, patience=60.0
+            [TensorBoard(directory=str(tmp_path / "all"))], about, log=print, patience=60.0
         )
         for step in steps:
             tracking.on_numbers(step, {"loss": LOSSES[step]})
@@ -149,7 +149,7 @@ def test_wandb_without_a_login_is_told_and_does_not_ask(tmp_path: Path, monkeypa
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("HOME", str(tmp_path))
     _, told = killed_and_gone_on_with(WandB(), tmp_path)
-    assert "nobody is logged in. Type: wandb login" in told[0]
+    assert "nobody is logged in to wandb. Type: wandb login" in told[0]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -186,7 +186,7 @@ def test_mlflow_takes_what_is_not_finite_and_names_that_it_does_not_know(
     uri = (tmp_path / "mlruns").as_uri()
     about = TrackedRun(name="try", directory=tmp_path, config={"a[0]": "x" * 9000})
     told: list[str] = []
-    tracking = Tracking([MLflow(uri=uri)], about, tell=told.append, patience=60.0)
+    tracking = Tracking([MLflow(uri=uri)], about, log=told.append, patience=60.0)
     tracking.on_numbers(1, {"loss": math.nan, "top(5)": 0.5})
     tracking.close("failed")
     assert told == []
