@@ -29,7 +29,7 @@ import numpy as np
 
 import jtrain as jt
 from jtrain.data import Arrays, InOrder, Shuffled
-from jtrain.distributed.heartbeat import PULSE
+from jtrain.distributed.heartbeat import HEARTBEAT
 
 
 class Hurt(Arrays):
@@ -37,7 +37,7 @@ class Hurt(Arrays):
         time.sleep(random.uniform(*map(float, os.environ["READ"].split())))
         fault, process, step, mark = os.environ.get("FAULT", "none 0 0 /").split()
         mine = process == os.environ.get("JTRAIN_PROCESS", "0") and fault != "none"
-        if mine and PULSE.now().step >= int(step) and not os.path.exists(mark):
+        if mine and HEARTBEAT.now().step >= int(step) and not os.path.exists(mark):
             open(mark, "w").close()
             FAULTS[fault](mark)
         return super().__getitem__(indices)
@@ -83,7 +83,7 @@ class Config(jt.RunConfig):
 
     def build(self, place):
         def loss(params, batch, rng):
-            if PULSE.now().phase == "compile" and compiling:
+            if HEARTBEAT.now().phase == "compile" and compiling:
                 time.sleep(compiling.pop())
             noise = 0 if rng is None else jnp.float32(0.1)
             heights = batch["x"] @ params["slope"] + params["offset"] + noise
@@ -94,7 +94,7 @@ class Config(jt.RunConfig):
             loss=loss,
             train=Shuffled(points(200, 0, Hurt), size=self.batch, seed=self.seed),
             valid=InOrder(points(64, 1, Arrays), size=self.batch),
-            optimizer=self.optimizer.build(self.steps),
+            optimizer=self.optimizer,
         )
 '''
 YAML = f"""\

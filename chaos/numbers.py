@@ -89,7 +89,7 @@ class Config(RunConfig):
             init=_init,
             loss=stateful(_loss),
             train=Faulty(Shuffled(points, size=self.batch, seed=self.seed), self.data.faults),
-            optimizer=self.optimizer.build(self.steps),
+            optimizer=self.optimizer,
         )
 
 

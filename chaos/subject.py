@@ -42,7 +42,7 @@ class Config(RunConfig):
             dims=DIMS,
             train=Shuffled(_points(0, 100), size=self.batch, seed=self.seed),
             valid=InOrder(_points(1, 20), size=self.batch),
-            optimizer=self.optimizer.build(self.steps),
+            optimizer=self.optimizer,
         )
 
 

@@ -42,7 +42,7 @@ class Config(jt.RunConfig):
             loss=loss,
             train=Shuffled(data.train, size=self.batch, seed=self.seed),
             valid=InOrder(data.validation, size=self.evaluate.batch or self.batch),
-            optimizer=self.optimizer.build(self.steps),
+            optimizer=self.optimizer,
             model=model,
             predict=predict,
         )

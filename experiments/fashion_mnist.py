@@ -66,7 +66,7 @@ class Config(jt.RunConfig):
             couples="batch" if values.couples == "batch" else "nothing",
             train=self.data.augment.build(train, classes=data.classes),
             valid=InOrder(data.validation, size=self.evaluate.batch or self.batch),
-            optimizer=self.optimizer.build(self.steps),
+            optimizer=self.optimizer,
             model=model,
             predict=predict,
         )

@@ -119,6 +119,6 @@ class Config(jt.RunConfig):
             loss=loss,
             train=Drawn(self.batch, self.seed),
             valid=InOrder(Arrays(x=grid[0], t=grid[1]), size=self.evaluate.batch or self.batch),
-            optimizer=self.optimizer.build(self.steps),
+            optimizer=self.optimizer,
             predict=predict,
         )

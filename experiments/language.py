@@ -54,7 +54,7 @@ class Config(jt.RunConfig):
             given = inputs, keys, segments_of(batch)
             (hidden, routed), _ = model.routed(params, {}, None, rng is not None, *given)
             known = hidden, model.head(params), targets, real
-            value, metrics = chunked_next_token(*known, soft_cap=network.logit_cap, place=place)
+            value, metrics = chunked_next_token(*known, soft_cap=network.logit_cap, placement=place)
             if routed is None or isinstance(how, NoExperts):
                 return value, metrics
             terms, more = with_router(
@@ -69,7 +69,7 @@ class Config(jt.RunConfig):
             couples=how.couples,
             train=corpus.shuffled(size=self.batch, seed=self.seed),
             valid=corpus.in_order(size=self.evaluate.batch or self.batch),
-            optimizer=self.optimizer.build(self.steps, model.dims),
+            optimizer=self.optimizer,
             model=model,
             tokens=self.data.context,
             tokenizer=fingerprint(corpus.vocabulary),

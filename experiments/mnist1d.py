@@ -152,7 +152,7 @@ class Config(jt.RunConfig):
             loss=loss,
             train=FullBatches(train) if self.batch == len(train) else shuffled,
             valid=InOrder(test, size=self.evaluate.batch or self.batch),
-            optimizer=self.optimizer.build(self.steps),
+            optimizer=self.optimizer,
             model=from_function(self.model.init, self.model.apply),
             predict=predict,
         )

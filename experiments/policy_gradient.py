@@ -117,5 +117,5 @@ class Config(jt.RunConfig):
             loss=reinforce(model, self.data.horizon, self.model.discount, self.model.entropy),
             train=Shuffled(train, size=self.batch, seed=self.seed),
             valid=InOrder(valid, size=self.evaluate.batch or self.batch),
-            optimizer=self.optimizer.build(self.steps),
+            optimizer=self.optimizer,
         )

@@ -79,7 +79,7 @@ class Config(jt.RunConfig):
             loss=next_char(model),
             train=corpus.shuffled(size=self.batch, seed=self.seed),
             valid=corpus.in_order(size=self.evaluate.batch or self.batch),
-            optimizer=self.optimizer.build(self.steps, model.dims),
+            optimizer=self.optimizer,
             model=model,
             tokens=self.data.context,
             tokenizer=fingerprint(corpus.vocabulary),

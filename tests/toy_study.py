@@ -7,18 +7,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jtrain.config.top import Top
-from jtrain.config.configclass import values
+from jtrain.config.top import BaseConfig
+from jtrain.config.configclass import configclass
 
 
-@values
+@configclass
 class Constant:
     """The same rate throughout."""
 
     kind: Literal["constant"] = "constant"
 
 
-@values
+@configclass
 class Cosine:
     """Down to zero along a half cosine."""
 
@@ -27,7 +27,7 @@ class Cosine:
     """Steps on the way up."""
 
 
-@values
+@configclass
 class Sgd:
     """Plain steps downhill."""
 
@@ -38,7 +38,7 @@ class Sgd:
     """Share of the last step that is kept."""
 
 
-@values
+@configclass
 class Adamw:
     """Adam with decay beside the gradient."""
 
@@ -51,7 +51,7 @@ class Adamw:
     """How the rate changes."""
 
 
-@values
+@configclass
 class Model:
     """A net."""
 
@@ -73,8 +73,8 @@ class Model:
             raise ValueError(words)
 
 
-@values
-class Config(Top):
+@configclass
+class Config(BaseConfig):
     """A toy."""
 
     optimizer: Annotated[Sgd | Adamw, Field(discriminator="kind")]

@@ -1,5 +1,6 @@
 """A script run by two processes of one run, on this machine."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -20,9 +21,13 @@ def in_two_processes(
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
     command = [sys.executable, "-W", "error", str(script)]
+    helpers = os.pathsep.join([str(Path(__file__).parent), *sys.path])  # those of tests/
     processes = [
         subprocess.Popen(
-            [*command, *map(str, words(port, index))], stderr=subprocess.PIPE, text=True
+            [*command, *map(str, words(port, index))],
+            env={**os.environ, "PYTHONPATH": helpers},
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for index in range(2)
     ]

@@ -46,7 +46,7 @@ def main() -> None:
     make = lambda: new_state(model.init(jax.random.key(0))[0], optimizer, jax.random.key(1))
     like = jax.eval_shape(make)
     state = jax.jit(make, out_shardings=strategy.shardings(like, model.dims))()
-    step = make_step(loss, optimizer, psum=strategy.psum, lay=strategy.lay(like.params, model.dims))
+    step = make_step(loss, optimizer, psum=strategy.psum, sharding=strategy.gradient_sharding(like.params, model.dims))
     draw = np.random.default_rng(0)
     shape = (BATCHES, size, sizes["context"] + 1)
     tokens = draw.integers(0, sizes["vocab"], shape).astype(np.int32)

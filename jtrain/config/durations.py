@@ -160,6 +160,16 @@ def settled(config: T, facts: DurationUnits) -> T:
     return _settled(config, "", facts, 0 if isinstance(total, Duration) else total)
 
 
+def settled_part(part: T, key: str, facts: DurationUnits, steps: int) -> T:
+    """Return a part of a config with a number of steps for each duration, as `settled`.
+
+    Args:
+        key: the dotted key of the part, for errors.
+        steps: of the run.
+    """
+    return _settled(part, key, facts, steps)
+
+
 def by_the_clock(key: str, length: Duration, facts: DurationUnits) -> bool:
     """Whether it stays in time, as it changes no number that a run computes."""
     return length.unit in SECONDS and key == "checkpoint.every" and facts.clock

@@ -1,1 +1,1 @@
-"""What one training step is, from `jax` and `optax` alone: read `step.py` first."""
+"""One training step, made of `jax` and `optax` alone: read `step.py` first, then `gradient.py`."""

@@ -1,4 +1,4 @@
-"""Sum what a function returns over microbatches, and differentiate the sum as it was summed."""
+"""Sums over microbatches of what a function of rows returns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jtrain.core.pytree import at_least_f32
-from jtrain.core.types import Batch, Params, Tree
+from jtrain.core.types import Batch, Tree
 from jtrain.errors import ConfigError
 
 
@@ -16,20 +16,20 @@ def accumulate(
     microbatches: int,
     *,
     unroll: bool = False,
-    lay: Callable[[Tree], Tree] = lambda sums: sums,
+    place: Callable[[Tree], Tree] = lambda sums: sums,
 ) -> Callable[[Batch], Tree]:
-    """`batch -> fn(batch)` for an `fn` that returns sums over rows, one slice of rows at a time.
+    """Return `batch -> fn(batch)` for an `fn` that returns sums over rows, one slice at a time.
 
     Slice i takes rows i, i + n, i + 2n ...: a batch split over devices stays split, with no
     communication. The sums are kept in at least float32. `unroll` writes the slices out one after
-    the other, for what XLA runs slowly in a loop (convolutions on CPU). `lay` puts the sums so far
-    where they shall be.
+    the other, for what XLA runs slowly in a loop (convolutions on CPU). `place` puts the sums so
+    far on their devices.
 
     Raises:
         ConfigError: if the rows do not divide into the microbatches.
     """
     if microbatches == 1:
-        return lambda batch: lay(fn(batch))
+        return lambda batch: place(fn(batch))
 
     def split(x: jax.Array) -> jax.Array:
         return x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1)  # n b/n ...
@@ -40,26 +40,10 @@ def accumulate(
         widened = lambda part: at_least_f32(fn(part))
         shapes = jax.eval_shape(widened, jax.tree.map(lambda x: x[0], slices))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        add = lambda total, part: (lay(jax.tree.map(jnp.add, total, widened(part))), None)
-        return jax.lax.scan(add, lay(zeros), slices, unroll=microbatches if unroll else 1)[0]
+        add = lambda total, part: (place(jax.tree.map(jnp.add, total, widened(part))), None)
+        return jax.lax.scan(add, place(zeros), slices, unroll=microbatches if unroll else 1)[0]
 
     return summed
-
-
-def make_value_fn(gradient: Callable[[Params], tuple[tuple[Any, Any], Params]]) -> Callable:
-    """`params -> value`, for a `gradient` that gives back `(value, anything), grads`.
-
-    Its derivative is those `grads`. To differentiate the value itself would go backwards through
-    the sum over copies, of which each sees only its own part.
-    """
-    value = jax.custom_vjp(lambda params: gradient(params)[0][0])
-
-    def forward(params: Params) -> tuple[Any, Params]:
-        (at, _), grads = gradient(params)
-        return at, grads
-
-    value.defvjp(forward, lambda grads, up: (jax.tree.map(lambda g: up * g, grads),))
-    return value
 
 
 def _check_divides(batch: Batch, microbatches: int) -> None:

@@ -9,15 +9,15 @@ from jtrain.core.types import Batch
 class Batches(Protocol):
     """A batch as a function of the step: nothing to save, nothing to rewind."""
 
-    size: int  # rows a batch, over all processes
+    size: int  # rows in a batch, over all processes
     ragged: bool  # whether a mask may hide a row
 
     def __getitem__(self, step: int, /) -> Batch:
-        """The batch of a step, as numpy arrays."""
+        """Return the batch of a step, as numpy arrays."""
         ...
 
     def shard(self, index: int, count: int) -> "Batches":
-        """The same batches, of which only the rows of process `index` of `count` are read."""
+        """Return the same batches, of which process `index` of `count` reads its own rows only."""
         ...
 
 

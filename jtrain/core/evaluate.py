@@ -28,13 +28,13 @@ def make_evaluate(
     psum: Callable[[Any], Any] | None = None,
     ragged: bool = False,
 ) -> EvaluateFn:
-    """`((params, extra), batch) -> sums`, pure; nothing is drawn (the loss's rng is None).
+    """Return `((params, extra), batch) -> sums`, pure; nothing is drawn (rng is None).
 
     Args:
-        couples: as of `make_step`. "batch" if the loss makes rows meet: then a batch is not split
-            over copies, and whoever calls this gives it all rows that are to meet.
-        psum: as of `make_step`.
-        ragged: as of `make_step`.
+        couples: as for `make_step`. "batch" if the loss couples rows: then a batch is not split
+            over copies, and the caller passes all coupled rows in one batch.
+        psum: as for `make_step`.
+        ragged: as for `make_step`.
 
     Raises:
         LossError: if the loss couples the rows of a batch that would be split.
@@ -59,10 +59,10 @@ def evaluate(
     *,
     in_flight: int = 8,
 ) -> dict[str, float]:
-    """The metrics over all of `batches` (placed), summed on the host in float64.
+    """Return the metrics over all of `batches` (placed), summed on the host in float64.
 
-    `loss` is what training minimises, over the whole set; `rows` says how many rows were counted.
-    Where rows of the loss meet, they meet within each batch.
+    `loss` is the training loss over the whole set; `rows` is the number of rows counted. A loss
+    that couples rows couples them within each batch.
     """
     started, total = collections.deque(), None
     for batch in batches:
@@ -82,18 +82,18 @@ def evaluate(
 def check_row_independence(
     program: Callable[[Batch], Sums], batch: Batch, rows: FiniteBatches, name: str, shares: int
 ) -> None:
-    """Check that the loss judges each row by itself, where a set has several batches.
+    """Check that the loss of each row is independent of the others, in a set of several batches.
 
-    A loss may make rows meet in training alone, as batch norm does.
+    A loss may couple rows in training alone, as batch norm does.
 
     Args:
-        program: what `make_evaluate` gives, compiled, of a batch on the host.
-        batch: the first of the set, on the host.
-        rows: the set, and its name.
-        shares: the parts that a batch has to divide into.
+        program: the result of `make_evaluate`, compiled, as a function of a batch on the host.
+        batch: the first batch of the set, on the host.
+        rows: the set, called `name`.
+        shares: number of shards that a batch has to divide into.
 
     Raises:
-        LossError: if the rows meet, with the values that keep them together.
+        LossError: if rows are coupled, with the config values that keep them in one batch.
     """
     if rows_are_coupled(program, batch):
         count = getattr(rows, "rows", len(rows) * rows.size)
@@ -107,14 +107,14 @@ def check_row_independence(
 
 
 def rows_are_coupled(program: Callable[[Batch], Sums], batch: Batch) -> bool:
-    """Return whether the loss of rows depends on the rows beside them, seen from one batch.
+    """Return whether the loss of a row depends on other rows of one batch.
 
-    Its even rows, each twice, and its odd rows, each twice, have the sums of the batch, twice,
-    where each row is judged by itself.
+    Where rows are independent, the even rows, each twice, and the odd rows, each twice, together
+    have twice the sums of the batch.
 
     Args:
-        program: what `make_evaluate` gives, compiled, of a batch on the host.
-        batch: on the host, full.
+        program: the result of `make_evaluate`, compiled, as a function of a batch on the host.
+        batch: on the host, without hidden rows.
     """
     rows = np.arange(len(batch["mask"]))
     even, odd = rows // 2 * 2, np.minimum(rows // 2 * 2 + 1, len(rows) - 1)
@@ -128,7 +128,7 @@ def rows_are_coupled(program: Callable[[Batch], Sums], batch: Batch) -> bool:
 
 
 def _summed(found: Sums, psum: Callable[[Any], Any]) -> Sums:
-    terms, metrics = found  # coefficients are no sums over rows
+    terms, metrics = found  # coefficients are not sums over rows
     means, metrics = psum((terms.means, metrics))
     return Terms(means, terms.coefficients), metrics
 

@@ -14,7 +14,7 @@ from jtrain.core.types import Extra, Leaf, Params
 
 
 class UpdateResult(NamedTuple):
-    """What a step leaves behind."""
+    """The parts of a state that an update changes."""
 
     params: Params
     opt_state: optax.OptState
@@ -23,7 +23,7 @@ class UpdateResult(NamedTuple):
 
 
 def is_finite_update(after: Extra, changes: Extra) -> Bool[Array, ""]:
-    """Whether the leaves that `changes` has are finite in `after`, what they made of `extra`."""
+    """Return whether the leaves of `extra` that changed are finite in `after`."""
 
     def leaf(new: Leaf, change: Mean | None) -> Leaf:
         return True if change is None else jnp.isfinite(new).all()
@@ -42,7 +42,7 @@ def update_if(
     extra_after: Extra,
     **known: Any,
 ) -> UpdateResult:
-    """The state after `update(grads, opt_state, params, **known)`, or as it was.
+    """Return the result of `update(grads, opt_state, params, **known)`, or the old values.
 
     A branch and not a select: for a select XLA:CPU copies the whole donated state, a quarter of the
     time of a small step (docs/log.md). In the other branch the gradients stand for updates that are

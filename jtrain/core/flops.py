@@ -10,7 +10,7 @@ from jtrain.core.jaxpr import inner_jaxprs
 
 
 def count_flops(fn: Callable[..., Any], *args: Any) -> float | None:
-    """Multiplications and additions in the products of `fn(*args)`; None where that is not known.
+    """Count multiplications and additions in the products of `fn(*args)`; None where unknown.
 
     What stands in a scan counts as often as it runs (XLA's own count takes a loop's body once), of
     a choice the most expensive branch counts, and what is computed again in the backward pass

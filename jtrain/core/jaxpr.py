@@ -26,12 +26,12 @@ def dependence(fn: Callable[..., Any], *args: Any) -> list[set[int]]:
 
 
 def operations(fn: Callable[..., Any], *args: Any) -> set[str]:
-    """The names of all primitives in `fn(*args)`, the inner ones too. Nothing is run."""
+    """Return the names of all primitives in `fn(*args)`, nested ones included. Nothing is run."""
     return {eqn.primitive.name for eqn in equations(fn, *args)}
 
 
 def product_types(fn: Callable[..., Any], *args: Any) -> list[Any]:
-    """The type that each matrix product and convolution in `fn(*args)` multiplies. Nothing is run.
+    """Return the dtype that each product in `fn(*args)` multiplies. Nothing is run.
 
     That of its wider factor; what stands in a loop counts once.
     """
@@ -40,7 +40,7 @@ def product_types(fn: Callable[..., Any], *args: Any) -> list[Any]:
 
 
 def inner_jaxprs(eqn: Any) -> list[Any]:
-    """The programs inside an equation of a traced program."""
+    """Return the programs inside an equation of a traced program."""
 
     def programs(value: Any) -> Iterator[Any]:
         if hasattr(value, "eqns"):
@@ -73,7 +73,7 @@ def scan_sizes(scan: Any, body: Any) -> tuple[int, int]:
 
 
 def equations(fn: Callable[..., Any], *args: Any) -> Iterator[Any]:
-    """The operations of `fn(*args)`, the inner ones too. Nothing is run."""
+    """Yield the equations of `fn(*args)`, nested ones included. Nothing is run."""
     yield from equations_in(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
@@ -87,7 +87,7 @@ def equations_in(jaxpr: Any) -> Iterator[Any]:
 
 
 def _reach(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
-    """The outputs' dependence as bit masks, given that of the inputs."""
+    """Return the outputs' dependence as bit masks, given the inputs'."""
     seen = dict(zip(jaxpr.invars, inputs, strict=True))
 
     def of(atom: Any) -> int:
@@ -107,7 +107,7 @@ def _reach(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
 
 
 def _settled(scan: Any, body: Any, args: list[int]) -> list[int]:
-    """A scan's outputs, once what the carry depends on grows no more."""
+    """Return the dependence of a scan's outputs, at the fixed point of the carry's."""
     consts, carry = scan_sizes(scan, body)
     while True:
         outs = _reach(body, args)

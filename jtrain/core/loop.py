@@ -1,4 +1,4 @@
-"""The loop: feed batches to a compiled step, and tell the hooks what happened."""
+"""The training loop: it feeds batches to a compiled step and calls the hooks."""
 
 import collections
 import contextlib
@@ -11,32 +11,33 @@ import jax
 from jtrain.core.types import Batch, Metrics
 
 State = TypeVar("State")
-IN_FLIGHT = 8  # calls that are started and not yet done: so late are numbers read
+IN_FLIGHT = 8  # calls started and not yet finished: metrics are read that late
 
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """What a hook returns to end a run after the step it saw."""
+    """Answer of a hook that ends the run after the step it was called for."""
 
     why: str
     kind: Literal["interrupted", "finished", "failed"] = "interrupted"
-    """To be gone on with, the end that was wanted, or a fault that running again would repeat."""
+    """interrupted: the run can be resumed; finished: it ended as intended; failed: a restart
+    would fail again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rollback(Stop):
-    """What a hook returns to go back to a checkpoint, and on without the batch of a bad step."""
+    """Answer of a hook that rolls the run back and skips the batch of a bad step."""
 
     step: int
-    """The bad one, the first of a run being 1."""
+    """The bad step; the first step of a run is 1."""
     back: int = 0
-    """Batches before that one that are left out too."""
+    """Batches before the bad one that are skipped too."""
     skip: int = 1
-    """Batches that are left out in all."""
+    """Batches that are skipped in all."""
 
 
 class StoppedError(Exception):
-    """Raised where a batch is waited for, to end a run after the last whole step."""
+    """Raised while the loop waits for a batch, to end the run after the last complete step."""
 
     def __init__(self, stop: Stop):
         super().__init__(stop.why)
@@ -44,34 +45,34 @@ class StoppedError(Exception):
 
 
 class Hook:
-    """Observes steps `every`, 2 `every`, ... and changes nothing; override one method or both."""
+    """Observer of steps `every`, 2 `every`, ...; override one method or both."""
 
     every: int = 1
     settles: bool = False
-    """Whether all numbers up to a step are told before this hook sees the state after it."""
+    """Whether `on_numbers` of all hooks is called for a step before this hook sees its state."""
     last: bool = False
-    """Whether it sees the numbers of the last step too, which `every` may not divide. A step at
-    which a run was interrupted is not the last one: the run goes on from there."""
+    """Whether the hook also sees the numbers of the last step, which `every` may not divide. A step
+    at which a run was interrupted is not the last one: the run resumes there."""
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
-        """Sees the metrics of a step that is done, some steps late; nothing waits for it."""
+        """Receive the metrics of a finished step, a few steps late; no device waits for it."""
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> Stop | None:
-        """Sees the state before the next step takes it (it is donated then), so it keeps copies.
+        """Receive the state before the next step donates it: keep copies, not references.
 
-        Called after whole calls: where a call takes several steps, `every` is a multiple of them.
+        Called after complete calls: `every` is a multiple of the steps of a call.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopResult(Generic[State]):
-    """Where a loop ended, and what it was first asked for, if it was asked to end."""
+    """State and step at which a loop ended, and the first request to end it, if there was one."""
 
     state: State
     step: int
     stop: Stop | None
     numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The metrics of the last step, as `on_numbers` gets them; none where no step was taken."""
+    """Metrics of the last step, as `on_numbers` gets them; empty where no step was taken."""
 
 
 def train_loop(
@@ -85,14 +86,14 @@ def train_loop(
     steps_per_call: int = 1,
     in_flight: int = IN_FLIGHT,
 ) -> LoopResult[State]:
-    """Runs steps `start + 1 .. stop`; each hook sees each of its steps once, in order.
+    """Run steps `start + 1 .. stop`; each hook sees each of its steps once, in order.
 
     Args:
-        step: compiled; gives up the state it is given. Takes `steps_per_call` steps at once, and
-            then returns metrics stacked.
-        feed: what `step` takes at each call, already on the devices.
-        in_flight: calls started and not yet done. Numbers are read that late, so that no device
-            waits for the host. (JAX 0.10 stops for ever at about 32 on several CPU devices.)
+        step: compiled; donates its state. Takes `steps_per_call` steps a call, and returns stacked
+            metrics where there are several.
+        feed: the batches of each call, already on the devices.
+        in_flight: calls started and not yet finished. Metrics are read that late, so that no
+            device waits for the host. (JAX 0.10 hangs at about 32 on several CPU devices.)
     """
     started: collections.deque[tuple[int, Metrics]] = collections.deque()
     latest: Metrics = {}
@@ -100,12 +101,12 @@ def train_loop(
     listeners = [hook for hook in hooks if _overrides(hook, "on_numbers")]
     asked: Stop | None = None
 
-    def finish(most: int) -> Stop | None:  # down to so many calls in flight
-        why = asked
+    def finish(most: int) -> Stop | None:  # until at most so many calls are in flight
+        request = asked
         while len(started) > most:
-            told = _tell(*started.popleft(), steps_per_call, listeners)
-            why = why or told
-        return why
+            answer = _call_listeners(*started.popleft(), steps_per_call, listeners)
+            request = request or answer
+        return request
 
     batches, number = iter(feed), start
     while number < stop and asked is None:
@@ -114,9 +115,9 @@ def train_loop(
         except StoppedError as error:
             asked = error.stop
             break
-        # What reaches a step was placed beforehand. Watching that costs 17 us, so two calls are.
-        watched = number < start + 2 * steps_per_call
-        with jax.transfer_guard("disallow") if watched else contextlib.nullcontext():
+        # Batches are placed before the step. Checking that costs 17 us, so two calls are checked.
+        guarded = number < start + 2 * steps_per_call
+        with jax.transfer_guard("disallow") if guarded else contextlib.nullcontext():
             state, metrics = step(state, batch)
         number += steps_per_call
         latest = metrics
@@ -124,8 +125,8 @@ def train_loop(
         for hook in watchers:
             if number % hook.every == 0:
                 asked = finish(0) if hook.settles else asked
-                wanted = hook.on_state(number, state, metrics)
-                asked = asked or wanted
+                answer = hook.on_state(number, state, metrics)
+                asked = asked or answer
         asked = finish(in_flight)
     asked = finish(0)
     numbers = _by_step(jax.device_get(latest), steps_per_call)[-1] if latest else {}
@@ -133,21 +134,23 @@ def train_loop(
     if numbers and over and (asked is None or asked.kind != "failed"):
         for hook in listeners:
             if hook.last and number % hook.every:
-                wanted = hook.on_numbers(number, numbers)
-                asked = asked or wanted
+                answer = hook.on_numbers(number, numbers)
+                asked = asked or answer
     return LoopResult(state, number, asked, numbers)
 
 
-def _tell(last: int, metrics: Metrics, steps: int, listeners: Sequence[Hook]) -> Stop | None:
-    """Waits for a call that ended with step `last`, and tells its numbers."""
-    jax.block_until_ready(jax.tree.leaves(metrics)[:1])  # all of a program is done when one is
+def _call_listeners(
+    last: int, metrics: Metrics, steps: int, listeners: Sequence[Hook]
+) -> Stop | None:
+    """Wait for the call that ended with step `last`, and call the hooks with its metrics."""
+    jax.block_until_ready(jax.tree.leaves(metrics)[:1])  # one output is ready when all are
     numbers, asked = None, None
     for place, number in enumerate(range(last - steps + 1, last + 1)):
         for hook in listeners:
             if number % hook.every == 0:
                 numbers = numbers or _by_step(jax.device_get(metrics), steps)
-                wanted = hook.on_numbers(number, numbers[place])
-                asked = asked or wanted
+                answer = hook.on_numbers(number, numbers[place])
+                asked = asked or answer
     return asked
 
 

@@ -1,4 +1,4 @@
-"""What a loss returns, in one form: terms to minimise, metrics, and the state it carries."""
+"""Losses in one form: terms to minimise, metrics, and the state that a loss carries."""
 
 import dataclasses
 import functools
@@ -35,12 +35,12 @@ class Stateful:
 
 
 def stateful(loss: Callable[..., tuple[LossValue, Metrics, Extra]]) -> Stateful:
-    """Marks a loss that takes and returns `extra`."""
+    """Mark a loss that takes and returns `extra`."""
     return Stateful(loss)
 
 
 class LossOutput(NamedTuple):
-    """What a loss gave for some rows; all of it adds up over rows."""
+    """Output of a loss for some rows; all of it adds up over rows."""
 
     terms: Terms
     metrics: Metrics
@@ -51,13 +51,13 @@ class LossOutput(NamedTuple):
 def normalize_loss(
     loss: LossFn | Stateful, *, ragged: bool = False
 ) -> Callable[[Params, Extra, Batch, Key | None], LossOutput]:
-    """`(params, extra, batch, rng) -> LossOutput` for a loss in any of its forms.
+    """Return `(params, extra, batch, rng) -> LossOutput` for a loss in any of its forms.
 
-    The loss is traced once for all that ask for it, however often the result is used.
+    The result is cached, so that the loss is traced once for all its users.
 
     Raises:
-        LossError: when called, if what came back keeps no form of the contract, or is a plain
-            scalar though the data is `ragged`.
+        LossError: when called, if the loss returned none of the allowed forms, or a plain scalar
+            though the data is `ragged`.
     """
 
     def call(params: Params, extra: Extra, batch: Batch, rng: Key | None) -> LossOutput:
@@ -92,7 +92,7 @@ def combine(terms: Terms, weights: Sequence[Float[Array, ""]]) -> Float[Array, "
 
 
 def update_extra(extra: Extra, changes: Extra) -> Extra:
-    """`extra` with the leaves that changed, each divided by its weight; weight 0 keeps the old."""
+    """Return `extra` with changed leaves divided by their weights; weight 0 keeps the old leaf."""
 
     def leaf(old: Leaf, change: Mean | None) -> Leaf:
         if change is None:
@@ -111,7 +111,7 @@ def _divide(total: Leaf, weight: Leaf, *, otherwise: Leaf) -> Leaf:
 def _parts(got: Any, count: int) -> tuple[Any, ...]:
     form = {2: "(value, metrics)", 3: "(value, metrics, extra)"}[count]
     if type(got) is not tuple or len(got) != count:
-        raise LossError(f"a loss was to return {form} and returned {_kind(got)}.")
+        raise LossError(f"a loss must return {form} and returned {_kind(got)}.")
     return got
 
 
@@ -127,7 +127,7 @@ def _terms(value: Any, batch: Batch, ragged: bool) -> Terms:
     if not isinstance(value, Terms):
         if not isinstance(value, jax.Array) or not jnp.issubdtype(value.dtype, jnp.floating):
             raise LossError(
-                f"a loss returned {_kind(value)}; it is to return a jt.Mean, a sum of "
+                f"a loss returned {_kind(value)}; it must return a jt.Mean, a sum of "
                 f"Means such as `ce + 1e-2 * z`, or a scalar array, or a tuple (one of these, "
                 f"metrics)."
             )
@@ -146,7 +146,7 @@ def _terms(value: Any, batch: Batch, ragged: bool) -> Terms:
         if jnp.shape(mean.total) or jnp.shape(mean.weight):
             raise LossError(
                 f"term {number} of the loss has a total of shape {jnp.shape(mean.total)} and a "
-                f"weight of shape {jnp.shape(mean.weight)}; both are to be sums over rows, scalars."
+                f"weight of shape {jnp.shape(mean.weight)}; both must be sums over rows, scalars."
             )
     return value
 
@@ -168,7 +168,7 @@ def _metrics(metrics: Any) -> Metrics:
 
 
 def _changes(old: Extra, new: Extra) -> Extra:
-    """The leaves that changed, as Means; None for those that are what went in."""
+    """Return the leaves that changed, as Means, and None for those that did not."""
     is_mean = lambda x: isinstance(x, Mean)
     if jax.tree.structure(old) != jax.tree.structure(new, is_leaf=is_mean):
         raise LossError(

@@ -1,4 +1,4 @@
-"""What is wrong with a loss, told before anything is compiled; it is traced and never run."""
+"""Checks of a loss before anything is compiled; the loss is traced and never run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from jtrain.errors import LossError
 
 
 def check_split_rows(couples: Couples, microbatches: int, copies: bool) -> None:
-    """Checks that the rows of a batch are not split where the loss makes them meet.
+    """Check that a batch is not split where the loss couples its rows.
 
     Raises:
         LossError: with the settings that keep them together.
@@ -30,7 +30,7 @@ def check_split_rows(couples: Couples, microbatches: int, copies: bool) -> None:
 
 
 def check_weights(terms: Callable[[Params], LossOutput], params: Params) -> None:
-    """Checks that each term is weighted by the batch alone.
+    """Check that the weight of each term depends on the batch alone.
 
     Raises:
         LossError: naming the term and a parameter that its weight is computed from.
@@ -48,7 +48,7 @@ def check_weights(terms: Callable[[Params], LossOutput], params: Params) -> None
 
 
 def check_unused_params(terms: Callable[[Params], LossOutput], params: Params) -> None:
-    """Checks that every parameter gets a gradient.
+    """Check that every parameter gets a gradient.
 
     Raises:
         LossError: naming the parameters that no term is computed from.
@@ -68,7 +68,7 @@ def check_unused_params(terms: Callable[[Params], LossOutput], params: Params) -
 def check_product_precision(
     terms: Callable[[Params], LossOutput], params: Params, compute: Any
 ) -> tuple[int, int]:
-    """How many of the loss's matrix products multiply in `compute`, and how many there are.
+    """Check that some matrix product of the loss multiplies in `compute`.
 
     Raises:
         LossError: if there are some and none does: then nothing is gained by the precision.

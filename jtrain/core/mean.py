@@ -29,7 +29,7 @@ class Mean:
         mask: Bool[Array, "*s"],
         weights: Shaped[Array, "*s"] | None = None,
     ) -> "Mean":
-        """The mean of `values` where `mask` holds, each counted `weights` times (1 by default).
+        """Return the mean of `values` where `mask` holds, each counted `weights` times (default 1).
 
         Weights may be of either sign: advantages, importance weights. What the mask hides may be
         NaN or infinite.
@@ -46,7 +46,7 @@ class Mean:
         return cls(_sum(seen * weight), _sum(weight))
 
     def value(self) -> Any:
-        """The mean on the host, float64; NaN where the weight is 0. Waits for the device."""
+        """Return the mean on the host, float64; NaN where the weight is 0. Waits for the device."""
         total, weight = (np.asarray(x, np.float64) for x in (self.total, self.weight))
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = total / weight
@@ -60,7 +60,7 @@ class Mean:
 
 
 def _check_belongs(values: Any, other: Any, called: str) -> None:
-    """Checks that NumPy's rules give each of `values` its place in another array, and no more."""
+    """Check that another array broadcasts to the shape of `values` by NumPy's rules."""
     shape, found = jnp.shape(values), jnp.shape(other)
     fits = len(shape) == len(found) and all(n in (1, m) for m, n in zip(shape, found, strict=True))
     if shape and not fits:
@@ -72,10 +72,10 @@ def _check_belongs(values: Any, other: Any, called: str) -> None:
 
 
 def _sum(x: Float[Array, "*s"]) -> Float[Array, ""]:
-    """The sum, within rows and then over rows.
+    """Sum within rows, then over rows.
 
-    XLA:CPU sums 32 x 32 numbers one after the other, which is off by up to 3e-6; kept apart, the
-    two stages are off by 4e-7 (weighted rows, the worst of 30 draws).
+    XLA:CPU sums 32 x 32 numbers one after the other, which is off by up to 3e-6; as two separate
+    stages the sum is off by 4e-7 (weighted rows, the worst of 30 draws).
     """
     if x.ndim < 2:
         return x.sum()
@@ -86,7 +86,7 @@ def _sum(x: Float[Array, "*s"]) -> Float[Array, ""]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What is minimised: the sum of coefficient x mean, each mean with a weight of its own.
+    """A loss to minimise: the sum of coefficient x mean, each mean with a weight of its own.
 
     `cross_entropy + 1e-2 * balance` makes one. A coefficient may be an array, a schedule of the
     step say, and depends on no row.

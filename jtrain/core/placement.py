@@ -1,4 +1,4 @@
-"""Placement: how a model says what its arrays are, without knowing where they go."""
+"""Placement: a model names the dims of its arrays, and the placement shards them."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,20 +16,20 @@ Layer: TypeAlias = Callable[[Any, Array, Any], tuple[Array, Any]]
 
 @runtime_checkable
 class Placement(Protocol):
-    """How a model says what its arrays are, without knowing where they go."""
+    """Protocol by which a model names the dims of its arrays, without knowing any device."""
 
     @property
     def rows(self) -> int:
-        """How many parts the rows of a batch are in."""
+        """Number of shards of the rows of a batch."""
         ...
 
     @property
     def times(self) -> int:
-        """How many parts each sequence is in."""
+        """Number of shards of each sequence."""
         ...
 
     def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
-        """`x`, laid out by the names of its dims."""
+        """Return `x`, sharded by the names of its dims."""
         ...
 
     def attend(
@@ -40,25 +40,25 @@ class Placement(Protocol):
         v: Array,
         segments: Array | None = None,
     ) -> Array:
-        """`attention(q, k, v, segments)`, b t h k, wherever the parts of t and h are.
+        """Return `attention(q, k, v, segments)`, b t h k, however t and h are sharded.
 
         For `Parts` the positions, those of segments too, are in the order of `order`.
         """
         ...
 
     def order(self, time: int) -> np.ndarray | None:
-        """The order of positions, int32 t, in which each device has the same work in attention.
+        """Return the order of positions, int32 t, that balances attention over devices, or None.
 
-        A decoder takes its tokens in it, and `put_back` undoes it. None: as they are.
+        A decoder takes its tokens in this order, and `put_back` undoes it. None: no reordering.
         """
         ...
 
     def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """`x`, whose positions are in the order of `order`, in their own."""
+        """Return `x` with its positions back from the order of `order` in their own."""
         ...
 
     def saved(self, names: Sequence[str]) -> Callable[..., Any]:
-        """The policy of `jax.checkpoint` that saves what has these names (`checkpoint_name`)."""
+        """Return the `jax.checkpoint` policy that saves these names (`checkpoint_name`)."""
         ...
 
     def experts(
@@ -70,7 +70,7 @@ class Placement(Protocol):
         kernels: Sequence[Array],
         dims: Sequence[Dims],
     ) -> Float[Array, "b t d"]:
-        """`mix(x, chosen, weights, *kernels)`, wherever the rows and the experts are.
+        """Return `mix(x, chosen, weights, *kernels)`, however rows and experts are sharded.
 
         `kernels` begin with the dim of the experts, and `dims` are the names of theirs. Of choices
         that are no index into the kernels that it gets, `mix` makes zeros.
@@ -80,7 +80,7 @@ class Placement(Protocol):
     def layers(
         self, layer: Layer, stack: Params, x: Float[Array, "b t d"], rows: Any
     ) -> tuple[Float[Array, "b t d"], Any]:
-        """`x` after every layer of `stack`, whose leaves are l ..., and what each gave: l b ....
+        """Return `x` after every layer of `stack` (leaves l ...), and their outputs, l b ....
 
         `rows` are arrays b ... that belong to the rows of `x`: a layer gets those of its rows.
         """
@@ -89,20 +89,20 @@ class Placement(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Unplaced:
-    """The placement that places nothing."""
+    """Placement of a single device: it moves nothing."""
 
     @property
     def rows(self) -> int:
-        """One."""
+        """Number of shards: one."""
         return 1
 
     @property
     def times(self) -> int:
-        """One."""
+        """Number of shards: one."""
         return 1
 
     def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
-        """`x` itself."""
+        """Return `x`."""
         del dims
         return x
 
@@ -114,20 +114,20 @@ class Unplaced:
         v: Array,
         segments: Array | None = None,
     ) -> Array:
-        """`attention(q, k, v, segments)` itself."""
+        """Return `attention(q, k, v, segments)`."""
         return attention(q, k, v, segments)
 
     def order(self, time: int) -> np.ndarray | None:
-        """None: one device has all the work."""
+        """Return None: one device has all the work."""
         del time
         return None
 
     def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """`x` itself."""
+        """Return `x`."""
         return x
 
     def saved(self, names: Sequence[str]) -> Callable[..., Any]:
-        """Where it was computed."""
+        """Return the policy that saves these names on the device that computed them."""
         return jax.checkpoint_policies.save_only_these_names(*names)
 
     def experts(
@@ -139,12 +139,12 @@ class Unplaced:
         kernels: Sequence[Array],
         dims: Sequence[Dims],
     ) -> Float[Array, "b t d"]:
-        """`mix` of them all itself."""
+        """Return `mix` of all experts."""
         del dims
         return mix(x, chosen, weights, *kernels)
 
     def layers(
         self, layer: Layer, stack: Params, x: Float[Array, "b t d"], rows: Any
     ) -> tuple[Float[Array, "b t d"], Any]:
-        """One after the other, in a loop."""
+        """Apply the layers one after the other, in a scan."""
         return jax.lax.scan(lambda x, one: layer(one, x, rows), x, stack)

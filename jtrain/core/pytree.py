@@ -15,23 +15,23 @@ def name(path: tuple[Any, ...]) -> str:
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """Each leaf by its name, in the order of the tree."""
+    """Return each leaf by its name, in the order of the tree."""
     return {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def num_elements(tree: Any) -> int:
-    """How many numbers the leaves hold."""
+    """Return how many numbers the leaves hold."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def norm(tree: Any) -> Float[Array, ""]:
-    """The 2-norm over all leaves together, in at least float32."""
+    """Return the 2-norm over all leaves together, in at least float32."""
     squares = [jnp.sum(jnp.square(at_least_f32(leaf))) for leaf in jax.tree.leaves(tree)]
     return jnp.sqrt(sum(squares, start=jnp.float32(0)))
 
 
 def at_least_f32(tree: Tree) -> Tree:
-    """Leaves of fewer than 32 bits widened to float32, the others as they are."""
+    """Cast leaves of fewer than 32 bits to float32."""
 
     def widen(leaf):
         narrow = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4

@@ -1,8 +1,9 @@
-"""The rows of a batch: which are real, and what each one draws."""
+"""Rows of a batch: their random keys, and which of them a mask hides."""
 
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import overload
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +15,26 @@ from jtrain.errors import LossError
 _RAGGED = ContextVar("ragged", default=False)
 
 
-def row_keys(rng: Key, batch: Batch) -> Shaped[Array, "b"]:
-    """A key for each row from its index in the global batch, whatever device it is on."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(rng, batch["row"])
+@overload
+def row_keys(rng: Key, batch: Batch) -> Shaped[Array, "b"]: ...
+@overload
+def row_keys(rng: None, batch: Batch) -> None: ...
+def row_keys(rng: Key | None, batch: Batch) -> Shaped[Array, "b"] | None:
+    """Return a key for each row, from its index in the global batch, on whatever device it is.
+
+    `rng=None` (evaluation: nothing is drawn) gives None.
+    """
+    return None if rng is None else jax.vmap(jax.random.fold_in, (None, 0))(rng, batch["row"])
 
 
 def first_key(rng: Keys) -> Key:
-    """`rng` itself, or of the keys of rows the first: for what draws once for all that it sees."""
+    """Return `rng`, or the first of the keys of rows, for layers that draw once for all rows."""
     return rng if rng.ndim == 0 else rng[0]
 
 
 @contextlib.contextmanager
 def allow_hidden_rows(ragged: bool) -> Iterator[None]:
-    """While a loss is traced: whether a mask may hide rows of its batch."""
+    """Set, while a loss is traced, whether a mask may hide rows of its batch."""
     token = _RAGGED.set(ragged)
     try:
         yield
@@ -35,10 +43,10 @@ def allow_hidden_rows(ragged: bool) -> Iterator[None]:
 
 
 def check_no_hidden_rows(what: str) -> None:
-    """Checks that no mask may hide a row of the batch of the loss that is being traced.
+    """Check that no mask may hide a row of the batch of the loss that is being traced.
 
     Raises:
-        LossError: saying how every batch comes to be full.
+        LossError: if one may, with the ways to make every batch full.
     """
     if _RAGGED.get():
         raise LossError(
@@ -50,10 +58,10 @@ def check_no_hidden_rows(what: str) -> None:
 
 
 def with_rows(batch: Batch, *, copies: bool = False) -> Batch:
-    """`batch` with the `row` and `mask` of a full batch where it has none of its own.
+    """Return `batch`, with the `row` and `mask` of a full batch where it has none.
 
     Raises:
-        LossError: if there are several `copies` of the step: none knows its place in the batch.
+        LossError: if there are several `copies` of the step: none knows its rows in the batch.
     """
     if "row" in batch and "mask" in batch:
         return batch

@@ -1,4 +1,4 @@
-"""What changes from step to step."""
+"""TrainState: the arrays that a step changes."""
 
 import dataclasses
 
@@ -16,15 +16,17 @@ class TrainState:
     """Arrays only: no functions, no config, so it can be saved, sharded and compared."""
 
     step: Leaf  # int32 scalar: batches seen
-    skipped: Leaf  # int32 scalar: those that changed nothing, their gradient not being finite
-    scale: LossScale | Unscaled  # the factor on the loss; no leaf unless it computes in float16
+    skipped: Leaf  # int32 scalar: steps without effect, since their gradient was not finite
+    scale: (
+        LossScale | Unscaled
+    )  # the factor on the loss; no leaf unless the loss computes in float16
     params: Params
     extra: Extra
     opt_state: optax.OptState
-    seed: Leaf  # uint32: the data of the run's key, the same all through it
+    seed: Leaf  # uint32: the data of the run's key, constant in a run
 
     def step_key(self) -> Key:
-        """What a step draws from; every microbatch and shard has the same."""
+        """Return the random key of this step, the same in every microbatch and shard."""
         return jax.random.fold_in(jax.random.wrap_key_data(self.seed), self.step)
 
 
@@ -36,9 +38,9 @@ def new_state(
     *,
     scale: LossScale | Unscaled = Unscaled(),
 ) -> TrainState:
-    """The state before the first step.
+    """Return the state before the first step.
 
-    Jit the function that makes it with the shardings it shall have: nothing is made whole first.
+    Call it under `jit` with `out_shardings`, so that no array is ever unsharded.
     """
     return TrainState(
         step=jnp.int32(0),

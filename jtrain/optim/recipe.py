@@ -12,6 +12,7 @@ import optax
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
+from jtrain.config.durations import Duration
 from jtrain.core import pytree
 from jtrain.core.types import Dims, Leaf, Params, Tree
 from jtrain.errors import ConfigError
@@ -90,6 +91,8 @@ class OptimizerConfig(abc.ABC):
         Raises:
             ConfigError: if the warmup leaves no step.
         """
+        if isinstance(steps, Duration):
+            raise TypeError(f"{steps} is not counted in steps yet: write optimizer=self.optimizer")
         rate = self.learning_rate(steps)
         decay = _by_name(lambda u, p, decay: u + decay * p, functools.partial(self._decay_of, dims))
         optimizer = self.descent(self.layered_rule(decay, dims), self._scale(rate), rate)

@@ -8,11 +8,11 @@ import jax
 
 from jtrain.core.loss import combine, normalize_loss
 from jtrain.core.precision.cast import cast_params
-from jtrain.core.residuals import RematRegion, num_bytes, remat_regions, saved_residuals
 from jtrain.core.state import TrainState
 from jtrain.parallel import Auto, Axes, Device, Layout, MemoryNeeds
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
 from jtrain.train.experiment_shapes import makers, shapes
+from jtrain.train.residuals import RematRegion, num_bytes, remat_regions, saved_residuals
 from jtrain.train.schedule_steps import resolve_durations
 
 
@@ -45,8 +45,8 @@ def traced(config: RunConfig, layout: Axes, there: Sequence[Device]) -> MemoryNe
         UserError: as `assemble`.
     """
     strategy = dataclasses.replace(layout, devices=0).build(there)
-    config, _ = resolve_durations(config, strategy.placement)
-    x = build_experiment(config, strategy.placement)
+    run = resolve_durations(config, lambda values: build_experiment(values, strategy.placement))
+    config, x = run.config, run.experiment
     weights, state = makers(config, x)
     like = jax.eval_shape(lambda: state(weights()))
     args, loss = _loss(config, x, like)

@@ -1,16 +1,16 @@
 """What is known of a bad step: the data it took, and the leaf of the parameters it shows in."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.core.accumulate import accumulate
-from jtrain.core.loss import combine, normalize_loss
-from jtrain.core.pytree import at_least_f32, named_leaves, norm
-from jtrain.core.rows import with_rows
+from jtrain.core.gradient import make_gradient
+from jtrain.core.precision.loss_scale import Unscaled
+from jtrain.core.pytree import named_leaves, norm
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Leaf
 from jtrain.optim.recipe import OptimizerConfig
@@ -38,7 +38,7 @@ def describe_bad_step(parts: TrainSetup, state: TrainState, bad: BadStep, last: 
         state: after step `last`, which may be later: the one before the bad step is no more.
     """
     number, run = step_report(parts, bad.step)["batch"], f"runs/{parts.config.name}/config.yaml"
-    if bad.of_update_alone:
+    if bad.is_only_update:
         return (
             f"It took batch {number}, and loss and gradient of that are finite: the update alone "
             f"is not, which is no matter of the data. {_smaller_updates(parts, run)}"
@@ -75,24 +75,18 @@ def _leaf(parts: TrainSetup, state: TrainState, step: int) -> str:
     return f"{most} is the largest, of norm {norms[most]:.4g}."
 
 
-def _norms(parts: TrainSetup):
-    """`(state, batch) -> norms` of the gradient, of each leaf by name."""
-    psum, micro = parts.strategy.psum, parts.config.microbatches
-    terms = normalize_loss(parts.loss, ragged=parts.experiment.train.ragged)
+def _norms(setup: TrainSetup) -> Callable[[TrainState, Batch], dict[str, Leaf]]:
+    """Return `(state, batch) -> norms` of the exact gradient, of each leaf by name."""
+    gradient_of = make_gradient(
+        setup.loss,
+        microbatches=setup.config.microbatches,
+        psum=setup.strategy.psum,
+        ragged=setup.experiment.train.ragged,
+    )
 
     def norms(state: TrainState, batch: Batch) -> dict[str, Leaf]:
-        state = to_device(state, parts.like)
-        batch = with_rows(batch, copies=psum is not None)
-        rng = state.step_key()
-
-        def total(of_rows):
-            sums = accumulate(of_rows, micro)(batch)
-            return sums if psum is None else psum(at_least_f32(sums))
-
-        got = lambda params, rows: terms(params, state.extra, rows, rng).terms
-        weights = total(lambda rows: [mean.weight for mean in got(state.params, rows).means])
-        share = lambda params, rows: combine(got(params, rows), weights)
-        grads = total(lambda rows: jax.grad(share)(state.params, rows))
+        state = dataclasses.replace(to_device(state, setup.like), scale=Unscaled())
+        grads = gradient_of(state, batch)(state.params).grads
         return {name: norm(leaf) for name, leaf in named_leaves(grads).items()}
 
     return norms

@@ -21,9 +21,11 @@ from jtrain.data.batches.workers import Workers
 from jtrain.errors import ConfigError
 from jtrain.errors.user_code import check_takes, user_code
 from jtrain.optim import Optimizer
+from jtrain.optim.recipe import OptimizerConfig
 from jtrain.parallel import Mirrored, Parallel
 from jtrain.train.trackers import Tracker
 
+BuildOptimizer: TypeAlias = Callable[[int], optax.GradientTransformation]
 Pictures: TypeAlias = Shaped[Array, "b h w c"]
 
 
@@ -53,7 +55,9 @@ class Experiment:
     of a key, or themselves."""
     loss: LossFn | Stateful
     train: Batches
-    optimizer: optax.GradientTransformation
+    optimizer: OptimizerConfig | optax.GradientTransformation | BuildOptimizer
+    """The config of an optimizer (`self.optimizer`), an optax transformation, or a function that
+    makes one of the number of steps of the run."""
     valid: FiniteBatches | Mapping[str, FiniteBatches] | None = None
     """What it is judged by, the whole of it at each evaluation, without dropout; several sets by
     name, of which the first is what it is mostly judged by."""
@@ -78,6 +82,12 @@ class Experiment:
     pictures: Callable[[Params, Extra, Key], Mapping[str, Pictures]] | None = None
     """Images that show what the model has learned, of each name b h w c: bytes 0 .. 255 of 1, 3 or
     4 channels. They lie in the run's directory as pictures/NAME-STEP.png."""
+
+    @property
+    def transformation(self) -> optax.GradientTransformation:
+        """The optimizer of an experiment whose run has a number of steps."""
+        assert isinstance(self.optimizer, optax.GradientTransformation), "resolve durations first"
+        return self.optimizer
 
     def __post_init__(self):
         if isinstance(self.loss, Stateful):
@@ -126,6 +136,6 @@ def build_experiment(config: RunConfig, place: Placement) -> Experiment:
         raise ConfigError(
             f"experiment {config.experiment}: `build` is to return a jt.Experiment and returned a "
             f"{type(experiment).__name__}. Write `return jt.Experiment(init=..., loss=..., "
-            f"train=..., optimizer=self.optimizer.build(self.steps))`."
+            f"train=..., optimizer=self.optimizer)`."
         )
     return experiment

@@ -24,7 +24,7 @@ def makers(
 
     def state(weights: Weights) -> TrainState:
         params, extra = weights
-        return new_state(params, x.optimizer, keys()[1], extra, scale=config.precision.scale())
+        return new_state(params, x.transformation, keys()[1], extra, scale=config.precision.scale())
 
     return weights, state
 

@@ -160,7 +160,7 @@ def fit(
                 init=start.init,
                 loss=start.loss,
                 train=training,
-                optimizer=handed or self.optimizer.build(self.steps),
+                optimizer=(lambda steps: handed) if handed else self.optimizer,
                 valid=judged,
                 couples=start.couples,
                 tokens=tokens,
@@ -230,7 +230,7 @@ def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | No
         last = parts.evaluation_params(ended.state), ended.state.extra
         params, extra = watch.held or last
         if ended.stop:
-            watch.lines.say(f"ended after step {ended.step}: {stop.why}")
+            watch.lines.print(f"ended after step {ended.step}: {stop.why}")
         return Fitted(
             params=params,
             extra=extra,

@@ -86,7 +86,7 @@ def looking(parts: TrainSetup) -> Callable[[TrainState, Batch], Statistics]:
     x = parts.experiment
     step = make_step(
         parts.loss,
-        _watched(x.optimizer),
+        _watched(x.transformation),
         microbatches=parts.config.microbatches,
         couples=x.couples,
         psum=parts.strategy.psum,

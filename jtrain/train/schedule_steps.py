@@ -1,10 +1,11 @@
-"""How many steps each duration of a run's config lasts, once its experiment is known."""
+"""Durations of a run's config, counted in steps by what its experiment says of its data."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
 
 import jax
+import optax
 
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.durations import (
@@ -14,43 +15,61 @@ from jtrain.config.durations import (
     durations,
     own_lengths,
     settled,
+    settled_part,
 )
 from jtrain.core.batches import Batches
-from jtrain.core.placement import Placement
-from jtrain.errors import ConfigError
+from jtrain.errors import ConfigError, UserError
 from jtrain.optim import SGD
-from jtrain.train.experiment import RunConfig, build_experiment
+from jtrain.optim.recipe import OptimizerConfig
+from jtrain.train.experiment import Experiment, RunConfig
 
-PROVISIONAL = 10**6  # steps of a run that ends by the clock, until it is known what a step takes
+PROVISIONAL = 10**6  # steps of a run that ends by the clock, until the time of a step is measured
+Build: TypeAlias = Callable[[RunConfig], Experiment]
 
 
 class ConfigDurations(NamedTuple):
     """The durations of a config, by their keys."""
 
     said: Mapping[str, Duration]
-    """As they were written."""
+    """Durations as they were written."""
     seconds: float = 0.0
-    """What a step takes, as those in time were counted."""
+    """Seconds of a step, by which durations in time were counted."""
     provisional: bool = False
-    """Whether it takes that is not known, so that the steps for them are as good as any."""
+    """Whether the time of a step is not known yet, so that durations in time are a guess."""
+
+
+class ResolvedRun(NamedTuple):
+    """A config in steps, and its experiment."""
+
+    config: RunConfig
+    """The config with a number of steps for each duration."""
+    durations: ConfigDurations
+    experiment: Experiment
+    """The experiment, its optimizer a transformation for the steps of the run."""
+    unresolved: Experiment | None = None
+    """The experiment as built from the config with its durations; None: its `build` needs steps."""
 
 
 def resolve_durations(
-    config: RunConfig, place: Placement, seconds: float = 0.0
-) -> tuple[RunConfig, ConfigDurations]:
-    """The config with steps for durations, and what these were.
+    config: RunConfig, build: Build, seconds: float = 0.0, unresolved: Experiment | None = None
+) -> ResolvedRun:
+    """Build the experiment of a config, and count the config's durations in steps.
 
-    What an epoch is, and how many tokens a row has, the experiment knows: it is built once to ask.
+    The experiment knows how many rows an epoch has and how many tokens a row has. It is built once,
+    from the config with its durations as they are, if its `optimizer` is left to be built here
+    (`Experiment.optimizer`); else a second time, from the config in steps.
 
     Args:
-        seconds: that a step takes; 0: nobody knows yet.
+        build: makes the experiment of a config.
+        seconds: of a step; 0 while unknown.
+        unresolved: the experiment, where an earlier call has built it.
 
     Raises:
         ConfigError: for a duration that cannot be counted or does not fit the others.
     """
     found = durations(config)
     units = {length.unit for length in found.values()}
-    clock = jax.process_count() == 1  # several save together, and have as many clocks
+    clock = jax.process_count() == 1  # several processes save together, and their clocks differ
     facts = DurationUnits(config.batch, steps_per_call=config.steps_per_call, clock=clock)
     timed = {
         key: length
@@ -60,28 +79,57 @@ def resolve_durations(
     lengths = ConfigDurations(found, seconds, provisional=bool(timed) and not seconds)
     if timed:
         facts = facts._replace(seconds=seconds or _provisional(config, timed))
-    if units & {"epochs", "tokens"}:
-        probe = dataclasses.replace(config, optimizer=SGD(lr=1.0))
-        probe = settled(probe, facts._replace(steps_per_epoch=1, tokens=1))  # any steps will do
-        asked = build_experiment(probe, place)
-        facts = facts._replace(steps_per_epoch=steps_per_epoch(asked.train), tokens=asked.tokens)
+    asks_data = bool(units & {"epochs", "tokens"})
+    if asks_data or timed:
+        unresolved = unresolved or _build_unresolved(config, build)
+    if asks_data:
+        known = unresolved or _build_provisional(config, build, facts)
+        facts = facts._replace(epoch=steps_per_epoch(known.train), tokens=known.tokens)
     config = settled(config, facts)
     if "evaluate.patience" in found:
-        config = _patient(config, found["evaluate.patience"])
+        config = _patience_in_evaluations(config, found["evaluate.patience"])
     for key, words in config.misfits() if found else ():
         raise ConfigError(f"{key}: {words}")
-    return config, lengths
+    if unresolved and isinstance(unresolved.optimizer, optax.GradientTransformation):
+        unresolved = None  # made of a number of steps, which was a duration
+    experiment = unresolved or build(config)
+    return ResolvedRun(config, lengths, _with_optimizer(experiment, config, facts), unresolved)
+
+
+def _build_unresolved(config: RunConfig, build: Build) -> Experiment | None:
+    """Build the experiment from durations that are not counted yet; None where `build` fails."""
+    try:
+        return build(config)
+    except (UserError, TypeError, ValueError):  # it needs a number of steps, or fails with one too
+        return None
+
+
+def _build_provisional(config: RunConfig, build: Build, facts: DurationUnits) -> Experiment:
+    """Build the experiment with made-up steps, to ask how large its data is."""
+    probe = dataclasses.replace(config, optimizer=SGD(lr=1.0))
+    return build(settled(probe, facts._replace(epoch=1, tokens=1)))
+
+
+def _with_optimizer(experiment: Experiment, config: RunConfig, facts: DurationUnits) -> Experiment:
+    """Return the experiment with the transformation that its optimizer is for these steps."""
+    optimizer = experiment.optimizer
+    if isinstance(optimizer, OptimizerConfig):
+        resolved = settled_part(optimizer, "optimizer", facts, config.steps)
+        optimizer = resolved.build(config.steps, experiment.dims)
+    elif not isinstance(optimizer, optax.GradientTransformation) and callable(optimizer):
+        optimizer = optimizer(config.steps)
+    return dataclasses.replace(experiment, optimizer=optimizer)
 
 
 def steps_per_epoch(batches: Batches) -> int:
-    """Places an epoch: its rows, with what is dropped or filled up at its end."""
+    """Return the rows of an epoch, without those dropped and with those padded at its end."""
     rows, size = getattr(batches, "rows", 0), batches.size
     whole = {"drop": rows // size * size, "pad": -(-rows // size) * size}
     return whole.get(getattr(batches, "end", "cross"), rows)
 
 
 def _provisional(config: RunConfig, timed: Mapping[str, Duration]) -> float:
-    """Seconds a step by which a run that ends by the clock has many steps, and all else fits it."""
+    """Return seconds a step by which a run that ends by the clock has `PROVISIONAL` steps."""
     if "steps" not in timed:
         return max(length.seconds for length in timed.values())
     lasts = timed["steps"]
@@ -97,8 +145,8 @@ def _provisional(config: RunConfig, timed: Mapping[str, Duration]) -> float:
     return lasts.seconds / PROVISIONAL
 
 
-def _patient(config: RunConfig, said: Duration) -> RunConfig:
-    """The config with a patience in evaluations, as many as its steps take."""
+def _patience_in_evaluations(config: RunConfig, said: Duration) -> RunConfig:
+    """Return the config with its patience counted in evaluations."""
     asked, goal = config.evaluate, BestMetric.parse(config.checkpoint.best)
     name = goal.name.rpartition("/")[0] if goal else ""
     every = asked.sets[name].every if name in asked.sets else asked.every

@@ -14,6 +14,7 @@ from jax.stages import Lowered
 from jtrain.checkpoint import WeightsPlan, starting
 from jtrain.core.batches import FiniteBatches
 from jtrain.core.evaluate import EvaluateFn, check_row_independence, evaluate, make_evaluate
+from jtrain.core.gradient import GradientSharding
 from jtrain.core.jaxpr import operations
 from jtrain.core.loss import LossOutput, Stateful, normalize_loss
 from jtrain.core.loss_checks import check_product_precision, check_unused_params
@@ -48,8 +49,14 @@ class TrainSetup:
     experiment: Experiment
     like: TrainState  # shapes, dtypes and shardings
     lengths: ConfigDurations  # the config's durations, before they were counted in steps
+    requested: RunConfig  # the config with its durations and its layout
+    unresolved: Experiment | None  # as `ResolvedRun` has it
     why: str = ""  # the layout was chosen, if it was
     windows: tuple[Window, ...] = ()  # of batches that are left out
+
+    def at_pace(self, seconds: float) -> "TrainSetup":
+        """Return the setup with durations in time counted by the seconds that a step takes."""
+        return _of_experiment(self.requested, self.strategy, self.why, seconds, self.unresolved)
 
     def fresh(self) -> TrainState:
         """The state before the first step, made straight into its shardings.
@@ -82,7 +89,11 @@ class TrainSetup:
     def loss(self) -> LossFn | Stateful:
         """The loss, computed in the config's precision; one object, that it is traced once."""
         x, compute = self.experiment, self.config.precision.compute
-        return compute_in(x.loss, compute, self.strategy.lay(self.like.params, x.dims).params)
+        return compute_in(x.loss, compute, self._sharding.params)
+
+    @property
+    def _sharding(self) -> GradientSharding:
+        return self.strategy.gradient_sharding(self.like.params, self.experiment.dims)
 
     @functools.cached_property
     def calls(self) -> StackedBatches:
@@ -162,14 +173,14 @@ class TrainSetup:
         )
         step = make_step(
             x.loss,
-            x.optimizer,
+            x.transformation,
             microbatches=config.microbatches,
             couples=x.couples,
             psum=strategy.psum,
             ragged=x.train.ragged,
             unroll=unroll,
             compute=config.precision.compute,
-            lay=strategy.lay(self.like.params, x.dims),
+            sharding=self._sharding,
         )
         step = with_offload(step, self.like)
         step = many(step, unroll=unroll) if self._stack else step
@@ -258,7 +269,7 @@ class TrainSetup:
         Laid out as the trained ones, on the devices. Made once for a whole evaluation, by a program
         beside it.
         """
-        if not isinstance(self.experiment.optimizer, WithEvalParams):
+        if not isinstance(self.experiment.transformation, WithEvalParams):
             return to_device(state.params, self.like.params)
         return self._evaluation_params(state)
 
@@ -277,7 +288,9 @@ class TrainSetup:
     @functools.cached_property
     def _evaluation_params(self) -> Callable[[TrainState], Params]:
         return jax.jit(
-            lambda state: evaluation_params(self.experiment.optimizer, to_device(state, self.like)),
+            lambda state: evaluation_params(
+                self.experiment.transformation, to_device(state, self.like)
+            ),
             in_shardings=(_shardings(self.like),),
             out_shardings=_shardings(device_shardings(self.like.params)),
         )
@@ -335,8 +348,20 @@ def set_up(
     layout, why = layout_of(config, among)
     config, strategy = dataclasses.replace(config, parallel=layout), layout.build(among)
     check_divides(config.batch, strategy.shares, config.microbatches)
-    config, lengths = resolve_durations(config, strategy.placement, seconds)
-    experiment = build_experiment(config, strategy.placement)
+    return _of_experiment(config, strategy, why, seconds)
+
+
+def _of_experiment(
+    requested: RunConfig,
+    strategy: Strategy,
+    why: str,
+    seconds: float,
+    unresolved: Experiment | None = None,
+) -> TrainSetup:
+    """Build an experiment under a strategy, with durations in steps and the state's shapes."""
+    build = lambda config: build_experiment(config, strategy.placement)
+    run = resolve_durations(requested, build, seconds, unresolved)
+    config, experiment = run.config, run.experiment
     weights, state = makers(config, experiment)
     shapes = jax.eval_shape(lambda: state(weights()))
     like = jax.tree.map(
@@ -344,19 +369,21 @@ def set_up(
         shapes,
         strategy.shardings(shapes, experiment.dims),
     )
-    parts = TrainSetup(
+    setup = TrainSetup(
         config=config,
         strategy=strategy,
         experiment=experiment,
         like=like,
-        lengths=lengths,
+        lengths=run.durations,
+        requested=requested,
+        unresolved=run.unresolved,
         why=why,
         windows=config.guard.without,
     )
-    for rows in parts.sets.values():
+    for rows in setup.sets.values():
         check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")
-    check_names(config, parts.sets)
-    return parts
+    check_names(config, setup.sets)
+    return setup
 
 
 def _shardings(like: Any) -> Any:

@@ -29,8 +29,8 @@ def paced(config: RunConfig, seconds: float = 0.0) -> TrainSetup:
     Raises:
         UserError: as `set_up` and the compilation of a step.
     """
-    parts = set_up(config, seconds)
-    return set_up(config, seconds_per_step(parts)) if parts.lengths.provisional else parts
+    setup = set_up(config, seconds)
+    return setup.at_pace(seconds_per_step(setup)) if setup.lengths.provisional else setup
 
 
 def seconds_per_step(parts: TrainSetup) -> float:

@@ -104,7 +104,7 @@ def removed(directory: Path, state: dict, index: int) -> None:
         return quick(*args, **words)
 
     with pytest.MonkeyPatch.context() as patch, CheckpointManager(directory) as checkpoints:
-        patch.setattr(layout, "faults", slow if index else quick)
+        patch.setattr(layout, "find_faults", slow if index else quick)
         checkpoints.save(7, state, {})
         checkpoints.wait()
         if index == 0:

@@ -198,7 +198,7 @@ def test_what_cannot_be_removed_is_told_and_goes_when_it_can(tmp_path: Path, mon
         assert len(told) == 3, "each once"
         place = tmp_path / "1.deleting"
         assert told[0].startswith(
-            f"{place} cannot be removed (Operation not permitted: {place}). You may not write there"
+            f"{place} cannot be removed (Operation not permitted: {place}). Write permission is missing"
         )
         checkpoints.save(5, state, {})
         checkpoints.wait()

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from jtrain.checkpoint import Checkpoints
+from jtrain.checkpoint import CheckpointManager
 from jtrain.checkpoint.save_errors import SaveError
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
 state = {f"w{i}": jnp.full((100, 100), i) for i in range(160)}
-with Checkpoints(Path(sys.argv[1])) as checkpoints:
+with CheckpointManager(Path(sys.argv[1])) as checkpoints:
     for step in range(1, int(sys.argv[2]) + 1):
         try:
             checkpoints.save(step, state, {})

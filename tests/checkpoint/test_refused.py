@@ -56,12 +56,12 @@ def test_a_save_that_is_refused_says_why_and_not_to_make_room(how: str, tmp_path
     directory = tmp_path / "checkpoints"
     words, hurt, mend = {
         "permission": (
-            "You may not write there",
+            "Write permission is missing",
             lambda: directory.chmod(0o555),
             lambda: directory.chmod(0o755),
         ),
         "a file": (
-            "A file lies where a folder is needed",
+            "A file is where a directory is needed",
             lambda: _swap(directory),
             lambda: _swap(directory, back=True),
         ),
@@ -131,7 +131,7 @@ def test_ckpt_rm_says_what_the_system_refuses(arguments, tmp_path: Path, capfd):
     err = capfd.readouterr().err
     assert "was to be deleted" in err
     assert "the system refuses it (Permission denied: " in err
-    assert "You may not write there: see whose it is" in err
+    assert "Write permission is missing: check the owner" in err
     assert "Traceback" not in err
     unlocked(tmp_path)
     assert main(["ckpt", "rm", str(tmp_path), "--step", "2", "--force"]) == 0
@@ -159,14 +159,14 @@ def test_a_rename_that_is_refused_is_told_too(tmp_path: Path):
         (ValueError("RESOURCE_EXHAUSTED: ... [OS error 28: ENOSPC]"), "Make room", True),
         (ValueError("RESOURCE_EXHAUSTED: Error writing: File too large"), "ulimit -f", False),
         (OSError(122, "Disk quota exceeded"), "quota is used up", True),
-        (OSError(30, "Read-only file system"), "mounted to be read only", False),
-        (ValueError("PERMISSION_DENIED: Error opening x"), "You may not write there", False),
-        (OSError(20, "Not a directory"), "A file lies where a folder", False),
-        (OSError(21, "Is a directory"), "Something else lies where a file", False),
+        (OSError(30, "Read-only file system"), "mounted read-only", False),
+        (ValueError("PERMISSION_DENIED: Error opening x"), "Write permission is missing", False),
+        (OSError(20, "Not a directory"), "A file is where a directory", False),
+        (OSError(21, "Is a directory"), "A file is needed and something else", False),
         (OSError(5, "Input/output error"), "The device fails", False),
         (OSError(24, "Too many open files"), "ulimit -n", False),
         (OSError(2, "No such file or directory"), "was moved or removed", False),
-        (ValueError("what nobody has seen"), "Look at the place (ls -ld /x; df -h /x)", False),
+        (ValueError("what nobody has seen"), "Check the location (ls -ld /x; df -h /x)", False),
     ],
 )
 def test_each_error_has_its_own_advice(error, words, room):
@@ -178,8 +178,10 @@ def test_each_error_has_its_own_advice(error, words, room):
 def test_an_export_that_is_refused_says_why(tmp_path: Path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.safetensors").mkdir()
-    with pytest.raises(CheckpointError, match="A file lies where a folder is needed"):
+    with pytest.raises(CheckpointError, match="A file is where a directory is needed"):
         export.write(tmp_path / "file" / "a.safetensors", {}, {})
-    with pytest.raises(CheckpointError, match="Something else lies where a file is needed"):
+    with pytest.raises(
+        CheckpointError, match="A file is needed and something else is in its place"
+    ):
         export.write(tmp_path / "folder.safetensors", {}, {})
     assert [path.name for path in tmp_path.glob(".*")] == []

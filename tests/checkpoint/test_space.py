@@ -83,7 +83,7 @@ def test_the_advice_to_keep_fewer_works(tmp_path: Path):
 def test_a_directory_that_cannot_be_made_is_found_before_training(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(
-        CheckpointError, match=r"\(Not a directory\)\. A file lies where a folder is"
+        CheckpointError, match=r"\(Not a directory\)\. A file is where a directory is"
     ):
         check_writable(tmp_path / "file" / "checkpoints", 1)
     check_writable(tmp_path / "another" / "checkpoints", 1)

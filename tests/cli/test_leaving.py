@@ -27,7 +27,7 @@ def test_the_installed_command_ends_by_itself_where_it_is_one_of_several(
     script = tomllib.loads(PROJECT.read_text())["project"]["scripts"]["jtrain"]
     monkeypatch.setattr(sys, "argv", ["jtrain", "rum"])
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: several)
-    monkeypatch.setattr("jtrain.cli.end_alone", ends_alone)
+    monkeypatch.setattr("jtrain.cli.exit_alone", ends_alone)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(how, match="2"):
         pkgutil.resolve_name(script)()

@@ -33,10 +33,10 @@ def test_it_is_imported_under_its_proper_name(tmp_path: Path):
 def test_experiments_import_one_another(tmp_path: Path):
     path = write_study(tmp_path)
     more = (
-        "from experiments.toy import Config as Toy\nfrom jtrain.config.configclass import values\n"
+        "from experiments.toy import Config as Toy\nfrom jtrain.config.configclass import configclass\n"
     )
     (tmp_path / "experiments" / "more.py").write_text(
-        f"{more}@values\nclass Config(Toy):\n    steps: int = 7\n"
+        f"{more}@configclass\nclass Config(Toy):\n    steps: int = 7\n"
     )
     path.write_text("experiment: more\nbatch: 4\noptimizer: {kind: adamw}\n")
     assert resolve(path).config.steps == 7
@@ -127,7 +127,7 @@ def test_an_experiment_without_a_config_is_told_how_to_have_one(tmp_path: Path, 
     path = write_study(tmp_path)
     (tmp_path / "experiments" / "toy.py").write_text(code)
     with pytest.raises(
-        ConfigError, match=r"toy\.py: has no `Config`.*\n@values\nclass Config\(RunConfig\)"
+        ConfigError, match=r"toy\.py: has no `Config`.*\n@configclass\nclass Config\(RunConfig\)"
     ):
         resolve(path)
 
@@ -141,8 +141,8 @@ def test_the_experiments_that_come_with_jtrain_are_found_from_anywhere(tmp_path:
 def test_an_experiment_imports_one_that_comes_with_jtrain(tmp_path: Path):
     path = write_study(tmp_path)
     study = "from experiments.digits import Config as Digits\n"
-    study += "from jtrain.config.configclass import values\n"
-    study += "@values\nclass Config(Digits):\n    steps: int = 9\n"
+    study += "from jtrain.config.configclass import configclass\n"
+    study += "@configclass\nclass Config(Digits):\n    steps: int = 9\n"
     (tmp_path / "experiments" / "mine.py").write_text(study)
     path.write_text("experiment: mine\nbatch: 8\noptimizer: {kind: adam, lr: 1e-3}\n")
     assert resolve(path).config.steps == 9

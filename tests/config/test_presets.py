@@ -15,22 +15,22 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from jtrain.config.top import Top
-from jtrain.config.configclass import values
+from jtrain.config.top import BaseConfig
+from jtrain.config.configclass import configclass
 
 
-@values
+@configclass
 class Plain:
     kind: Literal["plain"] = "plain"
 
 
-@values
+@configclass
 class Turned:
     kind: Literal["turned"] = "turned"
     base: float = 10.0
 
 
-@values
+@configclass
 class Model:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "small": {"width": 2, "depth": 3, "how": {"kind": "turned", "base": 5.0}},
@@ -43,8 +43,8 @@ class Model:
     how: Annotated[Plain | Turned, Field(discriminator="kind")] = Plain()
 
 
-@values
-class Config(Top):
+@configclass
+class Config(BaseConfig):
     model: Model = Model()
 """
 YAML = "experiment: toy\nsteps: 10\nbatch: 4\ncheckpoint: {every: 5}\n"

@@ -143,9 +143,9 @@ import sys
 sys.path[:0] = [{tests!r}, {data!r}]
 import numpy as np
 from test_cached import Counted
-from jtrain.data.batches.row_cache import OnDisk
+from jtrain.data.batches.row_cache import DiskCache
 
-rows = OnDisk(Counted(200_000), {cache!r})
+rows = DiskCache(Counted(200_000), {cache!r})
 print("made", flush=True)
 for first in range(0, 200_000, 50):
     rows[np.arange(first, first + 50)]

@@ -97,14 +97,14 @@ def test_a_line_is_a_document_where_that_is_asked(tmp_path: Path):
 KILLED = """
 import os, signal, sys
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.tokenizing import ByPairs
+from jtrain.data.text.tokenizing import BytePairTokens
 calls = iter(range(10**9))
 def tell(progress):
     if next(calls) == int(sys.argv[1]):
         os.kill(os.getpid(), signal.SIGKILL)
 import jtrain.data.text.documents, jtrain.data.text.prepare
 jtrain.data.text.documents.PIECE = jtrain.data.text.prepare.TOGETHER = 8192
-asked = {"tokenizing": ByPairs(vocab=300), "shard": 20_000}
+asked = {"tokenizing": BytePairTokens(vocab=300), "shard": 20_000}
 prepare(sys.argv[3:], sys.argv[2], **asked, every=0.0, report=tell)
 """
 

@@ -197,7 +197,7 @@ def test_what_is_too_large_to_send_is_told(monkeypatch: pytest.MonkeyPatch):
 
 def test_streams_are_refused():
     loaded = LoaderBatches(lambda: [{"x": np.zeros(4)}], size=4)
-    with pytest.raises(DataError, match=r"streamed \(Loaded\).* Set workers.count=0"):
+    with pytest.raises(DataError, match=r"streamed \(LoaderBatches\).* Set workers.count=0"):
         Workers(count=2).check(loaded)
     Workers().check(loaded)
     Workers(count=2).check(images())

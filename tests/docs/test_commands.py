@@ -219,9 +219,9 @@ def test_the_whole_config_fits_the_devices_of_a_cluster(command: Command, here: 
     """As it stands there, no value made smaller: rows, microbatches, evaluations."""
     _, config, *settings = command.words
     lay = (
-        "import sys; from jtrain.train.setup import assemble;"
+        "import sys; from jtrain.train.setup import set_up;"
         "from jtrain.config.resolve import resolve;"
-        "parts = assemble(resolve(sys.argv[1], sys.argv[2:]).config);"
+        "parts = set_up(resolve(sys.argv[1], sys.argv[2:]).config);"
         "print(len(parts.devices), parts.strategy.shares)"
     )
     flags = f"--xla_force_host_platform_device_count={command.devices}"

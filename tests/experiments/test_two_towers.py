@@ -41,4 +41,4 @@ def test_a_batch_that_would_be_split_is_refused():
     x = config_of(CONFIG, SMALL).build(Unplaced())
     assert x.couples == "batch"
     with pytest.raises(LossError, match="microbatches=1"):
-        jt.make_step(x.loss, x.optimizer, couples=x.couples, microbatches=2)
+        jt.make_step(x.loss, optax.sgd(0.1), couples=x.couples, microbatches=2)

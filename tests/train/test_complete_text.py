@@ -6,6 +6,7 @@ from jtrain import Prompt
 from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.characters import Vocabulary
 from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.train import complete_text
 from jtrain.train.complete_text import writes
 
 
@@ -24,7 +25,9 @@ def test_an_empty_prompt_is_what_a_text_may_begin_with(
 ):
     seen = []
     monkeypatch.setattr(
-        writing, "generate", lambda model, params, begun, *_, **__: seen.append(begun) or begun
+        complete_text,
+        "generate",
+        lambda model, params, begun, *_, **__: seen.append(begun) or begun,
     )
     complete = writes(lambda: None, tokenizer)  # a model that writes nothing
     complete({}, (), jax.random.key(0), Prompt(text=text))

@@ -28,7 +28,7 @@ def path(tmp_path: Path, tmp_path_factory, monkeypatch) -> Path:
 
 def by_hand(parts, state, batch) -> dict[str, dict[str, float]]:
     """By the gradient that numpy finds in a step of plain descent."""
-    step = make_step(parts.loss, parts.experiment.optimizer)
+    step = make_step(parts.loss, parts.experiment.transformation)
     after, _ = jax.jit(step)(state, batch)
     found: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
     leaves = named_leaves(jax.device_get(after.params))

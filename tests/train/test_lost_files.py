@@ -81,7 +81,7 @@ def test_rows_that_go_in_mid_run_are_told_at_the_next_write(
     assert (outcome.status, outcome.step) == ("failed", 12)
     assert f"{RUN / name}" in outcome.lost[0]
     assert what in outcome.lost[0]
-    assert f"files of the run were removed or changed by others: {outcome.lost[0]}" in outcome.why
+    assert f"other processes removed or changed files of the run: {outcome.lost[0]}" in outcome.why
     log = said().splitlines()
     told = next(number for number, line in enumerate(log) if line == f"LOST: {outcome.lost[0]}")
     assert any("step 12/12" in line for line in log[told:]), "it is told at the next write"
@@ -111,7 +111,7 @@ def test_rows_that_go_between_runs_are_told_where_it_goes_on(
     outcome = trained(CONFIG, *SHORT)
     assert (outcome.status, outcome.step) == ("failed", 12)
     assert outcome.lost[0].endswith("(as checkpoint 6 knows it)")
-    assert ("is gone" if act is Path.unlink else "was cut") in outcome.lost[0]
+    assert ("is missing" if act is Path.unlink else "was truncated") in outcome.lost[0]
     assert again().status == "done"
 
 
@@ -140,7 +140,7 @@ def test_a_run_that_was_done_is_looked_at_too(capfd: pytest.CaptureFixture[str])
     shown, complaints = capfd.readouterr()
     assert complaints == ""
     assert "was done at step 12, and has lost rows since" in shown
-    assert "failed at step 12: files of the run were removed or changed by others: " in shown
+    assert "failed at step 12: other processes removed or changed files of the run: " in shown
     assert main(["run", CONFIG, *SHORT]) == 0
     assert main(["run", CONFIG, *SHORT]) == 0
 
@@ -176,7 +176,7 @@ def test_a_directory_that_goes_is_told_and_no_other_takes_its_place(how: str, ca
         if how == "replaced":
             RUN.mkdir()
 
-    words = "A folder was moved or removed: put it back, .* goes on from the newest in it"
+    words = "A directory was moved or removed: .* goes on from the newest in it"
     with pytest.raises(SaveError, match=words) as error:
         jt.run(config_of(CONFIG, SHORT), hooks=[At(4, act)])
     assert error.value.code == 70
@@ -247,7 +247,7 @@ def test_fit_gives_what_was_trained_and_warns():
     rows = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
     loss = lambda p, batch, rng: jt.Mean.of((batch["x"] @ p["w"]) ** 2, batch["mask"])
     metrics = Path("runs/fitted/metrics.jsonl")
-    with pytest.warns(UserWarning, match="jt.fit: files of the run were removed or changed by"):
+    with pytest.warns(UserWarning, match="jt.fit: other processes removed or changed files"):
         result = jt.fit(
             loss, {"w": np.ones(2)}, {"x": rows}, steps=8, name="fitted", quiet=True,
             hooks=[At(4, metrics.unlink)]

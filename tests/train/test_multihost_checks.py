@@ -7,18 +7,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
-import jtrain.train.multihost_checks
 import numpy as np
 import pytest
-from jtrain.train.multihost_checks import facts, join, refuse_unlike_devices, refuse_unshared
-from jtrain.train.run_dir import RunDir
 from quick_study import at_home, config_of, write_study
 
+import jtrain.train.multihost_checks
 from jtrain.checkpoint import layout
 from jtrain.cli import main
 from jtrain.distributed.launcher.launch import environment
 from jtrain.distributed.launcher.port import free_port
 from jtrain.errors import ConfigError
+from jtrain.train.multihost_checks import facts, join, refuse_unlike_devices, refuse_unshared
+from jtrain.train.run_dir import RunDir
 
 CONFIG = "configs/quick.yaml"
 RUN = Path("runs/quick")

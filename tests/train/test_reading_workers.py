@@ -80,10 +80,10 @@ def test_streams_are_refused_before_training(home):
     study = Path("experiments/quick.py")
     code = study.read_text().replace(
         "Shuffled(Own(train), size=self.batch, seed=self.seed)",
-        "Loaded(lambda: [train[np.arange(16)]], size=16)",
+        "LoaderBatches(lambda: [train[np.arange(16)]], size=16)",
     )
-    study.write_text(code.replace("import Arrays,", "import Arrays, Loaded,"))
-    with pytest.raises(DataError, match=r"streamed \(Loaded\).* Set workers.count=0"):
+    study.write_text(code.replace("import Arrays,", "import Arrays, LoaderBatches,"))
+    with pytest.raises(DataError, match=r"streamed \(LoaderBatches\).* Set workers.count=0"):
         trained(CONFIG, "name=streams", *THREADS)
 
 

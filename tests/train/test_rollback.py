@@ -215,7 +215,9 @@ def test_no_more_rollbacks_than_allowed():
     faults = tuple(Fault(batch=n, place="gradient up") for n in (2, 5, 8))
     outcome = ran(config("run", faults, RollbackPolicy(most=2)), "run")
     assert outcome.status == "failed"
-    assert "was rolled back 2 times within 1000 steps (for 3, 5), and guard.most is 2" in outcome.why
+    assert (
+        "was rolled back 2 times within 1000 steps (for 3, 5), and guard.most is 2" in outcome.why
+    )
     assert [e["done"] for e in events("run")] == ["rolled back", "rolled back", "stopped"]
     assert [e["batch"] for e in events("run")] == [2, 5, 8]
     assert ran(config("run", faults, RollbackPolicy(most=3)), "run").status == "done"

@@ -288,7 +288,7 @@ def test_who_only_reads_is_told_of_a_foreign_checkpoint_and_not_given_it(capfd):
         measure(config_of(RUN / "config.yaml"), RUN, 8)
     assert main(["ckpt", "verify", "quick"]) == 70
     out = capfd.readouterr().out
-    assert "4  whole" in out
+    assert "4  valid" in out
     assert "8  OF ANOTHER RUN" in out
     assert main(["ckpt", "ls", "quick", "--json"]) == 0
     rows = json.loads(capfd.readouterr().out)["steps"]
@@ -456,7 +456,7 @@ def test_a_step_that_is_not_there_any_more_is_said_by_verify_and_by_the_run(hurt
     hurt(CHECKPOINTS / "8")
     assert main(["ckpt", "verify", "quick"]) == 70
     out = capfd.readouterr().out
-    assert "4  whole" in out
+    assert "4  valid" in out
     assert ("8  DAMAGED" in out) or ("8.bak holds checkpoint 8" in out) or ("8 is gone" in out)
     log = again().directory.log.read_text()
     assert words.format(home=CHECKPOINTS.absolute()) in log

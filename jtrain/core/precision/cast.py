@@ -1,4 +1,4 @@
-"""A loss that computes in a narrower type than its parameters are kept in."""
+"""Losses that compute in a narrower type than their parameters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,20 +7,19 @@ import jax
 import jax.numpy as jnp
 
 from jtrain.core.loss import Stateful
-from jtrain.core.sharding import NO_SHARDING
 from jtrain.core.types import Leaf, LossFn, Params
 
 
 def compute_in(
-    loss: LossFn | Stateful, dtype: Any, lay: Callable[[Params], Params] = NO_SHARDING.params
+    loss: LossFn | Stateful, dtype: Any, place: Callable[[Params], Params] = lambda params: params
 ) -> LossFn | Stateful:
-    """`loss` of the parameters cast to `dtype`, as they are where that is None, and laid by `lay`.
+    """Return `loss` of the parameters cast to `dtype`, if it is not None, and placed by `place`.
 
-    Gradients come back in the type that the parameters are kept in. Neither the batch nor `extra`
+    Gradients come back in the type of the parameters themselves. Neither the batch nor `extra`
     is cast: targets and running statistics keep their digits, and a model casts its inputs to the
     type of its parameters.
     """
-    copy = lambda params: lay(cast_params(params, dtype))
+    copy = lambda params: place(cast_params(params, dtype))
     if isinstance(loss, Stateful):
         inner = loss.loss
         return Stateful(lambda params, *rest: inner(copy(params), *rest))
@@ -28,7 +27,7 @@ def compute_in(
 
 
 def cast_params(params: Params, dtype: Any) -> Params:
-    """The parameters, real numbers among them cast to `dtype`; themselves where that is None."""
+    """Return the parameters, floating leaves cast to `dtype` unless it is None."""
     if dtype is None:
         return params
 

@@ -1,4 +1,4 @@
-"""The factor on a loss whose gradients would be too small for float16."""
+"""Loss scaling: a factor that keeps small gradients representable in float16."""
 
 import dataclasses
 
@@ -11,23 +11,23 @@ from jtrain.core.types import Leaf, Tree
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Unscaled:
-    """No factor: what a step in float32 or bfloat16 carries."""
+    """No loss scaling: float32 and bfloat16 need none."""
 
     def up(self, loss: Leaf) -> Leaf:
-        """`loss` itself."""
+        """Return `loss`."""
         return loss
 
     def down(self, tree: Tree) -> Tree:
-        """`tree` itself."""
+        """Return `tree`."""
         return tree
 
     def after(self, finite: Leaf, *, overflow: Leaf | None = None) -> "Unscaled":
-        """The same."""
+        """Return the same."""
         del finite, overflow
         return self
 
-    def told(self) -> dict[str, Leaf]:
-        """Nothing to say."""
+    def metrics(self) -> dict[str, Leaf]:
+        """Return no metrics."""
         return {}
 
 
@@ -36,7 +36,7 @@ class Unscaled:
 class LossScale:
     """Dynamic loss scaling: halved where a gradient overflows, doubled after `growth` good steps.
 
-    A loss that is not finite is so at every factor: it leaves the scale as it was.
+    A loss that is not finite is so at every factor, and leaves the scale unchanged.
 
     Source: Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, section 3.2.
     """
@@ -48,16 +48,16 @@ class LossScale:
 
     @classmethod
     def start(cls, factor: float, *, growth: int, minimum: float) -> "LossScale":
-        """The scale before the first step."""
+        """Return the scale before the first step."""
         start = max(factor, minimum)
         return cls(factor=jnp.float32(start), good=jnp.int32(0), growth=growth, minimum=minimum)
 
     def up(self, loss: Leaf) -> Leaf:
-        """`loss` times the factor: what is differentiated."""
+        """Return `loss` times the factor: this product is differentiated."""
         return loss * self.factor
 
     def down(self, tree: Tree) -> Tree:
-        """Each leaf divided by the factor, exactly where that is a power of two."""
+        """Divide each leaf by the factor, exactly where the factor is a power of two."""
         return jax.tree.map(lambda leaf: leaf / self.factor, tree)
 
     def after(self, finite: Leaf, *, overflow: Leaf | None = None) -> "LossScale":
@@ -76,6 +76,6 @@ class LossScale:
         factor = jnp.where(grow, doubled, jnp.where(spilt, halved, self.factor))
         return dataclasses.replace(self, factor=factor, good=jnp.where(grow, 0, good))
 
-    def told(self) -> dict[str, Leaf]:
-        """The factor, as the metric `loss_scale`."""
+    def metrics(self) -> dict[str, Leaf]:
+        """Return the factor as the metric `loss_scale`."""
         return {"loss_scale": self.factor}

@@ -5,14 +5,13 @@ import dataclasses
 import io
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jtrain.core.accumulate import make_value_fn
 from jtrain.core.finite import is_finite_update, update_if
+from jtrain.core.gradient import LossGradient, make_value_fn
 from jtrain.core.loss import update_extra
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Params
@@ -77,16 +76,17 @@ def _slope(parts: TrainSetup, state: TrainState, batch: Batch) -> StepGradient:
 
 def _after(parts: TrainSetup, state: TrainState, batch: Batch, slope: StepGradient) -> TrainState:
     """The state after the update, or as it was where loss or gradient is not finite."""
-    update = optax.with_extra_args_support(parts.experiment.optimizer).update
+    update = optax.with_extra_args_support(parts.experiment.transformation).update
     extra = update_extra(state.extra, slope.returned.extra)
     forward = jnp.isfinite(slope.loss) & is_finite_update(extra, slope.returned.extra)
     finite = forward & jnp.isfinite(slope.grad_norm)
 
-    def gradient(params: Params) -> tuple[tuple[Any, Any], Params]:
+    def gradient(params: Params) -> LossGradient:
         found = slope_of(parts)(dataclasses.replace(state, params=params), batch)
-        return (found.loss, ()), found.grads
+        return LossGradient(found.loss, found.grads, {}, ())
 
     known = {"value": slope.loss, "grad": slope.grads, "value_fn": make_value_fn(gradient)}
+    known |= {"grad_norm": slope.grad_norm}
     old = state.opt_state, state.params, state.extra
     taken = update_if(finite, update, slope.grads, *old, extra, **known)
     return dataclasses.replace(

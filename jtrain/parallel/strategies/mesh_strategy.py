@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
 
 from jtrain.core.placement import Placement, Unplaced
-from jtrain.core.sharding import NO_SHARDING, GradientSharding
+from jtrain.core.gradient import NO_SHARDING, GradientSharding
 from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ShardingError
 from jtrain.parallel.leaf_sharding import LeafSharding
@@ -84,7 +84,7 @@ class MeshStrategy(StrategyBase, abc.ABC):
         del tree, dims
         return ()
 
-    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
+    def gradient_sharding(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
         """Gradients are whole where the parameters are."""
         del params, dims
         return NO_SHARDING

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from jtrain.core.placement import Placement
-from jtrain.core.sharding import NO_SHARDING, GradientSharding
+from jtrain.core.gradient import NO_SHARDING, GradientSharding
 from jtrain.core.types import Dims, Params
 from jtrain.parallel.attention.sequence_parallel import ContextBy
 from jtrain.parallel.axis_usage import AxisUsage, check_axes_used
@@ -84,7 +84,7 @@ class Sharded(MeshStrategy):
         check_offload_saves(self._offload, self._seen.saved)
         check_axes_used(self.axes, self._seen, self.leaves.used.decisions(tree, dims))
 
-    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
+    def gradient_sharding(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
         """Gradients are split as soon as `zero` reaches them: 1 once summed, 2 and 3 at once."""
         zero = self.leaves.zero
 

@@ -10,7 +10,7 @@ from jax.stages import Lowered
 
 from jtrain.config.configclass import configclass
 from jtrain.core.placement import Placement, Unplaced
-from jtrain.core.sharding import NO_SHARDING, GradientSharding
+from jtrain.core.gradient import NO_SHARDING, GradientSharding
 from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ShardingError
 from jtrain.parallel.device_names import Devices
@@ -48,7 +48,7 @@ class OneDevice(StrategyBase):
         del tree, dims
         return ()
 
-    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
+    def gradient_sharding(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
         """Nothing is split."""
         del params, dims
         return NO_SHARDING

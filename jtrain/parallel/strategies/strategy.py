@@ -12,7 +12,7 @@ from jax.stages import Lowered
 
 from jtrain.core.placement import Placement
 from jtrain.core.pytree import named_leaves
-from jtrain.core.sharding import GradientSharding
+from jtrain.core.gradient import GradientSharding
 from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ConfigError, RetraceError
 from jtrain.parallel.leaf_sharding import LeafSharding
@@ -76,7 +76,7 @@ class Strategy(Protocol):
         """
         ...
 
-    def lay(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
+    def gradient_sharding(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
         """Where the step puts gradients and copies of these parameters."""
         ...
 

@@ -33,11 +33,11 @@ HEARTBEAT = """
 import sys
 import jax
 from jtrain.distributed.cluster import Cluster, start
-from jtrain.distributed.cluster.cluster import Address
+from jtrain.distributed.cluster.cluster import CoordinatorAddress
 
 sys.modules["jtrain.distributed.cluster.start"].meet = lambda *_, **__: None
 jax.distributed.initialize = lambda *_, **told: print(told["heartbeat_timeout_seconds"])
-start(Cluster(processes=2, coordinator=Address("127.0.0.1", 1)), {}, timeout=1)
+start(Cluster(processes=2, coordinator=CoordinatorAddress("127.0.0.1", 1)), {}, timeout=1)
 """
 
 

@@ -57,10 +57,10 @@ def test_who_beats_is_not_stuck(tmp_path: Path):
 def test_who_was_stopped_or_is_debugged_is_not_stuck(tmp_path: Path, moment: str):
     code = (
         "import os, pdb, signal, sys, threading, time; from pathlib import Path\n"
-        "from jtrain.distributed.heartbeat import PULSE, Patience\n"
-        "from jtrain.distributed.heartbeat.watchdog import Alone\n"
-        "PULSE.beat('data', 1)\n"
-        "with Alone(Path(sys.argv[1]), 0, patience=Patience.parse('1.0'), tick=0.1):\n"
+        "from jtrain.distributed.heartbeat import HEARTBEAT, Patience\n"
+        "from jtrain.distributed.heartbeat.watchdog import Watchdog\n"
+        "HEARTBEAT.beat('data', 1)\n"
+        "with Watchdog(Path(sys.argv[1]), 0, patience=Patience.parse('1.0'), tick=0.1):\n"
         "    print('now', flush=True)\n"
         "    if sys.argv[2] == 'debugged': pdb.Pdb(nosigint=True).set_trace()\n"
         "    time.sleep(0.3)\n"

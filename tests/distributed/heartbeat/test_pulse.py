@@ -65,7 +65,7 @@ def test_a_phase_within_a_phase_gives_way_to_it(tmp_path: Path):
 
 def test_each_beat_is_read_whole_while_it_is_written(channel: Channel):
     code = (
-        "import time; from jtrain.distributed.heartbeat import PULSE as pulse\n"
+        "import time; from jtrain.distributed.heartbeat import HEARTBEAT as pulse\n"
         "step, end = 0, time.monotonic() + 1.0\n"
         "while time.monotonic() < end:\n"
         "    step += 1; pulse.beat('hooks' if step % 2 else 'data', step)"
@@ -81,8 +81,8 @@ def test_each_beat_is_read_whole_while_it_is_written(channel: Channel):
 
 def test_one_who_is_watched_shows_its_stacks_even_when_no_python_runs(channel: Channel):
     code = (
-        "import ctypes; from jtrain.distributed.heartbeat import PULSE\n"
-        "PULSE.beat('data', 4)\n"
+        "import ctypes; from jtrain.distributed.heartbeat import HEARTBEAT\n"
+        "HEARTBEAT.beat('data', 4)\n"
         "def stuck_in_c(): ctypes.PyDLL(None).sleep(60)  # holds the GIL\n"
         "stuck_in_c()"
     )
@@ -104,9 +104,9 @@ def test_one_who_is_watched_shows_its_stacks_even_when_no_python_runs(channel: C
 
 def test_what_a_process_starts_does_not_speak_for_it(channel: Channel):
     code = (
-        "import os, subprocess, sys; from jtrain.distributed.heartbeat import PULSE\n"
-        "child = 'from jtrain.distributed.heartbeat import PULSE; PULSE.beat(\"save\", 99)'\n"
-        "PULSE.beat('data', 4); subprocess.run([sys.executable, '-c', child], check=True)"
+        "import os, subprocess, sys; from jtrain.distributed.heartbeat import HEARTBEAT\n"
+        "child = 'from jtrain.distributed.heartbeat import HEARTBEAT; HEARTBEAT.beat(\"save\", 99)'\n"
+        "HEARTBEAT.beat('data', 4); subprocess.run([sys.executable, '-c', child], check=True)"
     )
     assert started(code, channel).wait(timeout=60) == 0
     assert read_beat(channel.files.pulse).step == 4
@@ -116,8 +116,8 @@ def test_a_process_that_was_not_given_the_files_is_alone(tmp_path: Path, channel
     """A script that `jtrain launch` starts hands its environment to what it starts, and no file."""
     (tmp_path / "theirs").write_text("kept")
     code = (
-        "import os, sys; from jtrain.distributed.heartbeat import PULSE\n"
-        "PULSE.beat('save', 99); assert not PULSE.watched"
+        "import os, sys; from jtrain.distributed.heartbeat import HEARTBEAT\n"
+        "HEARTBEAT.beat('save', 99); assert not HEARTBEAT.watched"
     )
     theirs = os.open(tmp_path / "theirs", os.O_RDWR)
     try:

@@ -18,11 +18,11 @@ import signal
 import threading
 import time
 
-from jtrain.distributed.heartbeat import PULSE
+from jtrain.distributed.heartbeat import HEARTBEAT
 
 
 def stops(process, phase, step):
-    while PULSE.now().phase != phase or PULSE.now().step < int(step):
+    while HEARTBEAT.now().phase != phase or HEARTBEAT.now().step < int(step):
         time.sleep(0.001)
     os.kill(os.getpid(), signal.SIGSTOP)
 

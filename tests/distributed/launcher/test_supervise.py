@@ -18,7 +18,7 @@ from jtrain.distributed.launcher import launch, process_group
 # Each life appends a letter to its own file, so the number of lives is the file's size.
 LIFE = "mine = open(f'{os.environ[\"HERE\"]}/{me}', 'a+'); mine.write('x'); mine.flush();"
 LIFE += "life = os.path.getsize(mine.name);"
-PULSE = "from jtrain.distributed.heartbeat import PULSE;"
+HEARTBEAT = "from jtrain.distributed.heartbeat import HEARTBEAT;"
 SELF_KILLED = "os.kill(os.getpid(), 9)"
 
 
@@ -34,7 +34,7 @@ def lives(here: Path) -> list[int]:
 
 def watched(code: str) -> list[str]:
     """With the package at hand: what beats."""
-    return [part for part in of(LIFE + PULSE + code) if part != "-S"]
+    return [part for part in of(LIFE + HEARTBEAT + code) if part != "-S"]
 
 
 def test_all_are_begun_again_when_one_fails(here: Path, capfd):
@@ -52,7 +52,7 @@ def test_all_are_begun_again_when_one_fails(here: Path, capfd):
 
 
 def test_at_the_end_of_its_budget_the_words_of_who_failed_come_last(here: Path, capfd):
-    code = "PULSE.beat('hooks', 10 * life); me == 1 and 1 / 0; time.sleep(60)"
+    code = "HEARTBEAT.beat('hooks', 10 * life); me == 1 and 1 / 0; time.sleep(60)"
     assert launch(watched(code), processes=2, restarts=1) == 1
     assert lives(here) == [2, 2]
     *_, error, last = capfd.readouterr().err.splitlines()
@@ -71,7 +71,7 @@ def test_what_fails_thrice_at_one_step_is_given_up_with_what_is_known(here: Path
     run.mkdir(parents=True)
     (run / "metrics.jsonl").write_text('{"step": 6, "loss": 0.5}\n{"step": 7, "x": 1}\n{"st')
     code = "from pathlib import Path;"
-    code += f"PULSE.begins(Path('{run}'), 25.0); PULSE.beat('data', 7); raise ValueError('row 9')"
+    code += f"HEARTBEAT.begins(Path('{run}'), 25.0); HEARTBEAT.beat('data', 7); raise ValueError('row 9')"
     assert launch(watched(code), processes=1, restarts=9) == 1
     assert lives(here) == [3]
     said = capfd.readouterr().err
@@ -89,7 +89,7 @@ def of_a_failed_run(run: Path, *, done: str) -> list[str]:
     (run / "events.jsonl").write_text(f'{{"step": 4, "batch": 6, "done": "{done}"}}\n')
     (run / "run.json").write_text('{\n  "status": "failed",\n  "step": 9,\n  "why": "so bad"\n}')
     code = "from pathlib import Path\n"
-    return watched(f"{code}PULSE.begins(Path('{run}'), 25.0); PULSE.beat('data', 9); sys.exit(70)")
+    return watched(f"{code}HEARTBEAT.begins(Path('{run}'), 25.0); HEARTBEAT.beat('data', 9); sys.exit(70)")
 
 
 def test_a_run_that_its_guard_stopped_is_not_begun_again(here: Path, capfd):
@@ -112,22 +112,22 @@ def test_what_a_run_says_of_its_failure_is_in_the_table(here: Path, capfd):
 
 def test_a_full_disk_that_a_run_gets_over_is_no_end_of_it(here: Path, capfd):
     full = parse_faults("full-disk@save1", processes=1)
-    assert launch(watched("PULSE.rehearses(0)"), processes=1, parse_faults=full) == 0
+    assert launch(watched("HEARTBEAT.rehearses(0)"), processes=1, parse_faults=full) == 0
     assert lives(here) == [1]
     row = capfd.readouterr().err.splitlines()[1]
     assert " ".join(row.split()) == "full-disk@save1 - - - it went on, and ended with 0"
 
 
 def test_who_comes_further_or_keeps_more_is_not_given_up(here: Path):
-    code = "PULSE.beat('data', min(life, 2)); PULSE.kept(life); sys.exit(0 if life == 6 else 70)"
+    code = "HEARTBEAT.beat('data', min(life, 2)); HEARTBEAT.kept(life); sys.exit(0 if life == 6 else 70)"
     assert launch(watched(code), processes=1, restarts=9) == 0
     assert lives(here) == [6]
 
 
 HANGS = {
-    "sleeps before a sum": "PULSE.beat('hooks', 20); time.sleep(60)",
-    "waits for data": "PULSE.beat('data', 20); open(os.environ['HERE'] + '/pipe').read()",
-    "is stopped": "PULSE.beat('step', 20); os.kill(os.getpid(), 19)",
+    "sleeps before a sum": "HEARTBEAT.beat('hooks', 20); time.sleep(60)",
+    "waits for data": "HEARTBEAT.beat('data', 20); open(os.environ['HERE'] + '/pipe').read()",
+    "is stopped": "HEARTBEAT.beat('step', 20); os.kill(os.getpid(), 19)",
 }
 
 
@@ -136,7 +136,7 @@ def test_who_is_stuck_is_named_with_the_stacks_of_all(here: Path, capfd, how: st
     os.mkfifo(here / "pipe")
     run = here / "runs" / "try"
     run.mkdir(parents=True)
-    code = f"from pathlib import Path; PULSE.begins(Path('{run}'), 25.0)\n"
+    code = f"from pathlib import Path; HEARTBEAT.begins(Path('{run}'), 25.0)\n"
     code += f"if life > 1: sys.exit()\nif me: {HANGS[how]}\n"
     code += (
         "def waits_for_the_other(): time.sleep(60)\nPULSE.beat('step', 20); waits_for_the_other()"
@@ -157,7 +157,7 @@ def test_who_is_stuck_is_named_with_the_stacks_of_all(here: Path, capfd, how: st
 
 
 def test_a_hang_without_a_new_beginning_exits_with_124(here: Path, capfd):
-    code = "PULSE.beat('save', 20); time.sleep(60)"
+    code = "HEARTBEAT.beat('save', 20); time.sleep(60)"
     assert launch(watched(code), processes=1, patience=Patience.parse("save=0.5")) == 124
     said = capfd.readouterr().err
     assert "process 0 has been in the phase save, step 20, for 0.5" in said
@@ -170,9 +170,9 @@ def test_a_hang_without_a_new_beginning_exits_with_124(here: Path, capfd):
 @pytest.mark.parametrize(
     ("mark", "end", "other", "code"),
     [
-        ("PULSE.fails();", "sys.exit(5)", "PULSE.fails(); sys.exit(6)", 5),
-        ("PULSE.fails();", "sys.exit(5)", "os.abort()", 5),  # as JAX ends one whose peer is gone
-        ("", SELF_KILLED, "PULSE.fails(); sys.exit(6)", 137),
+        ("HEARTBEAT.fails();", "sys.exit(5)", "HEARTBEAT.fails(); sys.exit(6)", 5),
+        ("HEARTBEAT.fails();", "sys.exit(5)", "os.abort()", 5),  # as JAX ends one whose peer is gone
+        ("", SELF_KILLED, "HEARTBEAT.fails(); sys.exit(6)", 137),
     ],
 )
 def test_who_failed_first_is_told_though_another_was_gone_before(
@@ -187,10 +187,10 @@ def test_who_failed_first_is_told_though_another_was_gone_before(
 def test_of_who_is_stuck_the_words_are_shown(here: Path, capfd):
     run = here / "runs"
     run.mkdir()
-    code = f"from pathlib import Path; PULSE.begins(Path('{run}'), 25.0)\n"
-    code += "print(f'said by {me}', flush=True); PULSE.beat('save', 20 - me)\n"
+    code = f"from pathlib import Path; HEARTBEAT.begins(Path('{run}'), 25.0)\n"
+    code += "print(f'said by {me}', flush=True); HEARTBEAT.beat('save', 20 - me)\n"
     code += (
-        f"while not me and not os.path.exists('{here}/1'): time.sleep(0.01); PULSE.phase('save')"
+        f"while not me and not os.path.exists('{here}/1'): time.sleep(0.01); HEARTBEAT.phase('save')"
     )
     code += f"\nif me: open('{here}/1', 'w')\ntime.sleep(60)"
     assert launch(watched(code), processes=2, patience=Patience.parse("save=1")) == 124

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jtrain.core.residuals import remat_regions, saved_residuals
+from jtrain.train.residuals import remat_regions, saved_residuals
 
 W, X = jax.ShapeDtypeStruct((3, 8, 8), jnp.float32), jax.ShapeDtypeStruct((5, 8), jnp.float32)
 LAYER = 5 * 8 * 4  # bytes of its output
@@ -26,7 +26,7 @@ def test_a_layer_that_is_computed_again_keeps_its_input_alone():
     again = loop(jax.checkpoint(layer))
     assert saved_residuals(again, W, X) == 3 * LAYER
     (part,) = remat_regions(again, W, X)
-    assert part.kept == LAYER
+    assert part.saved_bytes == LAYER
     assert {of.shape for of in part.given} == {(5, 8), (8, 8)}
 
 
@@ -44,7 +44,7 @@ def test_a_key_and_whole_numbers_may_go_into_what_is_computed_again():
         return jnp.sum(jax.lax.scan(jax.checkpoint(noisy), x, given)[0])
 
     (part,) = remat_regions(fn, X, jax.eval_shape(lambda: jax.random.key(0)))
-    assert part.kept >= LAYER
+    assert part.saved_bytes >= LAYER
 
 
 @pytest.mark.parametrize("fn", [loop(layer), lambda w, x: jnp.sum(x)])

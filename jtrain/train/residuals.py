@@ -1,4 +1,4 @@
-"""What a forward pass keeps for its backward pass, in bytes, by tracing; nothing is run."""
+"""Residuals: bytes that a forward pass saves for its backward pass, by tracing alone."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,29 +13,29 @@ CHECKPOINT = {"checkpoint", "remat2"}  # what `jax.checkpoint` is called in a tr
 
 
 class RematRegion(NamedTuple):
-    """A part of a function under `jax.checkpoint`: computed again for its backward pass."""
+    """Region of a function under `jax.checkpoint`: recomputed in the backward pass."""
 
     saved_bytes: int
-    """Bytes that it keeps for as long as that takes."""
+    """Bytes of residuals while the region is recomputed."""
     given: tuple[Any, ...]
-    """Shapes and dtypes of what it is computed from."""
+    """Shapes and dtypes of the inputs of the region."""
 
 
 def saved_residuals(fn: Callable[..., Any], first: Any, *rest: Any) -> int:
-    """Bytes of the residuals of `fn`, a scalar, differentiated by the first of its arguments.
+    """Return the bytes of residuals of a scalar `fn`, differentiated by its first argument.
 
-    Not those that are arguments themselves.
+    Residuals that are arguments themselves do not count.
     """
     return _own(lambda x, *others: jax.vjp(lambda x: fn(x, *others), x)[1], first, *rest)
 
 
 def remat_regions(fn: Callable[..., Any], *args: Any) -> list[RematRegion]:
-    """The parts of `fn(*args)` under `jax.checkpoint`; what is in a loop, once."""
+    """Return the regions of `fn(*args)` under `jax.checkpoint`; one in a loop counts once."""
     return [_part(eqn) for eqn in equations(fn, *args) if eqn.primitive.name in CHECKPOINT]
 
 
 def num_bytes(of: Any) -> int:
-    """Bytes of an array, by its shape and dtype."""
+    """Return the bytes of an array, by its shape and dtype."""
     return of.size * of.dtype.itemsize
 
 
@@ -56,7 +56,7 @@ def _part(eqn: Any) -> RematRegion:
 
 
 def _own(fn: Callable[..., Any], *args: Any) -> int:
-    """Bytes of the results of `fn(*args)` that are none of what it was given."""
+    """Return the bytes of the results of `fn(*args)` that are none of its arguments."""
     traced = jax.make_jaxpr(fn)(*args).jaxpr
     given = {*traced.invars, *traced.constvars}
     results = {var for var in traced.outvars if not hasattr(var, "val")}  # those have no literals
