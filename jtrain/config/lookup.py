@@ -14,6 +14,7 @@ from jtrain.config.shipped_configs import shipped
 from jtrain.config.suggestions import did_you_mean
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
+from jtrain.errors.renamed import rename_advice
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -72,15 +73,17 @@ def load(found: FoundExperiment) -> type[BaseConfig]:
         else:
             loaded = found.where.load()
     except Exception as error:
+        advice = rename_advice(error)
         raise ConfigError(
             f"experiment {found.name} cannot be imported.\n{_inside(error)}"
+            + (f"\n{advice}" if advice else "")
         ) from error
     schema = loaded if isinstance(loaded, type) else getattr(loaded, "Config", None)
     where = found.where if isinstance(found.where, Path) else found.where.value
     if not (is_configclass(schema) and issubclass(schema, BaseConfig)):
         raise ConfigError(
-            f"{where}: has no `Config` that is a @values dataclass over RunConfig; write\n"
-            f"@values\nclass Config(RunConfig):\n    ..."
+            f"{where}: has no `Config` that is a @configclass dataclass over RunConfig; write\n"
+            f"@configclass\nclass Config(RunConfig):\n    ..."
         )
     return schema
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from jtrain.errors.renamed import rename_advice
 from jtrain.errors.user_code.explain import (
     WHOLE,
     ErrorAdvice,
@@ -33,6 +34,8 @@ class AdviceRule(NamedTuple):
 
 def advise(failure: UserCodeFailure) -> ErrorAdvice:
     """Return the advice of the first row that matches, or where to see more."""
+    if renamed := rename_advice(failure.error):
+        return ErrorAdvice(f"{failure.what} uses a name of an earlier version of jtrain", renamed)
     kinds = {cls.__name__ for cls in type(failure.error).__mro__}
     text = str(failure.error)
     for row in TABLE:
