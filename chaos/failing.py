@@ -87,9 +87,9 @@ def full_disk_run(seed: int, folder: Path) -> Trial:
 def _says_all(line: str, place: Path) -> bool:
     """Whether it names the place, what is needed and, where room is lacking, what is free; or what
     went to make room, or what could not be deleted."""
-    if "went, to make room" in line:
+    if "was deleted to make room" in line:
         return True
-    if "cannot be removed (" in line or "was to be deleted in" in line:  # the save is whole
+    if "cannot be removed (" in line or "cannot be deleted (" in line:  # the save is whole
         return str(place.resolve()) in line
     lacking = ("free",) if "ake room" in line else ()
     asked = ("could not be written", str(place.resolve()), "it takes", *lacking)

@@ -142,7 +142,7 @@ def go_on(step: int, there: str = str(SAVED)) -> dict[str, Any]:
         resumed = checkpoints.resume()
         checkpoints.save(step, state_of(step), {"s": step})
         checkpoints.wait()
-        news = checkpoints.news
+        news = checkpoints.notices
     names = sorted(path.name for path in place.iterdir())
     return {"resumed": resumed, "news": news, "names": names, **whole(there)}
 
@@ -207,7 +207,7 @@ def hammer(who: int, seconds: float, seed: int) -> dict[str, Any]:
     while time.monotonic() < end:
         checkpoints, began = CheckpointManager(SAVED, keep=0), time.monotonic()
         try:
-            checkpoints.take()
+            checkpoints.acquire()
         except CheckpointError as error:
             refused.append([time.monotonic() - began, str(error)])
             continue

@@ -1,4 +1,4 @@
-"""Save, find and restore the states of a run; Orbax is imported by the first save or restore."""
+"""Checkpoints: save, find and restore the states of a run; Orbax is imported on first use."""
 
 from jtrain.checkpoint.disk_space import bytes_of as bytes_of
 from jtrain.checkpoint.disk_space import check_writable as check_writable

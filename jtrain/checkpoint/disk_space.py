@@ -1,4 +1,4 @@
-"""Whether checkpoints will fit: found out before training, not after a thousand steps of it."""
+"""Disk space: checked before training, not after a thousand steps."""
 
 import math
 import os
@@ -15,24 +15,25 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
 def bytes_of(state: Any) -> int:
-    """Bytes of all leaves together, once: about what one checkpoint takes."""
+    """Return the bytes of all leaves, each counted once: about the size of one checkpoint."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in flatten(state).values())
 
 
 def on_disk(state: Any) -> int:
-    """Return the bytes that one checkpoint of `state` takes on a disk of 4 kB blocks, about.
+    """Estimate the bytes of one checkpoint of `state` on a disk with blocks of 4 kB.
 
     A checkpoint of 15 bytes takes 82 kB (14 files, their folders, the description of each leaf),
-    one of 20 leaves 119 kB: what matters on a disk that is all but full.
+    one of 20 leaves 119 kB; this matters on an almost full disk.
     """
     return bytes_of(state) + 20 * 4096 + 2048 * len(flatten(state))
 
 
 def check_writable(directory: Path, need_bytes: int) -> None:
-    """Makes the directory, writes to it, and compares what is free with what is needed.
+    """Create the directory, write to it, and compare the free space with `need_bytes`.
 
     Raises:
-        CheckpointError: if it cannot be made or written, or the disk has less than `need_bytes`.
+        CheckpointError: if the directory cannot be created or written, or the disk has less than
+            `need_bytes` free.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -45,17 +46,17 @@ def check_writable(directory: Path, need_bytes: int) -> None:
     if shutil.disk_usage(directory).free < need_bytes:
         raise CheckpointError(
             f"checkpoints need {size(need_bytes)} in {directory}, and its disk has "
-            f"{free(directory)} free: make room, name another directory, or lower checkpoint.keep."
+            f"{free(directory)} free: make room, use another directory, or lower checkpoint.keep."
         )
 
 
 def free(directory: Path) -> str:
-    """What is free on the disk of a directory, or of the nearest one above that exists."""
-    there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    return size(shutil.disk_usage(there).free)
+    """Describe the free space of a directory or its nearest existing parent."""
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    return size(shutil.disk_usage(existing).free)
 
 
 def size(count: int) -> str:
-    """`1.2 GB` for a number of bytes."""
+    """Format a number of bytes: `1.2 GB`."""
     power = min(int(math.log(max(count, 1), 1000)), len(_UNITS) - 1)
     return f"{count / 1000**power:.3g} {_UNITS[power]}"

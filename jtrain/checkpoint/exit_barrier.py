@@ -1,9 +1,9 @@
-"""A program that ends while a checkpoint is being written: it ends when that is sealed.
+"""Exit barrier: a program that ends during a save waits until the checkpoint is sealed.
 
-Otherwise Orbax finds that it may start no more threads, says so in its log, and the program exits
-with 0 and without its checkpoint (12 of 12 times on Python 3.11 and 3.13). What `atexit` runs comes
-too late. What the threads' own list runs comes in time, if it is entered after that of
-`concurrent.futures`, for the last one there is run first: hence the import.
+Otherwise Orbax cannot start more threads, logs that, and the program exits with 0 and without its
+checkpoint (12 of 12 times on Python 3.11 and 3.13). `atexit` callbacks run too late. Callbacks of
+`threading` run in time if they are registered after that of `concurrent.futures`, because the last
+one registered runs first: hence the import.
 """
 
 import concurrent.futures.thread  # noqa: F401
@@ -16,41 +16,41 @@ from typing import Protocol, runtime_checkable
 from jtrain.checkpoint.thread_task import ThreadTask
 from jtrain.errors import FAULT
 
-_PATIENCE = 600.0  # seconds
-_LEAVING = 30.0  # seconds from the end of the program on, where a save has failed
+_CLOSE_TIMEOUT = 600.0  # seconds
+_EXIT_TIMEOUT = 30.0  # seconds from the end of the program, after a failed save
 
 
 @runtime_checkable
 class Closeable(Protocol):
-    """What is closed at the end."""
+    """Object to close at exit."""
 
     def close(self) -> None:
-        """Returns when what was promised is on the disk; raises why it is not."""
+        """Return when everything saved is on the disk; raise the error otherwise."""
         ...
 
 
-_promised: list[Closeable] = []
+_open: list[Closeable] = []
 _registered = _failed = False
 
 
-def expect_close(closes: Closeable) -> None:
-    """Has it closed at the end of the program; if that fails, its error is told and the code 70."""
+def expect_close(closeable: Closeable) -> None:
+    """Close `closeable` at exit; if that fails, print the error and exit with code 70."""
     _register()
-    if closes not in _promised:
-        _promised.append(closes)
+    if closeable not in _open:
+        _open.append(closeable)
 
 
-def mark_closed(closes: Closeable) -> None:
-    """It was closed: nothing is left to do."""
-    if closes in _promised:
-        _promised.remove(closes)
+def mark_closed(closeable: Closeable) -> None:
+    """Remove a closed object from those to close at exit."""
+    if closeable in _open:
+        _open.remove(closeable)
 
 
 def save_failed() -> None:
-    """Has the program end for certain, with the code 70 if it comes to that.
+    """Make sure that the program ends after a failed save, with code 70 if it must be killed.
 
-    Of Orbax's threads one may wait for ever for what failed in another, and Python for it (1 of 12
-    runs whose disk failed).
+    A thread of Orbax may wait for ever for a result of another thread that failed, and Python for
+    that thread (1 of 12 runs whose disk failed).
     """
     global _failed
     _failed = True
@@ -60,27 +60,27 @@ def save_failed() -> None:
 def _register() -> None:
     global _registered
     if not _registered:
-        getattr(threading, "_register_atexit")(_keep)  # noqa: B009  it has no public name
-        os.register_at_fork(after_in_child=_promised.clear)  # the thread that writes is not there
+        getattr(threading, "_register_atexit")(_close_all)  # noqa: B009  no public name
+        os.register_at_fork(after_in_child=_open.clear)  # the writing thread does not exist there
         _registered = True
 
 
-def _keep() -> None:
+def _close_all() -> None:
     if _failed:
-        threading.Thread(target=_leave, daemon=True).start()
-    for closes in list(_promised):
-        closing = ThreadTask(closes.close)
-        closing.start()
-        error = closing.wait(_PATIENCE)
-        if error is None and not closing.ended():
-            error = TimeoutError(f"a checkpoint was not written in {_PATIENCE:.0f} s")
+        threading.Thread(target=_kill_later, daemon=True).start()
+    for closeable in list(_open):
+        task = ThreadTask(closeable.close)
+        task.start()
+        error = task.wait(_CLOSE_TIMEOUT)
+        if error is None and not task.ended():
+            error = TimeoutError(f"a checkpoint was not written in {_CLOSE_TIMEOUT:.0f} s")
         if error is not None:
             print(error, file=sys.stderr, flush=True)  # noqa: T201
             sys.stdout.flush()
             os._exit(FAULT)
 
 
-def _leave() -> None:
-    time.sleep(_LEAVING)
-    print("a save has failed, and its threads do not end: ended by force", file=sys.stderr)  # noqa: T201
+def _kill_later() -> None:
+    time.sleep(_EXIT_TIMEOUT)
+    print("a save has failed and its threads do not end: killed", file=sys.stderr)  # noqa: T201
     os._exit(FAULT)

@@ -1,7 +1,7 @@
-"""A checkpoint as one file of named tensors in the safetensors format, which others read.
+"""Checkpoint export: one file of named tensors in the safetensors format, for other programs.
 
-The format is described in tensors.py. It is written here as it is read there: its own library takes
-bfloat16 only from torch.
+tensors.py describes the format. It is written without the safetensors library, which takes bfloat16
+only from torch.
 """
 
 import contextlib
@@ -21,63 +21,63 @@ _NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 
 def names(leaves: Mapping[str, str], everything: bool) -> dict[str, str]:
-    """Each leaf that is exported, by the name that it gets: dots for slashes.
+    """Return the stored name of each exported leaf by its exported name: dots for slashes.
 
     Args:
-        leaves: of the checkpoint.
-        everything: the optimizer and the keys too; else parameters, and extra/ beside them.
+        leaves: the leaves of the checkpoint.
+        everything: include the optimizer and the keys; otherwise only parameters and extra/.
     """
     if everything:
         return {name.replace("/", "."): name for name in leaves}
     prefix = "params/"
     params = {name.removeprefix(prefix): name for name in leaves if name.startswith(prefix)}
-    beside = {name: name for name in leaves if name.startswith("extra/")}
-    return {called.replace("/", "."): name for called, name in {**params, **beside}.items()}
+    extra = {name: name for name in leaves if name.startswith("extra/")}
+    return {exported.replace("/", "."): name for exported, name in {**params, **extra}.items()}
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> int:
-    """The bytes of the file that has these tensors; it is there whole or not at all.
+    """Write the tensors to a file atomically, and return its size in bytes.
 
     Raises:
-        CheckpointError: if it cannot be written, or the format has no such numbers.
+        CheckpointError: if the file cannot be written, or the format has no such dtype.
     """
     if path.suffix != ENDING:
         raise CheckpointError(
-            f"--out {path} is no file of tensors: its name ends with {path.suffix or 'nothing'}. "
+            f"--out {path} is no file of tensors: its name ends in {path.suffix or 'nothing'}. "
             f"Write --out {path.with_suffix(ENDING)}"
         )
     header: dict[str, object] = {"__metadata__": dict(about)}
-    at, whole = 0, {}
+    offset, contiguous = 0, {}
     for name, array in sorted(tensors.items()):
         if array.dtype not in _NAMES:
             raise CheckpointError(
-                f"{name} is of the type {array.dtype}, which a file of tensors does not have; it "
-                f"has {', '.join(map(str, _NAMES))}. Cast it first, or export without --all."
+                f"{name} is {array.dtype}, which the safetensors format does not have; the format "
+                f"has {', '.join(map(str, _NAMES))}. Cast the leaf, or export without --all."
             )
-        whole[name] = np.require(array, requirements="C")
-        place = [at, at := at + array.nbytes]
+        contiguous[name] = np.require(array, requirements="C")
+        span = [offset, offset := offset + array.nbytes]
         kind = _NAMES[array.dtype]
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": place}
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": span}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with private_files():  # as the run is
+        with private_files():  # as private as the run
             path.parent.mkdir(parents=True, exist_ok=True)
             opened = create_private(unfinished)
         with opened as file:
             file.write(len(text).to_bytes(8, "little") + text)
-            for array in whole.values():
+            for array in contiguous.values():
                 file.write(array.reshape(-1).view(np.uint8).data if array.size else b"")
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):  # a file in the place of its folder
+        with contextlib.suppress(OSError):  # a file is in place of the folder
             unfinished.unlink(missing_ok=True)
-        todo = disk_advice(error, path.parent)
-        words = "Make room, or name another place" if todo.room else todo.words
+        advice = disk_advice(error, path.parent)
+        words = "Make room, or choose another path" if advice.room else advice.words
         raise CheckpointError(
             f"--out {path} cannot be written ({error.strerror}). {words}."
         ) from None
-    return 8 + len(text) + at
+    return 8 + len(text) + offset

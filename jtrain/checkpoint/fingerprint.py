@@ -1,10 +1,10 @@
-"""A number of 64 bits for each leaf, by which it is known again after the disk and another layout.
+"""Fingerprints of leaves: 64 bits each, independent of the disk and of the sharding.
 
-It is computed where the leaf lies, before anything is copied, so it finds what the files' digests
-cannot: a leaf that was damaged on its way to the disk, or on its way back. Each element is a word
-of 32 bits that is mixed with its place in the leaf, and the words are added up modulo 2**32, twice:
-sums of integers come out the same in any order, so under any sharding. A change of one element is
-always seen, a change of several but for about one case in 2**64.
+A fingerprint is computed where the leaf is stored, before any copy, so it finds damage that the
+digests of files cannot: damage on the way to the disk or back. Each element is a word of 32 bits
+that is mixed with its position in the leaf, and the words are added modulo 2**32, twice: integer
+sums are the same in any order, so under any sharding. A change of one element is always detected, a
+change of several with about one exception in 2**64.
 
 The mixing is the finalizer of MurmurHash3, Austin Appleby, https://github.com/aappleby/smhasher.
 """
@@ -19,89 +19,95 @@ import numpy as np
 
 from jtrain.core.types import Leaf
 
-Begun: TypeAlias = list[tuple[tuple[str, ...], Any]]  # names, and of each two sums: (names, 2)
+Begun: TypeAlias = list[tuple[tuple[str, ...], Any]]  # names, and their sums (names, 2)
 
-_CHUNK = 1 << 16  # words at a time on the host, so that they stay in its cache
+_CHUNK = 1 << 16  # words at a time on the host, to stay in its cache
 
 
 def begin(arrays: Mapping[str, Leaf]) -> Begun:
-    """The sums of each leaf, begun where it lies; nothing is waited for.
+    """Start to compute the sums of each leaf on its devices, without waiting.
 
-    In a run of several processes each calls this with the same leaves at the same time.
+    In a run of several processes, each calls this with the same leaves at the same time.
     """
-    together: dict[Hashable, dict[str, jax.Array]] = collections.defaultdict(dict)
-    alone: Begun = []
+    by_mesh: dict[Hashable, dict[str, jax.Array]] = collections.defaultdict(dict)
+    single: Begun = []
     for name, leaf in arrays.items():
         if not isinstance(leaf, jax.Array):
-            alone.append(((name,), np.array([_on_host(np.asarray(leaf))], np.uint32)))
-        elif leaf.sharding.memory_kind == "pinned_host":  # where no arithmetic is done
-            here = jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
-            alone.append(((name,), _on_devices([here])))  # a program each: not all at once there
+            single.append(((name,), np.array([_sums_on_host(np.asarray(leaf))], np.uint32)))
+        elif leaf.sharding.memory_kind == "pinned_host":  # no arithmetic there
+            on_device = jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
+            # One program for each leaf, so that they are not on the device all at once.
+            single.append(((name,), _sums_of_leaves([on_device])))
         else:
             mesh = getattr(leaf.sharding, "mesh", leaf.sharding)  # one program, one mesh
-            together[mesh][name] = leaf
-    return [(tuple(of), _on_devices([*of.values()])) for of in together.values()] + alone
+            by_mesh[mesh][name] = leaf
+    groups = [(tuple(group), _sums_of_leaves([*group.values()])) for group in by_mesh.values()]
+    return groups + single
 
 
-def read(begun: Begun) -> dict[str, str]:
-    """The fingerprint of each leaf, 16 hexadecimal digits, when it is known."""
-    every = jax.device_get([sums for _, sums in begun])
-    named = zip((names for names, _ in begun), every, strict=True)
+def read(pending: Begun) -> dict[str, str]:
+    """Wait for the fingerprint of each leaf, 16 hexadecimal digits."""
+    values = jax.device_get([sums for _, sums in pending])
+    named = zip((names for names, _ in pending), values, strict=True)
     return {
-        name: text(*two) for names, sums in named for name, two in zip(names, sums, strict=True)
+        name: text(*pair) for names, sums in named for name, pair in zip(names, sums, strict=True)
     }
 
 
-def ready(begun: Begun) -> bool:
-    """Whether all of them are known."""
-    return all(isinstance(sums, np.ndarray) or sums.is_ready() for _, sums in begun)
+def ready(pending: Begun) -> bool:
+    """Return whether all sums are computed."""
+    return all(isinstance(sums, np.ndarray) or sums.is_ready() for _, sums in pending)
 
 
 def text(high: Any, low: Any) -> str:
-    """Two sums as they are written."""
+    """Format two sums as a fingerprint."""
     return f"{int(high):08x}{int(low):08x}"
 
 
 @jax.jit
-def _on_devices(leaves: list[jax.Array]) -> jax.Array:
-    """Uint32 (leaves, 2), of which each device has a copy: one thing to wait for and to read."""
-    return jnp.stack([jnp.stack(_on_device(leaf)) for leaf in leaves])
+def _sums_of_leaves(leaves: list[jax.Array]) -> jax.Array:
+    """Return uint32 (leaves, 2), replicated on each device: one array to wait for and to read."""
+    return jnp.stack([jnp.stack(_sums(leaf)) for leaf in leaves])
 
 
 @jax.jit  # and inlined: leaves of one shape are traced once
-def _on_device(leaf: Any) -> tuple[Any, Any]:
+def _sums(leaf: Any) -> tuple[Any, Any]:
     if jnp.iscomplexobj(leaf):
         leaf = jnp.stack([leaf.real, leaf.imag], -1)
-    if (plain := _plain(leaf.dtype)) != leaf.dtype:  # to its own it would be cut short without x64
-        leaf = leaf.astype(plain)
+    dtype = _byte_dtype(leaf.dtype)
+    if dtype != leaf.dtype:  # a cast to its own dtype would truncate without x64
+        leaf = leaf.astype(dtype)
     bits = min(32, 8 * leaf.dtype.itemsize)
     words = jax.lax.bitcast_convert_type(leaf, f"uint{bits}").astype(jnp.uint32)
-    places, stride = jnp.zeros(words.shape, jnp.uint32), 1
-    for dim in reversed(range(words.ndim)):  # no reshape: that would gather what is split
-        along = jax.lax.broadcasted_iota(jnp.uint32, words.shape, dim)
-        places += along * np.uint32(stride % 2**32)
+    positions, stride = jnp.zeros(words.shape, jnp.uint32), 1
+    for dim in reversed(range(words.ndim)):  # no reshape: it would gather shards
+        index = jax.lax.broadcasted_iota(jnp.uint32, words.shape, dim)
+        positions += index * np.uint32(stride % 2**32)
         stride *= words.shape[dim]
-    # Both sums in one reduction: on a CPU XLA takes 0.012 s for 200 MB so, and 0.2 s for two sums.
-    both = lambda sums, words: (sums[0] + words[0], sums[1] + words[1])
-    nothing = np.uint32(0), np.uint32(0)
-    return jax.lax.reduce(_mixed(words, places), nothing, both, tuple(range(words.ndim)))
+    # Both sums in one reduction: for 200 MB on a CPU XLA takes 0.012 s, and 0.2 s for two sums.
+    zeros = np.uint32(0), np.uint32(0)
+    return jax.lax.reduce(_mix(words, positions), zeros, _add_pairs, tuple(range(words.ndim)))
 
 
-def _on_host(leaf: np.ndarray) -> tuple[int, int]:
-    leaf = np.ascontiguousarray(leaf.astype(_plain(leaf.dtype), copy=False)).reshape(-1)
+def _add_pairs(sums: tuple[Any, Any], words: tuple[Any, Any]) -> tuple[Any, Any]:
+    return sums[0] + words[0], sums[1] + words[1]
+
+
+def _sums_on_host(leaf: np.ndarray) -> tuple[int, int]:
+    leaf = np.ascontiguousarray(leaf.astype(_byte_dtype(leaf.dtype), copy=False)).reshape(-1)
     leaf = leaf.view(np.real(leaf).dtype)
     words = leaf.view(f"<u{min(4, leaf.dtype.itemsize)}")
     sums = [0, 0]
     for first in range(0, words.size, _CHUNK):
-        part = words[first : first + _CHUNK].astype(np.uint32)
-        places = np.arange(first, first + part.size, dtype=np.uint64).astype(np.uint32)
-        for i, mixed in enumerate(_mixed(part, places)):
+        chunk = words[first : first + _CHUNK].astype(np.uint32)
+        positions = np.arange(first, first + chunk.size, dtype=np.uint64).astype(np.uint32)
+        for i, mixed in enumerate(_mix(chunk, positions)):
             sums[i] += int(np.sum(mixed, dtype=np.uint32))
     return sums[0] % 2**32, sums[1] % 2**32
 
 
-def _plain(dtype: Any) -> Any:
-    """A type of whole bytes that holds the same: numbers of less than 8 bits have none."""
+def _byte_dtype(dtype: Any) -> Any:
+    """Return a dtype of whole bytes with the same values: dtypes under 8 bits have no bitcast."""
     if dtype == np.bool_:
         return np.uint8
     if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
@@ -111,12 +117,12 @@ def _plain(dtype: Any) -> Any:
     return dtype
 
 
-def _mixed(words: Any, places: Any) -> tuple[Any, Any]:
-    """Two words for each: for any one place, each is another for another word."""
-    at = places * np.uint32(0x9E3779B1)
-    x = words ^ at
+def _mix(words: Any, positions: Any) -> tuple[Any, Any]:
+    """Return two words for each word: at any position, different words give different results."""
+    salt = positions * np.uint32(0x9E3779B1)
+    x = words ^ salt
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     x = x ^ (x >> np.uint32(16))
-    y = (x ^ (at >> np.uint32(7))) * np.uint32(0x27D4EB2F)
+    y = (x ^ (salt >> np.uint32(7))) * np.uint32(0x27D4EB2F)
     return x, y ^ (y >> np.uint32(15))

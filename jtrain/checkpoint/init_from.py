@@ -1,4 +1,4 @@
-"""Which leaves of a new state are taken from an origin, told before any is read."""
+"""Initial weights: which leaves of a new state come from a source, planned before any is read."""
 
 import dataclasses
 import difflib
@@ -24,169 +24,171 @@ SHOWN = 20  # lines of each kind before "and 13 more"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightsPlan:
-    """What `init_from` comes to for one model; nothing is read yet."""
+    """Plan of `init_from` for one model; nothing is read yet."""
 
-    origin: WeightsSource
-    taken: Mapping[str, str]
-    """The name there of each leaf that is taken, by its name here."""
-    turned: frozenset[str]
-    """Those of them whose dims are reversed there."""
+    source: WeightsSource
+    loaded: Mapping[str, str]
+    """Loaded leaves: the name in the source, by the name in the model."""
+    transposed: frozenset[str]
+    """Loaded leaves whose dims the source has in reverse order."""
     left: tuple[str, ...]
-    """Leaves here that are not asked for."""
+    """Leaves of the model that are not requested."""
     missing: tuple[str, ...]
-    """Leaves here that are asked for, and are not there."""
+    """Requested leaves of the model that the source lacks."""
     unused: tuple[str, ...]
-    """Leaves there that nothing here takes."""
-    here: Mapping[str, Leaf]
-    """What each leaf here is."""
+    """Leaves of the source that the model does not use."""
+    leaves: Mapping[str, Leaf]
+    """Leaves of the model."""
 
     def lines(self) -> list[str]:
-        """A table of what is loaded, left alone and missing."""
-        numbers = sum(self.here[name].size for name in self.taken)
+        """Return a table of what is loaded, left alone, missing and unused."""
+        numbers = sum(self.leaves[name].size for name in self.loaded)
         head = (
-            f"starts from {self.origin.where}: {len(self.taken)} leaves loaded ({numbers:,} "
+            f"starts from {self.source.where}: {len(self.loaded)} leaves loaded ({numbers:,} "
             f"numbers), {len(self.left)} left alone, {len(self.missing)} missing, "
-            f"{len(self.unused)} there not used"
+            f"{len(self.unused)} in the source not used"
         )
-        loaded = [f"{name}  {self._how(name)}".rstrip() for name in self.taken]
+        loaded = [f"{name}  {self._describe(name)}".rstrip() for name in self.loaded]
         return [
             head,
-            *_told("loaded", loaded),
-            *_told("left alone", self.left),
-            *_told("missing", self.missing),
-            *_told("not used", self.unused),
+            *_rows("loaded", loaded),
+            *_rows("left alone", self.left),
+            *_rows("missing", self.missing),
+            *_rows("not used", self.unused),
         ]
 
     def read(self, weights: tuple[Params, Extra]) -> tuple[Params, Extra]:
-        """`weights` with the leaves that are taken, each straight in the sharding it has there."""
-        here = _named(*weights)
-        of = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-        straight = {there: of(here[n]) for n, there in self.taken.items() if n not in self.turned}
-        # A transposed leaf comes by the host: its parts there are no parts here.
-        turned = {self.taken[n]: self.origin.found[self.taken[n]] for n in self.turned}
-        read = self.origin.read({**straight, **turned})
-        new = {n: read[there] for n, there in self.taken.items() if n not in self.turned}
-        new |= {n: place(read[self.taken[n]].T, of(here[n])) for n in self.turned}
-        params, extra = weights
-        pick = lambda prefix: lambda path, leaf: new.get(prefix + pytree.name(path), leaf)
-        return (
-            jax.tree_util.tree_map_with_path(pick(""), params),
-            jax.tree_util.tree_map_with_path(pick("extra/"), extra),
-        )
+        """Read the loaded leaves into `weights`, each directly in its sharding."""
+        leaves = _named(*weights)
+        direct = {n: stored for n, stored in self.loaded.items() if n not in self.transposed}
+        # A transposed leaf goes through the host: shards of the source are no shards of the leaf.
+        requests = {stored: _struct(leaves[n]) for n, stored in direct.items()}
+        requests |= {self.loaded[n]: self.source.found[self.loaded[n]] for n in self.transposed}
+        arrays = self.source.read(requests)
+        new = {n: arrays[stored] for n, stored in direct.items()}
+        new |= {n: place(arrays[self.loaded[n]].T, _struct(leaves[n])) for n in self.transposed}
 
-    def _how(self, name: str) -> str:
-        there = self.taken[name]
-        before, after = self.origin.found[there].dtype, self.here[name].dtype
-        said = f"from {there}" if there != name else ""
-        said += ", transposed" * (name in self.turned)
-        return said + f", {before} to {after}" * (before != after)
+        def replace(prefix: str, tree: Any) -> Any:
+            replacement = lambda path, leaf: new.get(prefix + pytree.name(path), leaf)
+            return jax.tree_util.tree_map_with_path(replacement, tree)
+
+        params, extra = weights
+        return replace("", params), replace("extra/", extra)
+
+    def _describe(self, name: str) -> str:
+        stored = self.loaded[name]
+        before, after = self.source.found[stored].dtype, self.leaves[name].dtype
+        text = f"from {stored}" if stored != name else ""
+        text += ", transposed" * (name in self.transposed)
+        return text + f", {before} to {after}" * (before != after)
 
 
 def starting(
-    asked: InitFrom,
+    init_from: InitFrom,
     params: Params,
     extra: Extra,
     owner_of: Callable[[Path], RunIdentity | None] = lambda run: None,
 ) -> WeightsPlan:
-    """What `asked` comes to for a model with leaves like these; `owner_of` is as `find` takes it.
+    """Plan `init_from` for a model with these leaves; `owner_of` is as in `find`.
 
     Raises:
-        CheckpointError: if there is nothing at the path, or leaves do not fit, with all of them.
+        CheckpointError: if nothing is at the path, or leaves do not fit, with all of them.
         ConfigError: if a pattern or a rename matches nothing.
     """
-    origin = find(asked.path, asked.step, owner_of)
-    here = _named(params, extra) if asked.extra else _named(params, ())
-    found = {n: leaf for n, leaf in origin.found.items() if asked.extra or not _beside(n)}
-    _check("include", asked.include, here)
-    _check("exclude", asked.exclude, here)
-    _check("transpose", asked.transpose, here)
-    _check("rename", [there for there, _ in asked.rename], found)
-    there_by_name = _renamed(found, asked.rename)
-    wanted = [n for n in here if _any(n, asked.include) and not _any(n, asked.exclude)]
-    taken = {name: there_by_name[name] for name in wanted if name in there_by_name}
-    turned = frozenset(name for name in taken if _any(name, asked.transpose))
-    missing = tuple(name for name in wanted if name not in taken)
-    unused = sorted(found.keys() - taken.values())
-    start = WeightsPlan(
-        origin=origin,
-        taken=taken,
-        turned=turned,
-        left=tuple(name for name in here if name not in wanted),
-        missing=missing,
-        unused=tuple(unused),
-        here=here,
+    source = find(init_from.path, init_from.step, owner_of)
+    leaves = _named(params, extra) if init_from.extra else _named(params, ())
+    found = {n: leaf for n, leaf in source.found.items() if init_from.extra or not _is_extra(n)}
+    _check_patterns("include", init_from.include, leaves)
+    _check_patterns("exclude", init_from.exclude, leaves)
+    _check_patterns("transpose", init_from.transpose, leaves)
+    _check_patterns("rename", [pattern for pattern, _ in init_from.rename], found)
+    stored = _stored_names(found, init_from.rename)
+    requested = [n for n in leaves if _any(n, init_from.include) and not _any(n, init_from.exclude)]
+    loaded = {name: stored[name] for name in requested if name in stored}
+    plan = WeightsPlan(
+        source=source,
+        loaded=loaded,
+        transposed=frozenset(name for name in loaded if _any(name, init_from.transpose)),
+        left=tuple(name for name in leaves if name not in requested),
+        missing=tuple(name for name in requested if name not in loaded),
+        unused=tuple(sorted(found.keys() - loaded.values())),
+        leaves=leaves,
     )
-    _refuse_misfits(start, asked, there_by_name)
-    return start
+    _check_fit(plan, init_from, stored)
+    return plan
 
 
-def _refuse_misfits(start: WeightsPlan, asked: InitFrom, there_by_name: Mapping[str, str]) -> None:
+def _check_fit(plan: WeightsPlan, init_from: InitFrom, stored: Mapping[str, str]) -> None:
     rows = []
-    free = [name for name, there in there_by_name.items() if there in start.unused]
-    for name, there in start.taken.items():
-        want, found = start.here[name], start.origin.found[there]
-        shape = found.shape[::-1] if name in start.turned else found.shape
+    unused = [name for name, in_source in stored.items() if in_source in plan.unused]
+    for name, in_source in plan.loaded.items():
+        want, found = plan.leaves[name], plan.source.found[in_source]
+        shape = found.shape[::-1] if name in plan.transposed else found.shape
         if shape != want.shape or not _same_kind(found.dtype, want.dtype):
             hint = "transposed" if found.shape[::-1] == want.shape != shape else ""
-            rows.append((name, _said(want), _said(found), hint))
-    if not asked.partial or not start.taken:
-        for name in start.missing:
-            near = difflib.get_close_matches(name, free, 1, 0.6)
-            rows.append((name, _said(start.here[name]), "-", near[0] if near else ""))
+            rows.append((name, _describe_leaf(want), _describe_leaf(found), hint))
+    if not init_from.partial or not plan.loaded:
+        for name in plan.missing:
+            near = difflib.get_close_matches(name, unused, 1, 0.6)
+            rows.append((name, _describe_leaf(plan.leaves[name]), "-", near[0] if near else ""))
     if rows:
         raise CheckpointError(
-            f"init_from.path={asked.path} was to give {len(start.taken) + len(start.missing)} "
-            f"leaves, and {len(rows)} do not fit what is in {start.origin.where}:\n{table(rows)}\n"
-            f"Call what is there as it is called here (init_from.rename), reverse its dims "
-            f"(init_from.transpose), leave leaves out (init_from.exclude), or start what is "
-            f"missing by the seed (init_from.partial=true)."
+            f"init_from.path={init_from.path} should give {len(plan.loaded) + len(plan.missing)} "
+            f"leaves, and {len(rows)} do not fit the source {plan.source.where}:\n{table(rows)}\n"
+            f"Rename leaves of the source (init_from.rename), reverse their dims "
+            f"(init_from.transpose), exclude leaves (init_from.exclude), or initialize missing "
+            f"leaves from the seed (init_from.partial=true)."
         )
 
 
-def _renamed(found: Iterable[str], renames: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """The name there, by the name that it gets here."""
-    by_name: dict[str, str] = {}
-    for there in found:
-        name = next((new for pair in renames if (new := _rename(there, *pair))), there)
-        if name in by_name:
+def _stored_names(found: Iterable[str], renames: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the name of each leaf in the source, by its name after `renames`."""
+    stored: dict[str, str] = {}
+    for old in found:
+        name = next((new for pair in renames if (new := _rename(old, *pair))), old)
+        if name in stored:
             raise ConfigError(
-                f"init_from.rename calls two leaves {name}: {by_name[name]} and {there}. Give one "
+                f"init_from.rename calls two leaves {name}: {stored[name]} and {old}. Give one "
                 f"of them another name, or put a pair for it before the others."
             )
-        by_name[name] = there
-    return by_name
+        stored[name] = old
+    return stored
 
 
-def _rename(name: str, there: str, here: str) -> str:
-    """`name` as `here` says, if it is as `there` says; else nothing."""
-    stars = re.fullmatch("(.*?)".join(map(re.escape, there.split("*"))), name)
+def _rename(name: str, pattern: str, replacement: str) -> str:
+    """Rename a leaf if its name matches `pattern`; else return an empty text."""
+    stars = re.fullmatch("(.*?)".join(map(re.escape, pattern.split("*"))), name)
     if stars is None:
         return ""
-    first, *rest = here.split("*")
+    first, *rest = replacement.split("*")
     return first + "".join(s + text for s, text in zip(stars.groups(), rest, strict=True))
 
 
-def _check(key: str, patterns: Iterable[str], names: Iterable[str]) -> None:
+def _check_patterns(key: str, patterns: Iterable[str], names: Iterable[str]) -> None:
     names = list(names)
     for i, pattern in enumerate(patterns):
         hit = any(_rename(n, pattern, pattern) if key == "rename" else matches(n, pattern)
                   for n in names)  # fmt: skip
         if not hit:
             near = nearest(pattern, names) or ["*"]
-            side = "there" if key == "rename" else "of this model"
+            side = "of the source" if key == "rename" else "of this model"
             raise ConfigError(
                 f"init_from.{key}[{i}] is {pattern!r}, which matches none of the {len(names)} "
                 f"leaves {side}. Nearest: {', '.join(near)}. Write one ({near[0]!r}) or a pattern "
-                f"of several."
+                f"for several."
             )
 
 
 def _named(params: Params, extra: Extra) -> dict[str, Leaf]:
-    beside = {f"extra/{name}": leaf for name, leaf in pytree.named_leaves(extra).items()}
-    return {**pytree.named_leaves(params), **beside}
+    extras = {f"extra/{name}": leaf for name, leaf in pytree.named_leaves(extra).items()}
+    return {**pytree.named_leaves(params), **extras}
 
 
-def _beside(name: str) -> bool:
+def _struct(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def _is_extra(name: str) -> bool:
     return name.startswith("extra/")
 
 
@@ -195,14 +197,14 @@ def _any(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _same_kind(one: Any, other: Any) -> bool:
-    """Whether numbers of a type can stand for those of another: floats for floats."""
+    """Return whether one dtype may be cast to the other: floats to floats."""
     return one == other or all(jnp.issubdtype(t, jnp.floating) for t in (one, other))
 
 
-def _said(leaf: Leaf) -> str:
+def _describe_leaf(leaf: Leaf) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 
-def _told(what: str, lines: Sequence[str]) -> list[str]:
+def _rows(kind: str, lines: Sequence[str]) -> list[str]:
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    return [f"  {what:10}  {line}" for line in [*lines[:SHOWN], *more]]
+    return [f"  {kind:10}  {line}" for line in [*lines[:SHOWN], *more]]

@@ -1,22 +1,22 @@
-"""The directory of checkpoints: what its names mean, and how one comes and goes whole.
+"""Checkpoint layout: names in a directory of checkpoints, atomic commits and deletions.
 
 ```
 checkpoints/
-  300/          complete: `state/` has the arrays, `about.json` what is said of them, `seal.json`
-                what each file was when it was whole
-  400.saving/   being written, or left by a save that was killed
-  300.replaced/ the older 300, while a newer one takes its place
-  200.deleting/ being deleted, or left by a deletion that was killed or refused
-  100.damaged/  set aside, because its seal did not hold; never deleted by itself
-  100.foreign/  set aside, because another run sealed it; likewise
-  .writer       who writes here (lock.py)
+  300/          complete: `state/` has the arrays, `about.json` their record, `seal.json` the
+                sizes and digests of all files
+  400.saving/   being written, or left by a killed save
+  300.replaced/ the older 300, while a newer one replaces it
+  200.deleting/ being deleted, or left by a killed or refused deletion
+  100.damaged/  set aside because its seal is broken; never deleted automatically
+  100.foreign/  set aside because another run sealed it; never deleted automatically
+  .writer       the process that writes here (lock.py)
 ```
 A checkpoint appears by one rename, after everything in it was written, sealed and flushed, and
-goes by one rename before anything in it is deleted. So a process that dies anywhere leaves whole
-checkpoints and leftovers, never half of one under the name of a whole. What is listed has a seal,
-and all files that the seal names, of their sizes; every byte is read before one is restored.
+disappears by one rename before anything in it is deleted. A process that dies at any moment leaves
+valid checkpoints and leftovers, never half a checkpoint under the name of a step. A listed
+checkpoint has a seal and all files of the seal, of their sizes; a restore first reads every byte.
 
-Format 1, before there were seals: `about.json` has the sizes, under `files`, and no `format`.
+Format 1 has no seal: `about.json` has the sizes, under `files`, and no `format`.
 """
 
 import errno
@@ -42,10 +42,10 @@ _SAVING, _REPLACED, _DELETING = ".saving", ".replaced", ".deleting"
 
 
 def make_directory(directory: Path) -> None:
-    """Makes a folder and those above it that are missing, so that a power cut takes none of them.
+    """Create a directory and its missing parents, so that a power cut takes none of them.
 
     Raises:
-        OSError: what the disk says.
+        OSError: of the file system.
     """
     if not directory.is_dir():
         if directory.exists():
@@ -56,27 +56,29 @@ def make_directory(directory: Path) -> None:
 
 
 def steps(directory: Path, owner: RunIdentity | None = None) -> list[int]:
-    """The steps of the complete checkpoints (of a run, if one is named), ascending; their bytes are
-    not read."""
+    """Return the steps of the complete checkpoints (of a run, if one is given), ascending.
+
+    Names and sizes are compared; file contents are not read.
+    """
     found = named_steps(directory)
     return [step for step in found if not find_faults(directory, step, full=False, owner=owner)]
 
 
 def named_steps(directory: Path) -> list[int]:
-    """The steps whose checkpoints have a name here, ascending, whole, damaged or emptied."""
+    """Return the steps whose checkpoints have a name here, ascending: valid, damaged or emptied."""
     return sorted(int(name) for name in entries(directory) if is_step(name))
 
 
 def find_faults(
     directory: Path, step: int, *, full: bool, owner: RunIdentity | None = None
 ) -> list[str]:
-    """What of a checkpoint is otherwise than when it was sealed; nothing if it is whole.
+    """Return how a checkpoint differs from its sealed state; nothing if it is valid.
 
     Args:
-        directory: of the checkpoints.
+        directory: the directory of checkpoints.
         step: one of them.
-        full: reads every byte; otherwise only names and sizes are compared.
-        owner: the run whose checkpoint it has to be; None for any.
+        full: read every byte; otherwise compare only names and sizes.
+        owner: the run that the checkpoint must belong to; None for any.
     """
     path = directory / str(step)
     try:
@@ -87,13 +89,13 @@ def find_faults(
             return ["is empty: all its files are gone"]
         if (old := _unsealed(path)) is not None:
             sizes = {name: [size] for name, size in old["files"].items()}
-            sizes[ABOUT] = [(path / ABOUT).stat().st_size]  # of which it cannot say its own
-            other = [f"{ABOUT}: is of step {old['step']}"] if old["step"] != step else []
-            return other + seal.differences(path, sizes, full=False)
+            sizes[ABOUT] = [(path / ABOUT).stat().st_size]  # its own size is not in it
+            faults = [f"{ABOUT}: is of step {old['step']}"] if old["step"] != step else []
+            return faults + seal.differences(path, sizes, full=False)
         return seal.faults(path, step, full=full, owner=owner)
     except LinkError as error:
         return [error.strerror or ""]
-    except OSError as error:  # deleted since it was listed, or not allowed
+    except OSError as error:  # deleted since the listing, or no permission
         return [f"cannot be read ({error.strerror})"]
 
 
@@ -103,8 +105,7 @@ def is_foreign(directory: Path, step: int, owner: RunIdentity | None) -> bool:
 
 
 def set_aside(directory: Path, step: int, ending: str = DAMAGED) -> Path:
-    """Where a checkpoint lies from now on that is not gone on from: under a name that is never
-    listed.
+    """Rename a checkpoint so that it is never listed or resumed from, and return its new path.
 
     Raises:
         DamagedError: if the system refuses to rename it.
@@ -116,49 +117,49 @@ def set_aside(directory: Path, step: int, ending: str = DAMAGED) -> Path:
         seal.sync(directory)
     except OSError as error:
         raise DamagedError(
-            f"checkpoint {step} is not one to go on from, and was to be set aside as {path}; that "
-            f"is refused ({error.strerror}). Move it yourself, and run again: mv "
+            f"checkpoint {step} cannot be resumed from, and cannot be renamed to {path} "
+            f"({error.strerror}). Move it by hand, and run again: mv "
             f"{directory / str(step)} {path}"
         ) from None
     return path
 
 
 def leftovers(directory: Path) -> list[Path]:
-    """What killed saves and deletions left behind."""
+    """Return what killed saves and deletions left behind."""
     endings = {_SAVING, _REPLACED, _DELETING}
     paths = (directory / name for name in entries(directory))
     return sorted(path for path in paths if path.suffix in endings and path.stem.isdigit())
 
 
 def restore_replaced(directory: Path) -> None:
-    """Gives a checkpoint its name again that was being replaced when the process died."""
+    """Restore the name of a checkpoint that was being replaced when the process died."""
     for path in leftovers(directory):
-        place = directory / path.stem
-        whole = path.suffix == _REPLACED and path.is_dir() and not path.is_symlink()
-        if whole and not place.exists():
-            path.rename(place)
+        original = directory / path.stem
+        is_replaced = path.suffix == _REPLACED and path.is_dir() and not path.is_symlink()
+        if is_replaced and not original.exists():
+            path.rename(original)
 
 
-def clear_leftovers(directory: Path, tell: Callable[[str], object] = lambda line: None) -> None:
-    """Removes them, but for a checkpoint that is put back; what they are does not matter.
+def clear_leftovers(directory: Path, log: Callable[[str], object] = lambda line: None) -> None:
+    """Remove what killed saves and deletions left, except a checkpoint that is restored.
 
     Args:
-        tell: takes a line for each that cannot be removed.
+        log: takes a line for each entry that cannot be removed.
     """
     restore_replaced(directory)
     for path in leftovers(directory):
-        clear(path, tell)
+        clear(path, log)
 
 
-def clear_deleted(directory: Path, tell: Callable[[str], object]) -> None:
-    """Removes what deletions left, as far as it can be; what a save left may be in use yet."""
+def clear_deleted(directory: Path, log: Callable[[str], object]) -> None:
+    """Remove what deletions left, as far as possible; what a save left may be in use."""
     for path in leftovers(directory):
         if path.suffix != _SAVING:
-            clear(path, tell)
+            clear(path, log)
 
 
-def clear(path: Path, tell: Callable[[str], object] = lambda line: None) -> None:
-    """Removes a folder with all that is in it, a file or a link, if one is there."""
+def clear(path: Path, log: Callable[[str], object] = lambda line: None) -> None:
+    """Remove a folder with its contents, a file or a link, if it exists; log a failure."""
     try:
         remove(path)
     except FileNotFoundError:
@@ -166,45 +167,47 @@ def clear(path: Path, tell: Callable[[str], object] = lambda line: None) -> None
     except OSError as error:
         where = Path(error.filename or path)
         words = disk_advice(error, where.parent).words
-        tell(f"{path} cannot be removed ({error.strerror}: {where}). {words}.")
+        log(f"{path} cannot be removed ({error.strerror}: {where}). {words}.")
 
 
 def saving_path(directory: Path, step: int) -> Path:
-    """Where a checkpoint is written before it is one."""
+    """Return where a checkpoint is written before it is committed."""
     return directory / f"{step}{_SAVING}"
 
 
 def begin(directory: Path, step: int) -> Path:
-    """That place, made anew and empty."""
+    """Recreate the empty saving path of a step."""
     path = saving_path(directory, step)
     clear(path)
-    path.mkdir()  # and no folder above it: if that is gone, somebody moved it
+    path.mkdir()  # no parents: a missing parent was moved by somebody
     return path
 
 
 def commit(written: Path, record: Mapping[str, Any], run: str = "") -> None:
-    """Makes what `begin` began the checkpoint of its step, sealed, in place of an older one.
+    """Seal what was written in the saving path and make it the checkpoint of its step.
+
+    An older checkpoint of the step is replaced.
 
     Args:
-        written: what `begin` gave.
-        record: what is kept in about.json.
+        written: the path that `begin` returned.
+        record: the content of about.json.
         run: the id of the run that saves it; empty for none.
     """
-    said = {"format": seal.FORMAT, **record}
-    (written / ABOUT).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    content = {"format": seal.FORMAT, **record}
+    (written / ABOUT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     seal.seal(written, int(written.stem), run)
-    place = written.with_suffix("")
-    replaced = place.with_suffix(_REPLACED)
-    if place.exists():
+    path = written.with_suffix("")
+    replaced = path.with_suffix(_REPLACED)
+    if path.exists():
         clear(replaced)
-        place.rename(replaced)
-    written.rename(place)
+        path.rename(replaced)
+    written.rename(path)
     seal.sync(written.parent)
     clear(replaced)
 
 
 def delete(directory: Path, step: int) -> None:
-    """Removes a checkpoint: first its name, then its files.
+    """Delete a checkpoint: first its name, then its files.
 
     Raises:
         CheckpointError: if the system refuses it.
@@ -213,22 +216,22 @@ def delete(directory: Path, step: int) -> None:
     clear(path)
     try:
         (directory / str(step)).rename(path)
-        seal.sync(directory)  # or a power cut could undo the renaming and not the deletions
+        seal.sync(directory)  # else a power cut could undo the rename and keep the deletions
         remove(path)
     except OSError as error:
-        left = f"; what is left of it lies in {path}" if os.path.lexists(path) else ""
+        left = f"; the rest of it is in {path}" if os.path.lexists(path) else ""
         where = error.filename or path
         raise CheckpointError(
-            f"checkpoint {step} was to be deleted in {directory}, and the system refuses it "
+            f"checkpoint {step} in {directory} cannot be deleted "
             f"({error.strerror}: {where}){left}. {disk_advice(error, Path(where).parent).words}."
         ) from None
 
 
 def remove(path: Path) -> None:
-    """Delete a folder with all that is in it, or a file.
+    """Delete a folder with its contents, or a file.
 
     Raises:
-        OSError: what the system says.
+        OSError: of the file system.
     """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -237,10 +240,10 @@ def remove(path: Path) -> None:
 
 
 def record(directory: Path, step: int) -> dict[str, Any]:
-    """What was recorded with a checkpoint.
+    """Return what was recorded with a checkpoint.
 
     Raises:
-        CheckpointError: if it is not there; a DamagedError if it is not what was written.
+        CheckpointError: if it does not exist; a DamagedError if it differs from what was written.
     """
     path = directory / str(step)
     if step not in named_steps(directory):
@@ -255,7 +258,7 @@ def record(directory: Path, step: int) -> dict[str, Any]:
     except LinkError as error:
         raise damaged_error(directory, step, f"{error.filename} {error.strerror}") from None
     except (ValueError, OSError) as error:
-        what = f"{ABOUT}: is not what was written ({error})"
+        what = f"{ABOUT}: is not as written ({error})"
         raise damaged_error(directory, step, what) from None
     sizes = {"files": found["files"]} if old else {}
     prints = {"fingerprints": found.get("fingerprints", {})}
@@ -263,11 +266,10 @@ def record(directory: Path, step: int) -> dict[str, Any]:
 
 
 def check(directory: Path, step: int, owner: RunIdentity | None = None) -> None:
-    """Makes sure that a checkpoint is there (of a run, if one is named), and reads every byte.
+    """Raise unless a checkpoint exists (of a run, if one is given) and every byte is valid.
 
     Raises:
-        CheckpointError: if it is not there; a DamagedError if a file is not what it was when it was
-            sealed.
+        CheckpointError: if it does not exist; a DamagedError if a file differs from the seal.
     """
     if step not in named_steps(directory):
         raise _missing(directory, step)
@@ -276,26 +278,26 @@ def check(directory: Path, step: int, owner: RunIdentity | None = None) -> None:
 
 
 def first(found: Sequence[str]) -> str:
-    """The first of some faults, and how many more there are."""
+    """Return the first of some faults, and the number of others."""
     return found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
 
 
 def damaged_error(
     directory: Path, step: int, what: str, owner: RunIdentity | None = None
 ) -> DamagedError:
-    """The error that says what is wrong with a checkpoint, and which others there are."""
+    """Return the error for a damaged checkpoint, with the valid ones."""
     others = [other for other in steps(directory, owner) if other != step]
-    advice = "It is the only one: start the run again from its beginning."
+    advice = "It is the only one: restart the run from its beginning."
     if others:
         advice = (
-            f"There are others ({_listed(others)}): jtrain run goes on from the newest that is "
-            f"whole, and jtrain eval takes --step {others[-1]}."
+            f"There are others ({_join(others)}): jtrain run resumes from the newest valid one, "
+            f"and jtrain eval takes --step {others[-1]}."
         )
     return DamagedError(f"checkpoint {step} is damaged: {what}. {advice}")
 
 
 def unwritable_error(directory: Path, error: OSError) -> CheckpointError:
-    """The error that says that no checkpoint can be written there."""
+    """Return the error for a directory where no checkpoint can be written."""
     return CheckpointError(
         f"checkpoints go to {directory}, which cannot be written ({error.strerror}). "
         f"{disk_advice(error, directory).words}."
@@ -304,29 +306,29 @@ def unwritable_error(directory: Path, error: OSError) -> CheckpointError:
 
 def _missing(directory: Path, step: int) -> CheckpointError:
     return CheckpointError(
-        f"there is no checkpoint of step {step} in {directory}: {_there(directory)}"
+        f"there is no checkpoint of step {step} in {directory}: {_describe(directory)}"
     )
 
 
-def _there(directory: Path) -> str:
-    there, left = steps(directory), leftovers(directory)
-    if there:
-        return f"there are {_listed(there)}. Ask for one of these, or for the newest ({there[-1]})."
-    if left:
+def _describe(directory: Path) -> str:
+    complete, incomplete = steps(directory), leftovers(directory)
+    if complete:
+        return f"there are {_join(complete)}. Name one of these, or the newest ({complete[-1]})."
+    if incomplete:
         return (
-            f"there is only {', '.join(path.name for path in left)}, which is not complete. "
-            f"Start the run again from its beginning, or name another directory."
+            f"there is only {', '.join(path.name for path in incomplete)}, which is not complete. "
+            f"Restart the run from its beginning, or name another directory."
         )
-    what = "is empty" if directory.is_dir() else "does not exist"
-    return f"the directory {what}. Train first, or name the directory of another run."
+    status = "is empty" if directory.is_dir() else "does not exist"
+    return f"the directory {status}. Train first, or name the directory of another run."
 
 
-def _listed(numbers: list[int]) -> str:
+def _join(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
 def _unsealed(path: Path) -> dict[str, Any] | None:
-    """The record of a checkpoint of format 1; None for another."""
+    """Return the record of a checkpoint of format 1; None for another."""
     if os.path.lexists(path / seal.SEAL):
         return None
     try:

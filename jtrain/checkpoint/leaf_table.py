@@ -1,8 +1,8 @@
-"""The leaves of a state as a flat table of plain arrays, and back; how two tables differ.
+"""Leaf tables: the leaves of a state as a flat table of plain arrays, and their differences.
 
 A state is stored by the names of its leaves and not as a tree, so that any pytree (optax's
-NamedTuples, a registered dataclass, another framework's module) comes back exactly as the one that
-asks for it has it. A typed key is stored as the integers that it is made of.
+NamedTuples, a registered dataclass, another framework's module) is restored with the structure of
+the request. A typed key is stored as its integers.
 """
 
 import difflib
@@ -22,10 +22,10 @@ _SHOWN = 20  # rows of a table before "and 13 more"
 
 
 def flatten(state: Any) -> dict[str, Leaf]:
-    """Each leaf by its name, keys as uint32 (..., n).
+    """Return each leaf by its name, keys as uint32 (..., n).
 
     Raises:
-        CheckpointError: if a leaf is no array, or two have one name.
+        CheckpointError: if a leaf is no array, or two leaves have one name.
     """
     leaves = jax.tree_util.tree_leaves_with_path(state)
     flat: dict[str, Leaf] = {}
@@ -33,22 +33,22 @@ def flatten(state: Any) -> dict[str, Leaf]:
         name = pytree.name(path)
         if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
             raise CheckpointError(
-                f"a checkpoint holds arrays, and {name} is {leaf!r}: make it one (jnp.asarray), or "
+                f"a checkpoint holds arrays, and {name} is {leaf!r}: convert it (jnp.asarray), or "
                 f"put it beside the state (about=)."
             )
         if name in flat:
             raise CheckpointError(
-                f"two leaves are both called {name}, and a checkpoint knows leaves by their names: "
-                f"rename a key that has a slash in it."
+                f"two leaves are both called {name}, and a checkpoint stores leaves by name: "
+                f"rename a key that contains a slash."
             )
-        flat[name] = _data(leaf)
+        flat[name] = _plain_leaf(leaf)
     if not flat:
-        raise CheckpointError("the state has no leaves, so there is nothing to save.")
+        raise CheckpointError("the state has no leaves: there is nothing to save.")
     return flat
 
 
 def unflatten(like: Tree, flat: Mapping[str, Leaf]) -> Tree:
-    """The tree of `like`, with the arrays of `flat` by name."""
+    """Return a tree with the structure of `like` and the arrays of `flat`."""
 
     def leaf(path, like_leaf):
         array = flat[pytree.name(path)]
@@ -60,10 +60,10 @@ def unflatten(like: Tree, flat: Mapping[str, Leaf]) -> Tree:
 
 
 def stored(described: str) -> jax.ShapeDtypeStruct:
-    """What is stored for `float32[2, 3]` (as by pytree.describe); for a key, its integers.
+    """Parse the shape and dtype of a stored leaf, `float32[2, 3]`; for a key, of its integers.
 
     Raises:
-        CheckpointError: if it is nothing that is described so.
+        CheckpointError: if the text describes no leaf.
     """
     try:
         dtype, _, shape = described.partition("[")
@@ -75,60 +75,61 @@ def stored(described: str) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, jnp.dtype(dtype))
     except (TypeError, ValueError, AttributeError):
         raise CheckpointError(
-            f"a checkpoint says of a leaf that it is {described!r}, and float32[2, 3] or the like "
-            f"was to stand there: it was not written by jtrain, or was changed. Take another one "
-            f"of the run's checkpoints."
+            f"a checkpoint describes a leaf as {described!r}, and not like float32[2, 3]: the "
+            f"checkpoint was not written by jtrain, or was changed. Use another checkpoint of the "
+            f"run."
         ) from None
 
 
 def check_same(
     found: Mapping[str, str], like: Any, where: str, *, cast: bool = False
 ) -> dict[str, Leaf]:
-    """What to ask of a checkpoint with leaves `found` (as by pytree.describe) for `like`.
+    """Check that a checkpoint has the leaves of `like`, and return what to request from it.
 
     Args:
-        found: each leaf's dtype and shape, by its name.
-        like: what is asked for.
+        found: the dtype and shape of each stored leaf (of pytree.describe), by its name.
+        like: the expected state.
         where: names the checkpoint in the message.
-        cast: whether a leaf may be of another dtype; it is then asked for as it was stored.
+        cast: allow other dtypes; such a leaf is then requested as stored.
 
     Raises:
         CheckpointError: with a row for each leaf that differs.
     """
-    expected, asked = pytree.describe(like), flatten(like)
+    expected, requested = pytree.describe(like), flatten(like)
     for name in expected.keys() & found.keys() if cast else ():
         dtype, _, shape = found[name].partition("[")
         if expected[name].endswith(f"[{shape}") and "key<" not in dtype + expected[name]:
             expected[name] = found[name]
-            at = getattr(asked[name], "sharding", None)
-            asked[name] = jax.ShapeDtypeStruct(asked[name].shape, jnp.dtype(dtype), sharding=at)
+            sharding = getattr(requested[name], "sharding", None)
+            requested[name] = jax.ShapeDtypeStruct(
+                requested[name].shape, jnp.dtype(dtype), sharding=sharding
+            )
     rows = []
     for name in sorted(expected.keys() | found.keys()):
-        here, there = expected.get(name, "-"), found.get(name, "-")
-        if here != there:
-            others = (found if there == "-" else expected).keys() - (
-                expected if there == "-" else found
-            ).keys()
-            alone = "-" in (here, there)
-            near = difflib.get_close_matches(name, others, 1, 0.6) if alone else []
-            rows.append((name, here, there, near[0] if near else ""))
+        want, saved = expected.get(name, "-"), found.get(name, "-")
+        if want != saved:
+            one, other = (found, expected) if saved == "-" else (expected, found)
+            others = one.keys() - other.keys()
+            unmatched = "-" in (want, saved)
+            near = difflib.get_close_matches(name, others, 1, 0.6) if unmatched else []
+            rows.append((name, want, saved, near[0] if near else ""))
     if rows:
         raise CheckpointError(
-            f"{where} holds another state: {len(rows)} leaves differ, of {len(expected)} here and "
-            f"{len(found)} there.\n{table(rows)}\n"
-            f"Build the state from the config that is stored with the checkpoint, or start a new "
-            f"run with this one (name=...)."
+            f"{where} holds another state: {len(rows)} leaves differ, of {len(expected)} expected "
+            f"and {len(found)} stored.\n{table(rows)}\n"
+            f"Build the state from the config in the checkpoint, or start a new run with this "
+            f"config (name=...)."
         )
-    return asked
+    return requested
 
 
 def cast_as(flat: Mapping[str, Leaf], like: Any) -> dict[str, Leaf]:
-    """The arrays of `flat`, each in the dtype that it has in `like`."""
+    """Cast the arrays of `flat` to the dtypes of `like`."""
     return {name: flat[name].astype(leaf.dtype) for name, leaf in flatten(like).items()}
 
 
 def table(rows: list[tuple[str, str, str, str]]) -> str:
-    """The leaves that differ, a line for each of the first 20."""
+    """Format differing leaves, a line for each of the first 20."""
     shown = [("leaf", "expected", "found", "nearest"), *rows[:_SHOWN]]
     widths = [max(len(row[column]) for row in shown) for column in range(4)]
     lines = [
@@ -139,8 +140,8 @@ def table(rows: list[tuple[str, str, str, str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _data(leaf: Leaf) -> Leaf:
-    """The leaf as a plain array, or, for what stands for one, what stands for that."""
+def _plain_leaf(leaf: Leaf) -> Leaf:
+    """Return the leaf as a plain array; for a ShapeDtypeStruct, as one of plain dtype."""
     if not _is_key(leaf):
         return np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
     if isinstance(leaf, jax.Array):
@@ -154,7 +155,7 @@ def _is_key(leaf: Leaf) -> bool:
 
 
 def _impl(key: Leaf) -> Any:
-    """The generator of a key, or of what stands for one: only a traced key tells it."""
-    seen = []
-    jax.eval_shape(lambda traced: seen.append(jax.random.key_impl(traced)), key)
-    return seen[0]
+    """Return the generator of a key or of its ShapeDtypeStruct: only a traced key has it."""
+    impls = []
+    jax.eval_shape(lambda traced: impls.append(jax.random.key_impl(traced)), key)
+    return impls[0]

@@ -1,4 +1,4 @@
-"""Where a run goes on: the newest checkpoint of which every byte is what was sealed."""
+"""Resume point: the newest checkpoint whose every byte is as sealed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,86 +13,86 @@ from jtrain.errors import DamagedError, DeviceError
 def newest_valid(
     directory: Path, *, fall_back: bool = True, owner: RunIdentity | None = None
 ) -> tuple[int | None, list[str]]:
-    """That step, and a line for each that was set aside: newer ones that are damaged, and all of
-    another run than `owner`.
+    """Return the newest valid step, and a line for each checkpoint that was set aside.
 
-    The first process reads and renames; the others are told, and have no lines.
+    Newer damaged checkpoints are set aside, and all that belong to another run than `owner`. The
+    first process reads and renames; the others receive the step, and no lines.
 
     Raises:
-        DamagedError: in all of them, if the newest is damaged and `fall_back` is false, or one
+        DamagedError: in all processes, if the newest is damaged and `fall_back` is false, or one
             cannot be renamed.
     """
-    news: list[str] = []
+    notices: list[str] = []
 
-    def look() -> dict[str, Any]:
+    def search() -> dict[str, Any]:
         if not fall_back:
             return _newest(directory, owner)
         try:
-            return {"step": _search(directory, owner, news)}
+            return {"step": _search(directory, owner, notices)}
         except DamagedError as error:
-            return {"refused": str(error)}
+            return {"error": str(error)}
 
-    found = multihost.broadcast_from_first(look)
-    if words := found.get("refused"):
-        raise DamagedError(words)
-    if what := found.get("damaged"):
-        raise damaged_error(directory, found["step"], what)
-    return found["step"], news
+    found = multihost.broadcast_from_first(search)
+    if error := found.get("error"):
+        raise DamagedError(error)
+    if fault := found.get("damaged"):
+        raise damaged_error(directory, found["step"], fault)
+    return found["step"], notices
 
 
-def damaged_error(directory: Path, step: int, what: str) -> DamagedError:
-    """The error where a damaged one is not to be passed over."""
+def damaged_error(directory: Path, step: int, fault: str) -> DamagedError:
+    """Return the error for a damaged newest checkpoint without fallback."""
     return DamagedError(
-        f"checkpoint {step} in {directory} is damaged: {what}. checkpoint.on_damage is stop, so "
-        f"nothing was renamed. Put it back as it was, or go on from the newest that is whole: the "
+        f"checkpoint {step} in {directory} is damaged: {fault}. checkpoint.on_damage is stop, so "
+        f"nothing was renamed. Restore its files, or resume from the newest valid checkpoint: the "
         f"same command with checkpoint.on_damage=fall_back"
     )
 
 
 def replica_error(step: int, found: Sequence[str]) -> DeviceError:
-    """The error where some processes have read another leaf than was saved, and others have not.
+    """Return the error for a leaf that only some processes have read differently from the save.
 
     Args:
-        found: of each process what it has read otherwise.
+        found: the differing leaves of each process.
     """
     odd, what = next((index, what) for index, what in enumerate(found) if what)
     return DeviceError(
-        f"checkpoint {step} was read otherwise by process {odd} than by others, which have what "
-        f"was saved: {what}. Its memory, its device or its way to the disk is at fault. Run again "
-        f"to go on from there, without the host of process {odd} if it is named twice."
+        f"checkpoint {step}: process {odd} read other values than were saved, and the other "
+        f"processes did not: {what}. Its memory, its device or its path to the disk is at fault. "
+        f"Run again to resume, without the host of process {odd} if it is named twice."
     )
 
 
 def _newest(directory: Path, owner: RunIdentity | None) -> dict[str, Any]:
     step = next(reversed(layout.named_steps(directory)), None)
-    found = layout.find_faults(directory, step, full=True, owner=owner) if step is not None else []
-    return {"step": step, "damaged": layout.first(found)} if found else {"step": step}
+    faults = layout.find_faults(directory, step, full=True, owner=owner) if step is not None else []
+    return {"step": step, "damaged": layout.first(faults)} if faults else {"step": step}
 
 
-def _search(directory: Path, owner: RunIdentity | None, news: list[str]) -> int | None:
+def _search(directory: Path, owner: RunIdentity | None, notices: list[str]) -> int | None:
     for step in reversed(layout.named_steps(directory)):
         if layout.is_foreign(directory, step, owner):
-            found = layout.find_faults(directory, step, full=False, owner=owner)
-            place = layout.set_aside(directory, step, directory_entries.FOREIGN)
-            news.append(f"checkpoint {step} was set aside as {place}: {layout.first(found)}")
+            faults = layout.find_faults(directory, step, full=False, owner=owner)
+            path = layout.set_aside(directory, step, directory_entries.FOREIGN)
+            notices.append(f"checkpoint {step} was set aside as {path}: {layout.first(faults)}")
     for step in reversed(layout.named_steps(directory)):
-        found = layout.find_faults(directory, step, full=True, owner=owner)
-        if not found:
-            news += _lines_of_strays(directory, step)
+        faults = layout.find_faults(directory, step, full=True, owner=owner)
+        if not faults:
+            notices += _describe_strays(directory, step)
             return step
-        place = layout.set_aside(directory, step)
-        news.append(
-            f"checkpoint {step} is damaged and was set aside as {place}: {layout.first(found)}"
+        path = layout.set_aside(directory, step)
+        notices.append(
+            f"checkpoint {step} is damaged and was set aside as {path}: {layout.first(faults)}"
         )
-    news += _lines_of_strays(directory, -1)
+    notices += _describe_strays(directory, -1)
     return None
 
 
-def _lines_of_strays(directory: Path, newest: int) -> list[str]:
-    """A line for each checkpoint past `newest` that lies there under a name that is none."""
+def _describe_strays(directory: Path, newest: int) -> list[str]:
+    """Return a line for each checkpoint after `newest` under a name that is no step."""
     return [
-        f"checkpoint {step} lies in {directory} as {name}, which is no name of a checkpoint: it is "
-        f"not gone on from. To do so, end this run, and: mv {directory / name} "
+        f"checkpoint {step} is in {directory} under the name {name}, which is no step: the run "
+        f"does not resume from it. To resume from it, stop this run, and: mv {directory / name} "
         f"{directory / str(step)}"
         for name, step in directory_entries.strays(directory)
         if step > newest

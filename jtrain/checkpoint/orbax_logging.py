@@ -1,8 +1,8 @@
-"""Keeps what Orbax and its event loops complain of off the screen: all that fails is raised.
+"""Orbax logging: hides what Orbax and its event loops log after a failure that is raised anyway.
 
-One write that fails makes hundreds of lines: of each other write that was under way asyncio says
-that its task or future was never asked, Python that a coroutine was never awaited, and TensorStore
-that its event loop is closed.
+One failed write makes hundreds of lines: for each other write in progress asyncio logs that its
+task or future was never retrieved, Python that a coroutine was never awaited, and TensorStore that
+its event loop is closed.
 """
 
 import contextlib
@@ -15,25 +15,25 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_ORBAX = f"{os.sep}orbax{os.sep}checkpoint{os.sep}"  # in the path of each of its files
-_STORE = re.compile("[A-Z_]+: Error (opening|reading|writing) ")  # so TensorStore's errors begin
+_ORBAX = f"{os.sep}orbax{os.sep}checkpoint{os.sep}"  # part of the path of its files
+_STORE = re.compile("[A-Z_]+: Error (opening|reading|writing) ")  # errors of TensorStore
 
 
 def silence() -> None:
-    """Drops from now on what is logged and printed of Orbax's failures, and nothing else."""
+    """Hide the logged and printed failures of Orbax from now on, and nothing else."""
     for name in ("absl", "asyncio"):
         logger = logging.getLogger(name)
-        if _of_others not in logger.filters:
-            logger.addFilter(_of_others)
-    never = r"coroutine '\w*serialize\w*(\.<locals>\.\w+)?' was never awaited"
-    warnings.filterwarnings("ignore", never, RuntimeWarning)  # the same one again adds nothing
-    if not isinstance(sys.unraisablehook, _Hook):
-        sys.unraisablehook = _Hook(sys.unraisablehook)
+        if _is_foreign not in logger.filters:
+            logger.addFilter(_is_foreign)
+    pattern = r"coroutine '\w*serialize\w*(\.<locals>\.\w+)?' was never awaited"
+    warnings.filterwarnings("ignore", pattern, RuntimeWarning)  # repeats add nothing
+    if not isinstance(sys.unraisablehook, _UnraisableHook):
+        sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences all that asyncio and Python say of the tasks that a failed read leaves behind."""
+    """Hide all messages of asyncio and Python about the tasks that a failed read leaves behind."""
     loop, hook = logging.getLogger("asyncio"), sys.unraisablehook
     disabled = loop.disabled
     loop.disabled, sys.unraisablehook = True, lambda _: None
@@ -43,34 +43,34 @@ def quiet() -> Iterator[None]:
         loop.disabled, sys.unraisablehook = disabled, hook
 
 
-class _Hook:
-    """Passes on what Python cannot raise, but for what Orbax and TensorStore leave of a write."""
+class _UnraisableHook:
+    """Hook for unraisable errors that drops those of Orbax and TensorStore after a write."""
 
-    def __init__(self, before: Callable[[Any], object]):
-        self._before = before
+    def __init__(self, previous: Callable[[Any], object]):
+        self._previous = previous
 
-    def __call__(self, told: Any) -> None:
-        error = told.exc_value
+    def __call__(self, unraisable: Any) -> None:
+        error = unraisable.exc_value
         closed = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
-        if not (_of_orbax(error) or (closed and told.object is None)):
-            self._before(told)
+        if not (_is_of_orbax(error) or (closed and unraisable.object is None)):
+            self._previous(unraisable)
 
 
-def _of_others(record: logging.LogRecord) -> bool:
-    """Whether neither the line nor the error that it tells of comes from Orbax."""
+def _is_foreign(record: logging.LogRecord) -> bool:
+    """Return whether neither a log record nor its error comes from Orbax."""
     error = record.exc_info[1] if record.exc_info else None
-    return not (_of_orbax(error) or _ORBAX in record.pathname or _tells_of_task(record))
+    return not (_is_of_orbax(error) or _ORBAX in record.pathname or _is_task_of_orbax(record))
 
 
-def _tells_of_task(record: logging.LogRecord) -> bool:
-    """Whether it is asyncio's word of a task of Orbax, which it names by its file."""
-    with contextlib.suppress(TypeError, ValueError):  # wrong arguments, of which logging tells
+def _is_task_of_orbax(record: logging.LogRecord) -> bool:
+    """Return whether asyncio logs a task of Orbax, recognized by its file."""
+    with contextlib.suppress(TypeError, ValueError):  # wrong arguments, which logging reports
         return record.name == "asyncio" and _ORBAX in record.getMessage()
     return False
 
 
-def _of_orbax(error: BaseException | None) -> bool:
-    """Whether it went through Orbax, or was made by TensorStore outside Python."""
+def _is_of_orbax(error: BaseException | None) -> bool:
+    """Return whether an error went through Orbax, or TensorStore made it outside Python."""
     if error is None:
         return False
     if error.__traceback__ is None:

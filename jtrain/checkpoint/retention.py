@@ -1,4 +1,4 @@
-"""Which checkpoints are worth their disk: the newest few, and the best one."""
+"""Checkpoint retention: keep the newest few, and the best one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,14 +6,14 @@ from typing import Literal, NamedTuple
 
 
 class BestMetric(NamedTuple):
-    """A number, and which end of it is best."""
+    """Metric of the best checkpoint, lowest or highest."""
 
     end: Literal["lowest", "highest"]
     name: str
 
     @classmethod
     def parse(cls, text: str) -> "BestMetric | None":
-        """Of `loss`, `lowest loss`, `highest accuracy`; of an empty text, none."""
+        """Parse `loss`, `lowest loss` or `highest accuracy`; return None for an empty text."""
         first, _, rest = text.strip().partition(" ")
         if first in ("lowest", "highest") and rest.strip():
             return cls(first, rest.strip())
@@ -21,13 +21,13 @@ class BestMetric(NamedTuple):
 
 
 def best_of(values: Mapping[int, float], goal: BestMetric) -> int | None:
-    """The step with the best value, the earliest of equals; NaN is never best."""
+    """Return the step with the best value, the earliest of equals; NaN is never best."""
     sign = 1 if goal.end == "lowest" else -1
     ranked = [(sign * v, step) for step, v in values.items() if not math.isnan(v)]
     return min(ranked)[1] if ranked else None
 
 
 def dispensable(steps: Sequence[int], keep: int, best: int | None) -> list[int]:
-    """The steps to delete when `keep` of the newest stay, and the best; 0 keeps all."""
-    kept = {*sorted(steps)[-keep:], best} if keep else set(steps)
-    return [step for step in sorted(steps) if step not in kept]
+    """Return the steps to delete when the newest `keep` and the best stay; 0 keeps all."""
+    retained = {*sorted(steps)[-keep:], best} if keep else set(steps)
+    return [step for step in sorted(steps) if step not in retained]

@@ -1,4 +1,4 @@
-"""What follows on a save that fails: another, another with older ones gone, the end of the run."""
+"""Save retries: try again, make room, and end the run at the third failure."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,19 +13,19 @@ TRIES = 3
 
 
 class SaveRetries:
-    """Saves for a run that rather goes on than ends, and rather ends than goes on without.
+    """Retries for a run that survives a failed save, and does not train on without saves.
 
-    The first save that fails is told and owed: the next state is saved in its place. Where that
-    fails too, and it is room that is lacking, all checkpoints but the newest and the best are
-    deleted. The third in a row raises. A run of several processes ends at the first, for they would
-    have to agree: whoever started them starts them again.
+    The first failed save is logged, and the next state is saved in its place. If that fails too for
+    lack of space, all checkpoints but the newest and the best are deleted. The third failure in a
+    row raises. A run of several processes ends at the first failure, because its processes would
+    have to agree: the launcher restarts them.
     """
 
-    def __init__(self, checkpoints: CheckpointManager, tell: Callable[[str], None]):
-        """`tell` is given a line for each save that fails."""
-        self._checkpoints, self._tell = checkpoints, tell
-        self._failed, self._owed = 0, False
-        checkpoints.tell.tell_by(tell)
+    def __init__(self, checkpoints: CheckpointManager, log: Callable[[str], None]):
+        """Log a line by `log` for each save that fails."""
+        self._checkpoints, self._log = checkpoints, log
+        self._failures, self._due = 0, False
+        checkpoints.messages.send_to(log)
 
     def save(
         self,
@@ -37,54 +37,54 @@ class SaveRetries:
         *,
         before: Callable[[], None] = lambda: None,
     ) -> None:
-        """As `CheckpointManager.save`, once the last one has ended well or badly.
+        """Save like `CheckpointManager.save`, after the last save has succeeded or failed.
 
         Args:
-            before: writes what has to be on the disk before; where it raises OSError, the save has
+            before: writes what must be on the disk first; if it raises OSError, the save has
                 failed.
 
         Raises:
-            SaveError: if it is the third in a row that fails.
+            SaveError: at the third failure in a row.
         """
         self.settle()
-        self._owed = False
+        self._due = False
 
-        def saves() -> None:
+        def attempt() -> None:
             try:
                 before()
             except OSError as error:
                 raise failed(self._checkpoints.directory, step, flatten(state), error) from None
             self._checkpoints.save(step, state, about, best_value, sealed)
 
-        self._try(saves)
+        self._try(attempt)
 
-    def owed(self) -> bool:
-        """Whether the last save has failed, and another one is to be begun; never waits.
+    def is_due(self) -> bool:
+        """Return whether the last save has failed and another is due; never wait.
 
         Raises:
-            SaveError: if it is the third in a row that fails.
+            SaveError: at the third failure in a row.
         """
         self._try(self._checkpoints.check)
-        return self._owed
+        return self._due
 
     def settle(self) -> bool:
-        """The same, when the last save has come to its end."""
-        if self._try(self._checkpoints.wait) and not self._owed:
-            self._failed = 0
-        return self._owed
+        """Wait for the last save; return whether it has failed and another is due."""
+        if self._try(self._checkpoints.wait) and not self._due:
+            self._failures = 0
+        return self._due
 
-    def _try(self, does: Callable[[], None]) -> bool:
+    def _try(self, action: Callable[[], None]) -> bool:
         try:
-            does()
+            action()
             return True
         except SaveError as error:
-            self._failed += 1
-            if self._failed == TRIES or jax.process_count() > 1:
+            self._failures += 1
+            if self._failures == TRIES or jax.process_count() > 1:
                 raise
-            self._owed = True
-            self._tell(f"{error.what}. Training goes on: the next state is saved in its place.")
-            if self._failed == TRIES - 1 and error.room:
-                gone = ", ".join(map(str, self._checkpoints.spare()))
-                if gone:
-                    self._tell(f"checkpoint {gone} went, to make room for a newer one.")
+            self._due = True
+            self._log(f"{error.what}. Training continues: the next state is saved in its place.")
+            if self._failures == TRIES - 1 and error.room:
+                deleted = ", ".join(map(str, self._checkpoints.make_room()))
+                if deleted:
+                    self._log(f"checkpoint {deleted} was deleted to make room for a newer one.")
             return False

@@ -1,4 +1,4 @@
-"""A checkpoint that could not be written: why, what it takes, and what may be done about it."""
+"""Save errors: why a checkpoint could not be written, its size, and what to do."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,67 +10,68 @@ from jtrain.io.disk_errors import disk_advice
 
 
 class SaveError(CheckpointError):
-    """A checkpoint that was asked for could not be written; running again goes on once it can."""
+    """A requested checkpoint could not be written; running again resumes once it can."""
 
     code = FAULT
 
     def __init__(self, what: str, again: str, *, room: bool):
         super().__init__(f"{what}, and run again{again}.")
         self.what = what
-        """What could not be written, why, and what to do."""
+        """Description of the failure, with its cause and advice."""
         self.room = room
-        """Whether it is room that is lacking, which deletions would make."""
+        """True if the disk or the quota is full, so that deletions help."""
 
 
 class TakenError(CheckpointError):
-    """Another process copies the same run to the same store since."""
+    """Another process has taken over the copies of the run in the store."""
 
     code = FAULT
 
 
 def failed(directory: Path, step: int, arrays: Mapping[str, Leaf], error: Exception) -> SaveError:
-    """The error that says so, of what the disk or Orbax raised."""
-    todo = disk_advice(error, directory)
-    takes = f"it takes {disk_space.size(disk_space.on_disk(arrays))}"
-    # What is free says nothing of a permission.
-    free = f", the disk has {disk_space.free(directory)} free" if todo.room else ""
+    """Return the error for a save that the disk or Orbax failed."""
+    advice = disk_advice(error, directory)
+    size = f"it takes {disk_space.size(disk_space.on_disk(arrays))}"
+    # The free space is irrelevant to a missing permission.
+    free = f", the disk has {disk_space.free(directory)} free" if advice.room else ""
     return SaveError(
-        f"checkpoint {step} could not be written to {directory}: {takes}{free} "
-        f"({storage.short(error)}). {todo.words}",
-        f": {_goes_on(directory, step)}",
-        room=todo.room,
+        f"checkpoint {step} could not be written to {directory}: {size}{free} "
+        f"({storage.short(error)}). {advice.words}",
+        f": {_resume_point(directory, step)}",
+        room=advice.room,
     )
 
 
 def unannounced(directory: Path, step: int, error: Exception) -> SaveError:
-    """Return the error for a checkpoint that is sealed, where what follows a save failed."""
-    place = getattr(error, "filename", None) or directory.parent
+    """Return the error for a sealed checkpoint whose announcement failed."""
+    path = getattr(error, "filename", None) or directory.parent
     return SaveError(
-        f"checkpoint {step} is saved in {directory}, and {place} could not be written after it "
-        f"({storage.short(error)}). {disk_advice(error, Path(place)).words}",
-        f": it goes on from step {step}",
+        f"checkpoint {step} is saved in {directory}, and {path} could not be written after it "
+        f"({storage.short(error)}). {disk_advice(error, Path(path)).words}",
+        f": it resumes from step {step}",
         room=disk_advice(error, directory).room,
     )
 
 
 def unsealed(directory: Path, step: int) -> SaveError:
-    """The error of a process that did its part of a checkpoint which another could not seal."""
+    """Return the error of a process whose checkpoint another process could not seal."""
     return SaveError(
-        f"checkpoint {step} was not sealed in {directory}: process 0 could not, and says why. "
-        f"Do what it says",
+        f"checkpoint {step} was not sealed in {directory}: process 0 failed, and its error has the "
+        f"reason. Follow its advice",
         "",
         room=False,
     )
 
 
-def _goes_on(directory: Path, step: int) -> str:
-    """Where the run goes on without the checkpoint of a step."""
+def _resume_point(directory: Path, step: int) -> str:
+    """Describe where the run resumes without the checkpoint of a step."""
     try:
-        whole = layout.steps(directory)
+        complete = layout.steps(directory)
     except CheckpointError:
-        return f"what lies in {directory} cannot be read now"
-    if not whole:
-        gone = not directory.is_dir()  # with what lies in it, which is put back
-        return "it goes on from the newest in it" if gone else "it goes on from the beginning"
-    before = ", as it was saved before" if whole[-1] == step else ""
-    return f"it goes on from step {whole[-1]}{before}"
+        return f"the checkpoints in {directory} cannot be read now"
+    if not complete:
+        if directory.is_dir():
+            return "it restarts from the beginning"
+        return "it resumes from the newest in it"  # the advice is to put the directory back
+    before = ", as it was saved before" if complete[-1] == step else ""
+    return f"it resumes from step {complete[-1]}{before}"

@@ -1,8 +1,8 @@
-"""The seal of a checkpoint: what each of its files was when it was whole.
+"""Checkpoint seals: the size and digest of each file of a complete checkpoint.
 
-`seal.json` is written last and forced to the disk after all that it names, so a directory whose
-seal holds is one that was written to its end and has not changed since. A digest finds damage and
-not malice: whoever can write the files can write a seal too.
+`seal.json` is written last and flushed after all files that it names, so a directory with a valid
+seal was written to its end and has not changed since. A digest detects damage, not malice: whoever
+can write the files can write a seal too.
 """
 
 import io
@@ -17,20 +17,20 @@ from jtrain.errors import CheckpointError
 from jtrain.io.regular_files import JSON_BYTES, check_regular, open_regular, parse_json, read_bytes
 
 SEAL, FORMAT, DIGEST = "seal.json", 2, "xxh3-128"
-_LOCK = ".__lock"  # TensorStore takes its locks away a moment after it has reported the end
-_BLOCK = 1 << 20  # bytes that are read at a time
+_LOCK = ".__lock"  # TensorStore removes its locks shortly after it reports the end
+_BLOCK = 1 << 20  # bytes to read at a time
 
 
 def seal(directory: Path, step: int, run: str = "") -> None:
-    """Forces every file and folder to the disk, and writes down what each file is.
+    """Flush every file and folder to the disk, and record the size and digest of each file.
 
     Args:
-        directory: of the checkpoint.
-        step: whose state it holds.
+        directory: the checkpoint.
+        step: the step of its state.
         run: the id of the run that saves it; empty for none.
 
     Raises:
-        OSError: what the disk says.
+        OSError: of the file system.
     """
     files = {}
     for name, path in _files(directory):
@@ -39,8 +39,8 @@ def seal(directory: Path, step: int, run: str = "") -> None:
     for path in sorted(path for path in directory.rglob("*") if path.is_dir()):
         sync(path)
     owner = {"run": run} if run else {}
-    said = {"format": FORMAT, "digest": DIGEST, "step": step, **owner, "files": files}
-    (directory / SEAL).write_text(_text(said), encoding="utf-8")
+    content = {"format": FORMAT, "digest": DIGEST, "step": step, **owner, "files": files}
+    (directory / SEAL).write_text(_to_text(content), encoding="utf-8")
     sync(directory / SEAL)
     sync(directory)
 
@@ -48,28 +48,28 @@ def seal(directory: Path, step: int, run: str = "") -> None:
 def faults(
     directory: Path, step: int, *, full: bool, owner: RunIdentity | None = None
 ) -> list[str]:
-    """What is otherwise than when it was sealed, each with its file; nothing if it is whole.
+    """Return how a checkpoint differs from its seal, each fault with its file.
 
     Args:
-        step: whose checkpoint it has to be.
-        full: reads every byte; otherwise only names and sizes are compared.
-        owner: the run whose checkpoint it has to be; None for any.
+        step: the expected step.
+        full: read every byte; otherwise compare only names and sizes.
+        owner: the run that the checkpoint must belong to; None for any.
 
     Raises:
-        CheckpointError: if it is of a format that is not known yet: that is no damage.
+        CheckpointError: if its format is unknown, which is no damage.
     """
     try:
-        said = _read(directory)
+        content = _read(directory)
     except _BrokenError as error:
         return [str(error)]
-    found = [f"{SEAL}: is of step {said['step']}"] if said["step"] != step else []
-    if owner and (wrong := owner.fault(said.get("run", ""), step)):
-        found.append(f"{SEAL}: {wrong}")
-    return found + differences(directory, said["files"], full=full)
+    result = [f"{SEAL}: is of step {content['step']}"] if content["step"] != step else []
+    if owner and (fault := owner.fault(content.get("run", ""), step)):
+        result.append(f"{SEAL}: {fault}")
+    return result + differences(directory, content["files"], full=full)
 
 
 def run_of(directory: Path) -> str:
-    """Return the id of the run that sealed a checkpoint; empty if it cannot be known."""
+    """Return the id of the run that sealed a checkpoint; empty if unknown."""
     try:
         return _read(directory).get("run", "")
     except (_BrokenError, CheckpointError):
@@ -77,9 +77,9 @@ def run_of(directory: Path) -> str:
 
 
 def step_of(directory: Path) -> int | None:
-    """Return the step that a checkpoint was sealed for, whatever its folder is called now.
+    """Return the sealed step of a checkpoint, whatever the name of its folder.
 
-    None if there is no seal that holds.
+    None if there is no valid seal.
     """
     try:
         return _read(directory)["step"]
@@ -88,61 +88,61 @@ def step_of(directory: Path) -> int | None:
 
 
 def fault_of(directory: Path, step: int, name: str) -> str:
-    """What is otherwise with one of the files of a step; empty if nothing is."""
+    """Return the fault of one file of a step; empty if there is none."""
     try:
-        said = _read(directory)
+        content = _read(directory)
     except _BrokenError as error:
         return str(error)
-    if said["step"] != step:
-        return f"{SEAL}: is of step {said['step']}"
-    wrong = differences(directory, said["files"], full=True, only=name)
+    if content["step"] != step:
+        return f"{SEAL}: is of step {content['step']}"
+    wrong = differences(directory, content["files"], full=True, only=name)
     return wrong[0] if wrong else ""
 
 
 def differences(
     directory: Path, files: Mapping[str, Any], *, full: bool, only: str = ""
 ) -> list[str]:
-    """Where a directory's files differ from `files`: the size of each in bytes, and its digest."""
-    there = dict(_files(directory))
-    found = []
-    for name in [only] if only else sorted(files.keys() | there.keys()):
+    """Compare a directory with `files`: the size of each in bytes, and its digest."""
+    existing = dict(_files(directory))
+    faults = []
+    for name in [only] if only else sorted(files.keys() | existing.keys()):
         path = directory / name
-        if name not in there:
-            found.append(f"{name}: is missing")
+        if name not in existing:
+            faults.append(f"{name}: is missing")
         elif name not in files:
-            found.append(f"{name}: was not there when it was sealed")
+            faults.append(f"{name}: did not exist when the checkpoint was sealed")
         elif path.is_symlink():
-            found.append(f"{name}: is a link, and was a file")
+            faults.append(f"{name}: is a link, and was a file")
         elif wrong := _irregular(path):
-            found.append(f"{name}: {wrong}")
+            faults.append(f"{name}: {wrong}")
         elif (size := path.stat().st_size) != files[name][0]:
-            found.append(f"{name}: is {size} bytes long, and was {files[name][0]}")
-        elif full and (now := _readable(path, directory.parent)) != files[name][1]:
-            found.append(f"{name}: its digest is {now}, and was {files[name][1]}")
-    return found
+            faults.append(f"{name}: is {size} bytes long, and was {files[name][0]}")
+        elif full and (now := _try_digest(path, directory.parent)) != files[name][1]:
+            faults.append(f"{name}: its digest is {now}, and was {files[name][1]}")
+    return faults
 
 
 def files(directory: Path) -> list[str]:
-    """Return the paths in a directory of the files that a seal names, sorted."""
+    """Return the paths of the files in a directory that a seal names, sorted."""
     return [name for name, _ in _files(directory)]
 
 
 def digest(path: Path, inside: Path | None = None) -> str:
-    """Of a file's bytes, in hexadecimal: 3.5 GB/s where SHA-256 makes 1 (200 MB, one core).
+    """Return the hexadecimal digest of a file, at 3.5 GB/s where SHA-256 has 1 (200 MB, one core).
 
-    Below the directory `inside`, if one is named, no link is followed.
+    Below the directory `inside`, if one is given, no link is followed.
     """
     import xxhash
 
-    found, block = xxhash.xxh3_128(), memoryview(bytearray(_BLOCK))
+    hasher, block = xxhash.xxh3_128(), memoryview(bytearray(_BLOCK))
     with open_regular(path, buffering=0, inside=inside) as file:
         while count := cast(io.RawIOBase, file).readinto(block):
-            found.update(block[:count])
-    return found.hexdigest()
+            hasher.update(block[:count])
+    return hasher.hexdigest()
 
 
 def sync(path: Path) -> None:
-    """Forces a file, or the names in a folder, to the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -151,43 +151,45 @@ def sync(path: Path) -> None:
 
 
 class _BrokenError(Exception):
-    """What is wrong with a seal itself."""
+    """Fault of a seal itself."""
 
 
 def _read(directory: Path) -> dict[str, Any]:
     try:
         text = read_bytes(directory / SEAL, most=JSON_BYTES, inside=directory.parent).decode()
-        said = parse_json(text)
-        kept, now = said.pop("seal"), _digest(said)
-        known = said["format"] <= FORMAT and said["digest"] == DIGEST
+        content = parse_json(text)
+        recorded, now = content.pop("seal"), _digest_of(content)
+        known = content["format"] <= FORMAT and content["digest"] == DIGEST
     except OSError as error:
         raise _BrokenError(f"{SEAL}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _BrokenError(f"{SEAL}: cannot be read ({type(error).__name__}: {error})") from None
-    if kept != now:
-        raise _BrokenError(f"{SEAL}: its own digest is {now}, and it says {kept}")
-    if text != _text(said):
-        raise _BrokenError(f"{SEAL}: is not written as it was")
+    if recorded != now:
+        raise _BrokenError(f"{SEAL}: its own digest is {now}, and was {recorded}")
+    if text != _to_text(content):
+        raise _BrokenError(f"{SEAL}: is not formatted as jtrain writes it")
     if not known:
         raise CheckpointError(
-            f"{directory} is a checkpoint of format {said['format']} with {said['digest']}, and "
-            f"this jtrain reads up to {FORMAT} with {DIGEST}. Take the jtrain that wrote it, or a "
-            f"newer one: pip install -U jtrain."
+            f"{directory} is a checkpoint of format {content['format']} with {content['digest']}, "
+            f"and this jtrain reads up to {FORMAT} with {DIGEST}. Use the jtrain that wrote it, "
+            f"or a newer one: pip install -U jtrain."
         )
-    _check_structure(said)
-    return said
+    _check_structure(content)
+    return content
 
 
-def _check_structure(said: Mapping[str, Any]) -> None:
-    """Raises unless each part of a seal is of its type: a digest can be computed by anybody."""
-    files = said.get("files")
-    of = files.values() if isinstance(files, dict) else [None]
-    run = said.get("run", "")
-    if type(said.get("step")) is int and isinstance(run, str) and all(map(_is_size_and_digest, of)):
+def _check_structure(content: Mapping[str, Any]) -> None:
+    """Raise unless each entry of a seal has its type: anybody can compute a digest."""
+    files = content.get("files")
+    entries = files.values() if isinstance(files, dict) else [None]
+    run = content.get("run", "")
+    if (
+        type(content.get("step")) is int
+        and isinstance(run, str)
+        and all(map(_is_size_and_digest, entries))
+    ):
         return
-    raise _BrokenError(
-        f"{SEAL}: has no step, or no table of files with a size and a digest of each"
-    )
+    raise _BrokenError(f"{SEAL}: has no step, or no table of files with a size and a digest each")
 
 
 def _is_size_and_digest(entry: Any) -> bool:
@@ -200,18 +202,18 @@ def _is_size_and_digest(entry: Any) -> bool:
 
 
 def _files(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Each file but the seal, by its path in the directory."""
+    """Yield each file but the seal, with its relative path."""
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         if name != SEAL and not name.endswith(_LOCK) and (path.is_symlink() or not path.is_dir()):
             yield name, path
 
 
-def _readable(path: Path, inside: Path) -> str:
+def _try_digest(path: Path, inside: Path) -> str:
     try:
         return digest(path, inside)
     except OSError as error:
-        return f"not to be had ({error.strerror})"
+        return f"unreadable ({error.strerror})"
 
 
 def _irregular(path: Path) -> str:
@@ -222,11 +224,11 @@ def _irregular(path: Path) -> str:
     return ""
 
 
-def _text(said: Mapping[str, Any]) -> str:
-    return json.dumps({**said, "seal": _digest(said)}, indent=1) + "\n"
+def _to_text(content: Mapping[str, Any]) -> str:
+    return json.dumps({**content, "seal": _digest_of(content)}, indent=1) + "\n"
 
 
-def _digest(said: Mapping[str, Any]) -> str:
+def _digest_of(content: Mapping[str, Any]) -> str:
     import xxhash
 
-    return xxhash.xxh3_128(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,47 +1,47 @@
-"""Work in a thread, which a Ctrl-C in the main thread neither stops nor doubles."""
+"""Thread tasks: work that a Ctrl-C in the main thread neither stops nor doubles."""
 
 import threading
 from collections.abc import Callable
 
-_BEGINS_WITHIN = 10.0  # seconds
+_START_TIMEOUT = 10.0  # seconds
 
 
 class ThreadTask:
-    """A function that runs beside the caller; what it raised waits for whoever asks.
+    """Function that runs in a thread; `wait` returns the error that it raised.
 
-    An executor would not do: interrupted while it starts its thread, it forgets that it has one
+    An executor would not do: interrupted while it starts its thread, an executor forgets the thread
     and starts another, and two saves write at a time (seen within 30 interrupts).
     """
 
     def __init__(self, function: Callable[[], object], *, daemon: bool = False):
-        """`daemon`: Python ends without it and the threads that it starts; wait for it, then."""
+        """Prepare a task; Python does not wait for a `daemon` and its threads at exit."""
         self._function, self._daemon = function, daemon
-        self._begun, self._ended = threading.Event(), threading.Event()
+        self._started, self._ended = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._starting = False
 
     def start(self) -> None:
-        """Begins. Keep the task somewhere before this: a Ctrl-C may raise from here."""
+        """Start the thread. Store the task first: a Ctrl-C may raise from here."""
         thread = threading.Thread(target=self._run, name="checkpoint", daemon=self._daemon)
         self._starting = True
         thread.start()
 
     def ended(self) -> bool:
-        """Whether it has come to its end, or to an error."""
+        """Return whether the function has returned or raised."""
         return self._ended.is_set()
 
     def wait(self, seconds: float | None = None) -> BaseException | None:
-        """What it raised, when it has come to its end or time is up; None too if it never began.
+        """Return the error of the function at its end or at the timeout; None if it never started.
 
-        A task never begins where a Ctrl-C came between `start` and its thread.
+        A task never starts if a Ctrl-C came between `start` and its thread.
         """
-        if not self._starting or not self._begun.wait(_BEGINS_WITHIN):
+        if not self._starting or not self._started.wait(_START_TIMEOUT):
             return None
         self._ended.wait(seconds)
         return self._error
 
     def _run(self) -> None:
-        self._begun.set()
+        self._started.set()
         try:
             self._function()
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Where parameters to start from lie: a checkpoint of a run, or a file of tensors."""
+"""Weights sources: a checkpoint of a run, or a file of tensors."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -23,20 +23,20 @@ RUNS = Path("runs")
 
 @runtime_checkable
 class WeightsSource(Protocol):
-    """Arrays that can be had by name."""
+    """Source of arrays by name."""
 
     where: str
-    """What messages call it."""
+    """Name in messages."""
     found: Mapping[str, jax.ShapeDtypeStruct]
-    """What each is. What stands beside the parameters is called extra/NAME."""
+    """Shape and dtype of each array. Values beside the parameters are named extra/NAME."""
 
     def read(self, wanted: Mapping[str, Leaf], /) -> dict[str, Leaf]:
-        """These, laid out and of the dtype as they are wanted; numpy where no sharding is said."""
+        """Read these arrays with the requested shardings and dtypes; numpy without a sharding."""
         ...
 
 
 class TensorFile:
-    """The tensors of a file, dots in their names as slashes."""
+    """Tensors of a file, with slashes for the dots in their names."""
 
     def __init__(self, path: Path):
         self.where = str(path)
@@ -47,35 +47,35 @@ class TensorFile:
         }
 
     def read(self, wanted: Mapping[str, Leaf], /) -> dict[str, Leaf]:
-        """Each device is given its part, and no part more than once."""
+        """Read each shard once, for its device."""
         return {name: place(self._arrays[name], leaf) for name, leaf in wanted.items()}
 
 
 class CheckpointWeights:
-    """A checkpoint: its parameters, and what stands beside them."""
+    """Parameters of a checkpoint, and its other values (extra/)."""
 
     def __init__(self, directory: Path, step: int):
         layout.check(directory, step)
         record = layout.record(directory, step)
         self.where = str(directory / str(step))
         self._directory, self._step = directory, step
-        self._kept = {_name(kept): kept for kept in record["leaves"] if _name(kept)}
-        described = {name: record["leaves"][kept] for name, kept in self._kept.items()}
+        self._stored = {_name(stored): stored for stored in record["leaves"] if _name(stored)}
+        described = {name: record["leaves"][stored] for name, stored in self._stored.items()}
         self.found: Mapping[str, jax.ShapeDtypeStruct] = {
-            name: leaf_table.stored(said)
-            for name, said in described.items()
-            if not said.startswith("key<")
+            name: leaf_table.stored(text)
+            for name, text in described.items()
+            if not text.startswith("key<")
         }
 
     def read(self, wanted: Mapping[str, Leaf], /) -> dict[str, Leaf]:
-        """Straight from the disk into where they are wanted."""
-        like = {self._kept[name]: leaf for name, leaf in wanted.items()}
+        """Read directly from the disk into the requested shardings."""
+        like = {self._stored[name]: leaf for name, leaf in wanted.items()}
         path = Path(self._directory).absolute() / str(self._step) / layout.STATE
         try:
             flat = storage.read(path, like, some=True)
         except storage.UnreadableError as error:
             raise layout.damaged_error(self._directory, self._step, str(error)) from None
-        return {name: flat[self._kept[name]] for name in wanted}
+        return {name: flat[self._stored[name]] for name in wanted}
 
 
 def find(
@@ -83,21 +83,21 @@ def find(
     step: Literal["newest", "best"] = "newest",
     owner_of: Callable[[Path], RunIdentity | None] = lambda run: None,
 ) -> WeightsSource:
-    """What lies at `path`: a run, or its name in runs/, a checkpoint, or a file of tensors.
+    """Open the source at `path`: a run, its name in runs/, a checkpoint, or a file of tensors.
 
     Args:
         path: as `init_from.path`.
         step: which checkpoint of a run.
-        owner_of: gives the run that the checkpoints in a run's directory should be of; those of
-            others are passed over. By default they may be of any.
+        owner_of: returns the required owner of the checkpoints in the directory of a run; those of
+            others are skipped. By default any owner is accepted.
 
     Raises:
-        CheckpointError: if none of them does, or the run has no such checkpoint.
+        CheckpointError: if the path is none of them, or the run has no such checkpoint.
     """
     if is_address(path):
         raise CheckpointError(
             f"init_from.path={path} is in an object store, and parameters are read from this disk. "
-            f"Fetch the run, and name it: jtrain ckpt fetch {path}"
+            f"Fetch the run, and name its local copy: jtrain ckpt fetch {path}"
         )
     if path.endswith((ENDING, INDEX)):
         return TensorFile(Path(path))
@@ -106,30 +106,30 @@ def find(
             return CheckpointWeights(place.parent, int(place.name))
         for directory in (place / "checkpoints", place):
             if layout.steps(directory, owner := owner_of(directory.parent)):
-                # The run may go on meanwhile: every process takes what the first has found.
-                look = functools.partial(_look, directory, step, owner)
-                return CheckpointWeights(directory, broadcast_from_first(look)["step"])
-    every = (d for d in RUNS.glob("*/checkpoints") if not directory_entries.leads_outside(d))
-    kept = filter(layout.steps, every)
-    there = sorted(directory.parent.name for directory in kept)
-    near = did_you_mean(Path(path).name, there)
+                # The run may save meanwhile: every process uses the step that the first one found.
+                search = functools.partial(_find_step, directory, step, owner)
+                return CheckpointWeights(directory, broadcast_from_first(search)["step"])
+    folders = (d for d in RUNS.glob("*/checkpoints") if not directory_entries.leads_outside(d))
+    runs = sorted(folder.parent.name for folder in folders if layout.steps(folder))
+    near = did_you_mean(Path(path).name, runs)
     raise CheckpointError(
         f"init_from.path={path} is no run with a checkpoint, no checkpoint and no file of tensors "
-        f"({ENDING}). In runs/ there is {', '.join(there) or 'none'}{near}; write its name, or the "
-        f"path of a file."
+        f"({ENDING}). In runs/ there is {', '.join(runs) or 'none'}{near}; write the name of a "
+        f"run, or the path of a file."
     )
 
 
 def place(array: np.ndarray, like: Leaf) -> Leaf:
-    """`array` as `like` is: of its dtype and in its sharding, each device given its part."""
+    """Cast and shard `array` like `like`, each device with its own shard."""
     sharding = getattr(like, "sharding", None)
     if sharding is None:
         return array.astype(like.dtype)
-    part = lambda index: np.array(array[index], like.dtype)
-    return jax.make_array_from_callback(array.shape, sharding, part)
+    return jax.make_array_from_callback(
+        array.shape, sharding, lambda index: np.array(array[index], like.dtype)
+    )
 
 
-def _look(
+def _find_step(
     directory: Path, which: Literal["newest", "best"], owner: RunIdentity | None
 ) -> dict[str, int]:
     return {"step": _step(directory, which, owner)}
@@ -139,18 +139,18 @@ def _step(directory: Path, which: Literal["newest", "best"], owner: RunIdentity 
     newest = layout.steps(directory, owner)[-1]
     if which == "newest":
         return newest
-    goal = record_check.asked_best(layout.record(directory, newest)["about"])
-    best = CheckpointManager(directory, best=goal, owner=owner).best()
+    metric = record_check.asked_best(layout.record(directory, newest)["about"])
+    best = CheckpointManager(directory, best=metric, owner=owner).best()
     if best is None:
         raise CheckpointError(
-            f"init_from.step=best was asked of {directory}, and it was kept by no metric "
-            f"(checkpoint.best={goal or 'empty'}). Write init_from.step=newest, or the path of one "
-            f"of its checkpoints: {', '.join(map(str, layout.steps(directory)))}."
+            f"init_from.step=best: {directory} has no best checkpoint "
+            f"(checkpoint.best={metric or 'empty'}). Write init_from.step=newest, or the path of "
+            f"one of its checkpoints: {', '.join(map(str, layout.steps(directory)))}."
         )
     return best
 
 
-def _name(kept: str) -> str:
-    """`blocks/0/kernel` for `params/blocks/0/kernel`; empty for what is no part of a model."""
-    part, _, name = kept.partition("/")
-    return {"params": name, "extra": kept}.get(part, "")
+def _name(stored: str) -> str:
+    """Return `blocks/0/kernel` for `params/blocks/0/kernel`; empty for a leaf outside the model."""
+    group, _, name = stored.partition("/")
+    return {"params": name, "extra": stored}.get(group, "")

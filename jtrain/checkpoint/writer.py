@@ -1,4 +1,4 @@
-"""One save: written, sealed, announced, and then the older ones go."""
+"""Checkpoint writer: write, seal and announce one checkpoint, then delete older ones."""
 
 import contextlib
 import errno
@@ -18,41 +18,47 @@ from jtrain.io.same_file import HeldFolder
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a directory, one at a time, in threads that others begin."""
+    """Writer of the checkpoints of a directory, one at a time, in threads of its callers."""
 
     def __init__(
         self,
         directory: Path,
-        dispensable: Callable[[], list[int]],
-        tell: Callable[[str], object],
+        steps_to_delete: Callable[[], list[int]],
+        log: Callable[[str], object],
         *,
         run: str = "",
     ):
-        """`dispensable` gives the steps that may go when one was saved, `tell` takes a line.
+        """Configure the writer.
 
-        `run` is the id that is sealed into each.
+        Args:
+            directory: of the checkpoints.
+            steps_to_delete: returns the steps that may be deleted after a save.
+            log: takes a line.
+            run: the id that is sealed into each checkpoint.
         """
-        self._directory, self._dispensable, self._tell = directory, dispensable, tell
+        self._directory, self._steps_to_delete, self._log = directory, steps_to_delete, log
         self._run = run
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._writer: storage.ArrayWriter | None = None
-        self._opening = threading.Lock()
-        self._left: set[Path] = set()  # of failed saves, where Orbax may still have been writing
+        self._open_lock = threading.Lock()
+        self._left: set[Path] = set()  # of failed saves, where Orbax may still be writing
 
     def open(self) -> storage.ArrayWriter:
-        """What writes; the first call loads Orbax and removes what killed saves left."""
-        with self._opening:
+        """Return the array writer; the first call loads Orbax and removes leftovers."""
+        with self._open_lock:
             if self._writer is None:
                 if jax.process_index() == 0:
-                    layout.clear_leftovers(self._directory, self._tell_once)
+                    layout.clear_leftovers(self._directory, self._log_once)
                 self._writer = storage.ArrayWriter()
             return self._writer
 
     def close(self) -> None:
-        """Ends its threads; the next save begins others."""
-        writer, self._writer = self._writer, None  # a Ctrl-C leaves none that is half ended
+        """End the threads; the next save starts others."""
+        writer, self._writer = self._writer, None  # a Ctrl-C leaves no half-closed one
         if writer is not None:
-            with contextlib.suppress(OSError, ValueError, RuntimeError):  # told when it finished
+            with contextlib.suppress(
+                OSError, ValueError, RuntimeError
+            ):  # reported at the end of the save
                 writer.close()
         self._clear()
 
@@ -64,110 +70,113 @@ class CheckpointWriter:
         copied: threading.Event,
         sealed: Callable[[int], None],
     ) -> None:
-        """The whole of a save; sets `copied` when the arrays may be donated, or it has failed.
+        """Save a checkpoint; set `copied` when the arrays may be donated, or the save has failed.
 
         Raises:
-            SaveError: if it could not be written, by this process or by that which seals.
-            DeviceError: if devices hold copies of a leaf that are not the same.
+            SaveError: if it could not be written, by this process or by the one that seals.
+            DeviceError: if the replicas of a leaf differ between devices.
         """
-        begun: HeldFolder | None = None
-        lost = committed = False
+        folder: HeldFolder | None = None
+        is_lost = committed = False
         try:
-            prints = fingerprint.begin(arrays)
+            sums = fingerprint.begin(arrays)
             writer = self.open()
             self._clear()
             if jax.process_index() == 0:
-                begun = HeldFolder(layout.begin(self._directory, step))
+                folder = HeldFolder(layout.begin(self._directory, step))
             writer.start(layout.saving_path(self._directory, step) / layout.STATE, arrays)
             copied.set()
-            seen = replica_check.seen(prints)
+            replicas = replica_check.seen(sums)
             writer.finish()
             if jax.process_count() > 1:
-                replica_check.tell(layout.saving_path(self._directory, step), seen)
-                writer.meet(f"{step} copies")
+                replica_check.tell(layout.saving_path(self._directory, step), replicas)
+                writer.barrier(f"{step} copies")
             try:
-                if begun is not None:
-                    self._commit(begun, step, record, seen)
+                if folder is not None:
+                    self._commit(folder, step, record, replicas)
                     committed = True
                     sealed(step)
-                    self._delete_dispensable(step)
+                    self._delete_older(step)
             finally:
-                lost = self._lost(step, writer)
+                is_lost = self._is_unsealed(step, writer)
         except TakenError:
             raise
-        except (OSError, ValueError, RuntimeError) as error:  # what the disk and Orbax raise
-            self._clear(begun)
+        except (OSError, ValueError, RuntimeError) as error:  # from the disk and Orbax
+            self._clear(folder)
             if committed:
                 raise unannounced(self._directory, step, error) from None
             exit_barrier.save_failed()
             raise failed(self._directory, step, arrays, error) from None
         except DeviceError:
-            self._clear(begun)
+            self._clear(folder)
             raise
         finally:
             copied.set()
-            if begun is not None:
-                begun.close()
-        if lost:
+            if folder is not None:
+                folder.close()
+        if is_lost:
             raise unsealed(self._directory, step)
 
-    def _lost(self, step: int, writer: storage.ArrayWriter) -> bool:
-        """Whether the first process, when all have come here, has not sealed the step.
+    def _is_unsealed(self, step: int, writer: storage.ArrayWriter) -> bool:
+        """Return whether the first process failed to seal the step, at a barrier of all.
 
-        None goes on before all have looked: the first may delete it a moment later, to go back.
+        A second barrier lets all of them check first: the first process may delete the step a
+        moment later, for a rollback.
         """
-        writer.meet(f"{step} sealed")
+        writer.barrier(f"{step} sealed")
         try:
             others = jax.process_index() > 0
             return others and bool(layout.find_faults(self._directory, step, full=False))
         finally:
-            with contextlib.suppress(RuntimeError):  # one is gone since: of no matter to this step
-                writer.meet(f"{step} seen")
+            with contextlib.suppress(
+                RuntimeError
+            ):  # a process has died since, after the step was sealed
+                writer.barrier(f"{step} checked")
 
     def _commit(
-        self, begun: HeldFolder, step: int, record: dict[str, Any], seen: replica_check.Seen
+        self, folder: HeldFolder, step: int, record: dict[str, Any], replicas: replica_check.Seen
     ) -> None:
-        """Seal what was written, under its name, unless devices disagree or the folder is gone."""
-        seen = replica_check.of_all(begun.path) if jax.process_count() > 1 else seen
-        record["fingerprints"] = replica_check.agreed(seen, step)
-        if not begun.is_there:  # moved; Orbax makes the folders of each file anew
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{begun.path}")
-        layout.commit(begun.path, record, self._run)
+        """Seal and commit what was written, unless devices disagree or the folder was moved."""
+        replicas = replica_check.of_all(folder.path) if jax.process_count() > 1 else replicas
+        record["fingerprints"] = replica_check.agreed(replicas, step)
+        if not folder.is_in_place:  # moved; Orbax recreates the parents of each file
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{folder.path}")
+        layout.commit(folder.path, record, self._run)
 
     def _clear(self, failed: HeldFolder | None = None) -> None:
-        """Remove what failed saves left, this one among them."""
+        """Remove what failed saves left, including `failed`."""
         self._left |= {failed.path} if failed is not None else set()
         for path in self._left:
             layout.clear(path)
         self._left = {path for path in self._left if path.exists()}
 
-    def _delete_dispensable(self, saved: int) -> None:
-        """Deletes older ones; never the one whose bytes were read and sealed a moment ago.
+    def _delete_older(self, saved: int) -> None:
+        """Delete older checkpoints; never the one that was read and sealed a moment ago.
 
-        What is refused is told of once, and tried again at the next save: the one that was sealed
-        is whole.
+        A refused deletion is logged once and tried again at the next save: the sealed checkpoint is
+        valid.
         """
-        for step in self._dispensable():
+        for step in self._steps_to_delete():
             if step == saved:
                 continue
             try:
                 layout.delete(self._directory, step)
             except CheckpointError as error:
-                if step in layout.named_steps(self._directory):  # else it is a leftover from now on
-                    self._tell_once(f"an older checkpoint stays: {error}")
-        layout.clear_deleted(self._directory, self._tell_once)
+                if step in layout.named_steps(self._directory):  # else it is a leftover now
+                    self._log_once(f"an older checkpoint stays: {error}")
+        layout.clear_deleted(self._directory, self._log_once)
 
-    def _tell_once(self, line: str) -> None:
-        if line not in self._told:
-            self._told.add(line)
-            self._tell(line)
+    def _log_once(self, line: str) -> None:
+        if line not in self._logged:
+            self._logged.add(line)
+            self._log(line)
 
 
 def spare(directory: Path, best: int | None) -> list[int]:
-    """The steps that went, so that there is room: all but the newest and the best."""
-    gone = []
+    """Delete all checkpoints but the newest and the best, to make room; return their steps."""
+    deleted = []
     for step in retention.dispensable(layout.steps(directory), 1, best):
-        with contextlib.suppress(CheckpointError):  # a disk that is hurt may refuse a deletion
+        with contextlib.suppress(CheckpointError):  # a failing disk may refuse a deletion
             layout.delete(directory, step)
-            gone.append(step)
-    return gone
+            deleted.append(step)
+    return deleted

@@ -1,1 +1,1 @@
-"""Files that outlive a kill, files that others may have put there, and object stores."""
+"""Files that survive a kill, files that others may have written, and object stores."""

@@ -1,4 +1,4 @@
-"""Advice for what the system refuses: what to do about a file that could not be written."""
+"""Advice for system errors: how to fix a file that cannot be written."""
 
 import errno
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 
 class DiskAdvice(NamedTuple):
-    """What to do about an error of the system."""
+    """Advice for one system error."""
 
     words: str
     """A sentence without its full stop."""
     room: bool = False
-    """Whether room is lacking, which deletions would make."""
+    """True if the disk or the quota is full, so that deletions help."""
 
 
 class _Cause(NamedTuple):
-    """Errors with one remedy: their numbers, and how libraries that hide the number spell them."""
+    """System errors with one remedy: their numbers, and their spellings in libraries."""
 
     numbers: set[int]
     spellings: tuple[str, ...]
@@ -23,7 +23,7 @@ class _Cause(NamedTuple):
     room: bool = False
 
 
-# Tried in this order: a library says RESOURCE_EXHAUSTED of several.
+# Tried in this order: libraries report RESOURCE_EXHAUSTED for several causes.
 _CAUSES = (
     _Cause(
         {errno.EFBIG},
@@ -33,39 +33,39 @@ _CAUSES = (
     _Cause(
         {errno.EDQUOT},
         ("quota exceeded",),
-        "The quota is used up: make room, or ask for more",
+        "The quota is used up: make room, or request a larger quota",
         room=True,
     ),
     _Cause(
         {errno.EACCES, errno.EPERM},
         ("Permission denied", "Operation not permitted", "PERMISSION_DENIED"),
-        "You may not write there: see whose it is (ls -ld {path}), make it yours to write "
-        "(chmod u+rwx), or name another place",
+        "Write permission is missing: check the owner (ls -ld {path}), add the permission "
+        "(chmod u+rwx), or choose another location",
     ),
     _Cause(
         {errno.EROFS},
         ("Read-only file system",),
-        "The file system is mounted to be read only: name a place on another one",
+        "The file system is mounted read-only: choose a location on another one",
     ),
     _Cause(
         {errno.ENOTDIR, errno.EEXIST},
         ("Not a directory", "File exists"),
-        "A file lies where a folder is needed: move it away (see ls -l {path})",
+        "A file is where a directory is needed: move the file away (see ls -l {path})",
     ),
     _Cause(
         {errno.EISDIR, errno.EINVAL, errno.ENXIO},
-        ("Is a directory", "is a directory", "and was to be a file"),
-        "Something else lies where a file is needed: move it away (see ls -l {path})",
+        ("Is a directory", "is a directory", "and should be a file"),
+        "A file is needed and something else is in its place: move that away (see ls -l {path})",
     ),
     _Cause(
         {errno.ENOENT},
         ("No such file or directory", "NOT_FOUND"),
-        "A folder was moved or removed: put it back",
+        "A directory was moved or removed: put the directory back",
     ),
     _Cause(
         {errno.EIO},
         ("Input/output error",),
-        "The device fails: look at it (dmesg), or take another",
+        "The device fails: check its errors (dmesg), or use another device",
     ),
     _Cause({errno.EMFILE, errno.ENFILE}, ("Too many open files",), "Raise the limit (ulimit -n)"),
     _Cause(
@@ -78,7 +78,7 @@ _CAUSES = (
 
 
 def disk_advice(error: BaseException, path: Path) -> DiskAdvice:
-    """Return what to do about an error that the system, or a library for it, raised at `path`."""
+    """Return advice for an error that the system or a library raised at `path`."""
     number, text = getattr(error, "errno", None), str(error)
     for cause in _CAUSES:
         if number in cause.numbers:
@@ -86,4 +86,4 @@ def disk_advice(error: BaseException, path: Path) -> DiskAdvice:
     for cause in _CAUSES:
         if any(words in text for words in cause.spellings):
             return DiskAdvice(cause.words.format(path=path), cause.room)
-    return DiskAdvice(f"Look at the place (ls -ld {path}; df -h {path}) and mend it")
+    return DiskAdvice(f"Check the location (ls -ld {path}; df -h {path}) and fix it")

@@ -1,4 +1,4 @@
-"""What a run has lost of its files to others, while it wrote them or between two starts."""
+"""Lost files: what other processes removed from a run, while it ran or between two starts."""
 
 from collections.abc import Callable
 
@@ -6,33 +6,33 @@ from jtrain.io.message_backlog import MessageBacklog
 
 
 class LostFiles:
-    """Takes a line for each loss, tells it once, and keeps it for the end of the run.
+    """Record of lost files: each loss is reported once, and fails the run at its end.
 
-    A run whose files were removed or cut takes its steps all the same, and fails at its end. The
-    same command then finds the files as they are, and has nothing more to say.
+    A run whose files were removed or truncated still takes all its steps, and fails at its end. The
+    same command then accepts the files as they are.
     """
 
     def __init__(self):
         self.found: list[str] = []
-        """The losses, which the run fails by."""
-        self._told = MessageBacklog()
+        """Losses, which fail the run."""
+        self._messages = MessageBacklog()
 
     def __call__(self, line: str) -> None:
-        """Take a line; on any thread."""
+        """Record and report a loss; on any thread."""
         if line not in self.found:
             self.found.append(line)
-            self._told(f"LOST: {line}")
+            self._messages(f"LOST: {line}")
 
-    def tell_by(self, tell: Callable[[str], object]) -> None:
-        """Have each line told to `tell`, those that were found before among them."""
-        self._told.tell_by(tell)
+    def send_to(self, log: Callable[[str], object]) -> None:
+        """Send each line to `log`, earlier ones included."""
+        self._messages.send_to(log)
 
     @property
     def why(self) -> str:
-        """Why the run fails; empty if nothing was lost."""
+        """Reason why the run fails; empty if nothing was lost."""
         if not self.found:
             return ""
         return (
-            f"files of the run were removed or changed by others: {'; '.join(self.found)}. All "
-            f"steps were taken; the same command ends well from now on"
+            f"other processes removed or changed files of the run: {'; '.join(self.found)}. All "
+            f"steps were taken; the same command succeeds from now on"
         )

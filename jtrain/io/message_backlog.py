@@ -1,25 +1,25 @@
-"""Lines that wait until there is somebody to tell them to."""
+"""Message backlog: lines that wait until a log takes them."""
 
 from collections.abc import Callable
 
 
 class MessageBacklog:
-    """Takes lines on any thread, and tells them in order once it knows by whom."""
+    """Queue of log lines, filled on any thread and sent in order once a log is set."""
 
     def __init__(self):
         self._waiting: list[str] = []
-        self._tell: Callable[[str], object] | None = None
+        self._log: Callable[[str], object] | None = None
 
     def __call__(self, line: str) -> None:
-        """Tell a line, or keep it until somebody tells it."""
+        """Log a line, or queue it until `send_to` sets the log."""
         self._waiting.append(line)
-        self._tell_all()
+        self._send_all()
 
-    def tell_by(self, tell: Callable[[str], object]) -> None:
-        """Have all lines told to `tell` from now on, those that wait first."""
-        self._tell = tell
-        self._tell_all()
+    def send_to(self, log: Callable[[str], object]) -> None:
+        """Send all lines to `log` from now on, the queued ones first."""
+        self._log = log
+        self._send_all()
 
-    def _tell_all(self) -> None:
-        while self._tell is not None and self._waiting:
-            self._tell(self._waiting.pop(0))
+    def _send_all(self) -> None:
+        while self._log is not None and self._waiting:
+            self._log(self._waiting.pop(0))

@@ -1,4 +1,4 @@
-"""Files that are one user's alone, and are nobody's link to another place."""
+"""Private files: modes for one user alone, and no links out of a directory."""
 
 import contextlib
 import os
@@ -14,36 +14,36 @@ OTHERS = 0o077
 
 @contextlib.contextmanager
 def private_files() -> Iterator[None]:
-    """What is made within is of modes 0700 and 0600, whoever makes it; JTRAIN_UMASK says otherwise.
+    """Create files with mode 0600 and directories with 0700 inside the context.
 
-    JTRAIN_UMASK=027 lets the group read. What was there before keeps its mode. The mask is the
-    process's own: other threads that make files meanwhile make theirs private as well.
+    JTRAIN_UMASK overrides the mask: JTRAIN_UMASK=027 lets the group read. Existing files keep their
+    mode. The mask is of the process: files that other threads create meanwhile are private too.
 
     Raises:
         ConfigError: if JTRAIN_UMASK is no mask.
     """
-    said = os.environ.get(UMASK, "")
+    text = os.environ.get(UMASK, "")
     try:
-        mask = int(said, 8) if said else OTHERS
-        before = os.umask(mask) if 0 <= mask <= OTHERS else -1
+        mask = int(text, 8) if text else OTHERS
+        previous = os.umask(mask) if 0 <= mask <= OTHERS else -1
     except ValueError:
-        before = -1
-    if before < 0:
+        previous = -1
+    if previous < 0:
         raise ConfigError(
-            f"{UMASK}={said} is no mask: three octal digits, of which the first is 0, of what "
-            f"others may not do. Set {UMASK}=027 to let the group read, or unset it."
+            f"{UMASK}={text} is no mask: a mask has three octal digits, the first of them 0, for "
+            f"the denied permissions. Set {UMASK}=027 to let the group read, or unset it."
         )
     try:
         yield
     finally:
-        os.umask(before)
+        os.umask(previous)
 
 
 def create_private(path: Path) -> BinaryIO:
-    """A new file, open to be written; one of that name is removed first, and a link not followed.
+    """Create a new file for writing; remove a file of that name first, follow no link.
 
     Raises:
-        OSError: if it cannot be made, or another makes it at the same moment.
+        OSError: if the file cannot be created, or another process creates it at the same moment.
     """
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -51,41 +51,41 @@ def create_private(path: Path) -> BinaryIO:
 
 
 def resolve_inside(folder: Path, name: object, error: type[UserError], said: Path) -> Path:
-    """`folder / name`, of a name that a file says: a file of this folder, and no place elsewhere.
+    """Return `folder / name` if `name`, which a file gives, is a plain file of this folder.
 
     Args:
-        error: raised with what is wrong, for `said`.
-        said: the file that says it.
+        error: raised otherwise.
+        said: the file that gives the name.
     """
-    plain = (
+    is_plain = (
         isinstance(name, str) and name not in {"", ".", ".."} and not {*name} & {"/", "\\", "\0"}
     )
-    if plain and (folder / str(name)).resolve().parent == folder.resolve():
+    if is_plain and (folder / str(name)).resolve().parent == folder.resolve():
         return folder / str(name)
     raise error(
-        f"{said} names the file {name!r}, which is not one beside it: such a file may not be "
-        f"read. Get {said} again from where it was made, with the files that it names."
+        f"{said} names the file {name!r}, which is not in the same folder: such a file may not "
+        f"be read. Get {said} again from its source, with the files that it names."
     )
 
 
 def check_no_links(directory: Path) -> None:
-    """Makes sure that what lies in a run's directory lies in it, and not where a link leads.
+    """Raise unless the entries of the directory of a run stay inside it.
 
     Raises:
-        ConfigError: if an entry, or an entry of one of its folders, is a link out of it.
+        ConfigError: if an entry, or an entry of one of its folders, is a link out of the directory.
     """
-    place = directory.resolve()
+    root = directory.resolve()
     for path in _entries(directory):
-        if path.is_symlink() and not path.resolve().is_relative_to(place):
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
             raise ConfigError(
-                f"{path} is a link to {path.readlink()}, out of the run's directory: what is "
-                f"written there would land elsewhere. Remove the link (rm {path}); to keep runs "
-                f"on another disk, link runs/ as a whole."
+                f"{path} is a link to {path.readlink()}, out of the run's directory: files "
+                f"written to it would land elsewhere. Remove the link (rm {path}); to keep runs "
+                f"on another disk, link all of runs/."
             )
 
 
 def _entries(directory: Path) -> Iterator[Path]:
-    """What lies in a directory and in its folders, one deep; nothing where there is none."""
+    """Yield the entries of a directory and of its folders, one level deep."""
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         yield path
         if path.is_dir() and not path.is_symlink():

@@ -1,11 +1,11 @@
-"""Text and values without the secrets in them: for whatever is written where others may read it.
+"""Redaction: removes secrets from text and values that other people may read.
 
-A secret is known by the name that it goes by (`api_key`, `--password`, `Authorization:`), by the
-shape that its issuer gave it (`hf_...`, `ghp_...`), by its place (`user:password@host`), or, where
-nothing names it, by looking drawn at random. What a config is full of stays: `num_tokens: 1000`,
-`use_cls_token: true`, `pad_token: <pad>`, digests, which are 32 or 64 hexadecimal digits. The 40 of
-a git commit look like some issuers' keys: they stay where a commit is meant, by a word before them
-(`git`, `revision`) or their place in an address (`/commit/`), and are hidden elsewhere.
+A secret is known by its name (`api_key`, `--password`, `Authorization:`), by the shape that its
+issuer gives it (`hf_...`, `ghp_...`), by its position (`user:password@host`), or, without a name,
+by looking random. Ordinary config values stay: `num_tokens: 1000`, `use_cls_token: true`,
+`pad_token: <pad>`, and digests of 32 or 64 hexadecimal digits. The 40 digits of a git commit look
+like the keys of some issuers: they stay after a word that means a commit (`git`, `revision`) or in
+an address of one (`/commit/`), and are hidden elsewhere.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from jtrain.errors.spelling import is_one_slip_from
 
 HIDDEN = "<redacted>"
 
-# What is secret whatever its value is; the last words of a name, all in lower case.
+# Names of values that are always secret: the last words of a name, in lower case.
 _ALWAYS = (
     "password",
     "passwd",
@@ -52,8 +52,8 @@ _ALWAYS = (
     "client_secret",
     "cookie",
 )
-_PERHAPS = ("token", "key", "auth")  # secret if the value is no plain word or number
-# One slip away from these are other words: mid_token, passed, rookie.
+_AMBIGUOUS = ("token", "key", "auth")  # secret if the value is no plain word or number
+# Other words are one slip away from these: mid_token, passed, rookie.
 _WORDS_AWAY = {"id_token", "hf_token", "passwd", "cookie"}
 _SLIPS = tuple(name for name in _ALWAYS if name not in _WORDS_AWAY)
 
@@ -89,25 +89,25 @@ _SHAPES = re.compile(
     r")"
 )
 _KEY = re.compile(r"(?<![\w-])key-(?=[a-z]*\d)[A-Za-z0-9]{16,}(?![\w-])", re.ASCII)  # Mailgun
-_SPELT = re.compile(
+_ANY_NAMED = re.compile(
     rf"(?P<name>{_NAME})(?P<sign>[\"']?\s?[=:]\s?)(?P<value>{_VALUE})", re.IGNORECASE | re.ASCII
 )
-_FORTY = re.compile(r"(?<![\w-])[0-9a-f]{40}(?![0-9a-z_])", re.ASCII)
-# What is said before a commit, or around it: `git 86e6...`, `revision: 86e6...`, `86e6...-dirty`.
+_HEX40 = re.compile(r"(?<![\w-])[0-9a-f]{40}(?![0-9a-z_])", re.ASCII)
+# Text before or around a commit: `git 86e6...`, `revision: 86e6...`, `86e6...-dirty`.
 _COMMIT = re.compile(
     r"(?:\b(?:git|commit|commits|rev|revision|sha|sha1|tree|head|hash|digest|fingerprint|version)"
     r"[\"']?\W{0,4}|[./](?:commit|commits|tree|blob|blobs|raw|resolve|snapshots)/|@)\Z",
     re.IGNORECASE,
 )
-_RUN = re.compile(r"[A-Za-z0-9+]{20,}")  # which may have been drawn at random
-# What a key or token may be and is no secret: `image`, `<pad>`, `params/blocks/0/qkv`, `1e-3`.
+_RUN = re.compile(r"[A-Za-z0-9+]{20,}")  # candidates for random text
+# Values of a key or token that are no secret: `image`, `<pad>`, `params/blocks/0/qkv`, `1e-3`.
 _PART = r"(?:[^\W\d_]{1,20}\d{0,4}|\d{1,6})"
 _PLAIN = re.compile(
     r"[<\[({|][^\n]{0,30}[>\])}|]?|[^(\[]*[(\[].*|[\d.,e+-]*|\W{0,4}"
     rf"|[\W_]{{0,3}}{_PART}(?:[\W_]{{1,2}}{_PART})*[\W_]{{0,2}}"
 )
-# What follows a name in an error message: `model.secret: is no key`.
-_SAID = {
+# Words after a name in an error message: `model.secret: is no key`.
+_PROSE = {
     *(
         "a",
         "an",
@@ -130,100 +130,100 @@ _SAID = {
 
 
 def redact(text: str) -> str:
-    """The text, with `<redact>` in the place of each secret in it."""
-    found = _BLOCK.sub(HIDDEN, text) if "PRIVATE KEY" in text else text
-    found = _HOST.sub(rf"\1{HIDDEN}@", found) if "://" in found else found
-    found = _BEARER.sub(lambda m: f"{m[1]} {HIDDEN}" if _drawn_or_long(m[2]) else m[0], found)
-    found = _SHAPES.sub(HIDDEN, found)
-    found = _KEY.sub(HIDDEN, found) if "key-" in found else found
-    found = _NAMED.sub(_named, found)
-    found = _SPELT.sub(_misspelt, found)
-    found = _FORTY.sub(_forty, found)
-    return _RUN.sub(lambda m: HIDDEN if _drawn(m[0]) else m[0], found)
+    """Replace each secret in a text by `<redacted>`."""
+    result = _BLOCK.sub(HIDDEN, text) if "PRIVATE KEY" in text else text
+    result = _HOST.sub(rf"\1{HIDDEN}@", result) if "://" in result else result
+    result = _BEARER.sub(lambda m: f"{m[1]} {HIDDEN}" if _is_credential(m[2]) else m[0], result)
+    result = _SHAPES.sub(HIDDEN, result)
+    result = _KEY.sub(HIDDEN, result) if "key-" in result else result
+    result = _NAMED.sub(_redact_named, result)
+    result = _ANY_NAMED.sub(_redact_misspelled, result)
+    result = _HEX40.sub(_redact_hex40, result)
+    return _RUN.sub(lambda m: HIDDEN if _is_random(m[0]) else m[0], result)
 
 
 def redact_values(value: Any, name: str = "") -> Any:
-    """What JSON has, without secrets: by the names of keys, and in every text.
+    """Replace secrets in a JSON value, by the names of keys and in every text.
 
-    A list of words, a command line say, is read as one: `["--password", "x"]` hides the x.
+    A list of words, such as a command line, is read as one: `["--password", "x"]` hides the x.
     """
     if isinstance(value, Mapping):
-        return {key: redact_values(each, str(key)) for key, each in value.items()}
+        return {key: redact_values(item, str(key)) for key, item in value.items()}
     if isinstance(value, str):
         if is_secret(name, value):
             return HIDDEN
         return value if _is_commit(name, value) else redact(value)
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        before = ["", *value][: len(value)]
-        flags = [each.lstrip("-") if str(each).startswith("-") else name for each in before]
-        return [redact_values(each, flag) for each, flag in zip(value, flags, strict=True)]
-    if isinstance(value, int) and not isinstance(value, bool) and _always(name):
+        previous = ["", *value][: len(value)]
+        flags = [item.lstrip("-") if str(item).startswith("-") else name for item in previous]
+        return [redact_values(item, flag) for item, flag in zip(value, flags, strict=True)]
+    if isinstance(value, int) and not isinstance(value, bool) and _is_always_secret(name):
         return HIDDEN
     return value
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a text is one by the name that it goes by: `api_key`, `HF_TOKEN`, `hubToken`."""
+    """Return whether a text is secret by its name: `api_key`, `HF_TOKEN`, `hubToken`."""
     if not value or value == HIDDEN:
         return False
-    if _always(name):
+    if _is_always_secret(name):
         return not re.fullmatch(r"(?i)true|false|none|null|\$\{?\w+\}?", value)
     if is_one_slip_from("_".join(_words(name)), _SLIPS):
         return not re.fullmatch(r"(?i)true|false|none|null|[\d.,e+-]*|\$\{?\w+\}?", value)
     words = _words(name)
-    return bool(words) and words[-1] in _PERHAPS and not _PLAIN.fullmatch(value)
+    return bool(words) and words[-1] in _AMBIGUOUS and not _PLAIN.fullmatch(value)
 
 
-def _always(name: str) -> bool:
+def _is_always_secret(name: str) -> bool:
     joined = "_".join(_words(name))
     return any(joined == last or joined.endswith(f"_{last}") for last in _ALWAYS)
 
 
 def _words(name: str) -> list[str]:
-    """`wandbApiKey` and `WANDB-API-KEY` are wandb, api, key."""
-    parted = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
-    return [word for word in re.split(r"[^A-Za-z0-9]+", parted.lower()) if word]
+    """Split `wandbApiKey` or `WANDB-API-KEY` into wandb, api, key."""
+    separated = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
+    return [word for word in re.split(r"[^A-Za-z0-9]+", separated.lower()) if word]
 
 
-def _named(match: re.Match[str]) -> str:
+def _redact_named(match: re.Match[str]) -> str:
     name, sign, value = match["name"], match["sign"], match["value"]
     bare = value.strip("\"'")
     if not sign.strip() and not name.startswith("-"):  # prose: "the password is", "a token at"
         return match[0]
-    if sign.endswith(" ") and value in _SAID:
+    if sign.endswith(" ") and value in _PROSE:
         return match[0]
     return f"{name}{sign}{value.replace(bare, HIDDEN)}" if is_secret(name, bare) else match[0]
 
 
-def _misspelt(match: re.Match[str]) -> str:
-    """A value whose name is that of a secret but for one slip: `api_keyy=...: is no key`."""
+def _redact_misspelled(match: re.Match[str]) -> str:
+    """Hide a value whose name is one slip from that of a secret: `api_keyy=...: is no key`."""
     name, sign, value = match["name"], match["sign"], match["value"]
     bare = value.strip("\"'").rstrip(":")
-    if value in _SAID or not is_one_slip_from("_".join(_words(name)), _SLIPS):
+    if value in _PROSE or not is_one_slip_from("_".join(_words(name)), _SLIPS):
         return match[0]
     return f"{name}{sign}{value.replace(bare, HIDDEN)}" if is_secret(name, bare) else match[0]
 
 
-def _forty(match: re.Match[str]) -> str:
-    """40 hexadecimal digits: hidden, unless a commit is meant."""
+def _redact_hex40(match: re.Match[str]) -> str:
+    """Hide 40 hexadecimal digits, unless they are a commit."""
     before, after = match.string[: match.start()], match.string[match.end() :]
     return match[0] if _COMMIT.search(before) or after.startswith("-dirty") else HIDDEN
 
 
 def _is_commit(name: str, value: str) -> bool:
-    return bool(_FORTY.match(value)) and len(value) < 50 and bool(_COMMIT.search(f"{name} "))
+    return bool(_HEX40.match(value)) and len(value) < 50 and bool(_COMMIT.search(f"{name} "))
 
 
-def _drawn_or_long(text: str) -> bool:
+def _is_credential(text: str) -> bool:
     return len(text) >= 16 or bool(re.search(r"\d", text))
 
 
-def _drawn(text: str) -> bool:
-    """Whether it looks drawn at random from letters of both cases and digits, 20 or more.
+def _is_random(text: str) -> bool:
+    """Return whether a text looks random: letters of both cases and digits, 20 or more.
 
-    Of such a text more than a third of the neighbours are of different classes; of names and words
-    far fewer. Hexadecimal is left: commits, digests and identities are, and no secret that is not
-    named.
+    In a random text more than a third of the neighbours are of different classes; in names and
+    words far fewer. Hexadecimal texts stay: commits, digests and ids are hexadecimal, and no
+    unnamed secret is.
     """
     classes = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in text]
     if len(set(classes)) < 3:

@@ -1,12 +1,12 @@
-"""Opening and reading files that somebody else may have put there: no wait, and no more than fits.
+"""Safe reading of files that others may have written: no waiting, bounded size, no links.
 
 A name in a run's directory, a checkpoint or a data set may be a named pipe, a device or a folder,
 and JSON in a file may be nested without end. Opening a pipe waits for a writer for ever, reading a
-device has no end, and Python's JSON parser gives up with a RecursionError. Here each of these is an
+device has no end, and Python's JSON parser fails with a RecursionError. Here each of these is an
 OSError or a ValueError, at once.
 
-Or the name is a link to a file of the reader's that whoever made the directory may not see. With
-`inside` no link below that directory is followed, whatever becomes of it meanwhile.
+A name may also be a link to a private file of the reader. With `inside`, no link below that
+directory is followed, even if somebody changes the directory meanwhile.
 """
 
 import errno
@@ -16,7 +16,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
 
-JSON_DEPTH = 64  # levels; what jtrain writes has at most 10
+JSON_DEPTH = 64  # levels; jtrain writes at most 10
 JSON_BYTES = 1 << 28  # a tokenizer.json of 250,000 tokens has 2**25
 
 Mode: TypeAlias = Literal["rb", "ab", "a+b", "wb", "r+b"]
@@ -38,11 +38,11 @@ _KINDS = (
 
 
 class TooLargeError(ValueError):
-    """A file is longer, or JSON is nested deeper, than its reader takes."""
+    """A file longer, or JSON nested deeper, than its reader accepts."""
 
 
 class LinkError(OSError):
-    """A link lies where only what lies in the directory itself is read."""
+    """A link where only files of the directory itself are read."""
 
 
 def open_regular(
@@ -51,19 +51,19 @@ def open_regular(
     """Open a regular file; never wait for another process.
 
     Args:
-        path: of the file.
-        mode: as of the builtin `open`.
-        buffering: likewise.
+        path: the file.
+        mode: as in the builtin `open`.
+        buffering: as in the builtin `open`.
         inside: a directory above the file, below which no link is followed; None follows any.
 
     Raises:
         LinkError: if the file, or a folder between it and `inside`, is a link.
-        OSError: if the file cannot be opened, or `path` is no regular file; `strerror` says what
-            it is.
+        OSError: if the file cannot be opened, or `path` is no regular file; `strerror` has its
+            kind.
     """
-    # Without O_NONBLOCK a named pipe is opened when somebody opens its other end.
+    # Without O_NONBLOCK, opening a named pipe waits until somebody opens its other end.
     flags = _FLAGS[mode] | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    # A device that is opened may act on it (a tape rewinds), and a folder has no file to truncate.
+    # Opening a device may act on it (a tape rewinds), and a folder has no file to truncate.
     if inside is None:
         if os.path.exists(path):
             check_regular(path)
@@ -71,7 +71,7 @@ def open_regular(
     else:
         descriptor = _open_inside(path, inside, flags)
     try:
-        _check(os.fstat(descriptor).st_mode, path)
+        _check_mode(os.fstat(descriptor).st_mode, path)
         return os.fdopen(descriptor, mode, buffering)
     except BaseException:
         os.close(descriptor)
@@ -79,11 +79,11 @@ def open_regular(
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError if `path` is not there or is no regular file (a link to one is).
+    """Raise OSError unless `path` is a regular file or a link to one.
 
     For files that another library opens.
     """
-    _check(os.stat(path).st_mode, path)
+    _check_mode(os.stat(path).st_mode, path)
 
 
 def read_bytes(path: Path, *, most: int, inside: Path | None = None) -> bytes:
@@ -91,7 +91,7 @@ def read_bytes(path: Path, *, most: int, inside: Path | None = None) -> bytes:
 
     Raises:
         OSError: as `open_regular`.
-        TooMuchError: if the file is longer.
+        TooLargeError: if the file is longer.
     """
     with open_regular(path, inside=inside) as file:
         size = os.fstat(file.fileno()).st_size
@@ -127,21 +127,21 @@ def parse_json(text: str | bytes, *, depth: int = JSON_DEPTH) -> Any:
     for _ in range(depth):
         if not level:
             return value
-        level = [inner for each in level for inner in _containers(each)]
+        level = [inner for container in level for inner in _containers(container)]
     if level:
         raise TooLargeError(f"is nested deeper than {depth} levels")
     return value
 
 
 def kind_of(mode: int) -> str:
-    """Return what a file of this `st_mode` is, `a named pipe` say; empty for a regular file."""
+    """Return the kind of a file by its `st_mode`, `a named pipe` say; empty for a regular file."""
     if stat.S_ISREG(mode):
         return ""
     return next((words for is_kind, words in _KINDS if is_kind(mode)), "no file")
 
 
 def check_no_link(path: Path) -> None:
-    """Raise LinkError if `path` itself is a link; a file that is not there is none."""
+    """Raise LinkError if `path` itself is a link; a missing file is none."""
     if os.path.islink(path):
         raise _link_error(path)
 
@@ -149,36 +149,39 @@ def check_no_link(path: Path) -> None:
 def _open_inside(path: Path, inside: Path, flags: int) -> int:
     """Open a file below a directory, folder by folder, and follow no link.
 
-    Each folder is held open while the next is looked up in it, so that nobody can put a link in
-    its place between a look and the opening.
+    Each folder is held open while the next is looked up in it, so that nobody can insert a link
+    between the check and the opening.
     """
     *folders, name = path.relative_to(inside).parts
     enter = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-    place, here = os.open(inside, enter), inside
+    descriptor, current = os.open(inside, enter), inside
     try:
         for folder in folders:
-            here = here / folder
-            _check_entry(folder, place, here, file=False)
-            place, above = os.open(folder, enter | os.O_NOFOLLOW, dir_fd=place), place
-            os.close(above)
-        _check_entry(name, place, path, file=True)
-        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=place)
+            current = current / folder
+            _check_entry(folder, descriptor, current, file=False)
+            descriptor, parent = (
+                os.open(folder, enter | os.O_NOFOLLOW, dir_fd=descriptor),
+                descriptor,
+            )
+            os.close(parent)
+        _check_entry(name, descriptor, path, file=True)
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=descriptor)
     except OSError as error:
         error.filename = f"{path}"
         raise
     finally:
-        os.close(place)
+        os.close(descriptor)
 
 
-def _check_entry(name: str, place: int, path: Path, *, file: bool) -> None:
+def _check_entry(name: str, descriptor: int, path: Path, *, file: bool) -> None:
     try:
-        mode = os.stat(name, dir_fd=place, follow_symlinks=False).st_mode
+        mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
     except FileNotFoundError:
-        return  # for opening to say, or to make
+        return  # opening reports or creates it
     if stat.S_ISLNK(mode):
         raise _link_error(path)
     if file:
-        _check(mode, path)
+        _check_mode(mode, path)
 
 
 def _link_error(path: Path) -> LinkError:
@@ -186,15 +189,15 @@ def _link_error(path: Path) -> LinkError:
     return LinkError(errno.ELOOP, f"is a link to {where}, which is not followed", f"{path}")
 
 
-def _check(mode: int, path: Path) -> None:
+def _check_mode(mode: int, path: Path) -> None:
     kind = kind_of(mode)
     if kind == "a directory":
-        raise IsADirectoryError(errno.EISDIR, "is a directory, and was to be a file", f"{path}")
+        raise IsADirectoryError(errno.EISDIR, "is a directory, and should be a file", f"{path}")
     if kind:
-        raise OSError(errno.EINVAL, f"is {kind}, and was to be a file", f"{path}")
+        raise OSError(errno.EINVAL, f"is {kind}, and should be a file", f"{path}")
 
 
 def _containers(value: Any) -> list[Any]:
-    """The dicts and lists in a dict or a list."""
+    """Return the dicts and lists in a dict or a list."""
     values = value.values() if isinstance(value, dict) else value
-    return [each for each in values if isinstance(each, dict | list)]
+    return [inner for inner in values if isinstance(inner, dict | list)]

@@ -1,4 +1,4 @@
-"""Whether a path still names the file or folder that it named before."""
+"""File identity: does a path still name the same file or folder?"""
 
 import os
 import weakref
@@ -6,20 +6,20 @@ from pathlib import Path
 
 
 def file_identity(path: Path | int) -> tuple[int, int] | None:
-    """Return the device and the inode of what lies at a path or is open; None if nothing does.
+    """Return the device and inode of a path or an open file; None if it does not exist.
 
-    Of a link, its own. Two that are the same are one file, where one of them is held open: the
-    inode of a file that is gone may be given to the next.
+    A link has an identity of its own. Equal identities mean one file only while the file is held
+    open: the inode of a deleted file may be reused.
     """
     try:
-        found = os.fstat(path) if isinstance(path, int) else os.lstat(path)
+        stat = os.fstat(path) if isinstance(path, int) else os.lstat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino
 
 
 class HeldFolder:
-    """A folder that is there, held open; it knows when it was moved, replaced or removed."""
+    """Folder held open, to detect that its path was moved, replaced or removed."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -27,14 +27,14 @@ class HeldFolder:
         self._close = weakref.finalize(self, os.close, self._file)
 
     @property
-    def is_there(self) -> bool:
-        """Whether its path still names it."""
+    def is_in_place(self) -> bool:
+        """True while the path still names this folder."""
         return self._close.alive and file_identity(self.path) == file_identity(self._file)
 
     def fileno(self) -> int:
-        """Return its open file."""
+        """Return the descriptor."""
         return self._file
 
     def close(self) -> None:
-        """Let it go; once is enough."""
+        """Close the descriptor; repeated calls do nothing."""
         self._close()

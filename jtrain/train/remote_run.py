@@ -84,7 +84,7 @@ def make_mirror(
     """
     if not config.checkpoint.store or not there.first:
         return None
-    mirror = _mirror(config, there, checkpoints.best, checkpoints.news.append)
+    mirror = _mirror(config, there, checkpoints.best, checkpoints.notices.append)
     mirror.begin()
     return mirror
 
@@ -101,7 +101,7 @@ def copy_finished(config: BaseConfig, there: RunDir, step: int) -> None:
     if step not in object_store_layout.steps(objects):
         mirror = _mirror(config, there, lambda: None, lambda line: None)
         mirror.begin()
-        mirror.finish(step, owed=True)
+        mirror.finish(step, missing=True)
 
 
 def _place(config: BaseConfig) -> ObjectStore:
@@ -112,7 +112,7 @@ def _mirror(
     config: BaseConfig, there: RunDir, best: Callable[[], int | None], tell: Callable[[str], None]
 ) -> ObjectStoreCopy:
     keep = config.checkpoint.keep
-    return ObjectStoreCopy(_place(config), there.path, keep=keep, best=best, tell=tell)
+    return ObjectStoreCopy(_place(config), there.path, keep=keep, best=best, log=tell)
 
 
 def _ids(objects: ObjectStore) -> list[str]:

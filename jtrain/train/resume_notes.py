@@ -18,13 +18,13 @@ def ways_out(there: RunDir, config: RunConfig, another: str, again: str, setting
     if again:
         that = f"{again}, with the values that are there"
     else:  # by its own name, for it may lie there as a copy of another
-        that = f"{there.again} name={config.name} {settings}".rstrip()
+        that = f"{there.resume_command} name={config.name} {settings}".rstrip()
     return f"Start a new run: {another}\nor go on with that one: {that}"
 
 
 def copied(directory: RunDir, identity: Mapping[str, Any]) -> list[str]:
     """Return a line where the run's directory is a copy of that of another run, or was moved."""
-    known = directory.stands()
+    known = directory.facts()
     if known.get("id", identity["id"]) == identity["id"]:
         return []
     return [
@@ -35,8 +35,8 @@ def copied(directory: RunDir, identity: Mapping[str, Any]) -> list[str]:
 
 def gone(directory: RunDir, checkpoints: CheckpointManager, start: int | None) -> list[str]:
     """Return a line about the checkpoint that run.json names, where nothing else was said of it."""
-    stands = directory.stands()
+    stands = directory.facts()
     step = stands.get("step", 0) if stands.get("status") in {"running", "stopped"} else 0
-    if step <= (start or 0) or any(f"checkpoint {step} " in line for line in checkpoints.news):
+    if step <= (start or 0) or any(f"checkpoint {step} " in line for line in checkpoints.notices):
         return []
     return [f"checkpoint {step}, which {directory.status} names, is gone"]

@@ -201,7 +201,7 @@ class RunHooks:
             *([self.pictures] if self.pictures and config.log.pictures else []),
             *([SaveBest(best, self.save)] if best else []),
             *([self.save] if self._directory else []),
-            *([RetrySave(self.retries.owed, self.save)] if self.retries else []),
+            *([RetrySave(self.retries.is_due, self.save)] if self.retries else []),
         ]
 
     def saw(self, call: int, batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong between a good config and the first step, or in the data: told, and mended.
+"""Errors between a good config and the first step, or in the data: reported, and fixed.
 
 A case is a study with one mistake, in its code or in what was typed, what must be said of it, and
 the edit that is advised; following it must train.
@@ -57,7 +57,7 @@ CASES = [
     typed("parallel={kind: mirrored, devices: 9}", "parallel.devices=9, and each process has 8", "Take parallel.devices=8",
           "XLA_FLAGS=--xla_force_host_platform_device_count=9", mend="parallel={kind: mirrored, devices: 8}"),
     # Data
-    typed("data.classes=2", "2 classes were asked for, 0 .. 1", "of `label` is 2", "Set classes=3", mend="data.classes=3"),
+    typed("data.classes=2", "2 classes were configured, 0 .. 1", "of `label` is 2", "Set classes=3", mend="data.classes=3"),
     typed("data.rows=0", "`x` has no rows", "Give at least one", mend="data.rows=1"),
     code("rows of two lengths", ("label=label)", "label=label[1:])"),
          "these differ: x 200, label 199", "Cut them to 199 rows", mend=("x=corner + draw.normal(size=(rows, 2)).astype(np.float32)",
@@ -98,7 +98,7 @@ CASES = [
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
-    """Makes a study of this code in a directory of this name, and goes there."""
+    """Write a study of this code into a directory of this name, and change to it."""
 
     def go(name: str, text: str = CODE) -> None:
         write_study(tmp_path / name, text, YAML.replace("adamw", "sgd"))  # soon compiled
@@ -176,7 +176,7 @@ def test_runs_below_a_file_are_told(home, capfd):
     assert main(["run", CONFIG]) == 2
     told = capfd.readouterr().err
     assert "runs/quick/checkpoints, which cannot be written (Not a directory)" in told
-    assert "A file lies where a folder is needed: move it away" in told
+    assert "A file is where a directory is needed: move the file away" in told
     assert "room" not in told
     Path("runs").unlink()
     assert main(["run", CONFIG]) == 0

@@ -53,7 +53,7 @@ def main(directory: Path, port: str, index: int) -> None:
         if index == 0:  # its seal is of another step
             shutil.copytree(directory / "4", directory / "5")
         assert checkpoints.resume() == 4
-        assert len(checkpoints.news) == (index == 0), "of the processes one speaks"
+        assert len(checkpoints.notices) == (index == 0), "of the processes one speaks"
         like = {
             "w": jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=columns),
             "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
@@ -90,7 +90,7 @@ def read_otherwise(checkpoints: CheckpointManager, like: dict, index: int) -> No
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage, "read", wrong)
-        with pytest.raises(DeviceError, match=r"4 was read otherwise by process 1 than by others"):
+        with pytest.raises(DeviceError, match=r"4: process 1 read other values than were saved"):
             checkpoints.restore(4, like)
     assert checkpoints.restore(4, like)["step"] == 4, "it was left where it is"
 

@@ -224,9 +224,9 @@ def test_prepares_beside_the_first_compilation(tmp_path: Path):
     ("state", "about", "advice"),
     [
         ({}, {}, "no leaves"),
-        ({"lr": 0.1}, {}, "lr is 0.1: make it one (jnp.asarray)"),
+        ({"lr": 0.1}, {}, "lr is 0.1: convert it (jnp.asarray)"),
         ({"a/b": np.zeros(2), "a": {"b": np.zeros(3)}}, {}, "both called a/b"),
-        ({"x": np.zeros(2)}, {"loss": np.float32(1)}, "float(x) makes a number"),
+        ({"x": np.zeros(2)}, {"loss": np.float32(1)}, "float(x) converts an array"),
     ],
 )
 def test_refuses_what_cannot_be_stored(checkpoints: CheckpointManager, state, about, advice):

@@ -127,7 +127,7 @@ def test_a_leaf_that_changed_on_its_way_is_named_though_its_files_are_whole(tmp_
             with pytest.raises(CheckpointError) as refusal:
                 checkpoints.restore(2, ask)
             message = str(refusal.value)
-            assert "its files are whole, but b has the fingerprint" in message
+            assert "its files are valid, but b has the fingerprint" in message
             assert message.count("fingerprint") == 1, "a and c are as they were"
         assert checkpoints.resume() == 2
         with pytest.raises(CheckpointError, match=r"it was set aside as .*2\.damaged\. There are"):

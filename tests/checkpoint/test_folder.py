@@ -116,7 +116,7 @@ def test_a_missing_checkpoint_says_what_is_there(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"is empty. Train first"):
         layout.record(tmp_path, 3)
     layout.begin(tmp_path, 3)
-    with pytest.raises(CheckpointError, match=r"only 3.saving, which is not complete. Start"):
+    with pytest.raises(CheckpointError, match=r"only 3.saving, which is not complete. Restart"):
         layout.record(tmp_path, 3)
     write(tmp_path, 1, "one")
     write(tmp_path, 20, "twenty")
@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_says_so_and_what_to_do(tmp_path: Path, name: str, 
         layout.check(tmp_path, 2)
     message = str(refusal.value)
     assert message.startswith(f"checkpoint 2 is damaged: {name}: is ")
-    assert message.endswith("newest that is whole, and jtrain eval takes --step 1.")
+    assert message.endswith("newest valid one, and jtrain eval takes --step 1.")
     assert layout.steps(tmp_path) == [1]
     assert layout.set_aside(tmp_path, 2) == tmp_path / "2.damaged"
     layout.clear_leftovers(tmp_path)
@@ -181,7 +181,7 @@ def test_what_cannot_be_removed_is_told_and_goes_when_it_can(tmp_path: Path, mon
 
     state = {"x": jnp.int32(1)}
     with CheckpointManager(tmp_path, keep=1) as checkpoints:
-        checkpoints.tell.tell_by(told.append)
+        checkpoints.messages.send_to(told.append)
         checkpoints.prepare()
         checkpoints.save(1, state, {})
         checkpoints.wait()
@@ -198,7 +198,7 @@ def test_what_cannot_be_removed_is_told_and_goes_when_it_can(tmp_path: Path, mon
         assert len(told) == 3, "each once"
         place = tmp_path / "1.deleting"
         assert told[0].startswith(
-            f"{place} cannot be removed (Operation not permitted: {place}). Write permission is missing"
+            f"{place} cannot be removed (Operation not permitted: {place}). Write permission"
         )
         checkpoints.save(5, state, {})
         checkpoints.wait()
@@ -216,7 +216,7 @@ def test_a_checkpoint_that_cannot_be_renamed_stays_and_the_save_is_one(tmp_path:
 
     state = {"x": jnp.int32(1)}
     with CheckpointManager(tmp_path, keep=1) as checkpoints:
-        checkpoints.tell.tell_by(told.append)
+        checkpoints.messages.send_to(told.append)
         checkpoints.save(1, state, {})
         checkpoints.wait()
         with monkeypatch.context() as patch:
@@ -225,7 +225,7 @@ def test_a_checkpoint_that_cannot_be_renamed_stays_and_the_save_is_one(tmp_path:
             checkpoints.wait()
         assert checkpoints.steps() == [1, 2]
         (line,) = told
-        assert line.startswith("an older checkpoint stays: checkpoint 1 was to be deleted in ")
+        assert line.startswith("an older checkpoint stays: checkpoint 1 in ")
         assert "(Operation not permitted: " in line
         checkpoints.save(3, state, {})
         checkpoints.wait()

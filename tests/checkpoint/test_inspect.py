@@ -77,7 +77,8 @@ def test_a_tracker_that_fails_changes_nothing_but_a_line_in_the_log(home: Path, 
     assert asked.directory.metrics.read_bytes() == plain.directory.metrics.read_bytes()
     log = asked.directory.log.read_text()
     assert (
-        "tracker tensorboard could not be opened, training continues: ConnectionError: nobody" in log
+        "tracker tensorboard could not be opened, training continues: ConnectionError: nobody"
+        in log
     )
     assert "tracker tensorboard: 14 of 14 rows lost (ConnectionError: nobody there)" in log
 

@@ -30,15 +30,15 @@ def test_a_table_of_what_differs():
     with pytest.raises(CheckpointError) as refusal:
         leaf_table.check_same(pytree.describe(stored), here, "checkpoint 5")
     assert str(refusal.value).splitlines() == [
-        "checkpoint 5 holds another state: 5 leaves differ, of 5 here and 5 there.",
+        "checkpoint 5 holds another state: 5 leaves differ, of 5 expected and 5 stored.",
         "  leaf               expected         found            nearest",
         "  params/mlp/bias    float32[64]      float32[32]",
         "  params/mlp/kernal  float32[16, 64]  -                params/mlp/kernel",
         "  params/mlp/kernel  -                float32[16, 32]  params/mlp/kernal",
         "  rng                key<rbg>[]       key<fry>[]",
         "  step               float32[]        int32[]",
-        "Build the state from the config that is stored with the checkpoint, or start a new run "
-        "with this one (name=...).",
+        "Build the state from the config in the checkpoint, or start a new run with this "
+        "config (name=...).",
     ]
 
 

@@ -41,7 +41,7 @@ def test_a_second_writer_is_refused_in_a_second_and_a_dead_one_gives_way(tmp_pat
             process.kill()
     told = str(refusal.value)
     assert re.search(rf"process {process.pid} on \S+ writes there since \d{{4}}-", told)
-    assert f"end it (kill {process.pid})" in told
+    assert f"stop it (kill {process.pid})" in told
     assert "name=..." in told
     assert (tmp_path / lock.NAME).exists(), "it died with it"
     second.save(1, STATE, {})
@@ -62,7 +62,7 @@ def test_the_one_who_closes_gives_it_back(tmp_path: Path):
         with CheckpointManager(tmp_path) as checkpoints, CheckpointManager(tmp_path) as other:
             checkpoints.save(step, STATE, {})
             assert lock.holder(tmp_path)["pid"] == os.getpid()
-            with pytest.raises(CheckpointError, match="this process itself: close the") as refusal:
+            with pytest.raises(CheckpointError, match="this process itself: close its") as refusal:
                 other.prepare()
             assert f"process {os.getpid()} on" in str(refusal.value)
     assert lock.holder(tmp_path) == {}
@@ -88,7 +88,7 @@ def test_without_the_file_the_directory_is_held_yet(tmp_path: Path):
         finally:
             process.kill()
     assert f"process {process.pid} on" in str(refusal.value)
-    assert f"end it (kill {process.pid})" in str(refusal.value)
+    assert f"stop it (kill {process.pid})" in str(refusal.value)
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, STATE, {})
 
@@ -167,21 +167,21 @@ STATE = {"x": jnp.int32(1)}
 def test_what_a_process_left_at_its_very_end_is_removed(tmp_path):
     (tmp_path / lock.NAME).write_text('{"pid": 1}')
     (tmp_path / "3.saving").mkdir()
-    CheckpointManager(tmp_path).tidy()
+    CheckpointManager(tmp_path).remove_leftovers()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_of_one_who_writes_there_is_removed(tmp_path):
     with CheckpointManager(tmp_path) as writer:
-        writer.take()
+        writer.acquire()
         (tmp_path / "3.saving").mkdir()
-        CheckpointManager(tmp_path).tidy()
+        CheckpointManager(tmp_path).remove_leftovers()
         assert {path.name for path in tmp_path.iterdir()} == {lock.NAME, "3.saving"}
 
 
 # One that comes while a lock is dropped is told and goes no further.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("way", ["lock", "take", "close"])
+@pytest.mark.parametrize("way", ["lock", "acquire", "close"])
 def test_ctrl_c_at_any_moment_leaves_nothing_held(tmp_path: Path, way: str, monkeypatch):
     """Also where a notebook keeps the traceback, and with it all that the frames refer to."""
     kept: list[KeyboardInterrupt] = []
@@ -191,7 +191,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing_held(tmp_path: Path, way: str, monk
         place = tmp_path / str(moment)
         checkpoints = CheckpointManager(place, first=True)
         if way == "close":
-            checkpoints.take()
+            checkpoints.acquire()
         function = getattr(checkpoints, way, lambda place=place: lock.Lock(place))
         came = interrupted(function, moment, kept)
         checkpoints.close()

@@ -145,7 +145,7 @@ def test_what_a_store_refuses_is_told_and_copied_later(
         (line,) = told
         assert "checkpoint 2 is on this disk and was not copied" in line
         assert "AWS_ACCESS_KEY_ID" in line
-        with pytest.raises(SaveError, match=r"checkpoint 2 is whole in .* and is not in") as raised:
+        with pytest.raises(SaveError, match=r"checkpoint 2 is valid in .* and is not in") as raised:
             mirror.finish(2)
         assert raised.value.code == FAULT
     mirror.finish(2)
@@ -156,7 +156,7 @@ def test_who_began_last_copies_and_the_one_before_ends(objects: ObjectStore, sav
     first = mirror_of(objects, saved)
     first.copy(1)
     second = mirror_of(objects, saved)
-    with pytest.raises(TakenError, match=r"has taken it over since.*name=\.\.\.") as raised:
+    with pytest.raises(TakenError, match=r"has taken over the copies.*name=\.\.\.") as raised:
         first.copy(2)
     assert raised.value.code == FAULT
     second.copy(2)

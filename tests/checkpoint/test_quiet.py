@@ -45,7 +45,7 @@ def test_a_write_that_fails_is_told_in_a_line(tmp_path: Path):
     for step, line in enumerate(lines, 1):
         assert line.startswith(f"checkpoint {step} could not be written to {tmp_path}/kept: it ")
         assert line.endswith(
-            "raise the limit (ulimit -f), and run again: it goes on from the beginning."
+            "raise the limit (ulimit -f), and run again: it restarts from the beginning."
         )
 
 

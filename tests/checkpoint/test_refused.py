@@ -106,7 +106,7 @@ def test_where_what_follows_a_save_fails_the_save_is_not_called_lost(tmp_path: P
             f"checkpoint 36 is saved in {tmp_path}/checkpoints, and {tmp_path}/"
         )
         assert "run.json could not be written after it (PermissionError" in message
-        assert message.endswith("run again: it goes on from step 36.")
+        assert message.endswith("run again: it resumes from step 36.")
         assert checkpoints.steps() == [36]
 
 
@@ -115,7 +115,7 @@ def test_a_step_that_is_saved_again_in_vain_is_gone_on_from_as_it_was(tmp_path: 
         save(checkpoints, 1)
         with files_of_at_most(20_000), pytest.raises(SaveError) as refusal:
             save(checkpoints, 1)
-        assert str(refusal.value).endswith("it goes on from step 1, as it was saved before.")
+        assert str(refusal.value).endswith("it resumes from step 1, as it was saved before.")
 
 
 @pytest.mark.parametrize("arguments", [("--step", "1"), ("--damaged",)])
@@ -129,7 +129,7 @@ def test_ckpt_rm_says_what_the_system_refuses(arguments, tmp_path: Path, capfd):
     with permissions_hold():
         assert main(["ckpt", "rm", str(tmp_path), *arguments]) == 2
     err = capfd.readouterr().err
-    assert "was to be deleted" in err
+    assert "cannot be deleted" in err
     assert "the system refuses it (Permission denied: " in err
     assert "Write permission is missing: check the owner" in err
     assert "Traceback" not in err

@@ -93,7 +93,7 @@ def test_each_damaged_step_is_set_aside_in_a_line_and_the_newest_whole_one_taken
     (hurt / "2" / "state" / "manifest.ocdbt").write_bytes(b"")
     with CheckpointManager(hurt) as checkpoints:
         assert checkpoints.resume() == 1
-        assert [line.split(":")[0] for line in checkpoints.news] == [
+        assert [line.split(":")[0] for line in checkpoints.notices] == [
             f"checkpoint {step} is damaged and was set aside as {hurt / f'{step}.damaged'}"
             for step in (4, 3, 2)
         ]
@@ -131,7 +131,7 @@ def test_where_all_are_damaged_nothing_is_deleted(hurt: Path):
         (hurt / str(step) / "seal.json").write_text("{}")
     with CheckpointManager(hurt) as checkpoints:
         assert checkpoints.resume() is None
-        assert len(checkpoints.news) == 2
+        assert len(checkpoints.notices) == 2
     assert sorted(path.name for path in hurt.iterdir()) == ["1.damaged", "2.damaged"]
 
 
@@ -292,7 +292,7 @@ def test_what_is_no_checkpoint_is_set_aside_in_words_for_the_one_before_it(kind,
         with CheckpointManager(hurt) as checkpoints:
             assert checkpoints.resume() == 1
             aside = f"checkpoint 2 is damaged and was set aside as {hurt / '2.damaged'}: {fault}"
-            assert [line.startswith(aside) for line in checkpoints.news] == [True]
+            assert [line.startswith(aside) for line in checkpoints.notices] == [True]
             assert int(checkpoints.restore(1, like(whole[1]))["step"]) == 1
     if (hurt / "2.damaged").is_dir():
         (hurt / "2.damaged").chmod(0o700)
@@ -335,7 +335,7 @@ def test_a_checkpoint_under_another_name_is_named_and_not_gone_on_from(hurt: Pat
     assert directory_entries.strays(hurt) == [("2.bak", 2), ("copy of 1", 1)]
     with CheckpointManager(hurt) as checkpoints:
         assert checkpoints.resume() == 1
-    (line,) = checkpoints.news
+    (line,) = checkpoints.notices
     assert f"checkpoint 2 lies in {hurt} as 2.bak" in line
     source, target = line.rpartition(": mv ")[2].split()
     Path(source).rename(target)
@@ -352,10 +352,10 @@ def test_where_the_system_refuses_to_set_a_damaged_one_aside_what_to_type_is_tol
     else:
         pytest.skip("only root can make a folder whose entries may be read and not renamed")
     checkpoints = CheckpointManager(hurt)
-    checkpoints.take()
+    checkpoints.acquire()
     with permissions_hold(), pytest.raises(DamagedError) as refusal:
         checkpoints.resume()
-    assert "to be set aside as" in str(refusal.value)
+    assert "cannot be renamed to" in str(refusal.value)
     assert "refused (Operation not permitted)" in str(refusal.value)
     source, target = str(refusal.value).rpartition(": mv ")[2].split()
     Path(source).rename(target)

@@ -105,7 +105,7 @@ def test_a_write_that_fails_is_raised_by_wait(tmp_path: Path, capfd):
         message = str(refusal.value)
         assert "checkpoint 2 could not be written" in message
         assert "it takes 886 kB" in message
-        assert message.endswith("and run again: it goes on from step 1.")
+        assert message.endswith("and run again: it resumes from step 1.")
         assert len(message) < 700
         assert checkpoints.steps() == [1], "what failed is not listed"
         assert {p.name for p in tmp_path.iterdir()} == {"1", lock.NAME}, "its room is given back"

@@ -157,7 +157,7 @@ def test_the_table_says_what_was_loaded_left_and_missing(file):
     head, *rows = starting(asked, *weights).lines()
     assert head == (
         f"starts from {file}: 5 leaves loaded (344 numbers), 3 left alone, 1 missing, "
-        f"3 there not used"
+        f"3 in the source not used"
     )
     assert "  loaded      head  from transformer/lm_head/weight, transposed" in rows
     assert "  left alone  blocks/1/up/bias" in rows
@@ -180,7 +180,7 @@ def test_all_that_does_not_fit_is_told_at_once(file):
     with pytest.raises(CheckpointError) as error:
         starting(InitFrom(path=file, rename=RENAME, transpose=("head",)), params, ())
     told = str(error.value)
-    assert "was to give 8 leaves, and 5 do not fit" in told
+    assert "should give 8 leaves, and 5 do not fit" in told
     rows = [tuple(line.split("  ")) for line in told.splitlines()]
     rows = {tuple(cell.strip() for cell in row if cell.strip()) for row in rows}
     assert rows > {
@@ -195,7 +195,7 @@ def test_all_that_does_not_fit_is_told_at_once(file):
 
 
 def test_taking_nothing_at_all_is_refused_even_in_part(file):
-    with pytest.raises(CheckpointError, match="was to give 8 leaves, and 8 do not fit"):
+    with pytest.raises(CheckpointError, match="should give 8 leaves, and 8 do not fit"):
         starting(InitFrom(path=file, partial=True), PARAMS, ())
 
 

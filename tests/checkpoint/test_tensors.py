@@ -54,7 +54,7 @@ def test_an_index_joins_its_files(tmp_path):
     index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
     assert {name: array.shape for name, array in tensors(index).items()} == {"a": (3,), "b": (2,)}
     index.write_text(json.dumps({"weight_map": {**files, "c": "1.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"says that 1.safetensors has c, and it has not"):
+    with pytest.raises(CheckpointError, match=r"expects c in 1.safetensors, which lacks it"):
         tensors(index)
 
 
@@ -64,17 +64,17 @@ def _header(entry: dict) -> bytes:
 
 
 BROKEN = {
-    "empty": (b"", "no whole file of tensors: its header is to be 0 bytes, of 0"),
-    "no file of tensors": (b"PK\3\4" * 99, r"its header is to be \d+ bytes, of 388"),
+    "empty": (b"", "no complete file of tensors: its header should have 0 bytes, and 0 exist"),
+    "no file of tensors": (b"PK\3\4" * 99, r"its header should have \d+ bytes, and 388 exist"),
     "header that is no JSON": ((4).to_bytes(8, "little") + b"{{{{", "JSONDecodeError"),
-    "header of something else": (_header({"a": 1}), "of x its header says {'a': 1}"),
+    "header of something else": (_header({"a": 1}), "its header has {'a': 1} for x"),
     "cut off": (
         _header({"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}),
-        "x is to lie at 0 to 16 of 8 bytes",
+        "x does not fit at 0 to 16 of 8 bytes",
     ),
     "strange type": (
         _header({"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}),
-        "x is of the type F4; those that can be read are BOOL, .* Convert the file",
+        "x has the dtype F4; supported are BOOL, .* Convert the file",
     ),
 }
 

@@ -116,7 +116,7 @@ def test_rm_never_removes_the_last_whole_one_unless_forced(capfd):
     for step in (20, 30):
         code = 2 if step == 30 else 0
         text = told(capfd, "rm", "a", "--step", str(step), code=code)
-    assert "is the last one that is whole" in text
+    assert "is the last valid one" in text
     assert found(capfd, "rm", "a", "--step", "10")["bytes"] > 1000
     (advice,) = [part for part in text.split("jtrain ")[1:] if "--force" in part]
     assert main(advice.split()) == 0
@@ -173,7 +173,7 @@ def test_export_takes_nothing_from_a_damaged_one(capfd):
         (("lss", "a"), "did you mean ls?; write jtrain ckpt ls RUN"),
         (("ls", "aa"), "In runs/ there is a; did you mean a?"),
         (("show", "a", "--step", "last"), "write newest, best or a number"),
-        (("show", "a", "--step", "11"), "there are 10, 20, 30. Ask for one of these"),
+        (("show", "a", "--step", "11"), "there are 10, 20, 30. Name one of these"),
         (("rm", "a"), "Write --step N, or --damaged"),
         (("export", "a", "--out", "a.bin"), "Write --out a.safetensors"),
         (("show", "a", "--steps", "1"), "--step"),

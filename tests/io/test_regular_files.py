@@ -40,7 +40,7 @@ def test_what_is_no_file_is_refused_at_once_and_called_by_its_kind(
         elif kind == "socket":
             listener.bind("x")
         words = {"pipe": "a named pipe", "folder": "a directory"}.get(kind, f"a {kind}")
-        with pytest.raises(OSError, match=f"is {words}, and was to be a file"):
+        with pytest.raises(OSError, match=f"is {words}, and should be a file"):
             open_regular(path, mode)
 
 

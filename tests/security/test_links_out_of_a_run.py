@@ -152,7 +152,7 @@ def test_linked_checkpoints_are_read_by_their_own_name_alone(
 ):
     link("checkpoints", outside)
     assert main(["ckpt", "ls", "quick"]) == 2
-    assert "name their own place; otherwise remove the link: rm " in capsys.readouterr().err
+    assert "name their real path; otherwise remove the link: rm " in capsys.readouterr().err
     assert main(["ckpt", "ls", str(outside / "checkpoints")]) == 0
 
 

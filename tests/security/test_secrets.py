@@ -46,7 +46,7 @@ def test_secrets_are_not_seen_where_there_are_none(text):
 def test_secrets_in_what_a_run_writes_are_hidden(case, tmp_path: Path):
     there, lines = RunDir(tmp_path / "run"), []
     there.path.mkdir()
-    there.say("failed", why=case.text, argv=["jtrain", "run", "x.yaml", case.text])
+    there.write_status("failed", why=case.text, argv=["jtrain", "run", "x.yaml", case.text])
     LogLines(there.log, screen=lines.append).print(case.text)
     written = there.status.read_text() + there.log.read_text() + "".join(lines)
     assert json.loads(there.status.read_text())["argv"][:3] == ["jtrain", "run", "x.yaml"]
@@ -95,9 +95,9 @@ def test_the_config_of_a_run_has_no_secret_and_the_run_goes_on_all_the_same(tmp_
     assert config.model.title == secret, "the run itself has it"
     there = RunDir(tmp_path / "run")
     there.begin(config)
-    there.say("running", step=1)
+    there.write_status("running", step=1)
     assert "hunter2" not in there.config.read_text() + dump(to_plain(config))
-    assert there.refuse_another(config, "") == []
+    assert there.check_config(config, "") == []
 
 
 def test_what_is_shown_and_told_on_the_command_line_has_no_secret(tmp_path, monkeypatch, capsys):

@@ -139,7 +139,7 @@ def test_what_is_wrong_is_told_before_anything_is_trained(capfd):
     assert "init_from.path=frist is no run with a checkpoint" in told
     assert "did you mean first?" in told
     told = refused(capfd, f"{FROM}=first", "model.width=9")
-    assert "was to give 3 leaves, and 3 do not fit what is in runs/first/checkpoints/4" in told
+    assert "should give 3 leaves, and 3 do not fit the source runs/first/checkpoints/4" in told
     assert "float32[2, 9]" in told
     assert "float32[2, 8]" in told
     assert "'dwn', which matches none of the 3 leaves of this model. Nearest: down" in refused(

@@ -176,7 +176,7 @@ def test_a_directory_that_goes_is_told_and_no_other_takes_its_place(how: str, ca
         if how == "replaced":
             RUN.mkdir()
 
-    words = "A directory was moved or removed: .* goes on from the newest in it"
+    words = "A directory was moved or removed: .* resumes from the newest in it"
     with pytest.raises(SaveError, match=words) as error:
         jt.run(config_of(CONFIG, SHORT), hooks=[At(4, act)])
     assert error.value.code == 70
@@ -196,7 +196,7 @@ def test_what_says_what_the_run_is_is_written_again(name: str):
     assert (outcome.status, outcome.step) == ("failed", 12)
     assert f"{name} was removed" in outcome.lost[0]
     assert again().status == "done"
-    assert outcome.directory.stands().keys() - {"lost"} == calm.directory.stands().keys()
+    assert outcome.directory.facts().keys() - {"lost"} == calm.directory.facts().keys()
     assert config_of(outcome.directory.config) == config_of(CONFIG, SHORT)
 
 

@@ -336,7 +336,7 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_again_and_ends_the_run(mon
     assert len(saves) == 3
     log = Path("runs/quick/log.txt").read_text()
     assert log.count("could not be written") == 3
-    assert log.count("Training goes on: the next") == 2
+    assert log.count("Training continues: the next") == 2
     assert "checkpoint 20 could not be written" in log
     assert "ended by an error: SaveError: " in log.splitlines()[-1]
     said = stands_of("runs/quick")
@@ -430,7 +430,7 @@ def test_a_checkpoint_whose_leaves_are_not_what_was_saved_gives_way_in_the_same_
     outcome = trained(CONFIG)
     assert (outcome.directory.checkpoints / "7.damaged").is_dir()
     assert kept(outcome) == unbroken()
-    assert "checkpoint 7 is damaged: its files are whole" in outcome.directory.log.read_text()
+    assert "checkpoint 7 is damaged: its files are valid" in outcome.directory.log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -571,7 +571,7 @@ def test_a_copy_of_a_run_goes_on_under_its_own_name(unbroken):
     assert str(outcome.directory.path) == "runs/copy"
     assert "name: quick -> copy" in outcome.directory.log.read_text().splitlines()
     assert kept(outcome) == unbroken()
-    assert there.stands()["step"] == 5, "where it was copied from nothing has changed"
+    assert there.facts()["step"] == 5, "where it was copied from nothing has changed"
     assert trained("runs/copy/config.yaml").why == "it was finished before"
 
 

@@ -368,7 +368,7 @@ def test_a_copy_is_another_run_from_where_it_was_copied(whole, capfd):
     assert (
         "runs/copy was copied or moved from runs/quick: it is a run of its own from now on" in log
     )
-    assert f"another run ({original} from then on)" not in log, "the copy was made before step 12"
+    assert f"another run ({original} after the copy)" not in log, "the copy was made before step 12"
     copy = said(Path("runs/copy"))
     assert copy["id"] != original
     assert copy["ancestors"] == {original: 12}
@@ -389,7 +389,7 @@ def test_what_the_original_saves_after_the_copy_is_foreign_to_the_copy(whole):
     shutil.copytree(CHECKPOINTS / "12", "runs/copy/checkpoints/12")
     outcome = trained(CONFIG, *settings)
     log = outcome.directory.log.read_text()
-    assert f"is a checkpoint of another run ({said()['id']} from then on), and this run" in log
+    assert f"is a checkpoint of another run ({said()['id']} after the copy), and this run" in log
     assert "goes on from step 8 of 12" in log
     assert kept(outcome) == whole
 
