@@ -41,8 +41,8 @@ def main(argv: Sequence[str]) -> int:
     for note in resolved.notes:
         print(note, file=sys.stderr)
     case = subject_of(resolved.config, args.rows, draws=not args.without_draws)
-    report = check(case, most=args.devices, tell=_log)
-    print(json.dumps({"config": path, **report.plain()}) if args.json else report.told())
+    report = check(case, most=args.devices, log=_log)
+    print(json.dumps({"config": path, **report.plain()}) if args.json else report.describe())
     return 0 if report.ok else FAULT
 
 
@@ -80,14 +80,14 @@ def subject_of(config: "RunConfig", rows: int, *, draws: bool = True) -> "LossCa
         _add_noise(jax.device_get(state.params)),
         batch,
         extra=jax.device_get(state.extra),
-        optimizer=x.optimizer,
+        optimizer=x.transformation,
         couples=x.couples,
         dims=x.dims,
         seed=config.seed,
         draws=draws,
         compute=config.precision.compute,
-        further=more_batches,
-        said=description,
+        more_batches=more_batches,
+        source=description,
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks that users can run on their own loss: `jt.testing.assert_invariant`."""
+"""Checks for users' own losses: `jt.testing.assert_invariant`."""
 
 from jtrain.testing.case import placed as placed
 from jtrain.testing.case import subject as subject

@@ -1,4 +1,4 @@
-"""What is checked: a loss, where it starts, a batch, and who takes the steps."""
+"""The case under test: a loss with its parameters, batch and optimizer."""
 
 import dataclasses
 import functools
@@ -23,39 +23,39 @@ from jtrain.testing.splits import taken
 from jtrain.testing.watch import SideEffects
 
 Loss: TypeAlias = LossFn | Stateful
-# What `jtrain.make_step` is: (loss, optimizer, *, microbatches, couples, psum, ragged, lay, ...).
+# A function like `jtrain.make_step`: (loss, optimizer, *, microbatches, couples, psum, ...).
 MakeStep: TypeAlias = Callable[..., StepFn]
 
 
 @dataclasses.dataclass(frozen=True)
 class PlacedLoss:
-    """A loss that is another under each placement: `build(place)` gives it."""
+    """A loss that depends on the placement: `build(placement)` returns it."""
 
     build: Callable[[Placement], Loss]
 
 
 def placed(build: Callable[[Placement], Loss]) -> PlacedLoss:
-    """Marks a function from a placement to a loss, where the model says what its arrays are."""
+    """Mark a function from a placement to a loss, for models that constrain their own arrays."""
     return PlacedLoss(build)
 
 
 class TracedLoss(NamedTuple):
-    """A loss as a program."""
+    """The jaxpr of a loss, with the origin of each input."""
 
-    program: Any  # of `jax.make_jaxpr`
+    program: Any  # closed jaxpr
     inputs: Sequence[tuple[int, Any]]
-    """Of each input the argument that it is of (params, extra, batch, rng), and its path in it."""
+    """For each input its argument (params 0, extra 1, batch 2, rng 3) and its path in it."""
     returned: LossOutput
-    """Shapes in the place of arrays."""
+    """The output of the loss, with shapes instead of arrays."""
 
     def leaves_of_batch(self) -> list[str | None]:
-        """Return the name of each input that is a leaf of the batch; None for others."""
+        """Return for each input its name in the batch; None for other inputs."""
         return [path[0].key if argument == 2 else None for argument, path in self.inputs]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LossCase:
-    """A loss and all that a step of it takes."""
+    """A loss with everything that a training step of it needs."""
 
     loss: PlacedLoss
     params: Params
@@ -66,116 +66,116 @@ class LossCase:
     couples: Couples = "nothing"
     dims: Mapping[str, Dims] = dataclasses.field(default_factory=dict)
     seed: int = 0
-    masks: str = ""  # why no row of its batches may be hidden; empty: any may be
-    compute: Any = (
-        None  # the narrow type that it is to be computed in; None: that of its parameters
-    )
-    ragged: bool = True  # whether a mask may hide rows of its batches
-    draws: bool = True  # whether what it draws is compared, too
-    halves: str = ""  # what it raises for half of the rows; empty: it takes them
-    # Further batches, of which only the whole numbers that index something are looked at.
-    further: Callable[[], Iterable[Batch]] = tuple
-    watch: SideEffects = dataclasses.field(default_factory=SideEffects)
-    said: str = ""  # where it is from
+    mask_error: str = ""  # why masks may not hide rows; empty: they may
+    compute: Any = None  # the narrow type to compute the loss in; None: the parameters' type
+    ragged: bool = True  # whether a mask may hide rows
+    draws: bool = True  # whether random draws are compared
+    half_error: str = ""  # the error for half of the rows; empty: the loss takes them
+    # More batches; only their integer indices are checked.
+    more_batches: Callable[[], Iterable[Batch]] = tuple
+    side_effects: SideEffects = dataclasses.field(default_factory=SideEffects)
+    source: str = ""  # a description of the config or file
 
     @property
     def rows(self) -> int:
-        """How many the batch has."""
+        """Number of rows of the batch."""
         return len(self.batch["mask"])
 
     @property
-    def few(self) -> Batch:
-        """Half of its rows, or all where the loss takes no fewer."""
-        return self.batch if self.halves else taken(self.batch, np.arange(self.rows // 2))
+    def half_batch(self) -> Batch:
+        """The first half of the rows; all rows if the loss takes no fewer."""
+        return self.batch if self.half_error else taken(self.batch, np.arange(self.rows // 2))
 
     @property
     def key(self) -> Key:
-        """Of the run: a step folds its number in."""
+        """Key of the run; each step folds in its number."""
         return jax.random.key(self.seed)
 
     @property
     def step_key(self) -> Key:
-        """What the first step draws from."""
+        """Key of the first step."""
         return jax.random.fold_in(self.key, 0)
 
-    def alone(self) -> Loss:
-        """Return the loss on one device, the same each time."""
+    def unplaced_loss(self) -> Loss:
+        """Return the loss for one device, the same object each time."""
         return self.loss.build(Unplaced())
 
     def terms(self) -> Callable[..., LossOutput]:
-        """Return `(params, extra, batch, rng) -> LossOutput`, its trace with the lines of the loss.
+        """Return `(params, extra, batch, rng) -> LossOutput`, traced with the lines of the loss.
 
-        It is another function object each time: of one and the same JAX keeps the first trace.
+        Each call returns a new function object, because JAX caches traces by function object.
         """
-        terms = inspect.unwrap(normalize_loss(self.alone(), ragged=not self.masks))
-        return lambda *given: terms(*given)
+        terms = inspect.unwrap(normalize_loss(self.unplaced_loss(), ragged=not self.mask_error))
+        return lambda *args: terms(*args)
 
     def traced(self) -> TracedLoss:
-        """Trace the loss anew, as it trains on one device."""
-        given = self.params, self.extra, dict(self.batch), self.step_key
-        program, returned = jax.make_jaxpr(self.terms(), return_shape=True)(*given)
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(given)]
+        """Trace the loss again, as in training on one device."""
+        args = self.params, self.extra, dict(self.batch), self.step_key
+        program, returned = jax.make_jaxpr(self.terms(), return_shape=True)(*args)
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
         return TracedLoss(program, [(path[0].idx, path[1:]) for path in paths], returned)
 
     @functools.cached_property
     def trace(self) -> TracedLoss:
-        """The trace of the loss, made once."""
+        """Cached trace of the loss."""
         return self.traced()
 
     @functools.cached_property
     def trace_of_half(self) -> TracedLoss:
-        """The same for half of the rows."""
-        return dataclasses.replace(self, batch=self.few).traced()
+        """Cached trace of the loss for half of the rows."""
+        return dataclasses.replace(self, batch=self.half_batch).traced()
 
 
 def subject(loss: Loss | PlacedLoss, params: Params, batch: Batch, **rest: Any) -> LossCase:
-    """What is checked, its batch cut to an even number of rows.
+    """Build a case, with the batch cut to an even number of rows.
 
     Raises:
-        LossError: if the loss keeps no contract, or the batch has one row.
-        CodeError: if the loss cannot be traced, with its lines.
+        LossError: if the loss breaks its contract, or the batch has one row.
+        CodeError: if the loss cannot be traced; the message has its lines.
     """
-    whole = {name: _canonical(array) for name, array in with_rows(batch).items()}
-    rows = len(whole["mask"])
+    full = {name: _canonical(array) for name, array in with_rows(batch).items()}
+    rows = len(full["mask"])
     if rows < 2:
         raise LossError(
             "a check splits the rows of a batch, and this batch has 1. Give at least 2, better 8: "
             "assert_invariant(loss, params, batch of 8 rows), or batch=8 of a config."
         )
-    if not whole["mask"].any():
+    if not full["mask"].any():
         raise LossError(
-            "the mask hides all rows of the batch, so that there is nothing to compare. Give a "
-            "batch with rows that count."
+            "the mask hides all rows of the batch, so there is nothing to compare. Give a batch "
+            "with unmasked rows."
         )
-    even = {name: array[: rows // 2 * 2] for name, array in whole.items()}
-    watch = SideEffects()
+    even_batch = {name: array[: rows // 2 * 2] for name, array in full.items()}
+    effects = SideEffects()
     build = loss.build if isinstance(loss, PlacedLoss) else lambda place: loss
-    watched = _kept_alone(lambda place: watch.over(build(place)))
-    made = LossCase(loss=PlacedLoss(watched), params=params, batch=even, watch=watch, **rest)
-    refuse_nothing_to_learn(made.params)
-    masks = _refused(made)
-    terms, given = normalize_loss(made.alone(), ragged=not masks), (made.extra, even, made.step_key)
-    halves = fails_on_half(terms, made.params, *given)
-    return dataclasses.replace(made, masks=masks, halves=halves)
+    recorded = _cache_unplaced(lambda place: effects.record(build(place)))
+    case = LossCase(
+        loss=PlacedLoss(recorded), params=params, batch=even_batch, side_effects=effects, **rest
+    )
+    refuse_nothing_to_learn(case.params)
+    mask_error = _mask_refusal(case)
+    terms = normalize_loss(case.unplaced_loss(), ragged=not mask_error)
+    half_error = fails_on_half(terms, case.params, case.extra, even_batch, case.step_key)
+    return dataclasses.replace(case, mask_error=mask_error, half_error=half_error)
 
 
-def _kept_alone(build: Callable[[Placement], Loss]) -> Callable[[Placement], Loss]:
-    """`build`, which builds once for one device, so that what was traced once stays known."""
-    alone = functools.cache(build)
-    return lambda place: alone(place) if type(place) is Unplaced else build(place)
+def _cache_unplaced(build: Callable[[Placement], Loss]) -> Callable[[Placement], Loss]:
+    """Cache the loss that `build` returns for one device, so that JAX reuses its trace."""
+    cached = functools.cache(build)
+    return lambda place: cached(place) if type(place) is Unplaced else build(place)
 
 
 def _canonical(array: Any) -> np.ndarray:
-    """The array as JAX takes it: whole numbers of 64 bits as int32, floats as float32."""
+    """Convert the array as JAX does: 64-bit integers to int32, floats to float32."""
     array = np.asarray(array)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
 
 
 def refuse_nothing_to_learn(params: Params) -> None:
-    """Checks that there are parameters, all with a gradient.
+    """Raise unless there are parameters and all have a floating-point type.
 
     Raises:
-        LossError: naming one that has none.
+        LossError: naming the type that has no gradient.
     """
     leaves = jax.tree.leaves(params)
     if not leaves:
@@ -188,18 +188,18 @@ def refuse_nothing_to_learn(params: Params) -> None:
             )
 
 
-def _refused(made: LossCase) -> str:
-    """Why the loss takes no batch with hidden rows; empty if it does."""
-    loss = made.alone()
+def _mask_refusal(case: LossCase) -> str:
+    """Return why the loss takes no batch with hidden rows; empty if it does."""
+    loss = case.unplaced_loss()
 
     def trace(ragged: bool) -> None:
         terms = normalize_loss(loss, ragged=ragged)
-        of = lambda params: terms(params, made.extra, made.batch, made.step_key)
-        check_weights(of, made.params)
+        output = lambda params: terms(params, case.extra, case.batch, case.step_key)
+        check_weights(output, case.params)
 
     trace(False)
-    if not made.ragged:
-        return "no mask is to hide a row of its batches (ragged=False)."
+    if not case.ragged:
+        return "masks may not hide rows of its batches (ragged=False)."
     try:
         trace(True)
     except LossError as error:

@@ -1,10 +1,10 @@
-"""The cause of a difference: a name, and a sentence for the person who wrote the loss."""
+"""The cause of a difference: a name, and a sentence for the author of the loss."""
 
 from typing import NamedTuple
 
 
 class Cause(NamedTuple):
-    """A name, a sentence, and whether it is a fault or only to be known."""
+    """A cause with its explanation; `fault` is False if the cause is reported as no error."""
 
     name: str
     why: str

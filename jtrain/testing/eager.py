@@ -1,4 +1,4 @@
-"""A loss without `jit`, one operation after the other."""
+"""Comparison of a loss without `jit` with the compiled loss."""
 
 import jax
 
@@ -12,48 +12,48 @@ from jtrain.testing.row_sums import CompiledRowSums, added
 from jtrain.testing.trials import Trials
 from jtrain.testing.verdict import SINGLE, is_finite
 
-# How many times further from float64 than the compiled loss an eager one may round: it stores what
-# fusions keep, and sums in another order.
+# An eager loss may be so many times further from float64 than the compiled one: it stores what
+# fusions keep in registers, and sums in another order.
 TIMES = 8
 
 
 def eager(single: Trials, double: Trials) -> Comparison:
-    """The loss of half of the rows, not compiled, against the compiled one.
+    """Compare the eager loss of half of the rows with the compiled one.
 
-    Half, for so many rows are compiled for other comparisons, too. Where they differ by more than
-    float32 should, both are measured from float64.
+    Half, because other comparisons compile for the same number of rows. If both differ by more
+    than float32's tolerance, each is compared with float64.
     """
-    of, rows = single.of, single.rows
-    batch = of.few
-    here, there = _eager(rows, batch), _compiled(rows, batch)
-    near = distances(here, there)
-    if near.largest <= SINGLE:
-        return Comparison("eager", "ok", near)
+    case, rows = single.case, single.rows
+    batch = case.half_batch
+    eager_result, compiled = _eager(rows, batch), _compiled(rows, batch)
+    off = distances(eager_result, compiled)
+    if off.largest <= SINGLE:
+        return Comparison("eager", "ok", off)
     exact = if_seen(lambda: _compiled(double.rows, batch))
-    if exact is not None and is_finite(here) == is_finite(there):
-        allowed = max(SINGLE, TIMES * distances(there, exact).largest)
-        if distances(here, exact).largest <= allowed:
-            return Comparison("eager", "rounding", near)
-    cause = cause_of_impurity(of) or _cause(rows, batch)
-    return Comparison("eager", "FAILS", near, None, cause.why, cause.name)
+    if exact is not None and is_finite(eager_result) == is_finite(compiled):
+        allowed = max(SINGLE, TIMES * distances(compiled, exact).largest)
+        if distances(eager_result, exact).largest <= allowed:
+            return Comparison("eager", "rounding", off)
+    cause = cause_of_impurity(case) or _cause(rows, batch)
+    return Comparison("eager", "FAILS", off, None, cause.why, cause.name)
 
 
 def _cause(rows: CompiledRowSums, batch: Batch) -> Cause:
-    """Why both differ."""
+    """Return why the eager and the compiled loss differ."""
     first, second = _eager(rows, batch), _eager(rows, batch)
     if distances(first, second).largest > 0:
         return NOT_A_FUNCTION
     return Cause(
         "another program under jit",
-        "the loss computes something else where it is traced: Python that asks for the values of "
-        "arrays, or for whether they are traced.",
+        "the loss computes something else when it is traced: Python code that depends on the "
+        "values of arrays, or on whether they are traced.",
     )
 
 
 def _eager(rows: CompiledRowSums, batch: Batch) -> StepResult:
     with jax.disable_jit():
-        return _compiled(rows.anew(), batch)
+        return _compiled(rows.uncompiled(), batch)
 
 
 def _compiled(rows: CompiledRowSums, batch: Batch) -> StepResult:
-    return added([rows(batch)], rows.subject)
+    return added([rows(batch)], rows.case)

@@ -1,4 +1,4 @@
-"""A step that was split, with all that a diagnosis may ask for."""
+"""A failed step under a split, with everything that a diagnosis needs."""
 
 import dataclasses
 import math
@@ -9,31 +9,38 @@ from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
 from jtrain.testing.result import StepResult
 
-MATCH = 1e-4  # of an explanation: far above rounding, far below what it explains
+MATCH = 1e-4  # relative tolerance of an explanation: above rounding, below the difference
 
 
 @dataclasses.dataclass(frozen=True)
 class FailedSplit:
-    """A result under a split, what it should be, and what the parts give each for itself."""
+    """The result of a step under a split, the expected result, and experiments on the step."""
 
-    of: LossCase
+    case: LossCase
     batch: Batch
-    got: StepResult
-    want: StepResult
-    start: dict  # the state before, as of a Result
-    parts: Sequence[Batch]  # as the step split them; one where it did not
+    actual: StepResult
+    expected: StepResult
+    start: dict  # the state before the step, as in StepResult
+    parts: Sequence[Batch]  # as the step split the batch; one if it did not
     noun: str  # microbatch, device
     tolerance: float
-    undrawn: Callable[[], float]  # how far both are apart where nothing is drawn
-    times: Callable[[float], tuple[StepResult, StepResult]]  # both, of the loss times a number
-    timed: Callable[[], Cause | None]  # what is wrong along a sequence that is split
+    distance_without_draws: Callable[[], float]  # distance of both results with all draws fixed
+    scale_loss: Callable[
+        [float], tuple[StepResult, StepResult]
+    ]  # both results, for the loss times a factor
+    explain_time: Callable[[], Cause | None]  # the fault along a split sequence
 
     @property
     def count(self) -> int:
-        """Of parts."""
+        """Number of parts."""
         return len(self.parts)
 
+    @property
+    def nouns(self) -> str:
+        """Plural of the noun."""
+        return "microbatches" if self.noun == "microbatch" else f"{self.noun}s"
 
-def is_near(got: float, value: float | int) -> bool:
-    """Whether a number is what an explanation gives."""
-    return bool(math.isfinite(value) and abs(got - value) <= MATCH * max(abs(value), 1e-12))
+
+def is_near(actual: float, value: float | int) -> bool:
+    """Return whether a number agrees with the one that an explanation predicts."""
+    return bool(math.isfinite(value) and abs(actual - value) <= MATCH * max(abs(value), 1e-12))

@@ -1,4 +1,4 @@
-"""Losses that take one number of rows and no other."""
+"""Losses that accept only one number of rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +12,12 @@ from jtrain.testing.cause import Cause
 from jtrain.testing.splits import taken
 
 
-def fails_on_half(terms: Callable[..., Any], *given: Any) -> str:
-    """Return what `terms(params, extra, batch, rng)` raises for half of the rows; empty if nothing.
+def fails_on_half(terms: Callable[..., Any], *args: Any) -> str:
+    """Return the error of `terms(params, extra, batch, rng)` for half of the rows; empty if none.
 
-    `given` are its arguments for the whole batch.
+    `args` are the arguments for the full batch.
     """
-    params, extra, batch, rng = given
+    params, extra, batch, rng = args
     half = taken(batch, np.arange(len(batch["mask"]) // 2))
     try:
         jax.eval_shape(terms, params, extra, half, rng)
@@ -29,14 +29,14 @@ def fails_on_half(terms: Callable[..., Any], *given: Any) -> str:
 
 
 def is_of_the_loss(error: Exception) -> bool:
-    """Return whether an error was raised by lines of the loss, and is none of our own refusals."""
+    """Return whether an error comes from code of the loss and not from jtrain's own checks."""
     if isinstance(error, UserError):
         return isinstance(error, CodeError)
     return raised_at(error) is not None
 
 
 def raised_in(error: Exception) -> str:
-    """Return what was raised, where in the loss, and its first line."""
+    """Return the type of an error, its line in the loss and the first line of its message."""
     if isinstance(error, CodeError) and isinstance(error.__context__, Exception):
         error = error.__context__
     at, line = raised_at(error), (str(error) or repr(error)).strip().partition("\n")[0]
@@ -45,10 +45,10 @@ def raised_in(error: Exception) -> str:
 
 
 def fixed_rows(rows: int, fewer: int, raised: str) -> Cause:
-    """Return the cause of a loss that takes `rows` rows and raises for fewer."""
+    """Return the cause of a failure in a loss that takes `rows` rows and raises for fewer."""
     return Cause(
         "fixed number of rows",
         f"the loss takes the {rows} rows of this batch and not {fewer} of them ({raised}): a "
-        f"number of rows is written into it. A microbatch and a device have fewer. Take it from "
-        f"the array, `x.shape[0]`, or let reshape find it, `x.reshape(-1, ...)`.",
+        f"number of rows is written into it. A microbatch and a device have fewer rows. Take the "
+        f"number from the array, `x.shape[0]`, or let reshape infer it, `x.reshape(-1, ...)`.",
     )

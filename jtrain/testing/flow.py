@@ -1,7 +1,7 @@
-"""How values of different rows come together in a loss, read off its trace. Nothing is run.
+"""Row flow: the operations that combine values of different rows, from the trace of a loss alone.
 
-A loss is traced for two numbers of rows. A dim that is longer in one trace than in the other is one
-of rows, and for every value it is followed what was done to rows on the way to it.
+A loss is traced for two numbers of rows. A dim whose size differs between the traces is a dim of
+rows. For every value the walk collects what was done to the rows that it was computed from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from jtrain.core.jaxpr import inner_jaxprs
 from jtrain.testing.float64 import CALLS, COUNTING
 from jtrain.testing.where import CallStack
 
-# They give each element a place among the others of a dim.
+# Operations that rank the elements along a dim.
 RANKS = {"sort", "top_k", "approx_top_k", "argmax", "argmin", "cumsum", "cummax", "cummin"}
-# They put rows in the place of others.
+# Operations that move rows.
 MOVES = {"rev", "gather", "dynamic_slice", "slice", "concatenate", "pad", "dynamic_update_slice"}
-# Sums, and what of a sum is a sum again.
+# Sums, and operations on a sum whose result is a sum.
 SUMS = {"reduce_sum", "dot_general", "slice", "gather", "dynamic_slice", "squeeze"}
 LINEAR = {
     *("add", "sub", "neg", "add_any", "convert_element_type", "reshape", "broadcast_in_dim"),
@@ -33,18 +33,18 @@ DECISIONS = {*COMPARISONS, "max", "min", "clamp", "sign", "floor", "ceil", "roun
 
 
 class RowCoupling(NamedTuple):
-    """An operation by which values of different rows come together."""
+    """An operation that combines values of different rows."""
 
     operation: str
     line: str = ""
-    """`losses.py:12`; empty where it is not known."""
+    """`losses.py:12`; empty if unknown."""
     contents: bool = True
-    """Whether what comes together was computed from more of a row than `row` and `mask`."""
+    """True if the values were computed from more of a row than `row` and `mask`."""
     dtype: str = ""
 
     @property
-    def told(self) -> str:
-        """In words."""
+    def description(self) -> str:
+        """The operation and its line, for messages."""
         return f"{self.operation} over rows{f' at {self.line}' if self.line else ''}"
 
 
@@ -52,34 +52,33 @@ Facts = Mapping[str, RowCoupling]
 
 
 class RowFlow(NamedTuple):
-    """What was done to the rows that a value was computed from.
+    """Facts about the rows that a value was computed from.
 
-    The facts, each the first operation of its kind:
+    The kinds of facts, each with the first operation of its kind:
 
-    - `reduced`: the value holds a sum, or another reduction, over rows.
-    - `meets`: what was reduced went back to rows.
-    - `paired`: each row was put beside each other one.
-    - `ranked`: rows were ranked among each other.
-    - `moved`: rows were put in the place of others.
-    - `function`: the value is no linear function of what was reduced.
-    - `branch`: it was decided by what was reduced.
-    - `narrow`: what was reduced was held in a float of 16 bits.
-    - `whole`: rows were summed in whole numbers that are more than flags.
-
-    - `mixed`: which rows were put where was drawn.
+    - `reduced`: the value contains a sum, or another reduction, over rows.
+    - `meets`: a reduced value was broadcast back to rows.
+    - `paired`: each row was combined with each other row.
+    - `ranked`: rows were ranked against each other.
+    - `moved`: rows were moved to other positions.
+    - `function`: the value is a nonlinear function of a reduced value.
+    - `branch`: a reduced value decided a branch.
+    - `narrow`: rows were reduced in a 16-bit float.
+    - `whole`: rows were summed in integers that are more than flags.
+    - `mixed`: random draws decided where rows were moved.
     """
 
     contents: bool = False
-    """Whether it was computed from more of a row than its number and its mask."""
+    """True if the value was computed from more of a row than `row` and `mask`."""
     drawn: bool = False
-    """Whether it was computed from the key."""
+    """True if the value was computed from the key."""
     flag: bool = False
-    """Whether it is 0 or 1."""
+    """True if the value is 0 or 1."""
     facts: Facts = MappingProxyType({})
 
 
 class DifferentError(Exception):
-    """The two traces are not the same program."""
+    """Two traces that are not the same program."""
 
 
 def flows(large: Any, small: Any, inputs: Sequence[RowFlow]) -> list[RowFlow]:
@@ -87,180 +86,185 @@ def flows(large: Any, small: Any, inputs: Sequence[RowFlow]) -> list[RowFlow]:
 
     Args:
         large: the program, traced for some rows.
-        small: the same for fewer.
-        inputs: of each of its inputs, without a fact yet.
+        small: the program, traced for fewer rows.
+        inputs: the flow of each input, without facts.
 
     Raises:
-        DifferentError: if the two are not the same but for sizes.
+        DifferentError: if the programs differ in more than sizes.
     """
     large, small = _jaxpr(large), _jaxpr(small)
     flags = [getattr(atom.aval, "dtype", None) == jnp.bool for atom in large.invars]
-    given = [flow._replace(flag=flag) for flow, flag in zip(inputs, flags, strict=True)]
-    return _Walk().program(large, small, given)
+    flows_in = [flow._replace(flag=flag) for flow, flag in zip(inputs, flags, strict=True)]
+    return _Walk().program(large, small, flows_in)
 
 
 class _Walk:
-    """Goes along two traces of one program at once."""
+    """A simultaneous walk over two traces of one program."""
 
     def __init__(self) -> None:
         self._where = CallStack()
 
     def program(self, large: Any, small: Any, inputs: Sequence[RowFlow]) -> list[RowFlow]:
-        """The flow of each output."""
+        """Return the flow of each output."""
         if len(large.eqns) != len(small.eqns) or len(large.invars) != len(inputs):
             raise DifferentError
-        known = dict(zip(large.invars, inputs, strict=True))
+        flow_of = dict(zip(large.invars, inputs, strict=True))
 
         def read(atom: Any) -> RowFlow:
-            return RowFlow() if hasattr(atom, "val") else known.get(atom, RowFlow())
+            return RowFlow() if hasattr(atom, "val") else flow_of.get(atom, RowFlow())
 
         for one, other in zip(large.eqns, small.eqns, strict=True):
             if one.primitive.name != other.primitive.name:
                 raise DifferentError
             found = self._equation(one, other, [read(atom) for atom in one.invars])
-            known |= zip(one.outvars, found, strict=True)
+            flow_of |= zip(one.outvars, found, strict=True)
         return [read(atom) for atom in large.outvars]
 
-    def _equation(self, one: Any, other: Any, given: Sequence[RowFlow]) -> Sequence[RowFlow]:
+    def _equation(self, one: Any, other: Any, flows_in: Sequence[RowFlow]) -> Sequence[RowFlow]:
         name = one.primitive.name
         if name in CALLS:
             with self._where.inside(one):
-                return self.program(inner_jaxprs(one)[0], inner_jaxprs(other)[0], given)
+                return self.program(inner_jaxprs(one)[0], inner_jaxprs(other)[0], flows_in)
         special = {"scan": self._scan, "while": self._while, "cond": self._cond}
-        return special.get(name, self._primitive)(one, other, given)
+        return special.get(name, self._primitive)(one, other, flows_in)
 
-    def _primitive(self, one: Any, other: Any, given: Sequence[RowFlow]) -> list[RowFlow]:
+    def _primitive(self, one: Any, other: Any, flows_in: Sequence[RowFlow]) -> list[RowFlow]:
         name = one.primitive.name
         into, out = row_dims(one.invars, other.invars), row_dims(one.outvars, other.outvars)
-        contents = any(flow.contents for flow in given)
-        drawn = any(flow.drawn for flow in given)
-        facts = _union(given)
-        here = self._here(one, contents)
-        sums = [i for i, flow in enumerate(given) if "reduced" in flow.facts and not into[i]]
-        if name in RANKS and _along_rows(one, into):
-            facts = _with(facts, "ranked", here)
+        contents = any(flow.contents for flow in flows_in)
+        drawn = any(flow.drawn for flow in flows_in)
+        facts = _merge_facts(flows_in)
+        coupling = self._coupling(one, contents)
+        sums = [i for i, flow in enumerate(flows_in) if "reduced" in flow.facts and not into[i]]
+        if name in RANKS and _ranks_rows(one, into):
+            facts = _add_fact(facts, "ranked", coupling)
         if sum(map(bool, into)) > 1 and any(len(dims) > 1 for dims in out):
-            facts = _with(facts, "paired", here)
-        if name in MOVES and any(into) and any(out) and _moves(one, other, into):
-            facts = _with(facts, "moved", here)
-            if any(flow.drawn for flow in given[1:]):
-                facts = _with(facts, "mixed", here)
-        if name == "select_n" and given[0].drawn and "moved" in facts:
-            facts = _with(facts, "mixed", facts["moved"])
+            facts = _add_fact(facts, "paired", coupling)
+        if name in MOVES and any(into) and any(out) and _moves_rows(one, other, into):
+            facts = _add_fact(facts, "moved", coupling)
+            if any(flow.drawn for flow in flows_in[1:]):
+                facts = _add_fact(facts, "mixed", coupling)
+        if name == "select_n" and flows_in[0].drawn and "moved" in facts:
+            facts = _add_fact(facts, "mixed", facts["moved"])
         if any(into) and not any(out):  # rows are reduced
-            facts = _with(facts, "reduced", here)
-            facts = facts if name in SUMS else _with(facts, "function", here)
-            facts = _with(facts, "narrow", here) if _narrow(one) else facts
-            facts = _with(facts, "whole", here) if _counts(one, given) else facts
-        elif sums and any(out):  # what was reduced goes back to rows
-            facts = _with(facts, "meets", _union([given[i] for i in sums])["reduced"])
+            facts = _add_fact(facts, "reduced", coupling)
+            facts = facts if name in SUMS else _add_fact(facts, "function", coupling)
+            facts = _add_fact(facts, "narrow", coupling) if _is_narrow(one) else facts
+            facts = _add_fact(facts, "whole", coupling) if _may_overflow(one, flows_in) else facts
+        elif sums and any(out):  # a reduced value is broadcast to rows
+            facts = _add_fact(facts, "meets", _merge_facts([flows_in[i] for i in sums])["reduced"])
         elif sums:
-            by = sums[:1] if name == "select_n" else sums
-            decided_by = any(given[i].contents for i in by)
-            facts = _of_sums(one, facts, sums, here, decided_by=decided_by)
-        flag = name in FLAGS or (name in KEEPS and all(flow.flag for flow in given))
+            deciding = sums[:1] if name == "select_n" else sums
+            decided_by = any(flows_in[i].contents for i in deciding)
+            facts = _reduced_facts(one, facts, sums, coupling, decided_by=decided_by)
+        flag = name in FLAGS or (name in KEEPS and all(flow.flag for flow in flows_in))
         return [RowFlow(contents, drawn, flag, facts) for _ in one.outvars]
 
-    def _here(self, equation: Any, contents: bool = True) -> RowCoupling:
+    def _coupling(self, equation: Any, contents: bool = True) -> RowCoupling:
         name, aval = equation.primitive.name, equation.outvars[0].aval
         return RowCoupling(
             name, self._where.line(equation), contents, str(getattr(aval, "dtype", ""))
         )
 
-    def _scan(self, one: Any, other: Any, given: Sequence[RowFlow]) -> list[RowFlow]:
+    def _scan(self, one: Any, other: Any, flows_in: Sequence[RowFlow]) -> list[RowFlow]:
         body, small = (_jaxpr(equation.params["jaxpr"]) for equation in (one, other))
-        carried = _of_same_rank(one.outvars, body.outvars)
-        before = _of_same_rank(one.invars, body.invars)
+        carried = _count_same_rank(one.outvars, body.outvars)
+        before = _count_same_rank(one.invars, body.invars)
         over_rows = one.params["length"] != other.params["length"]
-        state = list(given)
+        state = list(flows_in)
         for i in range(before - carried, before) if over_rows else ():
-            facts = _with(state[i].facts, "reduced", self._here(one))
-            if _narrow_atom(one.invars[i]):
-                facts = _with(facts, "narrow", self._here(one)._replace(dtype=_type(one.invars[i])))
+            facts = _add_fact(state[i].facts, "reduced", self._coupling(one))
+            if _is_narrow_atom(one.invars[i]):
+                facts = _add_fact(
+                    facts, "narrow", self._coupling(one)._replace(dtype=_dtype_name(one.invars[i]))
+                )
             state[i] = RowFlow(True, state[i].drawn, False, facts)
         outputs: list[RowFlow] = []
-        for _ in range(2):  # what goes around once more adds no fact
+        for _ in range(2):  # a third turn adds no fact
             with self._where.inside(one):
                 outputs = self.program(body, small, state)
             for i in range(carried):
                 at = before - carried + i
-                state[at] = _joined(state[at], outputs[i])
-        if over_rows:  # what each turn gives of the state goes back to its row
-            outputs = [*outputs[:carried], *map(_back, outputs[carried:])]
+                state[at] = _join(state[at], outputs[i])
+        if over_rows:  # the stacked states go back to their rows
+            outputs = [*outputs[:carried], *map(_broadcast_back, outputs[carried:])]
         return outputs
 
-    def _while(self, one: Any, other: Any, given: Sequence[RowFlow]) -> list[RowFlow]:
+    def _while(self, one: Any, other: Any, flows_in: Sequence[RowFlow]) -> list[RowFlow]:
         part = lambda name: [_jaxpr(equation.params[name]) for equation in (one, other)]
-        (asks, fewer), (does, less) = part("cond_jaxpr"), part("body_jaxpr")
+        (condition, small_condition), (body, small_body) = part("cond_jaxpr"), part("body_jaxpr")
         first, second = one.params["cond_nconsts"], one.params["body_nconsts"]
-        asked, bound = list(given[:first]), list(given[first : first + second])
-        carry = list(given[first + second :])
+        condition_constants, body_constants = (
+            list(flows_in[:first]),
+            list(flows_in[first : first + second]),
+        )
+        carry = list(flows_in[first + second :])
         with self._where.inside(one):
             for _ in range(2):
-                turn = self.program(does, less, [*bound, *carry])
-                carry = [_joined(*pair) for pair in zip(carry, turn, strict=True)]
-            (again,) = self.program(asks, fewer, [*asked, *carry])
-        return [_decided(flow, again, self._here(one)) for flow in carry]
+                turn = self.program(body, small_body, [*body_constants, *carry])
+                carry = [_join(*pair) for pair in zip(carry, turn, strict=True)]
+            (repeat,) = self.program(condition, small_condition, [*condition_constants, *carry])
+        return [_branch_flow(flow, repeat, self._coupling(one)) for flow in carry]
 
-    def _cond(self, one: Any, other: Any, given: Sequence[RowFlow]) -> list[RowFlow]:
-        which, rest = given[0], given[1:]
+    def _cond(self, one: Any, other: Any, flows_in: Sequence[RowFlow]) -> list[RowFlow]:
+        index, rest = flows_in[0], flows_in[1:]
         branches = zip(one.params["branches"], other.params["branches"], strict=True)
         with self._where.inside(one):
             found = [self.program(_jaxpr(a), _jaxpr(b), rest) for a, b in branches]
-        here = self._here(one)
-        return [_decided(_joined(*flows), which, here) for flows in zip(*found, strict=True)]
+        coupling = self._coupling(one)
+        return [_branch_flow(_join(*flows), index, coupling) for flows in zip(*found, strict=True)]
 
 
-def _of_sums(
-    one: Any, facts: Facts, sums: Sequence[int], here: RowCoupling, *, decided_by: bool
+def _reduced_facts(
+    one: Any, facts: Facts, sums: Sequence[int], coupling: RowCoupling, *, decided_by: bool
 ) -> Facts:
-    """The facts of an operation on what was reduced over rows, and on nothing that has rows."""
+    """Return the facts of an operation whose inputs are all reduced over rows."""
     name = one.primitive.name
     decides = name in DECISIONS or (name == "select_n" and 0 in sums)
     if decides:
-        facts = _with(facts, "branch", here._replace(contents=decided_by))
-    if name in COMPARISONS:  # it holds no sum any more, only what was decided by one
-        return {kind: meeting for kind, meeting in facts.items() if kind != "reduced"}
+        facts = _add_fact(facts, "branch", coupling._replace(contents=decided_by))
+    if name in COMPARISONS:  # the result is a decision, not a sum
+        return {kind: coupling for kind, coupling in facts.items() if kind != "reduced"}
     product = name in PRODUCTS and (len(sums) > 1 or (name == "div" and 1 in sums))
     if product or (name not in LINEAR | SUMS | PRODUCTS and not decides):
-        facts = _with(facts, "function", here)
-    return _with(facts, "narrow", here) if _narrow(one) else facts
+        facts = _add_fact(facts, "function", coupling)
+    return _add_fact(facts, "narrow", coupling) if _is_narrow(one) else facts
 
 
-def _with(facts: Facts, kind: str, meeting: RowCoupling) -> Facts:
-    """The facts with one more; what comes of the contents of rows stands before the rest."""
+def _add_fact(facts: Facts, kind: str, coupling: RowCoupling) -> Facts:
+    """Add a fact; one about the contents of rows replaces one about their numbers or masks."""
     old = facts.get(kind)
-    if old is None or (meeting.contents and not old.contents):
-        return {**facts, kind: meeting}
+    if old is None or (coupling.contents and not old.contents):
+        return {**facts, kind: coupling}
     return facts
 
 
-def _union(given: Sequence[RowFlow]) -> Facts:
+def _merge_facts(flows_in: Sequence[RowFlow]) -> Facts:
     facts: Facts = {}
-    for flow in given:
-        for kind, meeting in flow.facts.items():
-            facts = _with(facts, kind, meeting)
+    for flow in flows_in:
+        for kind, coupling in flow.facts.items():
+            facts = _add_fact(facts, kind, coupling)
     return facts
 
 
-def _narrow(equation: Any) -> bool:
-    return _narrow_atom(equation.outvars[0])
+def _is_narrow(equation: Any) -> bool:
+    return _is_narrow_atom(equation.outvars[0])
 
 
-def _narrow_atom(atom: Any) -> bool:
+def _is_narrow_atom(atom: Any) -> bool:
     dtype = getattr(atom.aval, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
 
 
-def _counts(equation: Any, given: Sequence[RowFlow]) -> bool:
-    """Whether it sums whole numbers that may come to more than their type holds."""
+def _may_overflow(equation: Any, flows_in: Sequence[RowFlow]) -> bool:
+    """Return whether an equation sums integers that may overflow their type."""
     dtype = equation.outvars[0].aval.dtype
     if equation.primitive.name not in {"reduce_sum", "dot_general"} or dtype not in COUNTING:
         return False
-    return dtype.itemsize < 4 or not all(flow.flag for flow in given)
+    return dtype.itemsize < 4 or not all(flow.flag for flow in flows_in)
 
 
-def _type(atom: Any) -> str:
+def _dtype_name(atom: Any) -> str:
     return str(getattr(atom.aval, "dtype", ""))
 
 
@@ -268,36 +272,36 @@ def _jaxpr(program: Any) -> Any:
     return getattr(program, "jaxpr", program)
 
 
-def _back(flow: RowFlow) -> RowFlow:
+def _broadcast_back(flow: RowFlow) -> RowFlow:
     reduced = flow.facts.get("reduced")
     if reduced is None:
         return flow
-    return flow._replace(facts=_with(flow.facts, "meets", reduced))
+    return flow._replace(facts=_add_fact(flow.facts, "meets", reduced))
 
 
-def _decided(flow: RowFlow, by: RowFlow, here: RowCoupling) -> RowFlow:
-    """A flow that was chosen by another."""
+def _branch_flow(flow: RowFlow, decision: RowFlow, coupling: RowCoupling) -> RowFlow:
+    """Return a flow that a branch on another value has selected."""
     facts = flow.facts
-    if {"reduced", "branch"} & by.facts.keys():
-        sums = [by.facts[kind] for kind in ("branch", "reduced") if kind in by.facts]
-        contents = any(meeting.contents for meeting in sums)
-        line = here.line or sums[0].line
-        facts = _with(facts, "branch", here._replace(contents=contents, line=line))
-    either = flow.contents or by.contents, flow.drawn or by.drawn
+    if {"reduced", "branch"} & decision.facts.keys():
+        sums = [decision.facts[kind] for kind in ("branch", "reduced") if kind in decision.facts]
+        contents = any(coupling.contents for coupling in sums)
+        line = coupling.line or sums[0].line
+        facts = _add_fact(facts, "branch", coupling._replace(contents=contents, line=line))
+    either = flow.contents or decision.contents, flow.drawn or decision.drawn
     return RowFlow(*either, facts=facts)
 
 
-def _joined(*given: RowFlow) -> RowFlow:
-    contents, drawn = any(flow.contents for flow in given), any(flow.drawn for flow in given)
-    return RowFlow(contents, drawn, all(flow.flag for flow in given), _union(given))
+def _join(*flows_in: RowFlow) -> RowFlow:
+    contents, drawn = any(flow.contents for flow in flows_in), any(flow.drawn for flow in flows_in)
+    return RowFlow(contents, drawn, all(flow.flag for flow in flows_in), _merge_facts(flows_in))
 
 
-def _of_same_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+def _count_same_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:
     pairs = zip(outside, inside, strict=True)
     return sum(len(x.aval.shape) == len(y.aval.shape) for x, y in pairs)
 
 
-def _along_rows(equation: Any, into: Sequence[set[int]]) -> bool:
+def _ranks_rows(equation: Any, into: Sequence[set[int]]) -> bool:
     params = equation.params
     if equation.primitive.name in {"top_k", "approx_top_k"}:
         along = {len(equation.invars[0].aval.shape) - 1}
@@ -308,8 +312,8 @@ def _along_rows(equation: Any, into: Sequence[set[int]]) -> bool:
     return any(along & dims for dims in into)
 
 
-def _moves(one: Any, other: Any, into: Sequence[set[int]]) -> bool:
-    """Whether an operation that only moves numbers moves them along rows."""
+def _moves_rows(one: Any, other: Any, into: Sequence[set[int]]) -> bool:
+    """Return whether an operation of MOVES moves values along rows."""
     name, params, dims = one.primitive.name, one.params, into[0]
     if name == "rev":
         return bool(dims & set(params["dimensions"]))
@@ -317,13 +321,13 @@ def _moves(one: Any, other: Any, into: Sequence[set[int]]) -> bool:
         return any(params["dimension"] in dims for dims in into)
     if name == "gather":
         return bool(dims & set(params["dimension_numbers"].start_index_map))
-    # Otherwise where the dim of rows gets shorter, or longer.
+    # Other operations move rows if they change the size of the dim.
     shapes = [(e.invars[0].aval.shape, e.outvars[0].aval.shape) for e in (one, other)]
     return any(i < len(b) and a[i] != b[i] for a, b in shapes for i in dims)
 
 
 def row_dims(large: Sequence[Any], small: Sequence[Any]) -> list[set[int]]:
-    """Return of each array the dims that differ between two traces: those of rows."""
+    """Return for each array the dims whose sizes differ between two traces: the dims of rows."""
 
     def dims(a: Any, b: Any) -> set[int]:
         shapes = zip(getattr(a.aval, "shape", ()), getattr(b.aval, "shape", ()), strict=False)

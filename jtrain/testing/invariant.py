@@ -1,4 +1,4 @@
-"""Whether a loss and its step give one result however a batch is split."""
+"""Split invariance: a check that a loss and its step give one result for every split of a batch."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -32,33 +32,32 @@ def assert_invariant(
     ragged: bool = True,
     compute: Any = None,
 ) -> CheckReport:
-    """The report of a loss whose result does not depend on how the batch is split.
+    """Raise unless the result of a loss is the same for every split of the batch.
 
     Args:
-        loss: in any form that `jtrain.make_step` takes; or `placed(build)`, where `build(place)`
-            gives it for a placement.
-        batch: arrays of at least 2 rows, 8 better; `row` and `mask` are added where they lack.
-        optimizer: who takes the step; plain descent by default.
-        step: what makes the step, called as `jtrain.make_step` is, if it is one of your own.
+        loss: any form that `jtrain.make_step` takes, or `placed(build)`, where `build(placement)`
+            returns the loss for a placement.
+        batch: arrays of at least 2 rows, better 8; missing `row` and `mask` are added.
+        optimizer: the optimizer of the step; plain gradient descent by default.
+        step: a function with the signature of `jtrain.make_step`, to check a step of your own.
         strategies: values of `jtrain.parallel`, or strategies, by name; by default all that fit
-            the rows and the devices at hand.
-        extra: what the loss takes that is not differentiated.
-        couples: as of `make_step`: what rows do by declaration is not compared.
-        dims: the names of the dims of parameters, by the parameters' own.
-        seed: of the key of the run.
-        draws: False replaces every random draw by a fixed number, so that a loss which draws one
-            mask for all rows that it sees, as layers of other libraries do, is checked for the
-            rest.
-        ragged: as of `make_step`: whether masks may hide rows; False compares no masks.
-        compute: as of `make_step`: a narrow type that the loss is to be computed in. The loss in
-            bfloat16 is then compared with itself in float64.
+            the rows and the available devices.
+        extra: the argument of the loss that is not differentiated.
+        couples: as in `make_step`; declared interactions of rows are not compared.
+        dims: the names of the dims of each parameter, by the parameter's name.
+        seed: seed of the run's key.
+        draws: False replaces every random draw by a fixed number. A loss that draws one mask for
+            all rows, as layers of other libraries do, is then checked for everything else.
+        ragged: as in `make_step`: whether masks may hide rows; False compares no masks.
+        compute: as in `make_step`: a narrow type to compute the loss in. The loss in bfloat16 is
+            then compared with itself in float64.
 
     Raises:
-        AssertionError: with the table and what is wrong, if it does depend on it.
-        LossError: if the loss keeps no contract or cannot be traced, or the batch has one row.
-        ConfigError: if a strategy needs more devices than there are.
+        AssertionError: if the result depends on the split; its message is the report.
+        LossError: if the loss breaks its contract or cannot be traced, or the batch has one row.
+        ConfigError: if a strategy needs more devices than are available.
     """
-    of = subject(
+    case = subject(
         loss,
         params,
         batch,
@@ -72,56 +71,57 @@ def assert_invariant(
         compute=compute,
         make=step or make_step,
     )
-    report = check(of, strategies)
+    report = check(case, strategies)
     if not report.ok:
-        raise AssertionError(report.told())
+        raise AssertionError(report.describe())
     return report
 
 
 def check(
-    of: LossCase,
+    case: LossCase,
     strategies: Mapping[str, Layout] | None = None,
     *,
     most: int = 8,
-    tell: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> CheckReport:
-    """All comparisons of a subject. What a step does is not looked at where its loss is wrong.
+    """Run all comparisons of a case; steps are compared only if the loss by itself is right.
 
     Args:
         strategies: by name; by default all that fit.
-        most: the devices that are taken by default.
-        tell: gets a word about each comparison as it begins, for it takes a while.
+        most: the largest number of devices in the default strategies.
+        log: called with the name of each comparison when it starts, since each takes a while.
     """
-    rows, left = [], list(_left(of))
-    rows += of_loss(of, tell, left)
+    rows, not_compared = [], list(_not_compared(case))
+    rows += of_loss(case, log, not_compared)
     if any(row.verdict == "FAILS" for row in rows):
-        left.append("Steps were not compared: they would fail for what is wrong with the loss.")
-        return CheckReport(_what(of), tuple(rows), tuple(left))
+        not_compared.append("Steps were not compared: the fault in the loss would fail them all.")
+        return CheckReport(_describe(case), tuple(rows), tuple(not_compared))
     named = next((row for row in rows if row.verdict == "named"), None)
-    if of.compute is not None:
-        tell("bfloat16")
-    narrow = in_bfloat16(of, left)
+    if case.compute is not None:
+        log("bfloat16")
+    narrow = in_bfloat16(case, not_compared)
     rows += [narrow] if narrow else []
-    chosen = fitting(of.rows, of.dims, most=most) if strategies is None else strategies
-    rows += of_steps(of, chosen, tell, left, named=named)
-    return CheckReport(_what(of), tuple(rows), tuple(left))
+    chosen = fitting(case.rows, case.dims, most=most) if strategies is None else strategies
+    rows += of_steps(case, chosen, log, not_compared, named=named)
+    return CheckReport(_describe(case), tuple(rows), tuple(not_compared))
 
 
-def _left(of: LossCase) -> Iterator[str]:
-    """What is not compared, and why."""
-    if of.masks:
-        yield f"Masks, padding and ragged batches were not compared: {of.masks}"
-    if of.couples != "nothing":
+def _not_compared(case: LossCase) -> Iterator[str]:
+    """Yield a sentence for each kind of comparison that is not made, with the reason."""
+    if case.mask_error:
+        yield f"Masks, padding and ragged batches were not compared: {case.mask_error}"
+    if case.couples != "nothing":
         yield (
-            f"Other orders of the rows and splits into slices were not compared: the rows meet, by "
-            f'couples="{of.couples}".'
+            f"Other orders of the rows and splits into slices were not compared: the rows "
+            f"interact, "
+            f'by couples="{case.couples}".'
         )
-    if not of.draws:
-        yield "What is drawn was not compared (draws=False, --without-draws): all draws are fixed."
+    if not case.draws:
+        yield "Random draws were not compared (draws=False, --without-draws): all draws are fixed."
 
 
-def _what(of: LossCase) -> str:
-    leaves = jax.tree.leaves(of.params)
+def _describe(case: LossCase) -> str:
+    leaves = jax.tree.leaves(case.params)
     size = sum(leaf.size for leaf in leaves)
-    said = [of.said, f"{of.rows} rows", f"{len(leaves)} parameters of {size:,} numbers"]
-    return "; ".join(x for x in said if x) + "; against one device that takes the batch whole."
+    facts = [case.source, f"{case.rows} rows", f"{len(leaves)} parameters of {size:,} numbers"]
+    return "; ".join(x for x in facts if x) + "; against one device with the full batch."

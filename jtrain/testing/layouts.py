@@ -1,4 +1,4 @@
-"""The strategies that a check goes through."""
+"""The default strategies of a check."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -9,9 +9,9 @@ from jtrain.core.types import Dims
 from jtrain.errors import ConfigError
 from jtrain.parallel import FSDP, Axes, Mirrored, Parallel, Strategy
 
-Layout: TypeAlias = Any  # values of `jtrain.parallel`, or the strategy itself
+Layout: TypeAlias = Any  # a value of `jtrain.parallel`, or a strategy
 
-# The axes that split more than rows, by a name of a dim that they need one of.
+# Axes that split the model; each needs a parameter with one of these dims.
 ALONG = {
     "tensor": ("heads", "hidden", "vocab"),
     "expert": ("experts",),
@@ -21,10 +21,10 @@ ALONG = {
 
 
 def fitting(rows: int, dims: Mapping[str, Dims], *, most: int = 8) -> dict[str, Parallel]:
-    """Values of each kind of strategy that these rows divide into, over the devices at hand.
+    """Return strategy values of each kind that the rows divide into, on the available devices.
 
-    Rows over 2, 4, ... devices and, on as many as they fit, every implementation and every level of
-    `zero`; of the axes that split a model those of which `dims` names a dim.
+    Rows are split over 2, 4, ... devices; the largest number that divides them also gets every
+    implementation, every level of `zero`, and each model axis with a matching dim in `dims`.
     """
     counts = [n for n in (2, 4, 8) if n <= min(most, len(jax.devices())) and rows % n == 0]
     if not counts:
@@ -38,7 +38,7 @@ def fitting(rows: int, dims: Mapping[str, Dims], *, most: int = 8) -> dict[str, 
         f"zero 2 on {n}": Mirrored(devices=n, zero=2),
         f"fsdp on {n} (zero 3)": FSDP(devices=n, min_size=0),
     }
-    named = {name for of in dims.values() for name in of if name}
+    named = {name for names in dims.values() for name in names if name}
     for axis, needed in ALONG.items():
         if named & set(needed):
             sizes: dict[str, Any] = {"data": n // 2, "fsdp": 1, axis: 2}
@@ -47,18 +47,19 @@ def fitting(rows: int, dims: Mapping[str, Dims], *, most: int = 8) -> dict[str, 
 
 
 def built(values: Layout) -> Strategy:
-    """The strategy of these values; itself if it is one.
+    """Build the strategy of these values; return a strategy unchanged.
 
     Raises:
-        ConfigError: if it needs more devices than there are, with how to have them.
+        ConfigError: if the strategy needs more devices than are available; the message says how to
+            simulate them.
     """
     if not hasattr(values, "build"):
         return values
     try:
         return values.build()
     except ConfigError as error:
-        there = len(jax.devices())
+        available = len(jax.devices())
         raise ConfigError(
-            f"a check under {values} needs devices that are not here: {error} (a check "
-            f"has {there}; `jtrain check CONFIG --devices 8` cuts the CPU into 8)"
+            f"a check under {values} needs devices that are not available: {error} (a check "
+            f"has {available}; `jtrain check CONFIG --devices 8` cuts the CPU into 8)"
         ) from error

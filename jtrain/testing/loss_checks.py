@@ -1,4 +1,4 @@
-"""The loss by itself: a function of finite numbers, whose sums add up however rows are split."""
+"""Comparisons of a loss by itself: purity, finite values, and sums that add up for every split."""
 
 from collections.abc import Callable, Iterator
 
@@ -26,25 +26,27 @@ from jtrain.testing.verdict import is_far, judged
 from jtrain.testing.why_numbers import cause_of_few_bits, cause_of_infinity
 from jtrain.testing.why_rows import cause_of_split
 
-MANY = 1021  # rows: more than 16 bits count, and no multiple of a power of 2
+MANY = 1021  # rows: beyond the exact counts of 16-bit floats, and odd
 DRAWN = (
-    "What is drawn was not compared where a mask hides rows: it changes with the size of the "
-    "array, which `couples` keeps whole."
+    "Random draws were not compared where a mask hides rows: they change with the size of the "
+    "array, which `couples` forbids to split."
 )
 
 
 def of_loss(
-    of: LossCase, tell: Callable[[str], None] = lambda line: None, left: list[str] | None = None
+    case: LossCase,
+    log: Callable[[str], None] = lambda line: None,
+    not_compared: list[str] | None = None,
 ) -> Iterator[Comparison]:
-    """All comparisons of a loss, without a step.
+    """Yield all comparisons of a loss, without a step.
 
-    Where it is no function of finite numbers they end: all else would fail for this.
+    They end at the first failure of purity or finite values, which would fail all the others.
 
     Args:
-        tell: gets the name of each comparison as it begins.
-        left: gets what is not compared, and why.
+        log: called with the name of each comparison when it starts.
+        not_compared: a list for sentences about comparisons that are not made.
     """
-    checks = _OfLoss(of, [] if left is None else left)
+    checks = _LossChecks(case, [] if not_compared is None else not_compared)
     first = {
         "called twice": checks.called_twice,
         "eager": checks.eager,
@@ -53,7 +55,7 @@ def of_loss(
         "half of the rows": checks.on_half,
     }
     for name, check in first.items():
-        tell(name)
+        log(name)
         row = check()
         if row:
             yield row
@@ -62,162 +64,173 @@ def of_loss(
     rest = {split.name: lambda split=split: checks.split(split) for split in checks.splits()}
     rest = {"many rows": checks.many_rows, **rest, "other numbers": checks.other_numbers}
     for name, check in rest.items():
-        tell(name)
+        log(name)
         if row := check():
             yield row
 
 
-class _OfLoss:
-    def __init__(self, of: LossCase, left: list[str]):
-        self.of, self.left = of, left
-        self.single, self.double = (_trials(of, double=double) for double in (False, True))
+class _LossChecks:
+    def __init__(self, case: LossCase, not_compared: list[str]):
+        self.case, self.not_compared = case, not_compared
+        self.single, self.double = (_trials(case, double=double) for double in (False, True))
 
     def called_twice(self) -> Comparison:
-        """Whether it is a function."""
-        return _row("called twice", None, cause_of_impurity(self.of))
+        """Compare two traces and check for side effects."""
+        return _comparison("called twice", None, cause_of_impurity(self.case))
 
     def eager(self) -> Comparison:
-        """Whether it is the same without `jit`."""
-        if self.of.draws:
+        """Compare the loss without `jit` with the compiled loss."""
+        if self.case.draws:
             return eager(self.single, self.double)
-        return eager(Trials(self.of, double=False), Trials(self.of, double=True))
+        return eager(Trials(self.case, double=False), Trials(self.case, double=True))
 
     def finite(self) -> Comparison | None:
-        """Whether all that it gives is a number; no row where it is."""
-        if self._finite(self.of.batch):
+        """Return a failure if an output is not finite; None if all are."""
+        if self._is_finite(self.case.batch):
             return None
-        return _row("finite", None, self._infinity(self.of.batch))
+        return _comparison("finite", None, self._explain_nonfinite(self.case.batch))
 
     def on_half(self) -> Comparison | None:
-        """Whether it takes another number of rows; no row where it does, or need not."""
-        if not self.of.halves:
+        """Return a failure if the loss must take another number of rows and does not; else None."""
+        if not self.case.half_error:
             return None
-        if self.of.couples != "nothing":
-            self.left.append(
-                f"Masks were not compared: the loss takes {self.of.rows} rows and no fewer "
-                f"({self.of.halves})"
+        if self.case.couples != "nothing":
+            self.not_compared.append(
+                f"Masks were not compared: the loss takes {self.case.rows} rows and no fewer "
+                f"({self.case.half_error})"
             )
             return None
-        return _row(
-            "half of the rows", None, fixed_rows(self.of.rows, self.of.rows // 2, self.of.halves)
+        return _comparison(
+            "half of the rows",
+            None,
+            fixed_rows(self.case.rows, self.case.rows // 2, self.case.half_error),
         )
 
     def splits(self) -> Iterator[SumSplit]:
-        """The splits that it must not notice."""
-        of, meets = self.of, self.of.couples != "nothing"
-        return splits(of.batch, hides=not of.masks and not of.halves, meets=meets)
+        """Return the splits that must not change the result."""
+        case, coupled = self.case, self.case.couples != "nothing"
+        return splits(
+            case.batch, allow_masks=not case.mask_error and not case.half_error, coupled=coupled
+        )
 
     def split(self, split: SumSplit) -> Comparison:
-        """Whether the parts of a split add up to its whole."""
-        single, double = _apart(split, self.single), if_seen(lambda: _apart(split, self.double))
+        """Compare the sum over the parts of a split with its whole."""
+        single, double = (
+            _split_distances(split, self.single),
+            if_seen(lambda: _split_distances(split, self.double)),
+        )
         trials = self.single if double is None else self.double
-        if not np.isfinite(single.largest) and (infinite := self._infinite(split)):
-            return _row(split.name, single, self._infinity(infinite), double)
-        if is_far(single, double) and self._stays_whole(split, trials):
-            return _row(split.name, _apart(split, trials.undrawn[0]), None)
-        why, rounds = lambda: cause_of_split(split, trials), lambda: self._no_rounding(single)
-        return judged(split.name, single, double, why, rounds)
+        if not np.isfinite(single.largest) and (infinite := self._nonfinite_part(split)):
+            return _comparison(split.name, single, self._explain_nonfinite(infinite), double)
+        if is_far(single, double) and self._only_draws_differ(split, trials):
+            return _comparison(split.name, _split_distances(split, trials.frozen_trials[0]), None)
+        explain = lambda: cause_of_split(split, trials)
+        return judged(split.name, single, double, explain, lambda: self._explain_rounding(single))
 
     def many_rows(self) -> Comparison | None:
-        """Whether what is summed in few bits counts many rows; no row where nothing is."""
-        batch = repeated(self.of.batch, MANY)
-        for kind, got, want in (
-            ("whole", self.double, lambda: self.double.counted),
+        """Return a failure if a sum in few bits is wrong for many rows; else None."""
+        batch = repeated(self.case.batch, MANY)
+        for kind, narrow, make_wide in (
+            ("whole", self.double, lambda: self.double.without_overflow),
             ("narrow", self.single, lambda: self.double),
         ):
-            if row := self._counts(kind, batch, got, want):
+            if row := self._compare_counts(kind, batch, narrow, make_wide):
                 return row
         return None
 
-    def _counts(
-        self, kind: str, batch: Batch, got: Trials, want: Callable[[], Trials]
+    def _compare_counts(
+        self, kind: str, batch: Batch, narrow: Trials, make_wide: Callable[[], Trials]
     ) -> Comparison | None:
-        """A row where a mean that is summed in few bits is another in more."""
+        """Return a failure if a mean that is summed in few bits differs from one in more bits."""
         facts = self.single.facts(kind)
-        exact = if_seen(lambda: means(want().rows.forward(batch))) if facts else None
+        exact = if_seen(lambda: means(make_wide().rows.forward(batch))) if facts else None
         if exact is None:
             return None
-        found = means(got.rows.forward(batch))
+        rounded = means(narrow.rows.forward(batch))
         for name, where in facts.items():
-            pairs = zip(_pair(found[name]), _pair(exact[name]), strict=True)
+            pairs = zip(
+                _total_and_weight(rounded[name]), _total_and_weight(exact[name]), strict=True
+            )
             off = max(distance(a, b).by for a, b in pairs)
             if off > ROUNDED:
                 cause = cause_of_few_bits(kind, name, where)
-                return _row(f"{MANY:,} rows", Distances(off, NOTHING, NOTHING, NOTHING), cause)
+                return _comparison(
+                    f"{MANY:,} rows", Distances(off, NOTHING, NOTHING, NOTHING), cause
+                )
         return None
 
     def indexes(self) -> Comparison | None:
-        """Whether its whole numbers pick places that there are; no row where they do."""
-        found = out_of_range(self.of, self.single)
-        return found and _row("indexes", found.apart, found.cause)
+        """Return a failure if an integer of the batch indexes out of range; else None."""
+        found = out_of_range(self.case, self.single)
+        return found and _comparison("indexes", found.distances, found.cause)
 
     def other_numbers(self) -> Comparison | None:
-        """Whether two halves add up for other numbers, too; no row where none are planted."""
-        if self.of.couples != "nothing":
+        """Compare two halves with their whole for other inputs; None if there are none to try."""
+        if self.case.couples != "nothing":
             return None
-        exact = self.double if if_seen(lambda: self.double.rows.weights(self.of.batch)) else None
-        found = planted(self.of, self.single, exact)
-        return found and _row("other numbers", found.apart, found.cause)
+        exact = self.double if if_seen(lambda: self.double.rows.weights(self.case.batch)) else None
+        found = planted(self.case, self.single, exact)
+        return found and _comparison("other numbers", found.distances, found.cause)
 
-    def _infinite(self, split: SumSplit) -> Batch | None:
-        """The first part that gives what is no number, though it has rows that count; or all."""
+    def _nonfinite_part(self, split: SumSplit) -> Batch | None:
+        """Return the first part, or the whole, that has unmasked rows and no finite result."""
         some = [batch for batch in (*split.parts, split.whole) if batch["mask"].any()]
-        return next((batch for batch in some if not self._finite(batch)), None)
+        return next((batch for batch in some if not self._is_finite(batch)), None)
 
-    def _finite(self, batch: Batch) -> bool:
-        """Whether means and gradient of a batch are numbers, in float32."""
+    def _is_finite(self, batch: Batch) -> bool:
+        """Return whether means and gradient of a batch are finite in float32."""
         sums = self.single.rows(batch)
         numbers = [x for mean in means(sums.returned).values() for x in (mean.total, mean.weight)]
         return all(np.isfinite(x).all() for x in (*numbers, flatten(sums.gradient)))
 
-    def _infinity(self, batch: Batch) -> Cause:
+    def _explain_nonfinite(self, batch: Batch) -> Cause:
         rows = self.single.rows
-        return cause_of_infinity(self.of, batch, rows.params, rows.key) or Cause(
+        return cause_of_infinity(self.case, batch, rows.params, rows.key) or Cause(
             "not finite",
-            "the loss, compiled, gives no finite number for the first batch, and one operation "
-            "after the other it does. Look for a product that is nearly too large.",
+            "the compiled loss is not finite for the first batch, but it is finite when operations "
+            "run one by one. Look for a product that is nearly too large.",
         )
 
-    def _no_rounding(self, single: Distances) -> Cause | None:
-        """Why a difference that float64 does not have is a fault all the same."""
+    def _explain_rounding(self, single: Distances) -> Cause | None:
+        """Return the cause if rounding does not explain a difference that vanishes in float64."""
         for name, where in self.single.facts("narrow").items():
             return cause_of_few_bits("narrow", name, where)
-        return no_rounding(self.of, single)
+        return no_rounding(self.case, single)
 
-    def _stays_whole(self, split: SumSplit, trials: Trials) -> bool:
-        """Whether it is only what is drawn, of a batch that is never split."""
-        if self.of.couples == "nothing" or not trials.draws_by_key or not trials.undrawn:
+    def _only_draws_differ(self, split: SumSplit, trials: Trials) -> bool:
+        """Return whether only random draws differ, of a batch that is never split."""
+        if self.case.couples == "nothing" or not trials.draws_by_key or not trials.frozen_trials:
             return False
-        if not all(frozen.holds(split) for frozen in trials.undrawn):
+        if not all(frozen.holds(split) for frozen in trials.frozen_trials):
             return False
-        if DRAWN not in self.left:
-            self.left.append(DRAWN)
+        if DRAWN not in self.not_compared:
+            self.not_compared.append(DRAWN)
         return True
 
 
-def _trials(of: LossCase, *, double: bool) -> Trials:
-    """Return experiments on the loss as it draws, or with fixed draws.
+def _trials(case: LossCase, *, double: bool) -> Trials:
+    """Return experiments on the loss, with its draws fixed if the case asks for it.
 
-    Where a kernel hides its draws it gets no key.
+    If a kernel hides the draws, the loss gets no key instead.
     """
-    if of.draws:
-        return Trials(of, double=double)
-    trials = Trials(of, double=double, frozen=FROZEN[0])
-    if if_seen(lambda: trials.rows.weights(of.batch)) is None:
-        trials.rows = CompiledRowSums(of, double=double, draws=False)
+    if case.draws:
+        return Trials(case, double=double)
+    trials = Trials(case, double=double, frozen=FROZEN[0])
+    if if_seen(lambda: trials.rows.weights(case.batch)) is None:
+        trials.rows = CompiledRowSums(case, double=double, draws=False)
     return trials
 
 
-def _apart(split: SumSplit, trials: Trials) -> Distances:
-    got, want = (together(trials.rows, parts)[0] for parts in (split.parts, [split.whole]))
-    return distances(got, want)
+def _split_distances(split: SumSplit, trials: Trials) -> Distances:
+    actual, expected = (together(trials.rows, parts)[0] for parts in (split.parts, [split.whole]))
+    return distances(actual, expected)
 
 
-def _pair(mean: Mean) -> tuple[np.ndarray, np.ndarray]:
+def _total_and_weight(mean: Mean) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(mean.total), np.asarray(mean.weight)
 
 
-def _row(
+def _comparison(
     name: str, single: Distances | None, cause: Cause | None, double: Distances | None = None
 ) -> Comparison:
     if cause is None:

@@ -1,4 +1,4 @@
-"""Other numbers in the place of those of a batch, so that both sides of a branch occur."""
+"""Planted inputs: other parameters and batches, chosen so that both sides of branches occur."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -22,14 +22,14 @@ from jtrain.testing.verdict import is_finite
 from jtrain.testing.why_neighbours import branch_on_batch
 from jtrain.testing.why_rows import cause_of_split
 
-SCALES = 10.0 ** np.linspace(-4, 4, 17)  # of what rows hold, and of parameters
-NARROWER = 12  # times that the place where a branch is taken is halved
-# A choice by one number: two numbers are compared, or the larger is taken.
+SCALES = 10.0 ** np.linspace(-4, 4, 17)  # factors of row contents and of parameters
+NARROWER = 12  # bisection steps towards the point where a branch changes
+# Choices by one number: a comparison of two numbers, or their maximum.
 CHOICES = {"gt", "lt", "ge", "le", "max", "min"}
 
 
 class PlantedNumbers(NamedTuple):
-    """Numbers that a loss is called with in the place of its own."""
+    """Parameters, batch and key that replace those of the case."""
 
     params: Params
     batch: Batch
@@ -37,80 +37,82 @@ class PlantedNumbers(NamedTuple):
 
 
 class PlantingResult(NamedTuple):
-    """What came of planting: the largest distance, and why, if it is too large."""
+    """The result of planting: the largest distance, and its cause if it is too large."""
 
-    apart: Distances
+    distances: Distances
     cause: Cause | None
 
 
-def planted(of: LossCase, single: Trials, double: Trials | None) -> PlantingResult | None:
-    """Return how far two halves are from their whole where both sides of branches are taken.
+def planted(case: LossCase, single: Trials, double: Trials | None) -> PlantingResult | None:
+    """Compare two halves with their whole for inputs that take both sides of branches.
 
-    None where nothing can be planted: rows that meet by declaration, or no numbers that stay
-    finite. A difference in float32 is looked at in float64 where that is known.
+    The result is None if rows are coupled by declaration or no planted input stays finite. A
+    difference in float32 is confirmed in float64 if possible.
     """
-    # A loop that goes on until it is content may not end for other numbers.
-    names = {equation.primitive.name for equation in equations_in(of.trace.program.jaxpr)}
+    # A loop with a condition may not end for other numbers.
+    names = {equation.primitive.name for equation in equations_in(case.trace.program.jaxpr)}
     loops = "while" in names
     worst: Distances | None = None
-    for numbers in _numbers(of, moved=not loops):
-        apart = _apart(numbers, single)
-        if apart is None:
+    for numbers in _candidates(case, vary_numbers=not loops):
+        off = _half_distances(numbers, single)
+        if off is None:
             continue
-        if cause := _cause(numbers, apart, single, double, cause_of_split):
-            return PlantingResult(apart, cause)
-        worst = apart if worst is None or apart.largest > worst.largest else worst
-    for numbers in () if loops else _at_branches(of, single):
-        apart = _apart(numbers, single)
-        if apart and (cause := _cause(numbers, apart, single, double, _branch)):
-            return PlantingResult(apart, cause)
+        if cause := _cause(numbers, off, single, double, cause_of_split):
+            return PlantingResult(off, cause)
+        worst = off if worst is None or off.largest > worst.largest else worst
+    for numbers in () if loops else _at_branches(case, single):
+        off = _half_distances(numbers, single)
+        if off and (cause := _cause(numbers, off, single, double, _explain_branch)):
+            return PlantingResult(off, cause)
     return None if worst is None else PlantingResult(worst, None)
 
 
-def _apart(numbers: PlantedNumbers, trials: Trials) -> Distances | None:
-    """How far halves are from their whole; None where one of them is not finite."""
+def _half_distances(numbers: PlantedNumbers, trials: Trials) -> Distances | None:
+    """Return the distances of halves from their whole; None if one of them is not finite."""
     split, at = _split(numbers, trials)
-    (got, parts), (want, whole) = (together(at.rows, x) for x in (split.parts, [split.whole]))
+    (actual, parts), (expected, whole) = (
+        together(at.rows, x) for x in (split.parts, [split.whole])
+    )
     if any(weight < 0 for sums in (*parts, *whole) for weight in sums.weights):
         return None
-    return distances(got, want) if is_finite(got) and is_finite(want) else None
+    return distances(actual, expected) if is_finite(actual) and is_finite(expected) else None
 
 
 def _split(numbers: PlantedNumbers, trials: Trials) -> tuple[SumSplit, Trials]:
-    batch = numbers.batch if trials.of.masks else ragged(numbers.batch)
+    batch = numbers.batch if trials.case.mask_error else ragged(numbers.batch)
     return two_halves(batch), trials.at(numbers.params, numbers.batch, numbers.key)
 
 
 def _cause(
     numbers: PlantedNumbers,
-    apart: Distances,
+    off: Distances,
     single: Trials,
     double: Trials | None,
     why: Callable[[SumSplit, Trials], Cause],
 ) -> Cause | None:
-    """Why halves are no whole; None where they are, but for rounding."""
-    if apart.largest <= single.close:
+    """Return why halves differ from their whole; None if they differ by rounding only."""
+    if off.largest <= single.close:
         return None
     trials = double or single
-    if double and (exact := _apart(numbers, double)) and exact.largest <= double.close:
+    if double and (exact := _half_distances(numbers, double)) and exact.largest <= double.close:
         return None
     return why(*_split(numbers, trials))
 
 
-def _numbers(of: LossCase, *, moved: bool) -> Iterator[PlantedNumbers]:
-    """A few other keys and orders of rows; `moved`: other numbers and parameters, too."""
+def _candidates(case: LossCase, *, vary_numbers: bool) -> Iterator[PlantedNumbers]:
+    """Yield other keys and orders of rows; with `moved` also other contents and parameters."""
     for seed, size in enumerate((0.0, 1.0, 3.0)):
         draw, key = np.random.default_rng(seed), jax.random.key(100 + seed)
-        params = elsewhere(of.params, seed, size) if size and moved else of.params
-        rows = draw.permutation(of.rows)
-        scale = 10 ** (moved * draw.uniform(-1, 1, of.rows))
-        side = draw.choice([-1.0, 1.0], of.rows) if moved else np.ones(of.rows)
-        batch = {n: x if n in NUMBERS_OF_A_ROW else x[rows] for n, x in of.batch.items()}
-        yield PlantedNumbers(params, _scaled(batch, scale, side), key)
+        params = elsewhere(case.params, seed, size) if size and vary_numbers else case.params
+        rows = draw.permutation(case.rows)
+        scale = 10 ** (vary_numbers * draw.uniform(-1, 1, case.rows))
+        side = draw.choice([-1.0, 1.0], case.rows) if vary_numbers else np.ones(case.rows)
+        batch = {n: x if n in NUMBERS_OF_A_ROW else x[rows] for n, x in case.batch.items()}
+        yield PlantedNumbers(params, _scale_rows(batch, scale, side), key)
 
 
-def _scaled(batch: Mapping[str, Any], scale: np.ndarray, side: np.ndarray) -> dict[str, Any]:
-    """The batch, its floats times a number of each row; what is a share or a flag stays one."""
+def _scale_rows(batch: Mapping[str, Any], scale: np.ndarray, side: np.ndarray) -> dict[str, Any]:
+    """Scale the floats of a batch by a factor for each row; fractions and flags stay in 0 .. 1."""
 
     def leaf(name: str, x: np.ndarray) -> np.ndarray:
         if name in NUMBERS_OF_A_ROW or x.dtype.kind != "f" or np.isin(x, (0, 1)).all():
@@ -123,33 +125,33 @@ def _scaled(batch: Mapping[str, Any], scale: np.ndarray, side: np.ndarray) -> di
     return {name: leaf(name, np.asarray(x)) for name, x in batch.items()}
 
 
-def _at_branches(of: LossCase, trials: Trials) -> Iterator[PlantedNumbers]:
-    """Numbers at which a choice by a sum over rows falls the one way, and just so the other."""
+def _at_branches(case: LossCase, trials: Trials) -> Iterator[PlantedNumbers]:
+    """Yield pairs of close inputs between which a choice by a sum over rows changes."""
     means = [mean for flow in trials.flows.values() for mean in flow]
     if not any("branch" in x.facts and x.facts["branch"].contents for x in means):
         return
-    choices = _choices(of, trials.rows)
-    batch = of.batch if of.masks else ragged(of.batch)
-    ones = np.ones(of.rows)
+    choices = _make_choices(case, trials.rows)
+    batch = case.batch if case.mask_error else ragged(case.batch)
+    ones = np.ones(case.rows)
     paths = (
-        lambda s: PlantedNumbers(of.params, _scaled(batch, s * ones, ones), of.step_key),
-        lambda s: PlantedNumbers(_times(of.params, s), batch, of.step_key),
+        lambda s: PlantedNumbers(case.params, _scale_rows(batch, s * ones, ones), case.step_key),
+        lambda s: PlantedNumbers(_scale_params(case.params, s), batch, case.step_key),
     )
     for path in paths:
         sides = [choices(path(s)) for s in SCALES]
         for i, (one, other) in enumerate(itertools.pairwise(sides)):
             for choice in np.flatnonzero(one != other):
-                yield from _narrowed(path, choices, int(choice), SCALES[i], SCALES[i + 1])
+                yield from _bisect(path, choices, int(choice), SCALES[i], SCALES[i + 1])
 
 
-def _narrowed(
+def _bisect(
     path: Callable[[float], PlantedNumbers],
     choices: Callable[[PlantedNumbers], np.ndarray],
     choice: int,
     low: float,
     high: float,
 ) -> Iterator[PlantedNumbers]:
-    """Both ends of a path at which one choice falls otherwise, near one another."""
+    """Bisect a path to two close inputs between which one choice changes; yield both."""
     start = choices(path(low))[choice]
     for _ in range(NARROWER):
         between = float(np.sqrt(low * high))
@@ -161,8 +163,8 @@ def _narrowed(
     yield path(high)
 
 
-def _choices(of: LossCase, rows: CompiledRowSums) -> Callable[[PlantedNumbers], np.ndarray]:
-    """`numbers -> which way each choice by one number falls`, bool n; compiled once."""
+def _make_choices(case: LossCase, rows: CompiledRowSums) -> Callable[[PlantedNumbers], np.ndarray]:
+    """Return a compiled function from inputs to the outcome of each scalar choice, bool n."""
 
     def sides(params: Any, extra: Any, batch: Any, rng: Any) -> Any:
         found = []
@@ -171,22 +173,22 @@ def _choices(of: LossCase, rows: CompiledRowSums) -> Callable[[PlantedNumbers], 
             if equation.primitive.name in CHOICES and not any(x.shape for x in inputs):
                 found.append(inputs[0] > inputs[1])
 
-        widened(of.terms(), ReplayRules(floats=False, look=look))(params, extra, batch, rng)
+        widened(case.terms(), ReplayRules(floats=False, look=look))(params, extra, batch, rng)
         return jnp.stack(found) if found else jnp.zeros(0, bool)
 
     compiled = jax.jit(sides)
     given = lambda numbers: jax.tree.map(
-        jnp.asarray, (numbers.params, of.extra, dict(numbers.batch))
+        jnp.asarray, (numbers.params, case.extra, dict(numbers.batch))
     )
     return lambda numbers: np.asarray(compiled(*given(numbers), numbers.key))
 
 
-def _times(params: Params, scale: float) -> Params:
+def _scale_params(params: Params, scale: float) -> Params:
     return jax.tree.map(lambda x: (np.asarray(x) * scale).astype(np.asarray(x).dtype), params)
 
 
-def _branch(split: SumSplit, trials: Trials) -> Cause:
-    """The branch that was looked for: without it the sums add up."""
+def _explain_branch(split: SumSplit, trials: Trials) -> Cause:
+    """Return the cause of a branch that the planted inputs were chosen for."""
     for name, flow in trials.flows.items():
         for mean in flow:
             where = mean.facts.get("branch")

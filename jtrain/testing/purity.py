@@ -1,4 +1,4 @@
-"""Whether a loss is a pure function: a program that is the same each time that it is traced."""
+"""Purity of a loss: side effects of its calls, and traces that differ between calls."""
 
 import random
 from typing import Any
@@ -10,53 +10,53 @@ from jtrain.core.jaxpr import inner_jaxprs
 from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
 
-SEEDS = 4  # of Python's `random`, where something drew from it
+SEEDS = 4  # seeds of Python's `random` to try if a call drew from it
 NOT_A_FUNCTION = Cause(
     "not a function",
-    "called twice with the same arguments the loss gives two results: it draws from elsewhere than "
-    "its key (a generator, the clock) or keeps something between calls (a counter, a list). Draw "
-    "from rng, and hold what changes in `extra`.",
+    "called twice with the same arguments the loss gives two results: it draws from a source other "
+    "than its key (a generator, the clock) or stores state between calls (a counter, a list). Draw "
+    "from rng, and hold the state in `extra`.",
 )
 
 
-def cause_of_impurity(of: LossCase) -> Cause | None:
-    """Return what makes a loss no pure function of its arguments; None if nothing is seen.
+def cause_of_impurity(case: LossCase) -> Cause | None:
+    """Return why a loss is not a pure function of its arguments; None if no reason is found.
 
-    It is traced once more, and what its calls did so far is known.
+    The loss is traced once more; the side effects of earlier calls are already recorded.
     """
-    if of.watch.changed:
+    if case.side_effects.changed:
         return Cause(
             "changes its arguments",
-            f"the loss changes what it is given: {', '.join(sorted(of.watch.changed))}. Whoever "
-            f"called it holds the same dict, and the next call gets what this one left. Make a "
-            f"new one: `batch = {{**batch, 'x': x}}`.",
+            f"the loss changes its arguments: {', '.join(sorted(case.side_effects.changed))}. The "
+            f"caller holds the same dict, so the next call gets the changed one. Make a new dict: "
+            f"`batch = {{**batch, 'x': x}}`.",
         )
-    sources = set(of.watch.drew_from)
-    if "random" in sources and not _depends_on_random(of):
+    sources = set(case.side_effects.drew_from)
+    if "random" in sources and not _depends_on_random(case):
         sources.remove("random")
     if sources:
         return Cause(
             "draws of the host",
-            f"the loss draws from {' and '.join(sorted(sources))}: what it draws while "
-            f"it is traced is a constant of the compiled step, the same in each step, and another "
-            f"one on each process. Draw from `rng` by jax.random, `jt.row_keys(rng, batch)` for "
-            f"what each row gets.",
+            f"the loss draws from {' and '.join(sorted(sources))}: a number drawn during tracing "
+            f"is a constant of the compiled step, the same in each step and different on each "
+            f"process. Draw from `rng` by jax.random, with `jt.row_keys(rng, batch)` for draws of "
+            f"each row.",
         )
-    if not same_program(of.trace.program, of.traced().program):
+    if not same_program(case.trace.program, case.traced().program):
         return NOT_A_FUNCTION
     return None
 
 
-def _depends_on_random(of: LossCase) -> bool:
-    """Whether the trace is another where Python's `random` draws other numbers.
+def _depends_on_random(case: LossCase) -> bool:
+    """Return whether the trace changes with the seed of Python's `random`.
 
-    Libraries draw from it for themselves: beartype, to choose the items of a list that it checks.
+    Libraries draw from it without effect on the trace: beartype chooses the list items to check.
     """
     state = random.getstate()
     try:
         for seed in range(SEEDS):
             random.seed(seed)
-            if not same_program(of.trace.program, of.traced().program):
+            if not same_program(case.trace.program, case.traced().program):
                 return True
     finally:
         random.setstate(state)
@@ -64,7 +64,7 @@ def _depends_on_random(of: LossCase) -> bool:
 
 
 def same_program(one: Any, other: Any) -> bool:
-    """Whether two traced programs hold the same operations on the same constants."""
+    """Return whether two traced programs have the same operations on the same constants."""
     constants = zip(getattr(one, "consts", ()), getattr(other, "consts", ()), strict=False)
     if not all(_same_value(a, b) for a, b in constants):
         return False

@@ -1,4 +1,4 @@
-"""Integers of a batch that a loss looks up, though they choose nothing."""
+"""Batch integers that index out of range in the loss."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -21,46 +21,46 @@ from jtrain.train.first_batch.labels import (
 
 
 class OutOfRange(NamedTuple):
-    """What becomes of an integer that chooses nothing, and why it is a fault."""
+    """An out-of-range integer: its effect on the result, and the cause."""
 
-    apart: Distances
-    """The loss with an integer in range in its place, from what it is."""
+    distances: Distances
+    """Distances from the loss with an integer in range instead."""
     cause: Cause
 
 
-def out_of_range(of: LossCase, trials: Trials) -> OutOfRange | None:
-    """Return the first integer that chooses nothing and is counted; None if there is none.
+def out_of_range(case: LossCase, trials: Trials) -> OutOfRange | None:
+    """Return the first out-of-range index that changes the loss; None if there is none.
 
-    It is found and judged as in the first batch of a run (`train.first_batch`), in the batch of the
-    check and in those of `of.further()`.
+    The search is that of a run's first batch (`train.first_batch`), over the batch of the case
+    and those of `case.more_batches()`.
     """
-    uses = find_uses(of.trace.program, of.batch, of.trace.leaves_of_batch())
+    uses = find_uses(case.trace.program, case.batch, case.trace.leaves_of_batch())
     if not uses.found:
         return None
-    for batch in _parts(of):
+    for batch in _chunks(case):
         for found in outside_values(uses, batch):
-            held, mended = with_and_without(batch, found)
-            before, others = trials.rows(held), [trials.rows(other) for other in mended]
+            original, corrected = with_and_without(batch, found)
+            before, others = trials.rows(original), [trials.rows(other) for other in corrected]
             if any(counted(_numbers(before), _numbers(other)) for other in others):
-                apart = distances(added([before], of), added([others[0]], of))
-                return OutOfRange(apart, _cause(found))
+                off = distances(added([before], case), added([others[0]], case))
+                return OutOfRange(off, _cause(found))
     return None
 
 
-def _parts(of: LossCase) -> Iterator[Mapping[str, Any]]:
-    """All rows that are looked at, as many at a time as were traced."""
-    yield of.batch
-    for batch in of.further():
+def _chunks(case: LossCase) -> Iterator[Mapping[str, Any]]:
+    """Yield all rows to check, as many at a time as were traced."""
+    yield case.batch
+    for batch in case.more_batches():
         rows = len(batch["mask"])
-        for first in range(0, rows, of.rows):
-            places = np.minimum(np.arange(first, first + of.rows), rows - 1)
-            part = {name: np.asarray(array)[places] for name, array in batch.items()}
-            # A loss that takes no mask is to judge full batches alone.
-            yield part | {"mask": np.ones(of.rows, bool)} if of.masks else part
+        for first in range(0, rows, case.rows):
+            indices = np.minimum(np.arange(first, first + case.rows), rows - 1)
+            part = {name: np.asarray(array)[indices] for name, array in batch.items()}
+            # A loss without masks is checked on full batches only.
+            yield part | {"mask": np.ones(case.rows, bool)} if case.mask_error else part
 
 
 def _numbers(sums: RowSums) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The totals and the weights of the loss and its metrics."""
+    """Return the totals and the weights of the loss and its metrics."""
     found = means(sums.returned).values()
     return [np.asarray(m.total) for m in found], [np.asarray(m.weight) for m in found]
 
@@ -69,9 +69,9 @@ def _cause(found: OutOfRangeValue) -> Cause:
     shift = f", `{found.leaf} - 1` where they count from 1" if found.value == found.entries else ""
     return Cause(
         "index out of range",
-        f"batch[{found.leaf!r}] holds {found.value} in row {found.row}, and the loss chooses one "
-        f"of {found.entries} entries, 0 .. {found.entries - 1}, of an array of shape {found.shape} "
-        f"by it. JAX raises no error: it takes another entry, or NaN, and trains on. Give integers "
-        f"in 0 .. {found.entries - 1}{shift}, make the array wider, or hide such rows by a weight "
-        f"of 0.",
+        f"batch[{found.leaf!r}] holds {found.value} in row {found.row}, and the loss uses it to "
+        f"index {found.entries} entries, 0 .. {found.entries - 1}, of an array of shape "
+        f"{found.shape}. JAX raises no error: it reads another entry, or NaN, and trains on. Give "
+        f"integers in 0 .. {found.entries - 1}{shift}, make the array wider, or hide such rows by "
+        f"a weight of 0.",
     )

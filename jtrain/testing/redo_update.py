@@ -1,4 +1,4 @@
-"""The state that an optimizer makes of a gradient that is known, on one device."""
+"""The update of an optimizer for a known gradient, on one device."""
 
 from typing import Any
 
@@ -9,20 +9,21 @@ from jtrain.testing.case import LossCase
 from jtrain.testing.result import StepResult
 
 
-def remade(of: LossCase, got: StepResult, want: StepResult) -> StepResult | None:
-    """`want` with what the optimizer makes of the gradient of `got`; None if that needs more.
+def remade(case: LossCase, actual: StepResult, expected: StepResult) -> StepResult | None:
+    """Return `expected` with the state after an update by the gradient of `actual`.
 
-    Where a gradient is nearly zero (a key's bias) Adam, and rules of a sign more so, make a full
-    step of its rounding. What is left between the two states is no rounding of the gradient.
+    Adam, and even more so sign-based optimizers, turn the rounding of a nearly zero gradient (the
+    bias of attention keys) into a full step. A difference that remains after this replacement is
+    not caused by rounding of the gradient. The result is None if the optimizer needs the loss.
     """
 
     def update(gradient: Any) -> Any:
-        params, rule = of.params, optax.with_extra_args_support(of.optimizer)
-        updates, after = rule.update(gradient, rule.init(params), params)
-        return {"params": optax.apply_updates(params, updates), "opt_state": after}
+        params, optimizer = case.params, optax.with_extra_args_support(case.optimizer)
+        updates, state = optimizer.update(gradient, optimizer.init(params), params)
+        return {"params": optax.apply_updates(params, updates), "opt_state": state}
 
     try:
-        made = jax.device_get(jax.jit(update)(got.gradient))
-    except TypeError:  # it asks for the loss along a line
+        trees = jax.device_get(jax.jit(update)(actual.gradient))
+    except TypeError:  # a line search needs the loss function
         return None
-    return want._replace(state={**want.state, **made})
+    return expected._replace(state={**expected.state, **trees})

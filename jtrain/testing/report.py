@@ -1,4 +1,4 @@
-"""What a check found: a table, and a sentence for each thing that is wrong."""
+"""The report of a check: a table of comparisons, and a sentence for each fault."""
 
 import dataclasses
 import math
@@ -15,25 +15,25 @@ HEAD = ("check", "loss", "gradient", "state", "metrics", "float64", "worst", "")
 class Comparison:
     """A comparison and its verdict.
 
-    `rounding`: off by more than float32 should be, and right in float64. `named`: it depends on the
-    layout, as it is known to.
+    `rounding`: the difference exceeds float32's tolerance and vanishes in float64. `named`: the
+    result depends on the layout, for a known reason that is no fault.
     """
 
     check: str
     verdict: Verdict
-    apart: Distances | None  # in float32; None where nothing was measured
+    distances: Distances | None  # in float32; None if nothing was measured
     double: Distances | None = None  # in float64
     why: str = ""
-    cause: str = ""  # the name of what is wrong: `mean of means`
+    cause: str = ""  # the name of the fault: `mean of means`
 
     def plain(self) -> dict[str, Any]:
-        """The same as numbers and names alone."""
+        """Return the contents as JSON values."""
         return {
             "check": self.check,
             "verdict": self.verdict,
-            "float32": _plain(self.apart) if self.apart else None,
+            "float32": _plain(self.distances) if self.distances else None,
             "float64": _plain(self.double) if self.double else None,
-            "worst": self.apart.worst if self.apart else "",
+            "worst": self.distances.worst if self.distances else "",
             "cause": self.cause,
             "why": self.why,
         }
@@ -41,85 +41,106 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class CheckReport:
-    """All comparisons of a check."""
+    """The comparisons of a check, with a verdict on all of them."""
 
-    what: str  # was checked
+    what: str  # description of what was checked
     rows: tuple[Comparison, ...]
-    left: tuple[str, ...] = ()  # what was not checked, and why
+    not_compared: tuple[str, ...] = ()  # what was not compared, and why
 
     @property
     def ok(self) -> bool:
-        """Whether it is one result: nothing fails, and nothing depends on the layout."""
+        """True if nothing fails and nothing depends on the layout."""
         return all(row.verdict in {"ok", "rounding"} for row in self.rows)
 
     @property
     def causes(self) -> list[str]:
-        """The names of what is wrong or depends on the layout, each once, in order."""
+        """Names of the faults and layout dependences, each once, in order."""
         return list(dict.fromkeys(row.cause for row in self.rows if row.cause))
 
-    def told(self) -> str:
-        """The table, and below it what is wrong and what was left out."""
+    def describe(self) -> str:
+        """Return the report as text: the table, the faults, and what was not compared."""
         lines = [HEAD, *(_cells(row) for row in self.rows)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
         table = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
         ]
-        paragraphs = [[self.what], table, self._said(), self.left, [self._end()]]
+        paragraphs = [
+            [self.what],
+            table,
+            self._explanations(),
+            self.not_compared,
+            [self._verdict()],
+        ]
         return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
 
     def plain(self) -> dict[str, Any]:
-        """The same as numbers and names alone."""
+        """Return the contents as JSON values."""
         return {
             "ok": self.ok,
             "what": self.what,
             "checks": [row.plain() for row in self.rows],
-            "left": list(self.left),
+            "left": list(self.not_compared),
         }
 
-    def _said(self) -> list[str]:
-        """Each thing that is wrong once, after the comparisons that show it."""
+    def _explanations(self) -> list[str]:
+        """Return each explanation once, after the names of the comparisons that show it."""
         checks: dict[str, list[str]] = {}
         for row in self.rows:
             if row.why:
                 checks.setdefault(row.why, []).append(row.check)
         return [f"{', '.join(names)}: {why}" for why, names in checks.items()]
 
-    def _end(self) -> str:
+    def _verdict(self) -> str:
         wrong = sum(row.verdict == "FAILS" for row in self.rows)
         if wrong:
             return f"{wrong} of {len(self.rows)} comparisons FAIL."
         named = [row for row in self.rows if row.verdict == "named"]
         if named:
-            return self._layout(named)
+            return self._layout_verdict(named)
         return f"one result: all {len(self.rows)} comparisons hold."
 
-    def _layout(self, named: Sequence[Comparison]) -> str:
-        """The last line where what is drawn depends on the layout, and nothing else is wrong."""
-        size = {row.check: max(row.apart.loss, row.apart.gradient.by) for row in named if row.apart}
-        far = max(size, key=lambda check: size[check])
+    def _layout_verdict(self, named: Sequence[Comparison]) -> str:
+        """Return the last line of a report in which only random draws depend on the layout."""
+        size = {
+            row.check: max(row.distances.loss, row.distances.gradient.by)
+            for row in named
+            if row.distances
+        }
+        largest = max(size, key=lambda check: size[check])
         return (
-            f"NOT one result: what is drawn depends on the layout in {len(named)} of "
+            f"NOT one result: random draws depend on the layout in {len(named)} of "
             f"{len(self.rows)} comparisons, and moves loss or gradient by up to "
-            f"{100 * size[far]:.2g} % ({far}). Draw by jt.row_keys(rng, batch), or compare the "
-            f"rest by --without-draws (draws=False)."
+            f"{100 * size[largest]:.2g} % ({largest}). Draw by jt.row_keys(rng, batch), or compare "
+            f"the rest by --without-draws (draws=False)."
         )
 
 
 def _cells(row: Comparison) -> tuple[str, ...]:
-    a = row.apart
-    if a is None:
+    distances = row.distances
+    if distances is None:
         return (row.check, *[""] * (len(HEAD) - 2), row.verdict)
-    figures = [a.loss, a.gradient.by, a.state.by, a.metric.by]
+    figures = [distances.loss, distances.gradient.by, distances.state.by, distances.metric.by]
     double = _figure(row.double.largest) if row.double else ""
-    return (row.check, *map(_figure, figures), double, a.worst if a.largest else "", row.verdict)
+    return (
+        row.check,
+        *map(_figure, figures),
+        double,
+        distances.worst if distances.largest else "",
+        row.verdict,
+    )
 
 
 def _figure(x: float) -> str:
     return "0" if x == 0 else f"{x:.0e}" if math.isfinite(x) else "inf"
 
 
-def _plain(a: Distances) -> dict[str, float | None]:
-    """JSON has no infinity: what cannot be compared is null."""
-    found = {"loss": a.loss, "gradient": a.gradient.by, "state": a.state.by, "metrics": a.metric.by}
-    return {name: x if math.isfinite(x) else None for name, x in found.items()}
+def _plain(distances: Distances) -> dict[str, float | None]:
+    """Return the distances as JSON values; null where infinite, which JSON cannot hold."""
+    by_name = {
+        "loss": distances.loss,
+        "gradient": distances.gradient.by,
+        "state": distances.state.by,
+        "metrics": distances.metric.by,
+    }
+    return {name: x if math.isfinite(x) else None for name, x in by_name.items()}

@@ -1,4 +1,4 @@
-"""What a batch gave, however it was split, and how far two of them are apart."""
+"""The result of a step, and the distances between two results."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -7,35 +7,35 @@ from jtrain.testing.compare import NOTHING, Distance, distance, near, numbers
 
 
 class StepResult(NamedTuple):
-    """Loss, gradient, metrics and the state that comes next, on the host."""
+    """Loss, gradient, next state and metrics of a step, as numpy arrays."""
 
     loss: float
     gradient: Any
-    state: Mapping[str, Any]  # params, opt_state, extra: what there is
+    state: Mapping[str, Any]  # params, opt_state, extra: those that exist
     metrics: Mapping[str, float]
-    calls: int = 1  # of the optimizer
+    calls: int = 1  # calls of the optimizer
 
     def leaves(self) -> Iterable[str]:
-        """The names of the parameters."""
+        """Return the names of the parameters."""
         return numbers(self.gradient)
 
 
 class Distances(NamedTuple):
-    """How far a result is from another, each relative."""
+    """Relative distances between two results."""
 
     loss: float
     gradient: Distance
     state: Distance
-    metric: Distance  # the worst, with its name
+    metric: Distance  # the largest, with the metric's name
 
     @property
     def largest(self) -> float:
-        """Of them all."""
+        """Largest of the four distances."""
         return max(self.loss, self.gradient.by, self.state.by, self.metric.by)
 
     @property
     def worst(self) -> str:
-        """The leaf that is furthest off, of gradient or state, or the metric."""
+        """Name of the leaf or metric with the largest distance; empty if all are 0."""
         by = {self.gradient.by: self.gradient.leaf, self.metric.by: f"metrics/{self.metric.leaf}"}
         found = max((self.gradient, self.state, self.metric), key=lambda a: a.by)
         if found.by == 0:
@@ -43,44 +43,50 @@ class Distances(NamedTuple):
         return f"metrics/{found.leaf}" if found is self.metric and by else found.leaf
 
 
-def distances(got: StepResult, want: StepResult) -> Distances:
-    """Of a result from the one that it should be."""
+def distances(actual: StepResult, expected: StepResult) -> Distances:
+    """Return the distances of a result from the expected one."""
     return Distances(
-        loss=near(got.loss, want.loss),
-        gradient=distance(got.gradient, want.gradient),
-        state=of_states(got.state, want.state, tuple(want.leaves())),
-        metric=_of_metrics(got.metrics, want.metrics),
+        loss=near(actual.loss, expected.loss),
+        gradient=distance(actual.gradient, expected.gradient),
+        state=of_states(actual.state, expected.state, tuple(expected.leaves())),
+        metric=_compare_metrics(actual.metrics, expected.metrics),
     )
 
 
-def of_states(got: Any, want: Any, parameters: Iterable[str]) -> Distance:
-    """The largest distance of a part: the parameters, and each tree beside them of their shape.
+def of_states(actual: Any, expected: Any, parameters: Iterable[str]) -> Distance:
+    """Return the largest distance over the parameters and each state tree of their structure.
 
-    By parts, for the squares that Adam keeps are far smaller than what stands beside them.
+    Each tree is compared by itself, because Adam's second moments are far smaller than the
+    parameters and would vanish in a common norm.
     """
-    found, wanted = numbers(got), numbers(want)
+    found, wanted = numbers(actual), numbers(expected)
     if found.keys() != wanted.keys():
         return Distance(float("inf"), next(iter(found.keys() ^ wanted.keys())))
     parts: dict[str, list[str]] = {}
     for name in wanted:
         parts.setdefault(part_of(name, parameters), []).append(name)
-    all_of = [
+    part_distances = [
         distance({n: found[n] for n in names}, {n: wanted[n] for n in names})
         for names in parts.values()
     ]
-    return max(all_of, key=lambda a: a.by, default=NOTHING)
+    return max(part_distances, key=lambda a: a.by, default=NOTHING)
 
 
 def part_of(name: str, parameters: Iterable[str]) -> str:
-    """`opt_state/0/mu` of `opt_state/0/mu/blocks/0/kernel`, `blocks/0/kernel` being a parameter."""
-    ends = [p for p in parameters if p and name.endswith(f"/{p}")]
-    return name[: -len(max(ends, key=len)) - 1] if ends else name
+    """Return the name of the state tree that holds a leaf.
+
+    `opt_state/0/mu/blocks/0/kernel` gives `opt_state/0/mu` if `blocks/0/kernel` is a parameter.
+    """
+    matching = [p for p in parameters if p and name.endswith(f"/{p}")]
+    return name[: -len(max(matching, key=len)) - 1] if matching else name
 
 
-def _of_metrics(got: Mapping[str, float], want: Mapping[str, float]) -> Distance:
-    if got.keys() != want.keys():
-        return Distance(float("inf"), next(iter(got.keys() ^ want.keys())))
-    # A mean of small numbers is as good as one of its size or of 1.
-    off = {n: distance({"": got[n], "1": 1.0}, {"": want[n], "1": 1.0}).by for n in want}
-    worst = max(off, key=lambda n: off[n], default="")
-    return Distance(off[worst], worst) if worst else NOTHING
+def _compare_metrics(actual: Mapping[str, float], expected: Mapping[str, float]) -> Distance:
+    if actual.keys() != expected.keys():
+        return Distance(float("inf"), next(iter(actual.keys() ^ expected.keys())))
+    # Relative to the metric's size, but at least to 1: small numbers are compared absolutely.
+    distances_of = {
+        n: distance({"": actual[n], "1": 1.0}, {"": expected[n], "1": 1.0}).by for n in expected
+    }
+    worst = max(distances_of, key=lambda n: distances_of[n], default="")
+    return Distance(distances_of[worst], worst) if worst else NOTHING

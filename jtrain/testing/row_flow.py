@@ -1,4 +1,4 @@
-"""What comes of rows in each total and weight of a loss."""
+"""Row flow of each total and weight of a loss."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,14 +14,14 @@ NUMBERS_OF_A_ROW = {"row", "mask"}
 
 
 class MeanFlow(NamedTuple):
-    """What comes of rows in a mean."""
+    """Row flow of the total and the weight of a mean."""
 
     total: RowFlow = RowFlow()
     weight: RowFlow = RowFlow()
 
 
 def means(returned: LossOutput) -> dict[str, Mean]:
-    """All that adds up over rows, by what it is called in a sentence."""
+    """Return all means of an output, keyed by their names in messages."""
     is_mean = lambda x: isinstance(x, Mean)
     changes = jax.tree_util.tree_leaves_with_path(returned.extra, is_leaf=is_mean)
     name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
@@ -30,29 +30,30 @@ def means(returned: LossOutput) -> dict[str, Mean]:
     return {**terms, **metrics, **{f"the leaf {name(p)!r} of extra": m for p, m in changes}}
 
 
-def flows_of(of: LossCase) -> Mapping[str, MeanFlow]:
-    """Return what comes of rows in each mean of a loss, while it trains; nothing if it is unknown.
+def flows_of(case: LossCase) -> Mapping[str, MeanFlow]:
+    """Return the row flow of each mean of a loss in training; empty if unknown.
 
-    Unknown where the loss takes no other number of rows, or is another program for it.
+    The flow is unknown if the loss takes only one number of rows, or traces to a different program
+    for another number.
     """
-    if of.halves:
+    if case.half_error:
         return {}
-    large, small = of.trace, of.trace_of_half
-    inputs = [_given(argument, path) for argument, path in large.inputs]
+    large, small = case.trace, case.trace_of_half
+    inputs = [_input_flow(argument, path) for argument, path in large.inputs]
     try:
         found = flows(large.program, small.program, inputs)
     except DifferentError:
         return {}
     structure = jax.tree.structure(large.returned)
-    named = means(jax.tree.unflatten(structure, [_Leaf(flow) for flow in found]))
-    return {name: MeanFlow(mean.total.flow, mean.weight.flow) for name, mean in named.items()}
+    by_name = means(jax.tree.unflatten(structure, [_Leaf(flow) for flow in found]))
+    return {name: MeanFlow(mean.total.flow, mean.weight.flow) for name, mean in by_name.items()}
 
 
 class _Leaf(NamedTuple):
     flow: RowFlow
 
 
-def _given(argument: int, path: Any) -> RowFlow:
-    """The flow of an argument: params, extra, batch or the key."""
+def _input_flow(argument: int, path: Any) -> RowFlow:
+    """Return the flow of an input, from its argument: params 0, extra 1, batch 2, rng 3."""
     contents = argument == 2 and path[0].key not in NUMBERS_OF_A_ROW
     return RowFlow(contents=contents, drawn=argument == 3)

@@ -1,4 +1,4 @@
-"""A loss and its gradient of some rows, as sums that add up over rows."""
+"""Loss and gradient of some rows, as sums that add up over rows."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -17,43 +17,43 @@ from jtrain.testing.result import StepResult
 
 
 class RowSums(NamedTuple):
-    """What a loss gave for some rows, on the host."""
+    """The output and gradient of a loss for some rows, as numpy arrays."""
 
     returned: LossOutput
-    gradient: Any  # of the sum of coefficient x total / the weights that were given
+    gradient: Any  # of the sum over terms of coefficient x total / given weight
 
     @property
     def weights(self) -> list[float]:
-        """Of each term."""
+        """Weight of each term."""
         return [float(mean.weight) for mean in self.returned.terms.means]
 
     @property
     def totals(self) -> list[float]:
-        """Of each term."""
+        """Total of each term."""
         return [float(mean.total) for mean in self.returned.terms.means]
 
     @property
     def contributions(self) -> list[float]:
-        """Coefficient x total of each term."""
+        """Coefficient times total of each term."""
         parts = zip(self.returned.terms.coefficients, self.totals, strict=True)
         return [float(coefficient) * total for coefficient, total in parts]
 
 
 class CompiledRowSums:
-    """The sums of a subject's loss over rows, compiled once for each number of rows.
+    """The sums of a case's loss over rows, compiled once for each number of rows.
 
     Args:
-        double: whether all is computed in float64.
-        draws: whether it draws, as in training; else it gets no key, as in evaluation.
-        frozen: the number, uniform in 0 .. 1, that each draw is replaced by, if it is.
-        integers: whether integers that count are held in int64, too; with `double`.
-        params: the parameters, if not those of the subject.
-        key: the key of the step, if not that of the subject.
+        double: compute in float64.
+        draws: pass a key, as in training; without one the loss runs as in evaluation.
+        frozen: the uniform number in 0 .. 1 that replaces each draw; None draws.
+        integers: with `double`, also compute integers that count in int64.
+        params: the parameters; by default those of the case.
+        key: the key of the step; by default that of the case.
     """
 
     def __init__(
         self,
-        of: LossCase,
+        case: LossCase,
         *,
         double: bool = False,
         draws: bool = True,
@@ -62,78 +62,78 @@ class CompiledRowSums:
         params: Any = None,
         key: Key | None = None,
     ):
-        self.subject, self.double, self.draws = of, double, draws
-        self.params = of.params if params is None else params
-        self.key = of.step_key if key is None else key
+        self.case, self.double, self.draws = case, double, draws
+        self.params = case.params if params is None else params
+        self.key = case.step_key if key is None else key
         self._rules = ReplayRules(floats=double, integers=integers, frozen=frozen)
         self._programs: dict[str, Callable[..., Any]] = {}
 
     def at(self, *, params: Any = None, key: Key | None = None) -> "CompiledRowSums":
-        """Return the same programs with other parameters or another key."""
+        """Return the same compiled programs with other parameters or another key."""
         other = copy.copy(self)
         other.params = self.params if params is None else params
         other.key = self.key if key is None else key
         return other
 
-    def anew(self) -> "CompiledRowSums":
-        """Return the same with no program compiled yet."""
+    def uncompiled(self) -> "CompiledRowSums":
+        """Return a copy with no program compiled yet."""
         other = copy.copy(self)
         other._programs = {}
         return other
 
     def __call__(self, batch: Batch, weights: Any = None) -> RowSums:
-        """Of a batch; divided by these weights, by its own if there are none."""
+        """Return the sums of a batch, divided by `weights`, by default the batch's own."""
         with jax.enable_x64(self.double):
-            given = self._arguments(batch)
+            args = self._arguments(batch)
             if weights is None:
-                weights = jax.device_get(self._compiled("weights")(*given))
-            weights = [self._number(w) for w in weights]
-            return RowSums(*jax.device_get(self._compiled("sums")(weights, *given)))
+                weights = jax.device_get(self._compiled("weights")(*args))
+            weights = [self._scalar(w) for w in weights]
+            return RowSums(*jax.device_get(self._compiled("sums")(weights, *args)))
 
     def weights(self, batch: Batch) -> list[float]:
-        """Of each term; the compiler drops what they do not need."""
+        """Return the weight of each term; the compiler removes all other computation."""
         with jax.enable_x64(self.double):
-            found = jax.device_get(self._compiled("weights")(*self._arguments(batch)))
-        return [float(w) for w in found]
+            weights = jax.device_get(self._compiled("weights")(*self._arguments(batch)))
+        return [float(w) for w in weights]
 
     def forward(self, batch: Batch) -> LossOutput:
-        """What the loss returns for a batch, without its gradient."""
+        """Return the output of the loss for a batch, without a gradient."""
         with jax.enable_x64(self.double):
             return jax.device_get(self._compiled("forward")(*self._arguments(batch)))
 
     def _arguments(self, batch: Batch) -> tuple[Any, ...]:
         arrays = {name: jnp.asarray(array) for name, array in batch.items()}
         rng = (self.key,) if self.draws else ()
-        given = jax.tree.map(jnp.asarray, (self.params, self.subject.extra, arrays))
-        return (*wide(given), *rng) if self.double else (*given, *rng)
+        args = jax.tree.map(jnp.asarray, (self.params, self.case.extra, arrays))
+        return (*wide(args), *rng) if self.double else (*args, *rng)
 
-    def _number(self, x: Any) -> jax.Array:
+    def _scalar(self, x: Any) -> jax.Array:
         return jnp.asarray(x, jnp.float64 if self.double else jnp.float32)
 
     def _compiled(self, name: str) -> Callable[..., Any]:
         if name not in self._programs:
-            make = {"sums": sums_of, "weights": _weights_of, "forward": _forward_of}[name]
-            fn = make(self.subject.alone(), not self.subject.masks)
+            factory = {"sums": sums_of, "weights": _weights_of, "forward": _forward_of}[name]
+            fn = factory(self.case.unplaced_loss(), not self.case.mask_error)
             plain = self._rules == self._rules._replace(floats=False, integers=False, frozen=None)
             self._programs[name] = jax.jit(fn if plain else widened(fn, self._rules))
         return self._programs[name]
 
 
 def sums_of(loss: Loss, ragged: bool) -> Callable[..., tuple[LossOutput, Any]]:
-    """`(weights, params, extra, batch, rng=None) -> (LossOutput, gradient)`, to be compiled."""
+    """Return `(weights, params, extra, batch, rng=None) -> (LossOutput, gradient)`."""
     return sums_of_terms(normalize_loss(loss, ragged=ragged))
 
 
 def sums_of_terms(terms: Callable[..., LossOutput]) -> Callable[..., tuple[LossOutput, Any]]:
-    """The same of `(params, extra, batch, rng) -> LossOutput`."""
+    """Return the same function for `(params, extra, batch, rng) -> LossOutput`."""
 
     def sums(weights: Any, params: Any, extra: Any, batch: Any, rng: Any = None) -> Any:
-        def share(params: Any) -> Any:
-            got = terms(params, extra, batch, rng)
-            return combine(got.terms, weights), got
+        def weighted_loss(params: Any) -> Any:
+            output = terms(params, extra, batch, rng)
+            return combine(output.terms, weights), output
 
-        (_, got), gradient = jax.value_and_grad(share, has_aux=True)(params)
-        return got, gradient
+        (_, output), gradient = jax.value_and_grad(weighted_loss, has_aux=True)(params)
+        return output, gradient
 
     return sums
 
@@ -153,14 +153,14 @@ def _weights_of(loss: Loss, ragged: bool) -> Callable[..., list[Any]]:
 
 
 def together(rows: CompiledRowSums, parts: Sequence[Batch]) -> tuple[StepResult, list[RowSums]]:
-    """What the parts of a batch add up to, as a step adds them; and the sums of each."""
-    weights = [sum(of_term) for of_term in zip(*map(rows.weights, parts), strict=True)]
+    """Add up the parts of a batch as a step does; return the result and the sums of each part."""
+    weights = [sum(term_weights) for term_weights in zip(*map(rows.weights, parts), strict=True)]
     sums = [rows(part, weights) for part in parts]
-    return added(sums, rows.subject), sums
+    return added(sums, rows.case), sums
 
 
-def added(sums: Sequence[RowSums], of: LossCase) -> StepResult:
-    """The result of several parts whose gradients were divided by the weights of all."""
+def added(sums: Sequence[RowSums], case: LossCase) -> StepResult:
+    """Add up the sums of parts whose gradients were divided by the weights of all parts."""
     add = lambda *leaves: np.sum([np.asarray(x, np.float64) for x in leaves], axis=0)
     totals = np.sum([one.contributions for one in sums], axis=0)
     weights = np.sum([one.weights for one in sums], axis=0)
@@ -168,7 +168,7 @@ def added(sums: Sequence[RowSums], of: LossCase) -> StepResult:
     metrics = [one.returned.metrics for one in sums]
     changes = jax.tree.map(add, *[one.returned.extra for one in sums])
     with jax.enable_x64(True):
-        extra = update_extra(wide(of.extra), changes) if jax.tree.leaves(changes) else of.extra
+        extra = update_extra(wide(case.extra), changes) if jax.tree.leaves(changes) else case.extra
     return StepResult(
         loss=float(loss),
         gradient=jax.tree.map(add, *[one.gradient for one in sums]),
@@ -178,12 +178,12 @@ def added(sums: Sequence[RowSums], of: LossCase) -> StepResult:
 
 
 def flat_metrics(metrics: Mapping[str, Mean]) -> dict[str, float]:
-    """The value of each; of one with a shape each number by its place."""
-    found = {}
+    """Return the value of each metric; an array metric gives one value for each element."""
+    values = {}
     for name, metric in metrics.items():
         value = metric.value()
         if np.ndim(value):
-            found |= {f"{name}/{i}": float(x) for i, x in enumerate(np.ravel(value))}
+            values |= {f"{name}/{i}": float(x) for i, x in enumerate(np.ravel(value))}
         else:
-            found[name] = float(value)
-    return found
+            values[name] = float(value)
+    return values

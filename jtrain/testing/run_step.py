@@ -1,4 +1,4 @@
-"""One step under a strategy, and what it gave."""
+"""A single step under a strategy, and its result."""
 
 import functools
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from jtrain.testing.float64 import ReplayRules, wide, widened
 from jtrain.testing.result import StepResult
 from jtrain.testing.row_sums import flat_metrics
 
-# Metrics that a step adds, of which the loss is compared for itself and the others follow.
+# Metrics that the step adds: the loss is compared by itself, the others follow from it.
 OWN = {"loss", "grad_norm", "update_norm", "skipped", "loss_scale"}
 
 
 class ObservedState(NamedTuple):
-    """The state of an optimizer, and what it was given."""
+    """The state of an optimizer, with the last gradient and the number of calls."""
 
     gradient: Params
     calls: Any  # int32 scalar
@@ -32,55 +32,57 @@ class ObservedState(NamedTuple):
 
 
 def observed(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The same updates; its state keeps the last gradient and counts the calls."""
+    """Wrap an optimizer so that its state holds the last gradient and counts the calls."""
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Params) -> ObservedState:
         return ObservedState(jax.tree.map(jnp.zeros_like, params), jnp.int32(0), inner.init(params))
 
-    def update(updates: Any, state: Any, params: Any = None, **known: Any) -> Any:
-        changed, after = inner.update(updates, state.inner, params, **known)
-        return changed, ObservedState(updates, state.calls + 1, after)
+    def update(updates: Any, state: Any, params: Any = None, **kwargs: Any) -> Any:
+        new_updates, new_inner = inner.update(updates, state.inner, params, **kwargs)
+        return new_updates, ObservedState(updates, state.calls + 1, new_inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 class StepVariant(NamedTuple):
-    """How a step is split and computed."""
+    """A way to split and compute a step."""
 
     strategy: Strategy | None = None  # None: plain `jax.jit`
     microbatches: int = 1
     double: bool = False
-    frozen: float | None = None  # what each draw is replaced by
+    frozen: float | None = None  # the uniform number that replaces each draw
     donate: bool = True
-    change: Callable[[Loss], Loss] = lambda loss: loss  # what is asked of another loss
+    change: Callable[[Loss], Loss] = lambda loss: loss  # applied to the loss
 
 
 class CompiledStep:
-    """A step that was compiled for a batch of a subject, to be taken from its start."""
+    """The first step of a case, compiled once."""
 
-    def __init__(self, of: LossCase, way: StepVariant, make: MakeStep | None = None):
-        self.subject, self.way = of, way
-        strategy = way.strategy
-        loss = way.change(of.loss.build(strategy.placement if strategy else Unplaced()))
-        like = first_state(of)
-        self._step = (make or of.make)(
+    def __init__(self, case: LossCase, variant: StepVariant, make: MakeStep | None = None):
+        self.case, self.variant = case, variant
+        strategy = variant.strategy
+        loss = variant.change(case.loss.build(strategy.placement if strategy else Unplaced()))
+        like = first_state(case)
+        self._step = (make or case.make)(
             loss,
-            observed(of.optimizer),
-            microbatches=way.microbatches,
-            couples=of.couples,
+            observed(case.optimizer),
+            microbatches=variant.microbatches,
+            couples=case.couples,
             psum=strategy.psum if strategy else None,
-            ragged=not of.masks,
-            **({"lay": strategy.lay(like.params, of.dims)} if strategy else {}),
+            ragged=not case.mask_error,
+            **(
+                {"sharding": strategy.gradient_sharding(like.params, case.dims)} if strategy else {}
+            ),
         )
         self._program = None
 
     def __call__(self, batch: Any) -> StepResult:
-        """What a step from the start gives."""
-        strategy = self.way.strategy
-        with jax.enable_x64(self.way.double):
+        """Return the result of a step from the first state."""
+        strategy = self.variant.strategy
+        with jax.enable_x64(self.variant.double):
             state = self._start()
-            rows = wide(dict(batch)) if self.way.double else dict(batch)
+            rows = wide(dict(batch)) if self.variant.double else dict(batch)
             if strategy:
                 rows = strategy.place(jax.device_get(rows))
             if self._program is None:
@@ -89,51 +91,51 @@ class CompiledStep:
             return _result(jax.device_get(state), jax.device_get(metrics))
 
     def before(self) -> dict[str, Any]:
-        """The state before the step, as of a Result."""
-        return _of_state(first_state(self.subject))
+        """Return the state before the step, as in StepResult."""
+        return _state_trees(first_state(self.case))
 
     def _start(self) -> TrainState:
-        """A state of its own: a step takes it away."""
-        state = first_state(self.subject)
-        state = wide(state) if self.way.double else jax.tree.map(jnp.asarray, state)
-        if self.way.strategy is None:
+        """Return a fresh copy of the first state, because the step donates its input."""
+        state = first_state(self.case)
+        state = wide(state) if self.variant.double else jax.tree.map(jnp.asarray, state)
+        if self.variant.strategy is None:
             return state
-        return jax.device_put(state, self.way.strategy.shardings(state, self.subject.dims))
+        return jax.device_put(state, self.variant.strategy.shardings(state, self.case.dims))
 
     def _compile(self, state: TrainState, batch: Any) -> Callable[..., Any]:
-        rules = ReplayRules(floats=self.way.double, frozen=self.way.frozen)
-        plain = not self.way.double and self.way.frozen is None
+        rules = ReplayRules(floats=self.variant.double, frozen=self.variant.frozen)
+        plain = not self.variant.double and self.variant.frozen is None
         fn = self._step if plain else widened(self._step, rules)
-        if self.way.strategy is None:
-            return jax.jit(fn, donate_argnums=0 if self.way.donate else ())
-        return self.way.strategy.compile(fn, state, batch, keeps=True)
+        if self.variant.strategy is None:
+            return jax.jit(fn, donate_argnums=0 if self.variant.donate else ())
+        return self.variant.strategy.compile(fn, state, batch, keeps=True)
 
 
 @functools.lru_cache(maxsize=4)
-def first_state(of: LossCase) -> TrainState:
-    """The state before the step, as numpy arrays."""
+def first_state(case: LossCase) -> TrainState:
+    """Return the state before the step, as numpy arrays."""
     with jax.enable_x64(False):
-        make = lambda: new_state(of.params, observed(of.optimizer), of.key, of.extra)
-        return jax.device_get(jax.jit(make)())
+        init = lambda: new_state(case.params, observed(case.optimizer), case.key, case.extra)
+        return jax.device_get(jax.jit(init)())
 
 
 def _result(state: TrainState, metrics: Any) -> StepResult:
     own = {name: metric for name, metric in metrics.items() if name not in OWN}
-    seen: Any = state.opt_state
+    observed_state: Any = state.opt_state
     return StepResult(
         loss=float(np.ravel(metrics["loss"].value())[0]),
-        gradient=seen.gradient,
-        state=_of_state(state),
+        gradient=observed_state.gradient,
+        state=_state_trees(state),
         metrics=flat_metrics(own),
-        calls=int(seen.calls),
+        calls=int(observed_state.calls),
     )
 
 
-def _of_state(state: TrainState) -> dict[str, Any]:
-    seen: Any = state.opt_state
+def _state_trees(state: TrainState) -> dict[str, Any]:
+    observed_state: Any = state.opt_state
     return {
         "params": state.params,
-        "opt_state": seen.inner,
+        "opt_state": observed_state.inner,
         "extra": state.extra,
         "step": state.step,
         "skipped": state.skipped,
@@ -141,7 +143,7 @@ def _of_state(state: TrainState) -> dict[str, Any]:
 
 
 def without_draws(loss: Loss) -> Loss:
-    """The loss as it is evaluated: it gets no key."""
+    """Return the loss without a key, as in evaluation."""
     if isinstance(loss, Stateful):
         return Stateful(lambda params, extra, batch, rng: loss.loss(params, extra, batch, None))
     return lambda params, batch, rng: loss(params, batch, None)

@@ -1,4 +1,4 @@
-"""Steps under every strategy, against the step of one device."""
+"""Comparisons of steps under every strategy with the step of one device."""
 
 import dataclasses
 import functools
@@ -30,192 +30,202 @@ from jtrain.testing.verdict import SINGLE, is_finite, judged
 from jtrain.testing.why_steps import cause_of_step
 
 Change: TypeAlias = Callable[[Loss], Loss]
-_UNKNOWN = Cause("unexplained", "it differs from one device.")
-EXPLAINED = 1e-5  # differences above it are looked into: float32 makes none so large
+_UNKNOWN = Cause("unexplained", "the step differs from one device.")
+EXPLAINED = 1e-5  # larger differences are diagnosed: float32 rounding causes none so large
 
 
 @dataclasses.dataclass(frozen=True)
 class _Compared:
-    """A way to take the step, and the parts that it takes the batch in."""
+    """A step variant under comparison, and the parts that it splits the batch into."""
 
     name: str
-    way: StepVariant
+    variant: StepVariant
     parts: Sequence[Batch]
     noun: str
 
 
 def of_steps(
-    of: LossCase,
+    case: LossCase,
     strategies: Mapping[str, Layout],
-    tell: Callable[[str], None],
-    left: list[str],
+    log: Callable[[str], None],
+    not_compared: list[str],
     *,
     named: Comparison | None = None,
 ) -> Iterator[Comparison]:
-    """A row for each way; ways that the model does not fit go to `left`.
+    """Yield a comparison for each variant; variants that do not fit go to `not_compared`.
 
     Args:
-        named: a row of the loss that says what of its draws depends on the layout, if there is one:
-            where a step differs, it is compared with fixed draws as well.
+        named: the comparison that found draws of the loss to depend on the layout, if one did: a
+            step that differs is then compared with fixed draws as well.
     """
-    steps = _Steps(of, named)
-    for compared in _ways(of, steps.batch, strategies, left):
-        tell(compared.name)
+    steps = _Steps(case, named)
+    for compared in _variants(case, steps.batch, strategies, not_compared):
+        log(compared.name)
         try:
             yield steps.row(compared)
         except (ShardingError, ConfigError) as error:
-            left.append(f"{compared.name} was not compared: {str(error).split('. ')[0]}.")
+            not_compared.append(f"{compared.name} was not compared: {str(error).split('. ')[0]}.")
         except Exception as error:
             if not is_of_the_loss(error):
                 raise
-            cause = fixed_rows(of.rows, len(compared.parts[0]["mask"]), raised_in(error))
+            cause = fixed_rows(case.rows, len(compared.parts[0]["mask"]), raised_in(error))
             yield Comparison(compared.name, "FAILS", None, None, cause.why, cause.name)
 
 
-def _ways(
-    of: LossCase, batch: Batch, strategies: Mapping[str, Layout], left: list[str]
+def _variants(
+    case: LossCase, batch: Batch, strategies: Mapping[str, Layout], not_compared: list[str]
 ) -> Iterator[_Compared]:
-    if of.make is not make_step:
+    if case.make is not make_step:
         yield _Compared("own step", StepVariant(donate=False), [batch], "device")
     yield _Compared("state given up", StepVariant(), [batch], "device")
-    whole = of.couples == "batch"
+    coupled = case.couples == "batch"
     for count in (2, 4):
-        if of.rows % count == 0 and of.couples == "nothing":
-            parts = [taken(batch, np.arange(i, of.rows, count)) for i in range(count)]
+        if case.rows % count == 0 and case.couples == "nothing":
+            parts = [taken(batch, np.arange(i, case.rows, count)) for i in range(count)]
             yield _Compared(
                 f"{count} microbatches", StepVariant(microbatches=count), parts, "microbatch"
             )
     for name, values in strategies.items():
         strategy = built(values)
-        if (whole and strategy.psum is not None) or (of.couples == "slice" and strategy.shares > 1):
-            left.append(f"{name} was not compared: it would cut the batch, whose rows meet.")
+        if (coupled and strategy.psum is not None) or (
+            case.couples == "slice" and strategy.shares > 1
+        ):
+            not_compared.append(
+                f"{name} was not compared: it would cut the batch, whose rows interact."
+            )
             continue
-        parts = [taken(batch, rows) for rows in np.split(np.arange(of.rows), strategy.shares)]
+        parts = [taken(batch, rows) for rows in np.split(np.arange(case.rows), strategy.shares)]
         yield _Compared(name, StepVariant(strategy), parts, "device")
 
 
 class _Steps:
-    def __init__(self, of: LossCase, named: Comparison | None = None):
-        self.of, self.named = of, named
-        self.batch = dict(of.batch) if of.masks else ragged(of.batch)
+    def __init__(self, case: LossCase, named: Comparison | None = None):
+        self.case, self.named = case, named
+        self.batch = dict(case.batch) if case.mask_error else ragged(case.batch)
 
     def row(self, compared: _Compared) -> Comparison:
-        """The comparison of a way with one device."""
-        if not self.of.draws:
-            compared = self._still(compared)
-        drawn = self._row(compared)
+        """Compare a variant with one device, and explain a failure."""
+        if not self.case.draws:
+            compared = self._without_draws(compared)
+        drawn = self._compare(compared)
         if drawn.verdict != "FAILS" or self.named is None:
-            return self._explained(drawn, compared)
-        still = self._still(compared)  # a layer draws by the layout; does all else hold?
-        row = self._row(still)
+            return self._add_cause(drawn, compared)
+        frozen = self._without_draws(compared)  # a layer draws by the layout; compare the rest
+        row = self._compare(frozen)
         if row.verdict == "FAILS":
-            return self._explained(row, still)
+            return self._add_cause(row, frozen)
         return dataclasses.replace(
             drawn, verdict="named", why=self.named.why, cause=self.named.cause
         )
 
-    def _row(self, compared: _Compared) -> Comparison:
-        """The same, and no cause where it fails."""
-        name, way = compared.name, compared.way
-        got, want = self._got(way), self._want(way)
-        single = distances(got, want)
+    def _compare(self, compared: _Compared) -> Comparison:
+        """Compare a variant with one device, without a diagnosis."""
+        name, variant = compared.name, compared.variant
+        actual, expected = self._actual(variant), self._expected(variant)
+        single = distances(actual, expected)
         if single.largest <= SINGLE:
             return Comparison(name, "ok", single)
         rest = single._replace(state=single.state._replace(by=0.0))
-        made = remade(self.of, got, want) if rest.largest <= SINGLE else None
-        if made is not None and distances(got, made).state.by <= SINGLE:
+        updated = remade(self.case, actual, expected) if rest.largest <= SINGLE else None
+        if updated is not None and distances(actual, updated).state.by <= SINGLE:
             return Comparison(name, "rounding", single)
-        exact = way._replace(double=True)
-        double = if_seen(lambda: distances(self._got(exact), self._want(exact)))
-        row = judged(name, single, double, lambda: _UNKNOWN, lambda: no_rounding(self.of, single))
-        if row.verdict == "rounding" and is_finite(got) != is_finite(want):
+        exact = variant._replace(double=True)
+        double = if_seen(lambda: distances(self._actual(exact), self._expected(exact)))
+        row = judged(name, single, double, lambda: _UNKNOWN, lambda: no_rounding(self.case, single))
+        if row.verdict == "rounding" and is_finite(actual) != is_finite(expected):
             return dataclasses.replace(row, verdict="FAILS")
         return row
 
-    def _explained(self, row: Comparison, compared: _Compared) -> Comparison:
-        """The row, with the cause where it fails."""
+    def _add_cause(self, row: Comparison, compared: _Compared) -> Comparison:
+        """Add the cause to a comparison that fails."""
         if row.verdict != "FAILS" or row.cause == "rounding":
             return row
-        cause = self._cause(compared, self._got(compared.way))
+        cause = self._cause(compared, self._actual(compared.variant))
         return dataclasses.replace(row, why=cause.why, cause=cause.name)
 
-    def _got(self, way: StepVariant) -> StepResult:
-        """What a step gives under a way."""
-        return self._stepping(way)(self.batch)
+    def _actual(self, variant: StepVariant) -> StepResult:
+        """Return the result of the step under a variant."""
+        return self._compiled_step(variant)(self.batch)
 
     @functools.lru_cache(maxsize=2)  # noqa: B019
-    def _stepping(self, way: StepVariant) -> CompiledStep:
-        return CompiledStep(self.of, way)
+    def _compiled_step(self, variant: StepVariant) -> CompiledStep:
+        return CompiledStep(self.case, variant)
 
-    def _want(self, way: StepVariant) -> StepResult:
-        """What one device gives that takes the batch whole, by jtrain's own step."""
-        return self._alone_gives(way.double, way.frozen, way.change)
-
-    @functools.cache  # noqa: B019
-    def _alone_gives(self, double: bool, frozen: float | None, change: Change) -> StepResult:
-        return self._alone(double, frozen, change)(self.batch)
+    def _expected(self, variant: StepVariant) -> StepResult:
+        """Return the result of jtrain's own step on one device with the full batch."""
+        return self._single_device_result(variant.double, variant.frozen, variant.change)
 
     @functools.cache  # noqa: B019
-    def _alone(self, double: bool, frozen: float | None, change: Change) -> CompiledStep:
-        way = StepVariant(donate=False, double=double, frozen=frozen, change=change)
-        return CompiledStep(self.of, way, make_step)
+    def _single_device_result(
+        self, double: bool, frozen: float | None, change: Change
+    ) -> StepResult:
+        return self._single_device_step(double, frozen, change)(self.batch)
 
-    def _still(self, compared: _Compared) -> _Compared:
-        """The comparison with all draws frozen, or, where they are hidden, without any."""
-        frozen = compared.way._replace(frozen=FROZEN[0])
-        seen = if_seen(lambda: (self._got(frozen), self._want(frozen)))
-        undrawn = compared.way._replace(change=without_draws)
-        return dataclasses.replace(compared, way=frozen if seen else undrawn)
+    @functools.cache  # noqa: B019
+    def _single_device_step(
+        self, double: bool, frozen: float | None, change: Change
+    ) -> CompiledStep:
+        variant = StepVariant(donate=False, double=double, frozen=frozen, change=change)
+        return CompiledStep(self.case, variant, make_step)
 
-    def _cause(self, compared: _Compared, got: StepResult) -> Cause:
-        way = compared.way
+    def _without_draws(self, compared: _Compared) -> _Compared:
+        """Return the comparison with all draws frozen, or without draws if a kernel hides them."""
+        frozen = compared.variant._replace(frozen=FROZEN[0])
+        traceable = if_seen(lambda: (self._actual(frozen), self._expected(frozen)))
+        without_key = compared.variant._replace(change=without_draws)
+        return dataclasses.replace(
+            compared, variant=frozen if traceable is not None else without_key
+        )
 
-        def undrawn() -> float:
-            if not _draws(self.of, self.batch):
+    def _cause(self, compared: _Compared, actual: StepResult) -> Cause:
+        variant = compared.variant
+
+        def distance_without_draws() -> float:
+            if not _uses_key(self.case, self.batch):
                 return float("inf")
-            still = self._still(compared).way
-            return distances(self._got(still), self._want(still)).largest
+            frozen = self._without_draws(compared).variant
+            return distances(self._actual(frozen), self._expected(frozen)).largest
 
-        def times(factor: float) -> tuple[StepResult, StepResult]:
-            scaled = way._replace(change=lambda loss: _times(way.change(loss), factor))
-            return self._got(scaled), self._want(scaled)
+        def scale_loss(factor: float) -> tuple[StepResult, StepResult]:
+            scaled = variant._replace(change=lambda loss: _scaled(variant.change(loss), factor))
+            return self._actual(scaled), self._expected(scaled)
 
-        def timed() -> Cause | None:
-            parts = way.strategy.axes.get("context", 1) if way.strategy else 1
-            alone = self._alone(False, way.frozen, way.change)
-            return cause_along_time(self.batch, parts, self._stepping(way), alone)
+        def explain_time() -> Cause | None:
+            parts = variant.strategy.axes.get("context", 1) if variant.strategy else 1
+            single = self._single_device_step(False, variant.frozen, variant.change)
+            return cause_along_time(self.batch, parts, self._compiled_step(variant), single)
 
         return cause_of_step(
             FailedSplit(
-                of=self.of,
+                case=self.case,
                 batch=self.batch,
-                got=got,
-                want=self._want(way),
-                start=self._stepping(way).before(),
+                actual=actual,
+                expected=self._expected(variant),
+                start=self._compiled_step(variant).before(),
                 parts=compared.parts,
                 noun=compared.noun,
                 tolerance=EXPLAINED,
-                undrawn=undrawn,
-                times=times,
-                timed=timed,
+                distance_without_draws=distance_without_draws,
+                scale_loss=scale_loss,
+                explain_time=explain_time,
             )
         )
 
 
-def _draws(of: LossCase, batch: Batch) -> bool:
-    """Whether the loss draws at all."""
-    terms = normalize_loss(of.alone(), ragged=not of.masks)
-    of_key = lambda key: terms(of.params, of.extra, batch, key)
-    return any(name.startswith("random_") for name in operations(of_key, of.step_key))
+def _uses_key(case: LossCase, batch: Batch) -> bool:
+    """Return whether the loss uses its key."""
+    terms = normalize_loss(case.unplaced_loss(), ragged=not case.mask_error)
+    output = lambda key: terms(case.params, case.extra, batch, key)
+    return any(name.startswith("random_") for name in operations(output, case.step_key))
 
 
-def _times(loss: Loss, factor: float) -> Loss:
-    """The loss times a number, its metrics and `extra` as they are."""
+def _scaled(loss: Loss, factor: float) -> Loss:
+    """Return the loss times a factor, with metrics and `extra` unchanged."""
 
-    def scale(got: Any) -> Any:
-        if type(got) is tuple:
-            return (factor * got[0], *got[1:])
-        return factor * got
+    def scale(output: Any) -> Any:
+        if type(output) is tuple:
+            return (factor * output[0], *output[1:])
+        return factor * output
 
     if isinstance(loss, Stateful):
         return Stateful(lambda *given: scale(loss.loss(*given)))

@@ -1,4 +1,4 @@
-"""Experiments on the sums of a loss, each of which isolates one thing that they may depend on."""
+"""Experiments on the sums of a loss, each of which isolates one dependence."""
 
 import copy
 import functools
@@ -19,46 +19,48 @@ from jtrain.testing.row_flow import MeanFlow, flows_of, means
 from jtrain.testing.row_sums import CompiledRowSums, RowSums, together
 from jtrain.testing.splits import SumSplit, taken
 
-# Two sums of the same numbers in another order are off by the last bits of their type; a fault is
-# off by as much in either type.
+# Sums of the same numbers in another order differ in the last bits of their type; a fault differs
+# by as much in either type.
 CLOSE = {True: 1e-9, False: 1e-4}  # in float64; in float32
 GRADIENT = "the gradient"
-FROZEN = (0.3, 0.6)  # what draws are replaced by; most dropout keeps its numbers at both
-TURNS = 8  # at the parameters and at others, for choices that fall the same way at some
+FROZEN = (0.3, 0.6)  # uniform numbers that replace draws; most dropout keeps its inputs at both
+TURNS = 8  # experiments at several parameters, since a branch may be the same at some
 DRAWS_OF_PARAMS = 12
 
 
 class Trials:
-    """What the means of a loss depend on, found by changing one thing at a time.
+    """Experiments that find what the means of a loss depend on, changing one thing at a time.
 
     Args:
-        of: the loss.
-        double: whether all is computed in float64.
-        frozen: the number that all draws are replaced by, if they are.
-        batch: the rows that are experimented with, if not those of the loss.
+        case: the case with the loss.
+        double: compute in float64.
+        frozen: the uniform number that replaces each draw; None draws.
+        batch: the rows of the experiments; by default those of the case.
     """
 
     def __init__(
         self,
-        of: LossCase,
+        case: LossCase,
         *,
         double: bool,
         frozen: float | None = None,
         batch: Batch | None = None,
     ):
-        self.of, self.double, self.frozen = of, double, frozen
-        self.batch = of.batch if batch is None else batch
-        self.rows = CompiledRowSums(of, double=double, frozen=frozen)
-        self._known: dict[str, list[float]] = {}  # of each mean, how halves of the rows interplay
+        self.case, self.double, self.frozen = case, double, frozen
+        self.batch = case.batch if batch is None else batch
+        self.rows = CompiledRowSums(case, double=double, frozen=frozen)
+        self._interactions: dict[
+            str, list[float]
+        ] = {}  # for each mean, the interaction of two halves
         self.close = CLOSE[double]
 
     @functools.cached_property
     def flows(self) -> Mapping[str, MeanFlow]:
-        """What comes of rows in each mean, read off the trace."""
-        return flows_of(self.of)
+        """Row flow of each mean, from the trace."""
+        return flows_of(self.case)
 
     def facts(self, kind: str) -> dict[str, RowCoupling]:
-        """Return the means that have a fact about their rows, and it."""
+        """Return the row coupling of one kind for each mean that has it."""
         return {
             name: part.facts[kind]
             for name, flow in self.flows.items()
@@ -68,121 +70,126 @@ class Trials:
 
     @functools.cached_property
     def draws_by_key(self) -> bool:
-        """Whether the loss is another with another key."""
+        """True if the loss changes with the key."""
         first, second = (self.rows.at(key=jax.random.key(n)) for n in (11, 12))
         one, other = (together(rows, [self.batch])[0] for rows in (first, second))
         return distances(one, other).largest > 0
 
     @functools.cached_property
-    def undrawn(self) -> Sequence["Trials"]:
-        """The same with all draws frozen, at one number and at another; none where it cannot be."""
+    def frozen_trials(self) -> Sequence["Trials"]:
+        """The same experiments with all draws frozen at each number of FROZEN; empty if opaque."""
         found = [
-            self._like(CompiledRowSums(self.of, double=self.double, frozen=n), n) for n in FROZEN
+            self._with_sums(CompiledRowSums(self.case, double=self.double, frozen=n), n)
+            for n in FROZEN
         ]
         return found if if_seen(lambda: found[0].rows.weights(self.batch)) is not None else []
 
     @functools.cached_property
-    def counted(self) -> "Trials":
-        """The same with whole numbers that never overflow."""
-        rows = CompiledRowSums(self.of, double=True, frozen=self.frozen, integers=True)
-        return self._like(rows, self.frozen)
+    def without_overflow(self) -> "Trials":
+        """The same experiments with integers that never overflow."""
+        rows = CompiledRowSums(self.case, double=True, frozen=self.frozen, integers=True)
+        return self._with_sums(rows, self.frozen)
 
     def at(self, params: Params, batch: Batch, key: Key) -> "Trials":
-        """Return the same experiments with other numbers."""
-        other = self._like(self.rows, self.frozen)
+        """Return the same experiments with other parameters, batch and key."""
+        other = self._with_sums(self.rows, self.frozen)
         other.rows, other.batch = self.rows.at(params=params, key=key), batch
-        if "undrawn" in self.__dict__:  # the programs that are compiled already
-            other.__dict__["undrawn"] = [still.at(params, batch, key) for still in self.undrawn]
-        if "counted" in self.__dict__:
-            other.__dict__["counted"] = self.counted.at(params, batch, key)
+        if "frozen_trials" in self.__dict__:  # reuse the compiled programs
+            other.__dict__["frozen_trials"] = [
+                trials.at(params, batch, key) for trials in self.frozen_trials
+            ]
+        if "without_overflow" in self.__dict__:
+            other.__dict__["without_overflow"] = self.without_overflow.at(params, batch, key)
         return other
 
-    def _like(self, rows: CompiledRowSums, frozen: float | None) -> "Trials":
-        """The same with other programs."""
+    def _with_sums(self, rows: CompiledRowSums, frozen: float | None) -> "Trials":
+        """Return the same experiments with other compiled sums."""
         other = copy.copy(self)
-        for name in ("draws_by_key", "undrawn", "counted"):
+        for name in ("draws_by_key", "frozen_trials", "without_overflow"):
             other.__dict__.pop(name, None)
-        other._known = {}
+        other._interactions = {}
         other.rows, other.frozen = rows.at(params=self.rows.params, key=self.rows.key), frozen
         return other
 
     def holds(self, split: SumSplit) -> bool:
-        """Whether the parts of a split add up to its whole."""
-        got, want = (together(self.rows, parts)[0] for parts in (split.parts, [split.whole]))
-        return distances(got, want).largest <= self.close
+        """Return whether the parts of a split add up to its whole."""
+        actual, expected = (together(self.rows, parts)[0] for parts in (split.parts, [split.whole]))
+        return distances(actual, expected).largest <= self.close
 
-    def of_rows(self, batch: Batch) -> dict[str, Any]:
-        """Each mean of a batch, and under `GRADIENT` the gradient of the sum of its terms."""
+    def means_of(self, batch: Batch) -> dict[str, Any]:
+        """Return each mean of a batch, and as `GRADIENT` the gradient of the sum of its terms."""
         return _named(self.rows(batch, self._ones))
 
     @functools.cached_property
     def _ones(self) -> list[float]:
-        """What each term is divided by, so that gradients of several batches add up."""
+        """Unit weights of the terms, with which gradients of several batches add up."""
         return [1.0] * len(self.rows.weights(self.batch))
 
     def changes(self, name: str, one: Batch, other: Batch) -> bool:
-        """Whether a mean, its total or its weight, is another for another batch."""
-        a, b = self.of_rows(one)[name], self.of_rows(other)[name]
+        """Return whether the total or the weight of a mean differs between two batches."""
+        a, b = self.means_of(one)[name], self.means_of(other)[name]
         pairs = list(zip(_parts(a), _parts(b), strict=True))
         if any(np.isfinite(x).all() != np.isfinite(y).all() for x, y in pairs):
             return True
         return any(_relative(x - y, [x, y]) > self.close for x, y in pairs)
 
-    def meets(
-        self, name: str, batch: Batch | None = None, beside: np.ndarray | None = None
+    def rows_interact(
+        self, name: str, batch: Batch | None = None, group: np.ndarray | None = None
     ) -> bool:
-        """Whether what one row holds changes what another one adds to a mean.
+        """Return whether the contents of one row change what another row adds to a mean.
 
-        Rows keep their places, numbers, mask and draws, so that none of these is in it: the rows
-        of two groups are changed in turn, and a sum changes by as much for one group whatever the
-        other holds.
+        The rows of two groups are changed in turn. If rows do not interact, changing one group
+        changes a sum by the same amount for any contents of the other group. Positions, row
+        numbers, masks and draws stay the same, so they have no effect.
 
         Args:
-            name: of the mean.
-            batch: the rows; by default those of the loss.
-            beside: the rows of one group, bool b; by default half of those that count.
+            name: the mean.
+            batch: the rows; by default those of the experiments.
+            beside: the rows of one group, bool b; by default half of the rows that count.
         """
         if batch is None:
-            return max(self._of_halves(name)) > self.close
-        return max(self._interplay(name, batch, beside)) > self.close
+            return max(self._interaction_of_halves(name)) > self.close
+        return max(self._interaction(name, batch, group)) > self.close
 
-    def weight_meets(self, name: str) -> bool:
-        """Whether what one row holds changes the weight that another one has."""
-        return self._of_halves(name)[-1] > self.close
+    def weights_interact(self, name: str) -> bool:
+        """Return whether the contents of one row change the weight of another row."""
+        return self._interaction_of_halves(name)[-1] > self.close
 
-    def _of_halves(self, name: str) -> list[float]:
-        if name not in self._known:
-            self._known[name] = self._interplay(name, self.batch, None)
-        return self._known[name]
+    def _interaction_of_halves(self, name: str) -> list[float]:
+        if name not in self._interactions:
+            self._interactions[name] = self._interaction(name, self.batch, None)
+        return self._interactions[name]
 
-    def _interplay(self, name: str, batch: Batch, beside: np.ndarray | None) -> list[float]:
-        """The largest second difference of the total, and of the weight, each relative."""
+    def _interaction(self, name: str, batch: Batch, group: np.ndarray | None) -> list[float]:
+        """Return the largest relative second difference of the total, and that of the weight."""
         draw, real = np.random.default_rng(0), np.flatnonzero(batch["mask"])
         first = np.isin(np.arange(len(batch["mask"])), real[: (len(real) + 1) // 2])
-        one = first if beside is None else beside
+        one = first if group is None else group
         two = batch["mask"] & ~one
         largest = [0.0, 0.0]
         for turn in range(TURNS):
             at = self.rows.at(params=elsewhere(self.rows.params, turn)) if turn % 2 else self.rows
             other = draw.choice(len(batch["mask"]), len(batch["mask"]))
-            changed = [_holding(batch, other, which) for which in (one, two, one | two)]
-            found = [_named(at(rows, self._ones))[name] for rows in (batch, *changed)]
-            for i, (a, b, c, d) in enumerate(zip(*map(_parts, found), strict=True)):
+            changed = [_with_contents(batch, other, which) for which in (one, two, one | two)]
+            means_at = [_named(at(rows, self._ones))[name] for rows in (batch, *changed)]
+            for i, (a, b, c, d) in enumerate(zip(*map(_parts, means_at), strict=True)):
                 with np.errstate(invalid="ignore", over="ignore"):
                     difference = a - b - c + d
                 largest[i] = max(largest[i], _relative(difference, [a, b, c, d]))
         return largest
 
-    def holds_of(self, name: str, batch: Batch, which: np.ndarray) -> bool:
-        """Whether what the rows `which`, bool b, hold is in a mean."""
+    def depends_on_rows(self, name: str, batch: Batch, which: np.ndarray) -> bool:
+        """Return whether a mean depends on the contents of the rows `which`, bool b."""
         rows = np.arange(len(which))
         others = [np.roll(rows, 1), np.roll(rows, 3), np.full_like(rows, rows[which][0])]
-        return any(self.changes(name, batch, _holding(batch, other, which)) for other in others)
+        return any(
+            self.changes(name, batch, _with_contents(batch, other, which)) for other in others
+        )
 
     def values(self, name: str, batches: Sequence[Batch]) -> tuple[np.ndarray, np.ndarray]:
-        """The total and the weight of a mean for each batch, at a dozen draws of the parameters.
+        """Return totals and weights of a mean for each batch, at 12 draws of the parameters.
 
-        Both are n d, of n batches and d draws; of a mean with a shape the first number.
+        Both have the shape n d, for n batches and d draws; an array mean gives its first element.
         """
         found = []
         for seed in range(DRAWS_OF_PARAMS):
@@ -194,7 +201,7 @@ class Trials:
 
 
 def elsewhere(params: Params, seed: int, times: float = 1.0) -> Params:
-    """Other parameters, of the size of those that are given, or so many times that."""
+    """Add normal noise to the parameters, `times` as large as their standard deviation."""
     draw = np.random.default_rng(seed)
 
     def leaf(x: Any) -> Any:
@@ -205,8 +212,8 @@ def elsewhere(params: Params, seed: int, times: float = 1.0) -> Params:
     return jax.tree.map(leaf, params)
 
 
-def _holding(batch: Batch, other: np.ndarray, which: np.ndarray) -> dict[str, np.ndarray]:
-    """The batch whose rows `which` hold what the rows `other` do; `row` and `mask` as they are."""
+def _with_contents(batch: Batch, other: np.ndarray, which: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the batch with the contents of rows `other` in rows `which`; keep `row` and `mask`."""
     rows = np.where(which, other, np.arange(len(which)))
     return {**taken(batch, rows), "row": batch["row"], "mask": batch["mask"]}
 
@@ -217,15 +224,15 @@ def _named(sums: RowSums) -> dict[str, Any]:
 
 
 def _parts(x: Any) -> list[np.ndarray]:
-    """The total and the weight; of a gradient, itself."""
+    """Return the total and the weight of a mean; a gradient as it is."""
     parts = (x.total, x.weight) if isinstance(x, Mean) else (x,)
     return [np.asarray(part, np.float64) for part in parts]
 
 
-def _relative(difference: np.ndarray | np.generic, of: Sequence[np.ndarray]) -> float:
-    """The size of a difference beside that of what it was taken of."""
+def _relative(difference: np.ndarray | np.generic, operands: Sequence[np.ndarray]) -> float:
+    """Return the norm of a difference relative to the norms of its operands."""
     with np.errstate(invalid="ignore", over="ignore"):
-        size = sum(float(np.linalg.norm(np.ravel(x))) for x in of)
+        size = sum(float(np.linalg.norm(np.ravel(x))) for x in operands)
         by = float(np.linalg.norm(np.ravel(difference)))
     if not np.isfinite(by) or not np.isfinite(size):
         return 0.0

@@ -1,4 +1,4 @@
-"""The verdict of a comparison, float64 deciding what float32 leaves open."""
+"""Verdicts of comparisons, with float64 deciding what float32 leaves open."""
 
 from collections.abc import Callable
 
@@ -9,9 +9,9 @@ from jtrain.testing.compare import numbers
 from jtrain.testing.report import Comparison
 from jtrain.testing.result import Distances, StepResult
 
-# What is allowed, relative. Adding some thousand numbers in another order moves the last of
-# float32's 24 bits (6e-8) a few times, and the last of float64's 53 (1e-16) as often; a fault moves
-# both alike, so that anything between 1e-12 and 1e-6 tells them apart.
+# Relative tolerances. Adding some thousand numbers in another order moves the last of float32's
+# 24 bits (6e-8) a few times, and the last of float64's 53 (1e-16) as often; a fault moves both
+# results alike, so any float64 tolerance between 1e-12 and 1e-6 separates fault from rounding.
 SINGLE, DOUBLE = 1e-6, 1e-12
 
 
@@ -19,23 +19,24 @@ def judged(
     check: str,
     single: Distances,
     double: Distances | None,
-    why: Callable[[], Cause],
-    rounds: Callable[[], Cause | None] = lambda: None,
+    explain: Callable[[], Cause],
+    explain_rounding: Callable[[], Cause | None] = lambda: None,
 ) -> Comparison:
-    """The row of a comparison.
+    """Return the comparison with its verdict.
 
     Args:
-        check: its name.
+        check: name of the comparison.
         single: the distances in float32.
-        double: those in float64, if they are known.
-        why: is asked where it fails.
-        rounds: is asked where float32 is off and float64 is not: why it is no rounding, if so.
+        double: the distances in float64, if known.
+        why: called for the cause if the comparison fails.
+        rounds: called if only float32 differs; returns a cause if rounding cannot explain the
+            difference.
     """
     if is_far(single, double):
-        cause = why()
+        cause = explain()
     elif single.largest <= SINGLE:
         return Comparison(check, "ok", single, double)
-    elif (cause := rounds()) is None:
+    elif (cause := explain_rounding()) is None:
         return Comparison(check, "rounding", single, double)
     return Comparison(
         check, "FAILS" if cause.fault else "named", single, double, cause.why, cause.name
@@ -43,12 +44,12 @@ def judged(
 
 
 def is_far(single: Distances, double: Distances | None) -> bool:
-    """Whether two results are further apart than rounding puts them: in float64 if it is known."""
+    """Return whether two results differ by more than rounding, judged in float64 if known."""
     return single.largest > SINGLE if double is None else double.largest > DOUBLE
 
 
 def is_finite(result: StepResult) -> bool:
-    """Whether loss, gradient and state hold numbers alone; a metric of no row may be NaN."""
+    """Return whether loss, gradient and state are finite; a metric of no row may be NaN."""
     leaves = [*numbers(result.gradient).values(), *numbers(result.state).values()]
     return bool(
         np.isfinite(result.loss)

@@ -1,4 +1,4 @@
-"""Side effects of a loss: what its calls change, and what they draw from."""
+"""Side effects of a loss: the arguments that it changes, the host generators that it uses."""
 
 import dataclasses
 import random
@@ -15,20 +15,20 @@ from jtrain.core.types import LossFn
 
 @dataclasses.dataclass(eq=False)
 class SideEffects:
-    """Side effects of the losses that it watches, collected over all their calls."""
+    """Side effects of recorded losses, collected over all their calls."""
 
     changed: set[str] = dataclasses.field(default_factory=set)
-    """Leaves of arguments that a call replaced, removed or added, `batch['x']`."""
+    """Leaves of arguments that a call replaced, removed or added: `batch['x']`."""
     drew_from: set[str] = dataclasses.field(default_factory=set)
-    """Generators of the host that a call drew from, `numpy.random`."""
+    """Generators of the host that a call drew from: `numpy.random`."""
 
-    def over(self, loss: LossFn | Stateful) -> LossFn | Stateful:
-        """Return the loss, each call of it watched."""
+    def record(self, loss: LossFn | Stateful) -> LossFn | Stateful:
+        """Return the loss with each call recorded."""
         if isinstance(loss, Stateful):
-            return Stateful(self._watched(loss.loss, ("params", "extra", "batch")))
-        return self._watched(loss, ("params", "batch"))
+            return Stateful(self._record(loss.loss, ("params", "extra", "batch")))
+        return self._record(loss, ("params", "batch"))
 
-    def _watched(self, fn: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    def _record(self, fn: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             numpy, python = np.random.get_state(legacy=False), random.getstate()
             before = [_leaves(x) for x in args[: len(names)]]

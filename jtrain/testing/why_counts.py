@@ -1,4 +1,4 @@
-"""What is wrong in a mean that depends on how many rows there are."""
+"""Causes for a mean that depends on the number of rows."""
 
 import numpy as np
 
@@ -7,16 +7,16 @@ from jtrain.testing.splits import alternating, hidden, ragged, taken, two_halves
 from jtrain.testing.trials import Trials
 from jtrain.testing.why_masks import constant_of, padded_size
 
-FIT = 1e-6  # how far off an explanation may be, relative to what it explains
-LEAST = 3  # draws of the parameters at which two halves have to differ, or be something
+FIT = 1e-6  # relative tolerance of an explanation
+LEAST = 3  # draws of the parameters at which two halves must differ, or be nonzero
 
 
 def cause_of_counts(name: str, trials: Trials) -> Cause:
-    """Return why a mean is not that of its parts, where no row changes what another one adds."""
-    if not trials.of.masks:
+    """Return why a mean differs from that of its parts although rows do not interact."""
+    if not trials.case.mask_error:
         if found := constant_of(name, trials):
             return found
-        short = np.arange(trials.of.rows // 2)
+        short = np.arange(trials.case.rows // 2)
         if trials.changes(name, hidden(trials.batch, short), taken(trials.batch, short)):
             return padded_size(name)
     return (
@@ -24,56 +24,59 @@ def cause_of_counts(name: str, trials: Trials) -> Cause:
         or mean_of_means(name, trials)
         or Cause(
             "number of rows",
-            f"{name} depends on how many rows the loss sees, and not on what the rows beside a row "
-            f"hold: its size (len, shape) or the count of its mask is in it. Return a sum over "
-            f"rows and its weight, `jt.Mean.of(values_by_row, batch['mask'])`.",
+            f"{name} depends on how many rows the loss gets, and not on their contents: the size "
+            f"of the batch (len, shape) or the count of its mask enters it. Return a sum over rows "
+            f"and its weight, `jt.Mean.of(values_by_row, batch['mask'])`.",
         )
     )
 
 
 def mean_of_means(name: str, trials: Trials) -> Cause | None:
-    """Return a cause where a mean is that of each slice by itself; None if it is something else.
+    """Return a cause if a mean is the mean of each slice's own mean; None otherwise.
 
-    The value for all rows then lies between those of two slices, and divides them at the same place
-    whatever the parameters are: it is what each was divided by, which no parameter is in.
+    The value for all rows then lies between those of two slices, and divides their interval in the
+    same ratio for any parameters: the ratio of the divisors, which no parameter enters.
     """
-    apart = [values for values in _halves(name, trials) if not _adds_up(values)]
-    if not apart or not all(_divides_at_one_place(values) for values in apart):
+    failing = [values for values in _halves(name, trials) if not _adds_up(values)]
+    if not failing or not all(_has_constant_ratio(values) for values in failing):
         return None
-    *each, whole = (f"{weight:.6g}" for weight in apart[0][1][:, 0])
+    *each, whole = (f"{weight:.6g}" for weight in failing[0][1][:, 0])
     return Cause(
         "mean of means",
-        f"{name} has the weights {', '.join(each)} of two halves and {whole} of both, and is "
+        f"{name} has the weights {', '.join(each)} for two halves and {whole} for both, and is "
         f"divided by other numbers: it is a mean of the halves' own means, in which rows of the "
-        f"smaller one count more. Return `jt.Mean.of(values_by_row, batch['mask'])`: a sum over "
+        f"smaller half count more. Return `jt.Mean.of(values_by_row, batch['mask'])`: a sum over "
         f"rows (or tokens) and its weight.",
     )
 
 
 def _sum(name: str, trials: Trials) -> Cause | None:
-    """A sum that is returned as if it were a mean."""
+    """Return a cause if a sum is returned as if it were a mean."""
     for values in _halves(name, trials):
         first, second, both = _means(values)
         off, size = np.abs(first + second - both), np.abs(first) + np.abs(second) + np.abs(both)
         if not np.isfinite(off).all() or np.any(off > FIT * size) or np.sum(size > 0) < LEAST:
             return None
-    scalar = "a plain scalar is to be the mean over" if trials.of.masks else "a Mean is divided by"
+    contract = (
+        "a plain scalar must be the mean over" if trials.case.mask_error else "a Mean is divided by"
+    )
     return Cause(
         "sum as a mean",
-        f"{name} of two halves adds up as it stands, so it is a sum: {scalar} the rows it was "
-        f"computed from, and its weight is the same for fewer of them, or is not counted at all. "
-        f"Return the sum and the weight of its rows, `jt.Mean.of(values_by_row, batch['mask'])`.",
+        f"the values of {name} for two halves add up to that of the whole, so it is a sum: "
+        f"{contract} the rows it was computed from, and its weight is the same for fewer rows, or "
+        f"is not counted at all. Return the sum and the weight of its rows, "
+        f"`jt.Mean.of(values_by_row, batch['mask'])`.",
     )
 
 
 def _halves(name: str, trials: Trials) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The totals and weights of two halves and of all, split in two ways.
+    """Return totals and weights of two halves and of all rows, for two ways to split them.
 
-    One half has fewer rows that count where a mask may hide some.
+    If masks may hide rows, one half has fewer rows that count.
     """
-    batch = trials.batch if trials.of.masks else ragged(trials.batch)
-    ways = two_halves(batch), alternating(batch)
-    return [trials.values(name, [*split.parts, split.whole]) for split in ways]
+    batch = trials.batch if trials.case.mask_error else ragged(trials.batch)
+    pairs = two_halves(batch), alternating(batch)
+    return [trials.values(name, [*split.parts, split.whole]) for split in pairs]
 
 
 def _means(values: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
@@ -82,19 +85,19 @@ def _means(values: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
 
 
 def _adds_up(values: tuple[np.ndarray, np.ndarray]) -> bool:
-    """Whether the whole is the mean of the halves, each by its weight."""
+    """Return whether the whole is the weighted mean of the halves."""
     totals, weights = (np.stack([x[0] + x[1], x[2]]) for x in values)
-    got, want = _means((totals, weights))
-    return bool(np.all(np.abs(got - want) <= FIT * (np.abs(got) + np.abs(want))))
+    actual, expected = _means((totals, weights))
+    return bool(np.all(np.abs(actual - expected) <= FIT * (np.abs(actual) + np.abs(expected))))
 
 
-def _divides_at_one_place(values: tuple[np.ndarray, np.ndarray]) -> bool:
+def _has_constant_ratio(values: tuple[np.ndarray, np.ndarray]) -> bool:
     first, second, both = _means(values)
     known = np.isfinite(first) & np.isfinite(second) & np.isfinite(both)
     known &= np.abs(first - second) > FIT * (np.abs(first) + np.abs(second))
     if known.sum() < LEAST:
         return False
     between, above = (first - second)[known], (both - second)[known]
-    share = float(between @ above / (between @ between))
-    off = np.max(np.abs(above - share * between))
-    return FIT < share < 1 - FIT and bool(off <= FIT * np.max(np.abs(between)))
+    ratio = float(between @ above / (between @ between))
+    off = np.max(np.abs(above - ratio * between))
+    return FIT < ratio < 1 - FIT and bool(off <= FIT * np.max(np.abs(between)))

@@ -1,4 +1,4 @@
-"""Which operation of a loss makes numbers that are too large, too narrow or no numbers at all."""
+"""Causes for overflow, narrow sums and nonfinite values, with the operation and its line."""
 
 from typing import Any
 
@@ -22,12 +22,12 @@ from jtrain.testing.trials import Trials
 HALF = {"float16": "65,504, to 3 digits", "bfloat16": "3e38, to 2 digits"}
 
 
-def cause_of_infinity(of: LossCase, batch: Batch, params: Params, key: Key) -> Cause | None:
-    """Return which operation makes an infinity or a NaN of numbers that are none, in float32.
+def cause_of_infinity(case: LossCase, batch: Batch, params: Params, key: Key) -> Cause | None:
+    """Return which operation makes an infinity or a NaN from finite inputs, in float32.
 
-    None where the loss and its gradient are finite, one operation after the other.
+    The result is None if the loss and its gradient are finite when operations run one by one.
     """
-    names, terms = [], of.terms()
+    names, terms = [], case.terms()
 
     def numbers(params: Any, extra: Any, batch: Any, rng: Any) -> list[Any]:
         weights = [mean.weight for mean in terms(params, extra, batch, rng).terms.means]
@@ -37,37 +37,38 @@ def cause_of_infinity(of: LossCase, batch: Batch, params: Params, key: Key) -> C
         names.extend(name for name, _ in found)
         return [x for _, x in found]
 
-    given = jax.tree.map(jnp.asarray, (params, of.extra, dict(batch)))
-    program = jax.make_jaxpr(numbers)(*given, key)
-    blame = NonfiniteTrace(program, [*jax.tree.leaves(given), key])
-    for name, output in zip(names, blame.outputs, strict=True):
-        if not blame.broken(output):
+    args = jax.tree.map(jnp.asarray, (params, case.extra, dict(batch)))
+    program = jax.make_jaxpr(numbers)(*args, key)
+    trace = NonfiniteTrace(program, [*jax.tree.leaves(args), key])
+    for name, output in zip(names, trace.outputs, strict=True):
+        if not trace.broken(output):
             continue
-        births = [birth for birth in blame.origins(output) if isinstance(birth, NonfiniteOp)]
-        return _of_birth(name, births[0] if births else None)
+        origins = [origin for origin in trace.origins(output) if isinstance(origin, NonfiniteOp)]
+        return _explain_origin(name, origins[0] if origins else None)
     return None
 
 
-def _of_birth(name: str, birth: NonfiniteOp | None) -> Cause:
-    if birth is None:
+def _explain_origin(name: str, origin: NonfiniteOp | None) -> Cause:
+    if origin is None:
         return Cause(
             "not finite",
-            f"{name} is no finite number, because the parameters or the batch are not. Look at "
-            f"what is read: `jtrain data show CONFIG`.",
+            f"{name} is not finite, because the parameters or the batch are not. Inspect the data: "
+            f"`jtrain data show CONFIG`.",
         )
-    at = _at(birth.equation, birth.calls)
-    if birth.dtype in HALF:
+    at = _at(origin.equation, origin.calls)
+    if origin.dtype in HALF:
         return Cause(
             "overflow",
-            f"{name} is infinite: {birth.what}{at}, in {birth.dtype}, which holds numbers up to "
-            f"{HALF[birth.dtype]}. A part of the batch stays below it, so that one device takes "
-            f"the step and another skips it. Sum in float32: `values.astype(jnp.float32).sum()`.",
+            f"{name} is infinite: {origin.what}{at}, in {origin.dtype}, which holds numbers up to "
+            f"{HALF[origin.dtype]}. A part of the batch stays below this limit, so one layout "
+            f"takes the step and another skips it. Sum in float32: "
+            f"`values.astype(jnp.float32).sum()`.",
         )
     return Cause(
         "not finite",
-        f"{name} is no finite number for the first batch: {birth.what}{at}. Every step would be "
-        f"skipped, and there is nothing to compare. Keep what goes in there away from its end: "
-        f"`jnp.where` before the function, an epsilon under a root.",
+        f"{name} is not finite for the first batch: {origin.what}{at}. Every step would be "
+        f"skipped, and there is nothing to compare. Keep the input of that operation inside its "
+        f"domain: `jnp.where` before the function, an epsilon under a root.",
     )
 
 
@@ -77,44 +78,48 @@ def _at(equation: Any, calls: Any) -> str:
 
 
 def cause_of_overflow(split: SumSplit, trials: Trials) -> Cause:
-    """Return which operation on whole numbers goes beyond its type: with wider ones all is well."""
-    of, rows = trials.of, trials.rows
-    terms = of.terms()
+    """Return which integer operation overflows, once wider integers are known to add up."""
+    case, rows = trials.case, trials.rows
+    terms = case.terms()
 
     def totals(params: Any, extra: Any, batch: Any, rng: Any) -> list[Any]:
         found = means(terms(params, extra, batch, rng)).values()
         return [x for mean in found for x in (mean.total, mean.weight)]
 
-    given = jax.tree.map(jnp.asarray, (rows.params, of.extra, dict(split.whole)))
-    program = jax.make_jaxpr(totals)(*given, rows.key)
-    where = "whole numbers overflow"
-    for done in execute(program, [*jax.tree.leaves(given), rows.key]):
-        if isinstance(done, ExecutedOp) and (said := _wraps(done)):
-            where = f"{said}{_at(done.equation, done.calls)}"
+    args = jax.tree.map(jnp.asarray, (rows.params, case.extra, dict(split.whole)))
+    program = jax.make_jaxpr(totals)(*args, rows.key)
+    where = "integers overflow"
+    for executed in execute(program, [*jax.tree.leaves(args), rows.key]):
+        if isinstance(executed, ExecutedOp) and (overflow := _describe_overflow(executed)):
+            where = f"{overflow}{_at(executed.equation, executed.calls)}"
             break
     return Cause(
         "overflow",
-        f"{where}: with whole numbers of 64 bits in their place the parts add up. Sum weights and "
-        f"counts as float32, `weights.astype(jnp.float32).sum()`.",
+        f"{where}: with 64-bit integers the parts add up. Sum weights and counts as float32, "
+        f"`weights.astype(jnp.float32).sum()`.",
     )
 
 
-def _wraps(done: ExecutedOp) -> str:
-    """What went beyond the type of a result; empty if nothing."""
-    output = done.outputs[0].array
+def _describe_overflow(executed: ExecutedOp) -> str:
+    """Return a description of the overflow in an operation; empty if there is none."""
+    output = executed.outputs[0].array
     if output.dtype not in COUNTING:
         return ""
     with jax.enable_x64(True):
         rules = ReplayRules(floats=False, integers=True)
-        wide = np.asarray(done_again(done.equation, [v.array for v in done.inputs], rules)[0])
+        wide = np.asarray(
+            done_again(executed.equation, [v.array for v in executed.inputs], rules)[0]
+        )
     if np.array_equal(wide, np.asarray(output)):
         return ""
     worst = np.ravel(wide)[np.argmax(np.abs(np.ravel(wide)))]
-    return f"{done.equation.primitive.name} gives {worst} in {output.dtype}, which cannot hold it"
+    return (
+        f"{executed.equation.primitive.name} gives {worst} in {output.dtype}, which cannot hold it"
+    )
 
 
 def cause_of_few_bits(kind: str, name: str, where: RowCoupling) -> Cause:
-    """A sum over rows in a type that many rows are too many for."""
+    """Return the cause for a sum over rows in a type that is too narrow for many rows."""
     line = f" at {where.line}" if where.line else ""
     if kind == "whole":
         return Cause(
@@ -126,6 +131,6 @@ def cause_of_few_bits(kind: str, name: str, where: RowCoupling) -> Cause:
     return Cause(
         "narrow sum",
         f"{name} is summed over rows in {where.dtype} ({where.operation}{line}), which holds "
-        f"numbers up to {HALF.get(where.dtype, 'few')}: it rounds with every split otherwise, and "
-        f"a count stands still. Sum in float32: `values.astype(jnp.float32).sum()`.",
+        f"numbers up to {HALF.get(where.dtype, 'few')}: it rounds differently with every split, "
+        f"and a large count stops growing. Sum in float32: `values.astype(jnp.float32).sum()`.",
     )

@@ -67,7 +67,7 @@ def test_a_draw_by_the_layout_ends_with_70_and_the_rest_can_be_compared(tmp_path
     words = ["check", config, "--rows", "4", "--devices", "2"]
     assert main(words) == 70
     *_, last = capfd.readouterr().out.splitlines()
-    assert last.startswith("NOT one result: what is drawn depends on the layout")
+    assert last.startswith("NOT one result: random draws depend on the layout")
     assert main([*words, "--without-draws"]) == 0
     assert capfd.readouterr().out.splitlines()[-1].startswith("one result")
 

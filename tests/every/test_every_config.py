@@ -126,9 +126,9 @@ def test_gives_one_result_however_its_batches_are_split(name: str):
     of = subject_of(tiny(name, *settings).config, rows=8)
     quick = {"copies": Mirrored(devices=4, impl="shard_map"), "parts": Mirrored(devices=4, zero=3)}
     report = check(of, {k: v for k, v in quick.items() if of.couples != "batch" or k == "parts"})
-    assert report.ok, report.told()
+    assert report.ok, report.describe()
     assert not report.causes
-    assert "bfloat16" in report.told()
+    assert "bfloat16" in report.describe()
     assert report.rows[-1].check == "parts"
 
 

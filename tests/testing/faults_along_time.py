@@ -1,4 +1,4 @@
-"""A tiny attention over sequences in parts, as one writes it for a mesh, with one thing wrong."""
+"""A small attention over split sequences, as a user writes it for a mesh, with one fault."""
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +31,8 @@ def batch():
     }
 
 
-def turned(x, positions):
-    """Rotary positions: halves of x, b t d, turned by an angle that grows with the position."""
+def rotate(x, positions):
+    """Rotate the halves of x, b t d, by an angle that grows with the position."""
     angle = (positions[:, None] * 0.5 ** jnp.arange(WIDTH // 2)[None])[None]
     one, two = jnp.split(x, 2, -1)
     sin, cos = jnp.sin(angle), jnp.cos(angle)
@@ -40,7 +40,7 @@ def turned(x, positions):
 
 
 def loss_over(parts, wrong):
-    """Next token, its queries in `parts` along time."""
+    """Return a next-token loss with the queries in `parts` along time."""
     size = TIME // parts
 
     def loss(params, batch, rng):
@@ -48,16 +48,16 @@ def loss_over(parts, wrong):
         x = params["embed"][tokens]
         q, k, v = (x @ params[name] for name in ("query", "key", "value"))
         within = at % size
-        places = within if wrong == "positions" else at
-        q, k = turned(q, places), turned(k, places)
-        seen = at[:, None] >= at[None]
-        if wrong == "within":  # of queries the position in the part, of keys in the whole
-            seen = within[:, None] >= at[None]
+        rotary_positions = within if wrong == "positions" else at
+        q, k = rotate(q, rotary_positions), rotate(k, rotary_positions)
+        visible = at[:, None] >= at[None]
+        if wrong == "within":  # query positions within the part, key positions in the sequence
+            visible = within[:, None] >= at[None]
         if wrong == "parts":
-            seen &= (at // size)[:, None] == (at // size)[None]
+            visible &= (at // size)[:, None] == (at // size)[None]
         if wrong == "border":  # all of the next part's first position
-            seen |= (at[None] == (at // size + 1)[:, None] * size) & (at[None] > at[:, None])
-        scores = jnp.where(seen[None], jnp.einsum("bqd,bkd->bqk", q, k) / WIDTH**0.5, -1e9)
+            visible |= (at[None] == (at // size + 1)[:, None] * size) & (at[None] > at[:, None])
+        scores = jnp.where(visible[None], jnp.einsum("bqd,bkd->bqk", q, k) / WIDTH**0.5, -1e9)
         x = x + jax.nn.softmax(scores) @ v
         nats = -jax.nn.log_softmax(x @ params["out"])
         nats = jnp.take_along_axis(nats, batch["tokens"][:, 1:, None], 2)[..., 0]
@@ -68,14 +68,14 @@ def loss_over(parts, wrong):
 
 
 def over_time(wrong=""):
-    """That loss, in as many parts as the placement has."""
+    """Return the loss with as many parts as the placement has."""
     return placed(lambda place: loss_over(place.times, wrong if place.times > 1 else ""))
 
 
-# What is wrong, its cause, and a word of the sentence.
+# The fault, its cause, and words of the explanation.
 FAULTS = {
     "causal mask of the part": ("within", "causal mask", "does not see"),
     "causal mask that hides other parts": ("parts", "causal mask", "does not see"),
     "causal mask a position too far at the border": ("border", "causal mask", "sees the token"),
-    "rotary positions that begin again": ("positions", "positions", "begin again in each part"),
+    "rotary positions that restart": ("positions", "positions", "restart at 0 in each part"),
 }

@@ -1,4 +1,4 @@
-"""Losses that draw from the wrong place."""
+"""Losses whose random draws come from the wrong source."""
 
 import random
 import time
@@ -13,7 +13,7 @@ from jtrain.core.rows import first_key, row_keys
 
 
 def scaled(draw):
-    """The loss with inputs times `draw(rng, batch)`, in training alone."""
+    """Return the loss with inputs times `draw(rng, batch)`, in training only."""
 
     def loss(params, batch, rng):
         if rng is None:
@@ -29,7 +29,7 @@ def uniform(key, shape):
 
 
 def coin(params, batch, rng):
-    """Half of the time nothing is another, as it is traced."""
+    """Draw from numpy during tracing, with an effect on the loss in no case."""
     return good(params, batch, rng) if np.random.rand() < 2 else good(params, batch, None)
 
 
@@ -68,7 +68,7 @@ def of_keys(keys, batch):
 
 
 def mixed_up(params, batch, rng):
-    """Each row mixed with one that is drawn among those beside it."""
+    """Mix each row with a randomly drawn other row."""
     if rng is None:
         return good(params, batch, rng)
     other = jax.random.permutation(rng, len(batch["row"]))
@@ -78,7 +78,7 @@ def mixed_up(params, batch, rng):
 
 
 def drawn_negative(params, batch, rng):
-    """Each row against one that is drawn among those beside it."""
+    """Contrast each row with a randomly drawn other row."""
     if rng is None:
         return good(params, batch, rng)
     other = jax.random.randint(rng, batch["row"].shape, 0, len(batch["row"]))
@@ -87,7 +87,7 @@ def drawn_negative(params, batch, rng):
 
 
 def half_is_swapped(params, batch, rng):
-    """Rows in reverse order if a coin says so."""
+    """Reverse the labels by a coin flip."""
     if rng is None:
         return good(params, batch, rng)
     swap = jax.random.bernoulli(rng, 0.6)
@@ -139,17 +139,17 @@ FAULTS = {
         "draws of the host",
         "numpy",
     ),
-    "numpy's coin, which falls as before": Planted(coin, "draws of the host", "numpy"),
+    "numpy's coin without an effect": Planted(coin, "draws of the host", "numpy"),
     "numpy permutes features": Planted(scaled(by_numpy_permutation), "draws of the host", "numpy"),
-    "numpy is seeded anew": Planted(scaled(by_numpy_seed), "draws of the host", "numpy"),
+    "numpy is seeded again": Planted(scaled(by_numpy_seed), "draws of the host", "numpy"),
     "Python's random": Planted(scaled(by_python), "draws of the host", "random"),
-    "a generator that goes on": Planted(scaled(by_generator), "not a function"),
+    "a generator with state": Planted(scaled(by_generator), "not a function"),
     "a key from the clock": Planted(scaled(by_the_clock), "not a function"),
     "a counter": Planted(scaled(by_a_counter), "not a function"),
     "noise by position": Planted(
         scaled(lambda rng, batch: uniform(rng, batch["x"].shape)), "key of the position"
     ),
-    "keys split for the rows at hand": Planted(
+    "keys split by the number of rows": Planted(
         scaled(lambda rng, batch: of_keys(jax.random.split(rng, len(batch["row"])), batch)),
         "key of the position",
     ),

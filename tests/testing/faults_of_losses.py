@@ -1,4 +1,4 @@
-"""Losses with one thing wrong, each beside the same without it."""
+"""Losses with one fault each, paired with the corrected loss."""
 
 from typing import Any, NamedTuple
 
@@ -12,12 +12,12 @@ from jtrain.core.rows import first_key, row_keys
 
 
 class Fault(NamedTuple):
-    """What is wrong, what it is called, and the same put right."""
+    """A faulty and a corrected loss, with the cause that a check must report."""
 
-    wrong: dict[str, Any]  # of assert_invariant
+    wrong: dict[str, Any]  # arguments of assert_invariant
     right: dict[str, Any]
     cause: str
-    says: str  # in the sentence
+    message: str  # words of the explanation
 
 
 def errors(params, batch):
@@ -49,7 +49,7 @@ def divided_by_padded_size(params, batch, rng):
 
 
 def normalized(params, batch, mask):
-    """Heights less their mean over the rows where `mask` holds."""
+    """Subtract from the heights their mean over the rows where `mask` is true."""
     y = height(params, batch)
     return y - jnp.where(mask, y, 0).sum() / jnp.maximum(mask.sum(), 1)
 
@@ -70,7 +70,7 @@ def layer_norm(params, batch, rng):
 
 
 def dropped(params, batch, rng, draw):
-    """The loss with inputs that `draw(rng)`, b 3, says."""
+    """Return the loss with the inputs that the mask `draw(rng)`, b 3, selects."""
     if rng is None:
         return good(params, batch, None)
     return good(params, batch | {"x": jnp.where(draw(rng), batch["x"], 0)}, rng)
@@ -98,7 +98,7 @@ def dropout_of_a_neighbour(params, batch, rng):
 
 
 def foreign_dropout(params, batch, rng):
-    """What a layer of another library does: one mask, by the key of the first row."""
+    """Draw one mask by the key of the first row, as layers of other libraries do."""
 
     def draw(rng):
         return jax.random.bernoulli(first_key(row_keys(rng, batch)), 0.5, batch["x"].shape)
@@ -107,7 +107,7 @@ def foreign_dropout(params, batch, rng):
 
 
 def with_accuracy(hits):
-    """The loss and a metric that is computed by `hits(good rows, batch)`."""
+    """Return a loss with the metric `hits(good rows, batch)`."""
 
     def loss(params, batch, rng):
         right = (errors(params, batch) < 1).astype(jnp.float32)
@@ -126,7 +126,7 @@ accuracy_of_means = with_accuracy(
 
 
 def hardest_rows(params, batch, rng):
-    """The worse half of the rows."""
+    """Return the mean over the worse half of the rows."""
     worst = jax.lax.top_k(
         jnp.where(batch["mask"], errors(params, batch), 0), len(batch["row"]) // 2
     )
@@ -134,29 +134,29 @@ def hardest_rows(params, batch, rng):
 
 
 def hardest_numbers(params, batch, rng):
-    """The worst number of each row."""
+    """Return the mean of the worst number of each row."""
     off = jnp.square(batch["x"] * params["slope"][None] - params["offset"])
     return Mean.of(jax.lax.top_k(off, 1)[0][:, 0], batch["mask"])
 
 
 def expert_capacity(params, batch, rng):
-    """Two experts, each with places for half of the rows that are there; the first take them."""
+    """Route rows to two experts, each with a capacity of half of the slice, in order."""
     chosen = jax.nn.one_hot((batch["x"][:, 0] > 0.4).astype(jnp.int32), 2) * batch["mask"][:, None]
-    place = (jnp.cumsum(chosen, 0) * chosen).sum(1)
-    served = place <= len(batch["row"]) / 4
+    position = (jnp.cumsum(chosen, 0) * chosen).sum(1)
+    served = position <= len(batch["row"]) / 4
     return Mean.of(jnp.where(served, errors(params, batch), 0), batch["mask"])
 
 
 def expert_capacity_of_a_row(params, batch, rng):
-    """Places are those of the numbers of a row."""
-    place = jnp.cumsum(batch["x"] > 0, 1)
-    x = jnp.where(place <= 2, batch["x"], 0)
+    """Apply the capacity to the numbers within a row."""
+    position = jnp.cumsum(batch["x"] > 0, 1)
+    x = jnp.where(position <= 2, batch["x"], 0)
     return good(params, batch | {"x": x}, rng)
 
 
 def weighted_by_position(params, batch, rng):
-    place = jnp.arange(len(batch["row"]), dtype=jnp.float32)
-    return Mean.of(errors(params, batch) * place, batch["mask"])
+    position = jnp.arange(len(batch["row"]), dtype=jnp.float32)
+    return Mean.of(errors(params, batch) * position, batch["mask"])
 
 
 def weighted_by_row(params, batch, rng):
@@ -184,7 +184,7 @@ def numpy_draws(params, batch, rng):
 
 
 def tracing(params, batch, rng):
-    """Another loss where it is traced."""
+    """Return another loss under tracing."""
     traced = isinstance(batch["x"] + 1, jax.core.Tracer)
     return good(params, batch | {"x": batch["x"] * (2 if traced else 1)}, rng)
 
@@ -202,18 +202,18 @@ def gradient_of_the_batch(params, batch, rng):
     return Mean.of(jnp.square(y - batch["y"]), batch["mask"])
 
 
-def _of(loss, **more):
+def _arguments(loss, **more):
     return {"loss": loss, "params": line(), "batch": points(8), **more}
 
 
-def _fault(wrong, right, cause, says, **more):
-    return Fault(_of(wrong, **more), _of(right, **more), cause, says)
+def _fault(wrong, right, cause, message, **more):
+    return Fault(_arguments(wrong, **more), _arguments(right, **more), cause, message)
 
 
 FAULTS = {
-    "mean of means": _fault(mean_of_means, good, "mean of means", "weights 1, 1 of two halves"),
+    "mean of means": _fault(mean_of_means, good, "mean of means", "weights 1, 1 for two halves"),
     "padded rows counted": _fault(
-        padded_rows_counted, good, "hidden rows", "what the hidden rows hold is counted"
+        padded_rows_counted, good, "hidden rows", "the contents of hidden rows are counted"
     ),
     "gradient divided by the padded size": _fault(
         divided_by_padded_size,
@@ -228,7 +228,7 @@ FAULTS = {
         batch_norm_over_hidden_rows,
         batch_norm,
         "hidden rows in a statistic",
-        "a statistic over rows that counts them",
+        "a statistic over rows that includes them",
         couples="batch",
     ),
     "dropout from the position": _fault(
@@ -238,7 +238,7 @@ FAULTS = {
         dropout_without_row_keys, dropout, "key of the position", "does not come from `row`"
     ),
     "dropout from a neighbour": _fault(
-        dropout_of_a_neighbour, dropout, "key of other rows", "each key for its row alone"
+        dropout_of_a_neighbour, dropout, "key of other rows", "each key for its own row only"
     ),
     "mask ignored in a metric": _fault(
         accuracy_of_hidden_rows, accuracy, "hidden rows", "the metric 'accuracy'"
@@ -256,9 +256,11 @@ FAULTS = {
     "auxiliary loss scaled by the rows of a slice": _fault(
         coefficient_of_rows, coefficient, "coefficient of rows", "0.08 for all rows and 0.04, 0.04"
     ),
-    "draws from numpy": _fault(numpy_draws, good, "not a function", "draws from elsewhere"),
+    "draws from numpy": _fault(
+        numpy_draws, good, "not a function", "draws from a source other than its key"
+    ),
     "another program under jit": _fault(
-        tracing, good, "another program under jit", "where it is traced"
+        tracing, good, "another program under jit", "when it is traced"
     ),
     "a derivative over the batch": _fault(gradient_of_the_batch, good, "gradient", "custom_vjp"),
 }

@@ -1,4 +1,4 @@
-"""Losses that count what a mask hides, or go wrong where it hides a whole slice."""
+"""Losses that count hidden rows, or fail for a slice of hidden rows only."""
 
 import jax.numpy as jnp
 from planted import Planted, counted, errors, good, height, total
@@ -19,7 +19,7 @@ def inverted_metric(params, batch, rng):
 
 
 def mean_times_count(params, batch, rng):
-    """Right, but 0/0 where a slice has no row that counts."""
+    """Return a mean that is right, but 0/0 for a slice without unmasked rows."""
     mean = total(params, batch) / counted(batch)
     return Mean(mean * counted(batch), counted(batch))
 
@@ -29,7 +29,7 @@ def metric_times_count(params, batch, rng):
 
 
 def gradient_of_none(params, batch, rng):
-    """0 where no row counts, and the gradient of it 0/0."""
+    """Return a mean that is 0 for an empty slice, with the gradient 0/0."""
     share = jnp.where(batch["mask"], errors(params, batch) / counted(batch), 0)
     return Mean(share.sum() * counted(batch), counted(batch))
 
@@ -43,7 +43,7 @@ def offset_of_a_metric(params, batch, rng):
 
 
 def one_more_row(params, batch, rng):
-    """A guard against zero that adds."""
+    """Guard against division by zero by adding 1."""
     return Mean(total(params, batch), counted(batch) + 1)
 
 
@@ -61,7 +61,7 @@ def hidden_in_a_term(params, batch, rng):
 
 
 def mean_over_all_times_count(params, batch, rng):
-    """The mean over all rows, hidden as zeros, times the number of those that count."""
+    """Multiply the mean over all rows, hidden rows as zeros, by the number of unmasked rows."""
     values = jnp.where(batch["mask"], errors(params, batch), 0)
     return Mean(values.mean() * counted(batch), counted(batch))
 
@@ -71,14 +71,14 @@ def only_full_batches(params, batch, rng):
 
 
 def up_to_the_last_row(params, batch, rng):
-    """All rows up to the last that counts, hidden ones between them, too."""
+    """Count all rows up to the last unmasked row, including hidden rows between them."""
     rows = jnp.arange(len(batch["mask"]))
     last = jnp.where(batch["mask"], rows, -1).max()
     return Mean.of(errors(params, batch), rows <= last)
 
 
 FAULTS = {
-    "the mask is inverted": Planted(inverted, "inverted mask", "the other way round"),
+    "the mask is inverted": Planted(inverted, "inverted mask", "the mask is inverted"),
     "the mask is inverted in the total": Planted(inverted_in_the_total, "inverted mask"),
     "the mask of a metric is inverted": Planted(
         inverted_metric, "inverted mask", "the metric 'error'"
@@ -87,7 +87,7 @@ FAULTS = {
     "0/0 in an empty slice of a metric": Planted(
         metric_times_count, "empty slice", "the metric 'error'"
     ),
-    "the gradient of none": Planted(gradient_of_none, "empty slice", "the gradient"),
+    "the gradient of an empty slice": Planted(gradient_of_none, "empty slice", "the gradient"),
     "a penalty in the total": Planted(penalty_in_the_total, "constant in each slice"),
     "a constant in a metric": Planted(
         offset_of_a_metric, "constant in each slice", "the metric 'error'"
@@ -96,9 +96,9 @@ FAULTS = {
     "hidden rows in the total": Planted(hidden_in_the_total, "hidden rows"),
     "hidden rows in the weight": Planted(hidden_in_the_weight, "padded size"),
     "hidden rows in the second term": Planted(hidden_in_a_term, "hidden rows", "term 1"),
-    "a mean over all rows times the number of some": Planted(
+    "a mean over all rows times the number of unmasked rows": Planted(
         mean_over_all_times_count, "padded size"
     ),
-    "nothing of a batch that is not full": Planted(only_full_batches, "padded size"),
+    "zero for a batch that is not full": Planted(only_full_batches, "padded size"),
     "hidden rows before the last": Planted(up_to_the_last_row, "hidden rows"),
 }

@@ -1,4 +1,4 @@
-"""Losses in which what a row adds depends on the rows beside it."""
+"""Losses in which rows interact."""
 
 import flax.linen as nn
 import jax
@@ -29,7 +29,7 @@ def meaned(values, mask):
 
 
 class Normed(nn.Module):
-    """As docs/adapters.md writes it."""
+    """The batch norm model of docs/adapters.md."""
 
     @nn.compact
     def __call__(self, x, mask, train):
@@ -47,7 +47,7 @@ class NormedNnx(nnx.Module):
 
 
 def with_model(model):
-    """Loss, parameters and extra of a model, trained where there is a key."""
+    """Return loss, parameters and extra of a model, in training mode if there is a key."""
     params, extra = model.init(jax.random.key(0))
 
     @stateful
@@ -60,9 +60,9 @@ def with_model(model):
     return {"loss": loss, "params": params, "extra": extra}
 
 
-def of_model(model, cause, says=""):
+def of_model(model, cause, message=""):
     given = with_model(model)
-    return Planted(given.pop("loss"), cause, says, given)
+    return Planted(given.pop("loss"), cause, message, given)
 
 
 def centred_in_training(params, batch, rng):
@@ -91,7 +91,7 @@ def divided_by_the_largest(params, batch, rng):
 
 
 def softmax_over_rows(params, batch, rng):
-    """Along the wrong axis."""
+    """Take the softmax along the wrong axis."""
     scores = jnp.where(batch["mask"][:, None], logits(params, batch), -1e9)
     chances = jax.nn.log_softmax(scores, axis=0)
     at_label = jnp.take_along_axis(chances, batch["label"][:, None], 1)[:, 0]
@@ -107,12 +107,12 @@ def contrastive(params, batch, rng):
 def hardest_negative(params, batch, rng):
     y, mask = height(params, batch), batch["mask"]
     far = jnp.abs(y[:, None] - y[None])
-    beside = mask[None] & ~jnp.eye(len(y), dtype=bool)
-    return Mean.of(jax.nn.relu(1 - jnp.where(beside, far, 1e9).min(1)), mask)
+    others = mask[None] & ~jnp.eye(len(y), dtype=bool)
+    return Mean.of(jax.nn.relu(1 - jnp.where(others, far, 1e9).min(1)), mask)
 
 
 def redundancy(params, batch, rng):
-    """Barlow twins: the correlation of two outputs over the batch."""
+    """Penalize the correlation of outputs over the batch, as Barlow twins do."""
     mask = batch["mask"][:, None]
     out = jnp.where(mask, logits(params, batch), 0)
     moment = out.T @ out / jnp.maximum(mask.sum(), 1)
@@ -120,7 +120,7 @@ def redundancy(params, batch, rng):
 
 
 def pairs(params, batch, rng):
-    """A ranking loss over all pairs, of which there are fewer in two halves."""
+    """Rank all pairs of rows; two halves have fewer pairs than the whole."""
     y, mask = height(params, batch), batch["mask"]
     both = mask[:, None] & mask[None] & (batch["y"][:, None] > batch["y"][None])
     return Mean.of(jax.nn.softplus(y[None] - y[:, None]), both)
@@ -142,7 +142,7 @@ def balanced_in_the_total(params, batch, rng):
 
 
 def carried_over(params, batch, rng):
-    """A state that goes on from row to row."""
+    """Carry a state from row to row."""
 
     def turn(state, row):
         state = jnp.tanh(0.5 * state + row)
@@ -158,7 +158,7 @@ def shifted(params, batch, rng):
 
 
 def trimmed(params, batch, rng):
-    """Without the rows above the median."""
+    """Drop the rows above the median."""
     off = errors(params, batch)
     most = jnp.nanmedian(jnp.where(batch["mask"], off, jnp.nan))
     return Mean.of(jnp.where(off > most, 0, off), batch["mask"])
@@ -181,7 +181,7 @@ def root_of_the_mean(params, batch, rng):
 
 
 def branch_on_the_sum(params, batch, rng):
-    """A smaller rate above a sum that 8 rows do not come to."""
+    """Scale the loss down above a sum that 8 rows do not reach."""
     sum_ = total(params, batch)
     return Mean(jnp.where(sum_ > 1e5, 0.1 * sum_, sum_), counted(batch))
 
@@ -197,7 +197,7 @@ def capped(params, batch, rng):
 
 
 def until_small(params, batch, rng):
-    """Halved until the whole is below a bound."""
+    """Halve the scale until the sum over all rows is below a bound."""
     halve = lambda scale: scale / 2
     scale = jax.lax.while_loop(
         lambda scale: jax.lax.stop_gradient(total(params, batch)) * scale > 30, halve, 1.0
@@ -219,7 +219,7 @@ def gradient_of_unit_norm(params, batch, rng):
 
 
 def metric(function, loss=good, **given):
-    """The loss and a metric that is no sum."""
+    """Return a loss with a metric that is no sum."""
 
     def with_metric(params, batch, rng):
         value = function(params, batch)
@@ -258,7 +258,7 @@ def largest(params, batch):
 
 
 def area(params, batch):
-    """Under the curve of true and false positives."""
+    """Return the area under the curve of true and false positives."""
     y, true = height(params, batch), batch["y"] > 0
     pairs_ = (true & batch["mask"])[:, None] & (~true & batch["mask"])[None]
     return (pairs_ & (y[:, None] > y[None])).sum() / jnp.maximum(pairs_.sum(), 1)
@@ -283,9 +283,9 @@ FAULTS = {
     "a loss over pairs": Planted(pairs, STATISTIC),
     "class-balanced weights": Planted(class_balanced, "weights of the batch", "", CLASSIFIER),
     "class-balanced values": Planted(balanced_in_the_total, STATISTIC, "", CLASSIFIER),
-    "a state that goes on from row to row": Planted(carried_over, STATISTIC),
+    "a state carried from row to row": Planted(carried_over, STATISTIC),
     "the neighbour's height": Planted(shifted, STATISTIC),
-    "rows above the median left out": Planted(trimmed, "rows are ranked"),
+    "rows above the median dropped": Planted(trimmed, "rows are ranked"),
     "weights by rank": Planted(by_rank, "rows are ranked"),
     "the worst row": Planted(worst_row, FUNCTION),
     "the root of the mean": Planted(root_of_the_mean, FUNCTION),

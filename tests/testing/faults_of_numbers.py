@@ -1,4 +1,4 @@
-"""Losses whose numbers are too narrow, too large or no numbers at all."""
+"""Losses that overflow, round in narrow types or are not finite."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ def hidden_as_zero(params, batch):
 
 
 def in_float16(scale):
-    """The sum of scaled errors in float16."""
+    """Return a loss that sums scaled errors in float16."""
 
     def loss(params, batch, rng):
         values = (scale * hidden_as_zero(params, batch)).astype(HALF)
@@ -41,7 +41,7 @@ def rounded_afterwards(params, batch, rng):
 
 
 def count_in_bfloat16(params, batch, rng):
-    """Right up to 256 rows."""
+    """Count rows in bfloat16, which is exact up to 256."""
     return Mean(hidden_as_zero(params, batch).sum(), batch["mask"].astype(BRAIN).sum())
 
 
@@ -57,7 +57,7 @@ def float16_weights(params, batch, rng):
 
 
 def weights_of_type(dtype):
-    """Weights that are summed in `dtype`."""
+    """Return a loss that sums its weights in `dtype`."""
 
     def loss(params, batch, rng):
         weights = jnp.where(batch["mask"], batch["weight"], 0).astype(dtype)
@@ -68,7 +68,7 @@ def weights_of_type(dtype):
 
 
 def product_of_int8(params, batch, rng):
-    """The sum of the weights as a product with the mask, in int8."""
+    """Sum the weights as a product with the mask, in int8."""
     weight = batch["weight"].astype(jnp.int8) @ batch["mask"].astype(jnp.int8)
     total = (errors(params, batch) * jnp.where(batch["mask"], batch["weight"], 0)).sum()
     return Mean(total, weight.astype(jnp.float32))
@@ -93,7 +93,7 @@ def not_a_number(params, batch, rng):
 
 
 def norm_at_zero(params, batch, rng):
-    """A loss that is finite and a gradient that is none: of a norm at zero."""
+    """Return a finite loss whose gradient is not finite: a norm at zero."""
     off = jnp.sqrt(jnp.square((params["slope"] - params["slope"])[None] * batch["x"]).sum(1))
     return Mean.of(errors(params, batch) + off, batch["mask"])
 

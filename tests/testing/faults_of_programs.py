@@ -1,4 +1,4 @@
-"""Losses that break the contract as programs: what they return, change, read and index."""
+"""Losses that break the contract: wrong returns, changed arguments, fixed sizes and bad indices."""
 
 import jax
 import jax.numpy as jnp
@@ -49,10 +49,10 @@ def mean_of_means(params, batch, rng):
 
 
 def mean_of_tokens(params, batch, rng):
-    """A mean over the tokens of a slice, as if each slice had as many."""
-    seen = (jnp.arange(3)[None] < batch["length"][:, None]) & batch["mask"][:, None]
+    """Return the mean over the tokens of a slice, as if all slices had as many tokens."""
+    visible = (jnp.arange(3)[None] < batch["length"][:, None]) & batch["mask"][:, None]
     values = jnp.square(batch["x"] * params["slope"][None] - params["offset"])
-    return Mean(jnp.where(seen, values, 0).sum() / jnp.maximum(seen.sum(), 1), jnp.float32(1))
+    return Mean(jnp.where(visible, values, 0).sum() / jnp.maximum(visible.sum(), 1), jnp.float32(1))
 
 
 def mean_of_tokens_by_rows(params, batch, rng):
@@ -86,8 +86,8 @@ def coefficient_of_labels(params, batch, rng):
 
 
 def one_hot_labels(params, batch, rng):
-    wanted = jax.nn.one_hot(batch["label"], CLASSES)
-    return Mean.of(-(wanted * jax.nn.log_softmax(logits(params, batch))).sum(1), batch["mask"])
+    one_hot = jax.nn.one_hot(batch["label"], CLASSES)
+    return Mean.of(-(one_hot * jax.nn.log_softmax(logits(params, batch))).sum(1), batch["mask"])
 
 
 def indexed_labels(params, batch, rng):
@@ -146,10 +146,8 @@ FAULTS = {
     "a label too large, by an index": Planted(indexed_labels, RANGE, "'label'", LATE),
     "a label too large, by jtrain's cross entropy": Planted(house_entropy, RANGE, "'label'", LATE),
     "a negative label": Planted(entropy, RANGE, "-1", labelled(0, 1, 2, 3, 0, -1, 1, 3)),
-    "labels that begin at 1": Planted(house_entropy, RANGE, "", labelled(1, 2, 3, 4, 1, 2, 3, 4)),
-    "labels less one that begin at 0": Planted(
-        from_one, RANGE, "", labelled(0, 1, 2, 3, 0, 1, 2, 3)
-    ),
+    "labels that start at 1": Planted(house_entropy, RANGE, "", labelled(1, 2, 3, 4, 1, 2, 3, 4)),
+    "labels from 0, less one": Planted(from_one, RANGE, "", labelled(0, 1, 2, 3, 0, 1, 2, 3)),
     "a token outside of the table": Planted(embedded, RANGE, "'token'", TOKENS),
 }
 
@@ -181,8 +179,8 @@ def other_shapes(params, batch, rng):
     return Mean.of(params["slope"] @ batch["x"] - batch["y"], batch["mask"])
 
 
-# Losses that cannot be traced at all: the words of the error.
-REFUSED = {
+# Losses that cannot be traced, with words of the error.
+UNTRACEABLE = {
     "float() of an array": (as_a_number, "Python number (float"),
     "if of an array": (asks_a_value, "jnp.where(condition, a, b)"),
     "numpy of an array": (as_numpy, "jnp.asarray(...) in the place of np.asarray(...)"),

@@ -1,4 +1,4 @@
-"""A step by hand with one thing wrong at a time, and strategies whose sums are wrong."""
+"""A handwritten step with one fault at a time, and strategies with wrong sums."""
 
 import copy
 import functools
@@ -21,12 +21,12 @@ CLIPPED = optax.chain(optax.clip_by_global_norm(0.5), SGD)
 DECAYED = optax.chain(optax.add_decayed_weights(0.1), SGD)
 
 
-def hand_made(wrong=""):
-    """A maker of steps as a user writes one; `wrong`: what is wrong with it."""
+def handwritten(wrong=""):
+    """Return a step factory as a user writes it, with the fault `wrong`."""
     return functools.partial(_make, wrong)
 
 
-def _make(  # noqa: C901, PLR0915  a step as they are written, with all that can be wrong
+def _make(  # noqa: C901, PLR0915  a typical step, with every fault
     wrong, loss, optimizer, *, microbatches=1, psum=None, ragged=False, **unused
 ):
     terms = normalize_loss(loss, ragged=ragged)
@@ -42,24 +42,24 @@ def _make(  # noqa: C901, PLR0915  a step as they are written, with all that can
             rng = jax.random.fold_in(rng, jax.lax.axis_index(AXIS))
         params, parts = state.params, parts_of(batch)
         weights = [_weights(terms, state, part) for part in parts]
-        whole = add(jax.tree.map(lambda *w: sum(w), *weights))
+        full_weights = add(jax.tree.map(lambda *w: sum(w), *weights))
         if wrong == "padded size":
-            whole = [add(jnp.float32(len(batch["mask"]))) for _ in whole]
+            full_weights = [add(jnp.float32(len(batch["mask"]))) for _ in full_weights]
         values, grads, metrics, changes = [], [], [], []
         for number, (part, own) in enumerate(zip(parts, weights, strict=True)):
             key = jax.random.fold_in(rng, number) if wrong == "key of the microbatch" else rng
-            divide = [jnp.maximum(w, 1) for w in own] if wrong == "mean of means" else whole
+            divide = [jnp.maximum(w, 1) for w in own] if wrong == "mean of means" else full_weights
 
             def share(params, part=part, key=key, own=own, divide=divide):
-                got = terms(params, state.extra, part, key)
-                if wrong == "own count" and psum:  # 0/0 where no row counts
-                    terms_of = zip(got.terms.coefficients, got.terms.means, own, strict=True)
-                    return sum(c * mean.total / weight for c, mean, weight in terms_of), got
-                if wrong == "auxiliary":  # its mean, once for each microbatch
+                output = terms(params, state.extra, part, key)
+                if wrong == "own count" and psum:  # 0/0 without unmasked rows
+                    triples = zip(output.terms.coefficients, output.terms.means, own, strict=True)
+                    return sum(c * mean.total / weight for c, mean, weight in triples), output
+                if wrong == "auxiliary":  # the auxiliary mean, once for each microbatch
                     divide = [divide[0], jnp.maximum(own[1], 1)]
-                return combine(got.terms, divide), got
+                return combine(output.terms, divide), output
 
-            (value, got), grad = jax.value_and_grad(share, has_aux=True)(params)
+            (value, output), grad = jax.value_and_grad(share, has_aux=True)(params)
             if wrong == "sign":
                 grad = jax.tree.map(jnp.sign, grad)
             if wrong == "unit norm":
@@ -70,8 +70,8 @@ def _make(  # noqa: C901, PLR0915  a step as they are written, with all that can
                 grad = jax.tree.map(lambda g: g.astype(jnp.bfloat16), grad)
             values.append(value)
             grads.append(grad)
-            metrics.append(got.metrics)
-            changes.append(got.extra)
+            metrics.append(output.metrics)
+            changes.append(output.extra)
         total = lambda parts: add(jax.tree.map(lambda *x: sum(x), *parts))
         value, grad = total(values), total(grads)
         grad = jax.tree.map(lambda g: g.astype(jnp.float32), grad)
@@ -84,12 +84,12 @@ def _make(  # noqa: C901, PLR0915  a step as they are written, with all that can
         if wrong == "loss scale":
             grad = jax.tree.map(lambda x: x * 2.0**10, grad)
         if wrong == "metric":
-            mean = lambda *of: Mean(
-                sum(m.total / jnp.maximum(m.weight, 1) for m in of), jnp.float32(len(of))
+            mean = lambda *parts: Mean(
+                sum(m.total / jnp.maximum(m.weight, 1) for m in parts), jnp.float32(len(parts))
             )
-            told = jax.tree.map(mean, *metrics, is_leaf=lambda x: isinstance(x, Mean))
+            summed_metrics = jax.tree.map(mean, *metrics, is_leaf=lambda x: isinstance(x, Mean))
         else:
-            told = total(metrics)
+            summed_metrics = total(metrics)
         opt_state = state.opt_state
         if wrong == "update first":
             for one in grads:
@@ -103,10 +103,10 @@ def _make(  # noqa: C901, PLR0915  a step as they are written, with all that can
                 lambda new, old: new - 0.01 * (microbatches - 1) * old, params, state.params
             )
         if wrong == "stale":
-            late = jax.tree.map(
+            stale = jax.tree.map(
                 lambda old, now: 0.9 * old + 0.1 * now, state.opt_state.inner[1], state.params
             )
-            opt_state = opt_state._replace(inner=(opt_state.inner[0], late))
+            opt_state = opt_state._replace(inner=(opt_state.inner[0], stale))
         last = changes[-1] if wrong == "last statistics" else total(changes)
         last = changes[0] if wrong == "first statistics" else last
         after = TrainState(
@@ -118,7 +118,7 @@ def _make(  # noqa: C901, PLR0915  a step as they are written, with all that can
             opt_state=opt_state,
             seed=state.seed,
         )
-        return after, {**told, "loss": Mean(value, jnp.float32(1))}
+        return after, {**summed_metrics, "loss": Mean(value, jnp.float32(1))}
 
     return step
 
@@ -128,7 +128,7 @@ def _weights(terms, state, part):
 
 
 def averaged(optimizer):
-    """Beside the optimizer's state an average of the parameters that come out of the step."""
+    """Add an average of the updated parameters to the optimizer's state."""
 
     def update(grads, state, params):
         updates, inner = optimizer.update(grads, state[0], params)
@@ -152,26 +152,26 @@ def with_metric(params, batch, rng):
 
 @stateful
 def with_statistics(params, extra, batch, rng):
-    """The loss, and a running mean of the heights."""
+    """Return the loss and a running mean of the heights."""
     mean = Mean.of(height(params, batch), batch["mask"])
     running = Mean(0.9 * extra["mean"] * mean.weight + 0.1 * mean.total, mean.weight)
     return good(params, batch, rng), {}, {"mean": running}
 
 
 def changed(inner, **members):
-    """The strategy with other members than its class has."""
+    """Return a copy of the strategy with overridden members."""
     other = copy.copy(inner)
     other.__class__ = type("Changed", (type(inner),), members)
     return other
 
 
 def missing_sum(inner):
-    """A strategy whose sums sum nothing."""
+    """Return a strategy whose psum is the identity."""
     return changed(inner, psum=property(lambda self: lambda tree: tree))
 
 
 def first_rows(inner):
-    """A strategy whose devices all get the first one's rows."""
+    """Return a strategy that gives the first device's rows to all devices."""
 
     def place(self, batch, *, stacked=False):
         first = {name: array[: len(array) // 4] for name, array in batch.items()}
@@ -181,7 +181,7 @@ def first_rows(inner):
 
 
 class Over(NamedTuple):
-    """Values of a strategy that is changed after it is built."""
+    """The config of a strategy that is changed after it is built."""
 
     change: object
     impl: str = "shard_map"
@@ -194,35 +194,45 @@ def _over(change, name="four devices", impl="shard_map"):
     return {name: Over(change, impl)}
 
 
-def _fault(cause, says, *, step=None, right_step=None, wrong=None, right=None, loss=good, **more):
-    of = {"loss": loss, "params": line(), "batch": points(8), "optimizer": SGD, **more}
-    steps = [{"step": made} if made else {} for made in (step, right_step)]
-    there = [{"strategies": s} if s else {"strategies": {}} for s in (wrong, right)]
-    return Fault({**of, **steps[0], **there[0]}, {**of, **steps[1], **there[1]}, cause, says)
+def _fault(
+    cause, message, *, step=None, right_step=None, wrong=None, right=None, loss=good, **more
+):
+    shared = {"loss": loss, "params": line(), "batch": points(8), "optimizer": SGD, **more}
+    steps = [{"step": make} if make else {} for make in (step, right_step)]
+    strategies = [{"strategies": s} if s else {"strategies": {}} for s in (wrong, right)]
+    return Fault(
+        {**shared, **steps[0], **strategies[0]},
+        {**shared, **steps[1], **strategies[1]},
+        cause,
+        message,
+    )
 
 
-def _step(what, cause, says, **more):
-    return _fault(cause, says, step=hand_made(what), right_step=hand_made(), **more)
+def _step(name, cause, message, **more):
+    return _fault(cause, message, step=handwritten(name), right_step=handwritten(), **more)
 
 
 PLAIN = _over(lambda inner: inner)
 FAULTS = {
-    "mean of means in a step": _step("mean of means", "mean of means", "2 microbatchs' own means"),
+    "mean of means in a step": _step("mean of means", "mean of means", "2 microbatches' own means"),
     "clip before the reduction": _step(
         "clip", "clip before the sum", "clipping, acts on each microbatch", optimizer=CLIPPED
     ),
     "weight decay for each microbatch": _step(
-        "decay", "decay per part", "weight decay acts again", optimizer=DECAYED
+        "decay", "decay per part", "weight decay is applied again", optimizer=DECAYED
     ),
     "update before the sum": _step(
         "update first", "optimizer per part", "called 2 times in a step", optimizer=optax.adam(0.1)
     ),
     "stale EMA": _step(
-        "stale", "stale average", "those of before the update", optimizer=averaged(SGD)
+        "stale",
+        "stale average",
+        "averages the parameters from before the update",
+        optimizer=averaged(SGD),
     ),
     "loss scale not divided": _step("loss scale", "loss scale", "is 2^10 times"),
     "auxiliary loss for each microbatch": _step(
-        "auxiliary", "term by parts", "of each microbatch the mean of term 1", loss=with_term
+        "auxiliary", "term by parts", "once per microbatch the mean of term 1", loss=with_term
     ),
     "key folded with the microbatch": _step(
         "key of the microbatch", "key of the part", "the number of a microbatch", loss=dropout
@@ -258,12 +268,12 @@ FAULTS = {
         "sign", "function before the sum", "acts on each microbatch before they are summed"
     ),
     "a gradient of unit norm before the sum": _step(
-        "unit norm", "function before the sum", "a norm that is divided by"
+        "unit norm", "function before the sum", "a division by a norm"
     ),
     "gradients summed in bfloat16": _step(
         "bfloat16", "rounding", "a sum over microbatches or devices in 16 bits"
     ),
-    "a device without rows divides by none": _step(
+    "a device without rows divides by zero": _step(
         "own count", "empty slice", "divides by its own count of 0", wrong=PLAIN, right=PLAIN
     ),
     "missing psum": _fault(

@@ -1,4 +1,4 @@
-"""A fault that is planted in a loss, and the small problems that it is planted in."""
+"""Losses with one planted fault, and the small problems that they are planted in."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,32 +14,32 @@ CLASSES = 4
 
 
 class Planted(NamedTuple):
-    """A loss with one fault, and what a check has to say about it."""
+    """A loss with one fault, and the cause that a check must report."""
 
     loss: Any
     cause: str
-    says: str = ""
-    """Words of the sentence."""
+    message: str = ""
+    """Words of the explanation."""
     given: Mapping[str, Any] = {}
-    """Further arguments of `assert_invariant`; `params` and `batch` in the place of a line's."""
+    """More arguments of `assert_invariant`; `params` and `batch` replace those of the line."""
 
     def arguments(self) -> dict[str, Any]:
-        """All arguments of `assert_invariant`."""
+        """Return all arguments of `assert_invariant`."""
         return {"loss": self.loss, "params": line(), "batch": points(8), **self.given}
 
 
 def errors(params, batch):
-    """Squared errors of a line: b."""
+    """Return the squared errors of a line: b."""
     return jnp.square(height(params, batch) - batch["y"])
 
 
 def counted(batch):
-    """The number of rows that count, as float32."""
+    """Return the number of rows that count, as float32."""
     return batch["mask"].sum(dtype=jnp.float32)
 
 
 def total(params, batch):
-    """The sum of squared errors over the rows that count."""
+    """Return the sum of squared errors over the rows that count."""
     return jnp.where(batch["mask"], errors(params, batch), 0).sum()
 
 
@@ -48,14 +48,14 @@ def good(params, batch, rng):
 
 
 def classes(size=8, **leaves):
-    """Points with a label each."""
+    """Return points with a label each."""
     draw = np.random.default_rng(1)
     label = draw.integers(0, CLASSES, size).astype(np.int32)
     return {**points(size), "label": label, **leaves}
 
 
 def linear():
-    """A linear classifier of points."""
+    """Return the parameters of a linear classifier of points."""
     kernel = np.random.default_rng(2).normal(size=(3, CLASSES))
     return {"kernel": jnp.asarray(kernel, jnp.float32)}
 
@@ -65,7 +65,7 @@ def logits(params, batch):
 
 
 def nats(params, batch):
-    """Cross entropy of each row."""
+    """Return the cross entropy of each row."""
     chances = jax.nn.log_softmax(logits(params, batch))
     return -jnp.take_along_axis(chances, batch["label"][:, None], 1)[:, 0]
 

@@ -1,4 +1,4 @@
-"""Losses that are right, and look like some that are not."""
+"""Correct losses that resemble faulty ones."""
 
 import random
 
@@ -59,7 +59,7 @@ def features_permuted(params, batch, rng):
 
 
 def ignored_labels(params, batch, rng):
-    """Labels of -100 count for nothing."""
+    """Ignore labels of -100."""
     known = (batch["label"] >= 0) & batch["mask"]
     safe = jnp.where(known, batch["label"], 0)
     return Mean.of(nats(params, batch | {"label": safe}), known)
@@ -76,7 +76,7 @@ def ignored_by_one_hot(params, batch, rng):
 
 
 def clipped_feature(params, batch, rng):
-    """A feature whose last bin is for all that is larger."""
+    """Clip a feature to its last bin."""
     bins = params["kernel"][batch["age"].clip(0, 2)].sum(1)
     return Mean.of(jnp.square(bins - batch["y"]), batch["mask"])
 
@@ -96,12 +96,12 @@ def narrow_model(params, batch, rng):
 
 
 def small_weights(params, batch, rng):
-    """Weights in int8, summed in float32."""
+    """Sum int8 weights in float32."""
     return Mean.of(errors(params, batch), batch["mask"], batch["weight"])
 
 
 def guarded(params, batch, rng):
-    """A mean and back, with a guard against none."""
+    """Divide and multiply by the count, with a guard against zero."""
     count = counted(batch)
     return Mean(total(params, batch) / jnp.maximum(count, 1) * count, count)
 
@@ -144,7 +144,7 @@ def normalized_in_each_row(params, batch, rng):
 
 
 def mirrored_in_each_row(params, batch, rng):
-    """Mixup of a row with itself the other way round."""
+    """Mix each row with its own mirror image."""
     if rng is None:
         return good(params, batch, rng)
     share = jax.vmap(lambda key: jax.random.uniform(key, (1,)))(row_keys(rng, batch))
@@ -164,7 +164,7 @@ def gradient_of_its_own(params, batch, rng):
 
 
 def counts(params, batch, rng):
-    """True and false positives, to be divided afterwards; and the rate."""
+    """Return true and false positives as metrics to divide later, and a constant rate."""
     said, true = height(params, batch) > 0, batch["y"] > 0
     share = lambda which: Mean.of(which.astype(jnp.float32), batch["mask"])
     rate = Mean(jnp.float32(0.1), jnp.float32(1))
@@ -188,7 +188,7 @@ def tokens(params, batch, rng):
 
 
 def fixed_features(params, batch, rng):
-    """Features that are drawn once and for all."""
+    """Draw features once, from a fixed seed."""
     turn = np.random.RandomState(0).normal(size=(3, 3)).astype(np.float32)
     return good(params, batch | {"x": batch["x"] @ turn}, rng)
 
@@ -198,7 +198,7 @@ def by_the_row(params, batch, rng):
 
 
 def two_views(params, batch, rng):
-    """The second half of the batch holds the same rows, seen otherwise."""
+    """Compare two views of the same rows, one in each half of the batch."""
     y = height(params, batch)
     half = len(y) // 2
     near = jnp.square(y[:half] - y[half:])
@@ -206,7 +206,7 @@ def two_views(params, batch, rng):
 
 
 def logarithm(params, batch, rng):
-    """Of what is positive."""
+    """Return the Poisson loss of a positive rate."""
     rate = jnp.exp(0.1 * height(params, batch))
     return Mean.of(rate - jnp.log(rate) * batch["count"], batch["mask"])
 
@@ -230,7 +230,7 @@ HALF_KNOWN = labelled(0, 1, -1, 3, 0, -1, 1, 3)
 
 # The loss, and further arguments of `assert_invariant`.
 def checked_by_a_library(params, batch, rng):
-    """As by beartype, which draws the item of a list that it looks at."""
+    """Check a randomly drawn item of a list, as beartype does."""
     parts = [errors(params, batch), batch["y"]]
     assert isinstance(random.choice(parts), jax.Array)
     return good(params, batch, rng)
@@ -245,13 +245,13 @@ RIGHT = {
     "features permuted for all rows": (features_permuted, {}),
     "noise by row": (scaled(lambda rng, batch: of_keys(row_keys(rng, batch), batch)), {}),
     "mixup in each row": (mirrored_in_each_row, {}),
-    "mixup of a batch that stays whole": (mixed_up, BATCH),
-    "noise by position in a batch that stays whole": (
+    "mixup of an unsplit batch": (mixed_up, BATCH),
+    "noise by position in an unsplit batch": (
         scaled(lambda rng, batch: uniform(rng, batch["x"].shape)),
         BATCH,
     ),
-    "two views in a batch that stays whole": (two_views, BATCH | {"ragged": False}),
-    "a contrastive loss of a batch that stays whole": (contrastive, CLASSIFIER | BATCH),
+    "two views in an unsplit batch": (two_views, BATCH | {"ragged": False}),
+    "a contrastive loss of an unsplit batch": (contrastive, CLASSIFIER | BATCH),
     "labels that are ignored": (ignored_labels, SOME),
     "labels that are ignored afterwards": (ignored_afterwards, SOME),
     "labels that are ignored by one_hot": (ignored_by_one_hot, HALF_KNOWN),

@@ -1,4 +1,4 @@
-"""Every fault that is planted in a loss is caught and named, and the same put right is accepted."""
+"""Every fault planted in a loss is found and named, and the corrected loss is accepted."""
 
 import faults_along_time
 import faults_of_steps
@@ -15,27 +15,27 @@ ACCEPTED = ["dropout"]
 
 
 def rows(given):
-    """What assert_invariant would come to before it takes steps."""
+    """Return the comparisons of the loss by itself."""
     rest = {name: given[name] for name in given.keys() - {"loss", "params", "batch"}}
-    made = given["loss"], given["params"], given["batch"]
-    return list(of_loss(jt.testing.subject(*made, optimizer=optax.sgd(0.1), **rest)))
+    arguments = given["loss"], given["params"], given["batch"]
+    return list(of_loss(jt.testing.subject(*arguments, optimizer=optax.sgd(0.1), **rest)))
 
 
 @pytest.mark.parametrize("fault", by_name(FAULTS, QUICK, pytest.mark.thorough))
-def test_is_caught_and_named(fault):
+def test_a_fault_is_found_and_named(fault):
     wrong = [row for row in rows(fault.wrong) if row.verdict == "FAILS"]
     assert wrong[0].cause == fault.cause
-    assert fault.says in wrong[0].why
+    assert fault.message in wrong[0].why
 
 
 RIGHT = {fault.right["loss"].__name__: fault.right for fault in FAULTS.values()}
 
 
 @pytest.mark.parametrize("given", by_name(RIGHT, ACCEPTED, pytest.mark.thorough))
-def test_the_same_put_right_is_accepted(given):
-    found = rows(given)
-    assert {row.verdict for row in found} == {"ok"}
-    assert len(found) == (4 if "couples" in given else 9)
+def test_the_corrected_loss_is_accepted(given):
+    comparisons = rows(given)
+    assert {row.verdict for row in comparisons} == {"ok"}
+    assert len(comparisons) == (4 if "couples" in given else 9)
 
 
 @pytest.mark.thorough
@@ -44,6 +44,6 @@ def test_steps_are_not_compared_where_the_loss_is_wrong():
         jt.testing.assert_invariant(**FAULTS["mean of means"].wrong)
 
 
-def test_the_corpus_is_large():
+def test_there_are_at_least_35_faults():
     others = faults_of_steps.FAULTS, faults_along_time.FAULTS
     assert len(FAULTS) + sum(map(len, others)) >= 35

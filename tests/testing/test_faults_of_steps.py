@@ -1,4 +1,4 @@
-"""Every fault planted in a step or a strategy is caught and named, none where there is none."""
+"""Every fault planted in a step or a strategy is found and named; correct steps have none."""
 
 import optax
 import pytest
@@ -12,29 +12,29 @@ QUICK = ["missing psum", "update before the sum"]
 
 
 def rows(given):
-    """What assert_invariant would come to, its loss being right."""
+    """Return the comparisons of the steps alone."""
     rest = {n: given[n] for n in given.keys() - {"loss", "params", "batch", "strategies", "step"}}
-    made = {"make": given["step"]} if "step" in given else {}
-    of = jt.testing.subject(given["loss"], given["params"], given["batch"], **rest, **made)
-    return list(of_steps(of, given["strategies"], lambda line: None, []))
+    make = {"make": given["step"]} if "step" in given else {}
+    case = jt.testing.subject(given["loss"], given["params"], given["batch"], **rest, **make)
+    return list(of_steps(case, given["strategies"], lambda line: None, []))
 
 
 @pytest.mark.parametrize("fault", sampled(FAULTS, QUICK, each=3))
-def test_is_caught_and_named(fault):
+def test_a_fault_is_found_and_named(fault):
     wrong = [row for row in rows(fault.wrong) if row.verdict == "FAILS"]
     assert {row.cause for row in wrong} == {fault.cause}
-    assert any(fault.says in row.why for row in wrong)
+    assert any(fault.message in row.why for row in wrong)
 
 
 @pytest.mark.parametrize("fault", by_name(FAULTS, ["missing psum"], pytest.mark.slow))
-def test_put_right_it_is_accepted(fault):
-    found = rows(fault.right)
-    assert {row.verdict for row in found} <= {"ok", "rounding"}
-    assert [row.check for row in found] == [row.check for row in rows(fault.wrong)]
+def test_the_corrected_step_is_accepted(fault):
+    comparisons = rows(fault.right)
+    assert {row.verdict for row in comparisons} <= {"ok", "rounding"}
+    assert [row.check for row in comparisons] == [row.check for row in rows(fault.wrong)]
 
 
 @pytest.mark.thorough
-def test_the_report_of_a_step_tells_it():
+def test_the_report_explains_the_fault_of_a_step():
     fault = FAULTS["double psum"]
     with pytest.raises(AssertionError, match=r"4 times that of one device[\s\S]*comparisons FAIL"):
         jt.testing.assert_invariant(**{**fault.wrong, "optimizer": optax.sgd(0.1)})

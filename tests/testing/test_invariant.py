@@ -1,4 +1,4 @@
-"""What a check takes, what it leaves out and says so, and what it refuses."""
+"""Inputs of a check: accepted forms, reported omissions, and errors."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,48 +22,48 @@ def scalar(params, batch, rng):
 @pytest.mark.thorough
 def test_a_plain_scalar_is_checked_without_masks():
     report = jt.testing.assert_invariant(scalar, line(), points(8), strategies={})
-    assert "Masks, padding and ragged batches were not compared" in report.told()
-    assert "jt.Mean.of(values_by_row" in report.told()
+    assert "Masks, padding and ragged batches were not compared" in report.describe()
+    assert "jt.Mean.of(values_by_row" in report.describe()
     checks = [row.check for row in report.rows]
     assert "first and second half" in checks
     assert "padded" not in checks
 
 
 @pytest.mark.thorough
-def test_rows_that_meet_by_declaration_are_not_parted():
+def test_batches_with_declared_coupling_are_not_split():
     centred = lambda p, b, rng: jt.Mean.of(
-        jnp.square(height(p, b) - Meaning.of(height(p, b), b["mask"])), b["mask"]
+        jnp.square(height(p, b) - RealMean.of(height(p, b), b["mask"])), b["mask"]
     )
-    there = {"named": Mirrored(devices=2), "copies": Mirrored(devices=2, impl="shard_map")}
+    strategies = {"named": Mirrored(devices=2), "copies": Mirrored(devices=2, impl="shard_map")}
     report = jt.testing.assert_invariant(
-        centred, line(), points(8), couples="batch", strategies=there
+        centred, line(), points(8), couples="batch", strategies=strategies
     )
-    assert 'the rows meet, by couples="batch"' in report.told()
-    assert "copies was not compared: it would cut the batch" in report.told()
+    assert 'the rows interact, by couples="batch"' in report.describe()
+    assert "copies was not compared: it would cut the batch" in report.describe()
     assert report.rows[-1].check == "named"
 
 
-class Meaning:
+class RealMean:
     """A mean over the rows that count."""
 
     @staticmethod
-    def of(values, mask):
+    def case(values, mask):
         return jnp.where(mask, values, 0).sum() / mask.sum()
 
 
-def test_a_batch_of_one_row_is_refused():
-    with pytest.raises(LossError, match=r"this batch has 1\. Give at least 2") as caught:
+def test_a_batch_of_one_row_raises():
+    with pytest.raises(LossError, match=r"this batch has 1\. Give at least 2") as error:
         jt.testing.assert_invariant(squared, line(), points(1))
-    assert "batch=8 of a config" in str(caught.value)
+    assert "batch=8 of a config" in str(error.value)
     jt.testing.subject(squared, line(), points(2), **SGD)
 
 
-def test_a_batch_without_rows_that_count_is_refused():
+def test_a_batch_without_unmasked_rows_raises():
     with pytest.raises(LossError, match="the mask hides all rows of the batch"):
         jt.testing.subject(squared, line(), points(4, hidden=4), **SGD)
 
 
-def test_parameters_without_a_gradient_are_refused():
+def test_parameters_without_a_gradient_raise():
     with pytest.raises(LossError, match=r"int32 values, which have no gradient.*`extra`"):
         jt.testing.subject(squared, {**line(), "count": jnp.int32(3)}, points(4), **SGD)
     with pytest.raises(LossError, match="there are no parameters"):
@@ -71,23 +71,23 @@ def test_parameters_without_a_gradient_are_refused():
 
 
 @pytest.mark.thorough
-def test_more_devices_than_there_are_are_refused_with_how_to_have_them():
-    with pytest.raises(ConfigError, match=r"--xla_force_host_platform_device_count=16") as caught:
+def test_too_many_devices_raise_with_a_way_to_simulate_them():
+    with pytest.raises(ConfigError, match=r"--xla_force_host_platform_device_count=16") as error:
         jt.testing.assert_invariant(
             squared, line(), points(16), strategies={"many": Mirrored(devices=16)}
         )
-    assert "jtrain check CONFIG --devices" in str(caught.value)
+    assert "jtrain check CONFIG --devices" in str(error.value)
 
 
-def test_an_odd_row_is_left_out_and_rows_and_masks_are_added():
+def test_an_odd_row_is_dropped_and_row_and_mask_are_added():
     x, y = (points(7)[name] for name in ("x", "y"))
-    of = jt.testing.subject(squared, line(), {"x": x, "y": y}, **SGD)
-    assert of.rows == 6
-    np.testing.assert_array_equal(of.batch["row"], np.arange(6))
-    assert of.batch["mask"].all()
+    case = jt.testing.subject(squared, line(), {"x": x, "y": y}, **SGD)
+    assert case.rows == 6
+    np.testing.assert_array_equal(case.batch["row"], np.arange(6))
+    assert case.batch["mask"].all()
 
 
-def test_strategies_are_those_that_the_rows_divide_into():
+def test_default_strategies_divide_the_rows():
     assert list(fitting(8, {}, most=4)) == [
         "mirrored on 2",
         "mirrored on 4",
@@ -105,10 +105,10 @@ def test_strategies_are_those_that_the_rows_divide_into():
 
 
 def test_distances_are_relative_over_the_whole_tree():
-    want = {"a": np.array([3.0, 4.0]), "b": np.array([0.0])}
-    got = {"a": np.array([3.0, 4.0]), "b": np.array([0.5])}
-    assert distance(got, want) == (pytest.approx(0.1), "b")
-    assert distance(want, want).by == 0
-    assert distance({"a": want["a"]}, want).by == float("inf")
-    assert distance({**want, "a": np.array([3.0, np.nan])}, want).by == float("inf")
+    expected = {"a": np.array([3.0, 4.0]), "b": np.array([0.0])}
+    actual = {"a": np.array([3.0, 4.0]), "b": np.array([0.5])}
+    assert distance(actual, expected) == (pytest.approx(0.1), "b")
+    assert distance(expected, expected).by == 0
+    assert distance({"a": expected["a"]}, expected).by == float("inf")
+    assert distance({**expected, "a": np.array([3.0, np.nan])}, expected).by == float("inf")
     assert distance({"n": np.int32(3)}, {"n": np.int32(4)}) == (float("inf"), "n")

@@ -1,4 +1,4 @@
-"""Every fault that is planted is named by its cause, and no loss that is right is accused."""
+"""Every planted fault is named by its cause, and no correct loss fails."""
 
 import faults_of_draws
 import faults_of_masks
@@ -28,7 +28,7 @@ QUICK = [
     "neighbours: centring in training alone",
     "programs: a label too large, by one_hot",
 ]
-ACCEPTED = ["mixup of a batch that stays whole"]
+ACCEPTED = ["mixup of an unsplit batch"]
 
 
 def subject(planted):
@@ -37,43 +37,43 @@ def subject(planted):
 
 
 def rows(planted):
-    """What a check comes to before it takes steps."""
+    """Return the comparisons of the loss by itself."""
     return list(of_loss(subject(planted)))
 
 
 @pytest.mark.parametrize("planted", sampled(FAULTS, QUICK, each=4))
-def test_is_caught_and_its_cause_is_named(planted):
+def test_a_fault_is_found_and_its_cause_is_named(planted):
     wrong = [row for row in rows(planted) if row.verdict == "FAILS"]
     assert {row.cause for row in wrong} == {planted.cause}
-    assert planted.says in wrong[0].why
+    assert planted.message in wrong[0].why
 
 
 @pytest.mark.parametrize("given", sampled(RIGHT, ACCEPTED, each=4))
-def test_what_is_right_is_not_accused(given):
-    found = rows(Planted(given[0], "", "", given[1]))
-    assert {row.verdict for row in found} <= {"ok", "rounding"}
-    assert len(found) >= 2
+def test_a_correct_loss_passes(given):
+    comparisons = rows(Planted(given[0], "", "", given[1]))
+    assert {row.verdict for row in comparisons} <= {"ok", "rounding"}
+    assert len(comparisons) >= 2
 
 
 @pytest.mark.parametrize("planted", sampled(faults_of_draws.NAMED, [], each=4))
-def test_a_draw_by_the_layout_is_named(planted):
-    found = rows(planted)
-    assert {row.cause for row in found if row.verdict == "named"} == {planted.cause}
-    assert {row.verdict for row in found} <= {"ok", "named"}
+def test_a_layout_dependent_draw_is_named(planted):
+    comparisons = rows(planted)
+    assert {row.cause for row in comparisons if row.verdict == "named"} == {planted.cause}
+    assert {row.verdict for row in comparisons} <= {"ok", "named"}
 
 
-REFUSED = faults_of_programs.REFUSED
+UNTRACEABLE = faults_of_programs.UNTRACEABLE
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_loss_that_cannot_be_traced_is_told_its_line(name):
-    loss, says = REFUSED[name]
-    with pytest.raises(CodeError) as caught:
+@pytest.mark.parametrize("name", UNTRACEABLE)
+def test_a_loss_that_cannot_be_traced_raises_with_its_line(name):
+    loss, message = UNTRACEABLE[name]
+    with pytest.raises(CodeError) as error:
         subject(Planted(loss, ""))
-    assert says in str(caught.value)
-    assert f'faults_of_programs.py", line {loss.__code__.co_firstlineno + 1}' in str(caught.value)
+    assert message in str(error.value)
+    assert f'faults_of_programs.py", line {loss.__code__.co_firstlineno + 1}' in str(error.value)
 
 
-def test_the_tables_are_large():
+def test_there_are_at_least_90_faults_and_30_correct_losses():
     assert len(FAULTS) >= 90
     assert len(RIGHT) >= 30

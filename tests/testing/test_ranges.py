@@ -1,4 +1,4 @@
-"""Integers that choose nothing are told with their row, and only where the loss counts them."""
+"""Out-of-range indices are reported with their row, and only if they change the loss."""
 
 import numpy as np
 import optax
@@ -11,37 +11,40 @@ from jtrain.testing.ranges import out_of_range
 from jtrain.testing.trials import Trials
 
 
-def checked(loss, params, batch, **more):
-    of = jt.testing.subject(loss, params, batch, optimizer=optax.sgd(0.1), **more)
-    return out_of_range(of, Trials(of, double=False))
+def find(loss, params, batch, **more):
+    case = jt.testing.subject(loss, params, batch, optimizer=optax.sgd(0.1), **more)
+    return out_of_range(case, Trials(case, double=False))
 
 
-def test_the_row_the_range_and_the_shape_are_told():
-    said = checked(entropy, **LATE).cause.why
-    assert "batch['label'] holds 4 in row 6, and the loss chooses one of 4 entries, 0 .. 3" in said
-    assert "of an array of shape (8, 4) by it" in said
-    assert "`label - 1` where they count from 1" in said
-    assert "holds 5 in row 5" in checked(embedded, **TOKENS).cause.why
-    said = checked(from_one, linear(), classes(label=np.zeros(8, np.int32))).cause.why
-    assert "holds 0 in row 0" in said
+def test_the_message_has_row_range_and_shape():
+    message = find(entropy, **LATE).cause.why
+    assert (
+        "batch['label'] holds 4 in row 6, and the loss uses it to index 4 entries, 0 .. 3"
+        in message
+    )
+    assert "of an array of shape (8, 4). JAX" in message
+    assert "`label - 1` where they count from 1" in message
+    assert "holds 5 in row 5" in find(embedded, **TOKENS).cause.why
+    message = find(from_one, linear(), classes(label=np.zeros(8, np.int32))).cause.why
+    assert "holds 0 in row 0" in message
 
 
 def test_hidden_rows_may_hold_anything():
     mask = np.arange(8) != 6
-    assert checked(house_entropy, linear(), LATE["batch"] | {"mask": mask}) is None
+    assert find(house_entropy, linear(), LATE["batch"] | {"mask": mask}) is None
 
 
-def test_further_batches_of_any_size_are_looked_at():
+def test_more_batches_of_any_size_are_checked():
     good = CLASSIFIER["batch"]
-    assert checked(one_hot_labels, linear(), good) is None
+    assert find(one_hot_labels, linear(), good) is None
     label = np.where(np.arange(19) == 17, 4, np.resize(good["label"], 19)).astype(np.int32)
     bad = classes(19, label=label)
-    caught = checked(one_hot_labels, linear(), good, further=lambda: iter([good, bad]))
-    assert "in row 17" in caught.cause.why
+    found = find(one_hot_labels, linear(), good, more_batches=lambda: iter([good, bad]))
+    assert "in row 17" in found.cause.why
 
 
-def test_a_number_that_a_weight_knows_of_is_no_fault():
-    def known(params, batch, rng):
+def test_an_index_with_weight_zero_is_accepted():
+    def weighted(params, batch, rng):
         return Mean.of(nats(params, batch), batch["mask"] & (batch["label"] < 4))
 
-    assert checked(known, **LATE) is None
+    assert find(weighted, **LATE) is None

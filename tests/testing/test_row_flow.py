@@ -1,4 +1,4 @@
-"""How rows come together is read off the trace of a loss, with its line. Nothing is run."""
+"""Row couplings are found in the trace of a loss, with their lines, without running it."""
 
 import faults_of_draws
 import faults_of_neighbours as neighbours
@@ -20,9 +20,9 @@ def flows(planted):
 
 
 def facts(mean):
-    """By kind the operation, of those that come of the contents of rows."""
-    kept = {kind: where.operation for kind, where in mean.facts.items() if where.contents}
-    return {kind: operation for kind, operation in kept.items() if kind != "reduced"}
+    """Return the operation of each kind of fact about the contents of rows."""
+    operations = {kind: where.operation for kind, where in mean.facts.items() if where.contents}
+    return {kind: operation for kind, operation in operations.items() if kind != "reduced"}
 
 
 TERM, METRIC = "term 0 of the loss", "the metric 'of'"
@@ -35,7 +35,7 @@ TERM, METRIC = "term 0 of the loss", "the metric 'of'"
         (neighbours.FAULTS["a contrastive loss"], TERM, {"paired": "dot_general"}),
         (neighbours.FAULTS["weights by rank"], TERM, {"ranked": "sort"}),
         (neighbours.FAULTS["the neighbour's height"], TERM, {"moved": "slice"}),
-        (neighbours.FAULTS["a state that goes on from row to row"], TERM, {"meets": "scan"}),
+        (neighbours.FAULTS["a state carried from row to row"], TERM, {"meets": "scan"}),
         (neighbours.FAULTS["a branch on the sum"], TERM, {"branch": "gt"}),
         (neighbours.FAULTS["another branch on a sum"], TERM, {"branch": "cond"}),
         (neighbours.FAULTS["a loop on the sum"], TERM, {"branch": "while"}),
@@ -47,7 +47,7 @@ TERM, METRIC = "term 0 of the loss", "the metric 'of'"
         (numbers.FAULTS["squares overflow int32"], TERM, {"whole": "reduce_sum"}),
     ],
 )
-def test_the_operation_is_found(fault, mean, found):
+def test_the_coupling_operation_is_found(fault, mean, found):
     flow = flows(fault)[mean]
     kinds = {**facts(flow.weight), **facts(flow.total)}
     assert found.items() <= kinds.items()
@@ -55,7 +55,7 @@ def test_the_operation_is_found(fault, mean, found):
     assert all(".py:" in total[kind].line for kind in found)
 
 
-def test_a_branch_alone_is_no_statistic():
+def test_a_branch_is_not_reported_as_a_statistic():
     assert set(facts(flows(neighbours.FAULTS["a branch on the sum"])[TERM].total)) == {"branch"}
 
 
@@ -63,7 +63,7 @@ ALONE = ["huber", "hinges", "tokens", "noise by row", "sorted in each row", "a l
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_rows_that_do_not_meet_have_no_facts(name):
+def test_independent_rows_have_no_facts(name):
     loss, given = RIGHT[name]
     for flow in flows(Planted(loss, "", "", given)).values():
         assert facts(flow.total) == facts(flow.weight) == {}
