@@ -58,7 +58,7 @@ def rate(step: int) -> float:
 
 
 def theirs(model, optimizer, batches: np.ndarray, whole: np.ndarray) -> tuple[np.ndarray, float]:
-    """The loss of each step, and that of all of `whole` at the end."""
+    """Return the loss of each step, and that of all of `whole` at the end."""
     loss = lambda rows: model(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())[1]
     losses = []
     for step, rows in enumerate(torch.tensor(batches, dtype=torch.long)):
@@ -77,7 +77,7 @@ def theirs(model, optimizer, batches: np.ndarray, whole: np.ndarray) -> tuple[np
 
 
 def parameters(model) -> dict:
-    """Those of a nanoGPT model, as our transformer has them."""
+    """Convert the parameters of a nanoGPT model to those of our transformer."""
     at = {name: array.detach().numpy() for name, array in model.state_dict().items()}
 
     def qkv(kernel):  # by head: its queries, keys and values
@@ -104,7 +104,7 @@ def parameters(model) -> dict:
 
 
 def ours(config, params, batches: np.ndarray, whole: np.ndarray) -> tuple[np.ndarray, float]:
-    """The same of the step that the config stands for."""
+    """Return the same losses for the step of the config."""
     vocab = len(params["tokens"])
     network = config.model.for_tokens(vocab).build()
 
@@ -127,7 +127,7 @@ def ours(config, params, batches: np.ndarray, whole: np.ndarray) -> tuple[np.nda
 
 
 def main() -> None:
-    """Trains both and prints how far apart they are."""
+    """Train both and print the differences."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("nanogpt", type=Path)
     parser.add_argument("--steps", type=int, default=RUN)

@@ -1,4 +1,4 @@
-"""What a checkpoint's promises cost: seconds for random float32 in eight leaves, 200 MB of it.
+"""Cost of a checkpoint's guarantees: seconds for 200 MB of random float32 in eight leaves.
 
 Sealing reads every file once from the page cache, after it was forced to the disk; verifying reads
 it once more; the fingerprint is computed where the leaves lie. The last rows are a whole save: how
@@ -28,7 +28,7 @@ WAITS, SEALED = "save: training waits", "save: until it is sealed"
 
 
 def main() -> None:
-    """Prints a table."""
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=200, help="1e6 bytes of state")
     parser.add_argument("--rounds", type=int, default=7)
@@ -53,7 +53,7 @@ def main() -> None:
 def measured(
     checkpoints: CheckpointManager, state: Mapping[str, jax.Array], rounds: int
 ) -> Mapping[str, list[float]]:
-    """Seconds of each thing, in each round."""
+    """Return the seconds of each phase, in each round."""
     waits, saves = [], []
     for step in range(rounds + 1):
         start = time.perf_counter()
@@ -78,7 +78,7 @@ def told(values: list[float]) -> str:
 
 
 def timed(work: Callable[[], object], rounds: int) -> list[float]:
-    """Seconds of each round, after one that is not counted."""
+    """Return the seconds of each round, after one warmup round."""
     work()
     seconds = []
     for _ in range(rounds):

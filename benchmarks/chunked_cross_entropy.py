@@ -21,13 +21,13 @@ VOCABULARY = 50_257
 
 
 def plain(hidden, head, targets, real):
-    """All logits at once."""
+    """Compute the loss from all logits at once."""
     logits = jnp.einsum("btd,vd->btv", hidden, head, preferred_element_type=jnp.float32)
     return next_token(logits, targets, real)
 
 
 def compiled(loss, arrays):
-    """The program of the mean loss, the accuracy and both gradients."""
+    """Compile the mean loss, the accuracy and both gradients."""
 
     def value(hidden, head, targets, real):
         mean, metrics = loss(hidden, head, targets, real)
@@ -38,14 +38,14 @@ def compiled(loss, arrays):
 
 
 def temporaries(program):
-    """Bytes beside arguments and results."""
+    """Return the bytes beside arguments and results."""
     memory = program.memory_analysis()
     assert memory is not None, "this backend does not tell"
     return memory.temp_size_in_bytes
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description="Chunked against plain cross entropy.")
     for name, size in {"rounds": 7, "rows": 8, "time": 512, "width": 768, "chunk": 64}.items():
         parser.add_argument(f"--{name}", type=int, default=size)

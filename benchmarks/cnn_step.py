@@ -30,7 +30,7 @@ TARGET = 0.75  # of the same network plainly written in flax
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=2, help="steps a turn")
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def trainer(optimizer: optax.GradientTransformation) -> Callable:
-    """A function of images and labels that takes a step of ours."""
+    """Return a function of images and labels that takes a step of jtrain."""
     model = CNN(image=(28, 28, 1), classes=10).build()
 
     def loss(params, batch, rng):
@@ -71,7 +71,7 @@ def trainer(optimizer: optax.GradientTransformation) -> Callable:
 
 
 def clocked(take: Callable, steps: int) -> Callable[[], float]:
-    """A function that returns the milliseconds of one of `steps` steps."""
+    """Return a function that measures the milliseconds of one of `steps` steps."""
     draw = np.random.default_rng(0)
     images = draw.standard_normal((steps, BATCH, 28, 28, 1)).astype(np.float32)
     labels = draw.integers(0, 10, (steps, BATCH)).astype(np.int32)

@@ -38,7 +38,7 @@ SPLITS: dict[str, tuple[dict[str, Any], int, int]] = {  # parallel, processes, d
 
 
 def main() -> None:
-    """Prints a table, each over one device."""
+    """Print a table, each layout over one device."""
     parser = argparse.ArgumentParser(description="Data parallel on one machine.")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=8, help="steps a turn")
@@ -66,7 +66,7 @@ def main() -> None:
 def split(
     parallel: dict[str, Any], processes: int, devices: int
 ) -> list[tuple[list[str], dict[str, str]]]:
-    """The commands of the processes, and their environments."""
+    """Return the commands of the processes, and their environments."""
     script = str(PEERS / "split_transformer.py")
     given = json.dumps({"sizes": SIZES, "batch": BATCH, "parallel": parallel})
     where, alone = f"127.0.0.1:{free_port()}", {"JAX_NUM_CPU_DEVICES": f"{devices}"}
@@ -83,7 +83,7 @@ def split(
 
 @contextlib.contextmanager
 def served(commands: Sequence[tuple[list[str], dict[str, str]]], steps: int):
-    """A function that returns the milliseconds of one of `steps` steps of these processes."""
+    """Return a function that measures milliseconds of one of `steps` steps of these processes."""
     pipe = subprocess.PIPE
     with contextlib.ExitStack() as stack:
         children = [

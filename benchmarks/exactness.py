@@ -1,4 +1,4 @@
-"""How far any layout is from one device: the worst figures of the whole matrix, as a table.
+"""Distance of any layout from one device: the worst figures of the whole matrix, as a table.
 
 Runs the slow tests of tests/every/test_every_strategy.py, 400 layouts, and reads what they record;
 or reads a record that `pytest --junit-xml` left. Most of an hour on two cores.
@@ -24,13 +24,13 @@ Figures: TypeAlias = dict[str, float]
 
 
 def measure(record: Path, only: str) -> None:
-    """Runs the matrix, which leaves its record; goes on past failures, as their figures count."""
+    """Run the matrix, which leaves its record; continue after failures, as their figures count."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", MATRIX, "--junit-xml", record]
     subprocess.run([*command, "-k", f"whole_matrix and ({only})"], cwd=ROOT, check=False)
 
 
 def read(record: Path) -> dict[str, Figures]:
-    """The figures of each case by its name."""
+    """Return the figures of each case by its name."""
     cases = {}
     for test in ET.parse(record).iter("testcase"):
         found = {p.attrib["name"]: p.attrib["value"] for p in test.iter("property")}
@@ -40,7 +40,7 @@ def read(record: Path) -> dict[str, Figures]:
 
 
 def worst(cases: dict[str, Figures]) -> dict[str, Figures]:
-    """The largest of each figure over all cases that share a value of the matrix."""
+    """Return the largest of each figure over all cases that share a value of the matrix."""
     by_value: dict[str, list[Figures]] = collections.defaultdict(list)
     for column in zip(*(case.split("-") for case in cases), strict=True):
         for value, figures in zip(column, cases.values(), strict=True):
@@ -53,7 +53,7 @@ def worst(cases: dict[str, Figures]) -> dict[str, Figures]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", type=Path, help="a record to read instead of measuring")
     parser.add_argument("-k", default="test", help="which cases, as pytest takes it")

@@ -17,7 +17,7 @@ SCRIPT = os.path.abspath(__file__)
 
 
 def measure(leaves: int, size: int, rounds: int) -> None:
-    """Prints milliseconds a sum, both ways in turn; what each process runs."""
+    """Print milliseconds a sum, both ways in turn; each process runs this."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -61,7 +61,7 @@ def measure(leaves: int, size: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Starts the processes."""
+    """Start the processes."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in {"processes": 2, "devices": 1, "leaves": 96, "size": 8192}.items():
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -1,4 +1,4 @@
-"""What the guard, the step recorder and the heartbeat add to a step of `configs/shakespeare.yaml`.
+"""Cost of guard, step recorder and heartbeat for a step of `configs/shakespeare.yaml`.
 
 Bare: the same step that takes every update, in the same loop with no hooks. Over it, one after the
 other: the step as it is, which takes an update only if it is finite; with the hooks that each run
@@ -39,7 +39,7 @@ GOAL = 1.01
 
 
 def parts_of(*settings: str) -> TrainSetup:
-    """The character transformer on one device, for ever."""
+    """Build the character transformer on one device, without an end."""
     path = Path(__file__).parent.parent / "configs" / "shakespeare.yaml"
     settings = ("parallel={kind: single}", "steps=100000000", *settings)
     return set_up(resolve(path, settings).config)
@@ -71,7 +71,7 @@ class Turn:
         self._parts = parts
 
     def watched(self, stack: contextlib.ExitStack) -> "Turn":
-        """The same with the hooks of a run."""
+        """Take steps with the hooks of a run."""
         directory = RunDir(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         guarded = stack.enter_context(BadStepPolicy(self._parts, directory))
         self.record = StepRecorder(directory.steps, every=1)
@@ -81,7 +81,7 @@ class Turn:
         return self
 
     def feed(self) -> Iterator:
-        """The batches, from where it stands."""
+        """Yield the batches from the current step."""
         for step in range(self.done, self.done + self.steps):
             batch = self._parts.calls[step]
             if self.record:
@@ -89,7 +89,7 @@ class Turn:
             yield self._parts.place(batch)
 
     def __call__(self) -> float:
-        """Takes some steps."""
+        """Take some steps."""
         began = self.clock()
         stop = self.done + self.steps
         ended = jt.train_loop(
@@ -100,7 +100,7 @@ class Turn:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--steps", type=int, default=10, help="steps a turn")

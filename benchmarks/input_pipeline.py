@@ -26,7 +26,7 @@ ROWS, SIZE, GOAL = 60_000, 128, 2.0
 
 
 def contestants(arrays: dict[str, np.ndarray]) -> dict[str, Callable[[int], object]]:
-    """What reads the batch of a step, by name; the first is the measure."""
+    """Return the readers of a step's batch by name; the first is the reference."""
     import grain
 
     image, label = arrays["image"], arrays["label"]
@@ -75,7 +75,7 @@ class Nothing:
 
 
 def microseconds(read: Callable[[int], object], first: int, batches: int) -> float:
-    """The mean time of a batch over a turn."""
+    """Return the mean time of a batch over a turn."""
     start = time.perf_counter()
     for step in range(first, first + batches):
         read(step)
@@ -83,7 +83,7 @@ def microseconds(read: Callable[[int], object], first: int, batches: int) -> flo
 
 
 def main() -> int:
-    """Prints the table; 1 where the goal is missed."""
+    """Print the table; return 1 if the goal is missed."""
     parser = argparse.ArgumentParser(description="Microseconds for a batch of small rows.")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--batches", type=int, default=500)

@@ -1,4 +1,4 @@
-"""How exact the gradient of a large batch is: against float64, and between layouts, by the rows.
+"""Exactness of a large batch's gradient: against float64, and between layouts, by the rows.
 
 Three models, each on one device with the batch whole, in microbatches, and over 8 forced host
 devices. The reference is the same loss in float64, some rows at a time. The language model of

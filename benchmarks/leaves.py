@@ -22,7 +22,7 @@ CONFIG = Path(__file__).parent.parent / "configs" / "shakespeare.yaml"
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description="What looking at leaves costs.")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=10)

@@ -1,4 +1,4 @@
-"""What jtrain's loop adds to a loop written by hand around `jax.jit`.
+"""Overhead of jtrain's loop over a loop written by hand around `jax.jit`.
 
 Ours is the loop of `jtrain run` with all its hooks: log, metrics, speed, guard, signals; a line of
 log, with all metrics, costs about a millisecond and comes every 1000 steps. By hand:
@@ -54,7 +54,7 @@ def mlp_params(key: jax.Array) -> dict[str, jax.Array]:
 
 
 def mlp_nats(params: Any, batch: Any) -> jax.Array:
-    """Nats a row."""
+    """Return nats a row."""
     hidden = jax.nn.relu(batch["image"] @ params["up"] + params["up_bias"])
     logits = hidden @ params["down"] + params["down_bias"]
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
@@ -68,7 +68,7 @@ def images(rows: int = 10_000) -> dict[str, np.ndarray]:
 
 
 def characters() -> np.ndarray:
-    """As many random characters as tiny Shakespeare has."""
+    """Return as many random characters as tiny Shakespeare has."""
     return np.random.default_rng(0).integers(0, 65, 1_000_000).astype(np.int32)
 
 
@@ -88,7 +88,7 @@ class Mlp(jt.RunConfig):
 
 @jt.configclass
 class Characters(jt.RunConfig):
-    """The character transformer in nanoGPT's CPU setting."""
+    """Build the character transformer, 12 rows of 64 characters a step."""
 
     def build(self, place: Placement) -> jt.Experiment:
         """Random characters."""
@@ -132,7 +132,7 @@ class Ours:
         self.feed = stack.enter_context(ReadAhead(read, start=0, stop=None))
 
     def __call__(self) -> float:
-        """Microseconds a step of this turn."""
+        """Return the microseconds a step of this turn."""
         began = time.perf_counter()
         ended = jt.train_loop(
             self.step,
@@ -155,7 +155,7 @@ class ByHand:
         self.steps, self.each, self.done = steps, each, 0
 
     def __call__(self) -> float:
-        """Microseconds a step of this turn."""
+        """Return the microseconds a step of this turn."""
         began, losses = time.perf_counter(), collections.deque()
         for _ in range(self.steps // self.each):
             self.state, loss = self.take(self.state, self.read(self.done))
@@ -168,7 +168,7 @@ class ByHand:
 
 
 def written_by_hand(loss: Callable, params: Any) -> tuple[Callable, Any]:
-    """The step and the state that anyone would write."""
+    """Return the step and the state of a loop by hand."""
     optimizer = optax.adamw(1e-3)
 
     def take(state, batch):
@@ -181,7 +181,7 @@ def written_by_hand(loss: Callable, params: Any) -> tuple[Callable, Any]:
 
 
 def config(kind: type[jt.RunConfig], batch: int, steps_per_call: int = 1) -> jt.RunConfig:
-    """The values of a run on one device."""
+    """Return the config of a run on one device."""
     return kind(
         experiment="benchmark",
         name="benchmark",
@@ -196,7 +196,7 @@ def config(kind: type[jt.RunConfig], batch: int, steps_per_call: int = 1) -> jt.
 
 
 def mlp(stack: contextlib.ExitStack) -> dict[str, Callable[[], float]]:
-    """The tiny MLP, 32 rows a step."""
+    """Build the tiny MLP, 32 rows a step."""
     data, order = images(), np.random.default_rng(1).permutation(10_000)
 
     def read(step):
@@ -212,7 +212,7 @@ def mlp(stack: contextlib.ExitStack) -> dict[str, Callable[[], float]]:
 
 
 def scan(stack: contextlib.ExitStack) -> dict[str, Callable[[], float]]:
-    """The tiny MLP, 50 steps of 32 rows a call."""
+    """Build the tiny MLP, 50 steps of 32 rows a call."""
     data, order = images(), np.random.default_rng(1).permutation(10_000)
 
     def read(step):
@@ -229,7 +229,7 @@ def scan(stack: contextlib.ExitStack) -> dict[str, Callable[[], float]]:
 
 
 def char(stack: contextlib.ExitStack) -> dict[str, Callable[[], float]]:
-    """The character transformer, 12 rows of 64 characters a step."""
+    """Build the character transformer, 12 rows of 64 characters a step."""
     model, tokens = transformer(), characters()
     order = np.random.default_rng(1).permutation(len(tokens) - 64)
 
@@ -252,7 +252,7 @@ CASES = {"mlp": mlp, "scan": scan, "transformer": char}
 
 
 def main() -> None:
-    """Prints a table a case."""
+    """Print a table a case."""
     parser = argparse.ArgumentParser(description="What jtrain's loop adds to one by hand.")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--rounds", type=int, default=30)

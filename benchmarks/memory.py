@@ -23,7 +23,7 @@ BATCH, CLIP = 8, 1.0
 
 
 def train_ours(steps: int) -> None:
-    """In this process: a run of jtrain; prints by how much memory grew."""
+    """Run jtrain in this process and print the growth of its memory."""
     import io
 
     from jtrain.config.resolve import resolve
@@ -48,7 +48,7 @@ def train_ours(steps: int) -> None:
 
 
 def Enough(steps: int, before: int):  # noqa: N802  reads as a hook
-    """A hook that says how much memory grew when the last step is done, and ends the process."""
+    """Print the growth of memory when the last step is done, and end the process."""
     from jtrain.train.hooks import on_numbers
 
     def tell(step, numbers):
@@ -62,7 +62,7 @@ def Enough(steps: int, before: int):  # noqa: N802  reads as a hook
 
 
 def megabytes(command: list[str], there: str) -> float:
-    """What a process says that it grew by."""
+    """Return the growth that a process prints."""
     shown = {**os.environ, "JAX_PLATFORMS": "cpu"}
     got = subprocess.run(
         command, cwd=there, env=shown, check=True, stdout=subprocess.PIPE, text=True
@@ -71,7 +71,7 @@ def megabytes(command: list[str], there: str) -> float:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description="Growth of memory over a script by hand.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=3)

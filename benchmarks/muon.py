@@ -1,4 +1,4 @@
-"""How many steps Muon needs to the validation loss that AdamW ends at.
+"""Steps that Muon needs to reach the final validation loss of AdamW.
 
 The character transformer of configs/shakespeare.yaml, but for optimizer and number of steps.
 Each optimizer first takes the best of a few learning rates (seed 0), then all seeds. The schedule
@@ -28,7 +28,7 @@ RATES = {"adamw": (4e-3, 8e-3, 1.6e-2), "muon": (8e-3, 1.6e-2, 3.2e-2)}
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300, help="of AdamW's runs")
     parser.add_argument("--seeds", type=int, default=3)
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def reached(kind: str, rate: float, steps: int, seed: int) -> float:
-    """The loss of the whole validation set after a run."""
+    """Return the loss of the whole validation set after a run."""
     settings = [
         f"name={kind}-{rate:g}-{steps}-{seed}", f"steps={steps}", f"seed={seed}",
         f"optimizer.kind={kind}", f"optimizer.lr={rate}", "optimizer.weight_decay=0.1",
@@ -72,7 +72,7 @@ def reached(kind: str, rate: float, steps: int, seed: int) -> float:
 
 
 def told(losses: Sequence[float]) -> str:
-    """The mean and the spread."""
+    """Return the mean and the spread."""
     return f"{statistics.mean(losses):.4f} ({min(losses):.4f} .. {max(losses):.4f})"
 
 

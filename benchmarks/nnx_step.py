@@ -1,4 +1,4 @@
-"""What an nnx model costs a step in jtrain's loop, against the idiom of `nnx.jit`.
+"""Cost of a step of an nnx model in jtrain's loop, against the idiom of `nnx.jit`.
 
 Ours is the loop of `jtrain run` with all its hooks over plain dicts, made by `from_nnx`. The idiom
 is the one of flax's own documentation: an `nnx.Optimizer`, `nnx.value_and_grad` inside `nnx.jit`,
@@ -38,7 +38,7 @@ class Net(nnx.Module):
         self.up, self.down = nnx.Linear(784, 32, rngs=rngs), nnx.Linear(32, 10, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits of each row."""
+        """Return the logits of each row."""
         return self.down(nnx.relu(self.up(x)))
 
 
@@ -84,7 +84,7 @@ class Idiom:
         self.take = take
 
     def __call__(self) -> float:
-        """Microseconds a step of this turn."""
+        """Return the microseconds a step of this turn."""
         began, losses = time.perf_counter(), collections.deque()
         for step in range(self.done, self.done + self.steps):
             rows = np.take(self.order, range(ROWS * step, ROWS * step + ROWS), mode="wrap")
@@ -98,7 +98,7 @@ class Idiom:
 
 
 def contestants(steps_per_call: int, stack: contextlib.ExitStack) -> dict[str, Callable]:
-    """The idiom and ours."""
+    """Return the idiom and ours."""
     return {
         "nnx.jit": Idiom(500),
         "jtrain": Ours(config(Mlp, ROWS, steps_per_call), 1000, stack),
@@ -109,7 +109,7 @@ CASES = {"mlp": 1, "scan": 50}  # steps in a call of ours
 
 
 def main() -> None:
-    """Prints a table a case."""
+    """Print a table a case."""
     parser = argparse.ArgumentParser(description="An nnx model in jtrain against nnx.jit.")
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=[])
     parser.add_argument("--rounds", type=int, default=30)

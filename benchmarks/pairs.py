@@ -25,7 +25,7 @@ class Ratio(NamedTuple):
 def take_turns(
     contestants: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 1
 ) -> dict[str, list[float]]:
-    """What each contestant returned at each turn; the first `warmup` turns are thrown away."""
+    """Return each contestant's result at each turn, without the first `warmup` turns."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(rounds + warmup):
         for name, contestant in contestants.items():
@@ -47,7 +47,7 @@ def ratio(times: Sequence[float], others: Sequence[float], resamples: int = 2000
 
 
 def machine() -> str:
-    """One line: processor, cores, system and versions."""
+    """Describe the machine in one line: processor, cores, system and versions."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     return (
         f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, "

@@ -31,7 +31,7 @@ COMMANDS = {
 
 
 def seconds_to_first_step(command: list[str], cache: Path, *, warm: bool) -> tuple[float, float]:
-    """From the command to its line `step 1 ...`: on the wall, and of CPU of all its processes."""
+    """Measure the time from the command to `step 1 ...`: wall, and CPU of all its processes."""
     if not warm:
         shutil.rmtree(cache, ignore_errors=True)
     env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PLATFORMS": "cpu"}
@@ -59,7 +59,7 @@ def seconds_to_first_step(command: list[str], cache: Path, *, warm: bool) -> tup
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process, and those that it started and still run, have used; of Linux alone."""
+    """Return the CPU time of a process and its running children; Linux only."""
     fields = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def main() -> None:
-    """Prints a table for a cold and a warm cache."""
+    """Print a table for a cold and a warm cache."""
     parser = argparse.ArgumentParser(description="Seconds to the first finished step.")
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds

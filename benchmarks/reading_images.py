@@ -120,7 +120,7 @@ def collate(found: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def timed(begin: Callable[[int], Iterator[Any]], batches: int, warmup: int) -> float:
-    """Milliseconds an image, over so many batches after the first."""
+    """Return the milliseconds an image, over so many batches after the first."""
     reading = begin(2 * warmup + batches)  # more than is read ahead at the end of the time
     for _ in range(warmup):
         next(reading)
@@ -133,7 +133,7 @@ def timed(begin: Callable[[int], Iterator[Any]], batches: int, warmup: int) -> f
 
 
 def processor(begin: Callable[[int], Iterator[Any]], batches: int) -> float:
-    """Milliseconds of processors for an image: what so many batches more cost, workers and all."""
+    """Return processor milliseconds an image: the cost of so many more batches, with workers."""
 
     def spent(count: int) -> float:
         before = _processor_seconds()
@@ -147,7 +147,7 @@ def processor(begin: Callable[[int], Iterator[Any]], batches: int) -> float:
 
 
 def _processor_seconds() -> float:
-    """Of this process and of all that it has waited for."""
+    """Return the CPU time of this process and of all that it has waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 

@@ -1,4 +1,4 @@
-"""What computing steps twice (`checks.recompute`) adds to a step of `configs/shakespeare.yaml`.
+"""Cost of computing steps twice (`checks.recompute`) in `configs/shakespeare.yaml`.
 
 In turns, some steps as they are, and as many of which each `--every`-th is computed twice and
 compared. What one such step adds, in steps, divided by 200 is what `checks.recompute=200` adds.
@@ -18,7 +18,7 @@ SPARSE, GOAL = 200, 0.006
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--steps", type=int, default=10, help="steps a turn, a multiple of --every")

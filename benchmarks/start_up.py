@@ -50,7 +50,7 @@ def seconds_to_first_step(command: list[str], cache: Path, *, warm: bool) -> flo
 
 
 def main() -> None:
-    """Prints a table for a cold and a warm cache."""
+    """Print a table for a cold and a warm cache."""
     parser = argparse.ArgumentParser(description="Seconds to the first finished step.")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()

@@ -36,7 +36,7 @@ TARGET = 0.85  # of the same model plainly written in nnx
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--rounds", type=int, default=40)
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def trainer(optimizer: optax.GradientTransformation) -> Callable:
-    """A function of tokens that takes a step of ours."""
+    """Return a function of tokens that takes a step of jtrain."""
     model = Transformer(**SIZES).build()
 
     def loss(params, batch, rng):
@@ -86,7 +86,7 @@ def trainer(optimizer: optax.GradientTransformation) -> Callable:
 
 
 def clocked(take: Callable, steps: int) -> Callable[[], float]:
-    """A function that returns the milliseconds of one of `steps` steps."""
+    """Return a function that measures the milliseconds of one of `steps` steps."""
     draw = np.random.default_rng(0)
     data = draw.integers(0, SIZES["vocab"], (steps, BATCH, SIZES["context"] + 1)).astype(np.int32)
 
@@ -99,7 +99,7 @@ def clocked(take: Callable, steps: int) -> Callable[[], float]:
 
 
 def torch_process(python: str, steps: int) -> tuple[str, Callable[[], float] | None]:
-    """Its versions and the same in PyTorch; None, and why, where it cannot be had."""
+    """Return PyTorch's versions and the same step in it; None, and why, if unavailable."""
     script = str(Path(__file__).parent / "peers" / "torch_transformer.py")
     threads = len(os.sched_getaffinity(0))
     setting = json.dumps({"sizes": SIZES, "batch": BATCH, "threads": threads})
@@ -121,7 +121,7 @@ def torch_process(python: str, steps: int) -> tuple[str, Callable[[], float] | N
 
 
 def keep_memory() -> None:
-    """Makes glibc keep what is freed instead of giving it back to the system.
+    """Make glibc keep freed memory instead of returning it to the system.
 
     XLA:CPU asks for a step's temporaries anew at every step. Above 32 MB glibc maps them afresh
     each time: 10,700 page faults a step of this model, a quarter of its time.

@@ -1,4 +1,4 @@
-"""Which digit is it? The smallest study: a data set, a network and a loss."""
+"""Digit recognition, the smallest study: a data set, a network and a loss."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ class Config(jt.RunConfig):
     """The network."""
 
     def build(self, place: Placement) -> jt.Experiment:
-        """What is trained, and on what."""
+        """Network and data of the study."""
         data = self.data.build()
         model = dataclasses.replace(self.model, inputs=64, classes=data.classes).build(place)
 

@@ -1,4 +1,4 @@
-"""Which piece of clothing is it? A network of any kind over images of a byte a pixel."""
+"""Classification of clothing: a network of any kind over images of a byte a pixel."""
 
 import dataclasses
 from typing import Annotated
@@ -39,7 +39,7 @@ class Config(jt.RunConfig):
     """The network; image and classes are those of the data."""
 
     def build(self, place: Placement) -> jt.Experiment:
-        """Where batch norm makes rows meet, the model says so."""
+        """Mark the loss as coupled if the model has batch norm."""
         data = self.data.build()
         values = dataclasses.replace(self.model, image=data.image, classes=data.classes)
         model = values.build(place)

@@ -23,13 +23,13 @@ DEVIATION = 0.05  # of the points about their place
 
 
 def ring(rows: int, seed: int) -> Arrays:
-    """Points `x` about eight places on a circle."""
+    """Return points `x` around eight centers on a circle."""
     draw = np.random.default_rng(seed)
     return Arrays(x=np.float32(draw.normal(PLACES[draw.integers(8, size=rows)], DEVIATION)))
 
 
 def near(points: Float[np.ndarray, "rows 2"]) -> tuple[int, float]:
-    """How many places have points within three deviations, and what share of points those are."""
+    """Count the centers with points within three deviations, and the share of such points."""
     # As Srivastava et al. 2017 judge, https://arxiv.org/abs/1705.07761.
     close = np.linalg.norm(points[:, None] - PLACES[None], axis=2) < 3 * DEVIATION
     return int(close.any(0).sum()), float(close.any(1).mean())
@@ -50,13 +50,13 @@ class Networks:
 
 
 def made(generator: Model, params: Params, keys: Key, noise: int) -> Float[Array, "b 2"]:
-    """A point for each key."""
+    """Return a point for each key."""
     drawn = jax.vmap(lambda key: jax.random.normal(key, (noise,)))(keys)
     return generator.apply(params, {}, None, True, drawn)[0].astype(jnp.float32)
 
 
 def losses(generator: Model, critic: Model, values: Networks) -> tuple[Callable, Callable]:
-    """The generator's and the critic's, each `(own, other, batch, rng) -> Terms`.
+    """Return the losses of generator and critic, each `(own, other, batch, rng) -> Terms`.
 
     A real point is compared with the made one of its row, and the critic is held back by its slope
     at both: Huang et al. 2024, https://arxiv.org/abs/2501.05441. Rows do not meet.

@@ -33,7 +33,7 @@ class Drawn:
         return {name: array[self.mine] for name, array in rows.items()}
 
     def shard(self, index: int, count: int) -> "Drawn":
-        """The same batches, of which a process keeps its part."""
+        """Return the same batches, sharded over processes."""
         share = self.size // count
         return Drawn(self.size, self.seed, slice(index * share, (index + 1) * share))
 
@@ -48,7 +48,7 @@ class Rod:
     """Half waves of heat along the rod at the start, each of height 1 / number."""
 
     def exact(self, x: Float[Array, "*b"], t: Float[Array, "*b"]) -> Float[Array, "*b"]:
-        """The solution: half wave n fades by conductivity x (n pi)^2."""
+        """Return the exact solution: half wave n fades by conductivity x (n pi)^2."""
         fades = lambda n: jnp.exp(-self.conductivity * (n * math.pi) ** 2 * t)
         waves = [fades(n) * jnp.sin(n * math.pi * x) / n for n in self.waves]
         return jnp.stack(waves).sum(0)
@@ -66,14 +66,14 @@ class Network:
     """Weight of the error at the ends of the rod."""
 
     def init(self, key: Key) -> Params:
-        """Kernels by Glorot & Bengio 2010, biases at zero."""
+        """Initialize kernels by Glorot & Bengio 2010, biases at zero."""
         sizes = (2, *self.widths, 1)
         pairs = list(zip(jax.random.split(key, len(sizes)), sizes, sizes[1:], strict=False))
         draw = lambda key, i, o: jax.random.normal(key, (i, o)) * math.sqrt(2 / (i + o))
         return [{"kernel": draw(*pair), "bias": jnp.zeros(pair[2])} for pair in pairs]
 
     def heat(self, params: Params, x: Float[Array, ""], t: Float[Array, ""]) -> Float[Array, ""]:
-        """What it is at one place and time."""
+        """Return the temperature at one place and time."""
         *hidden, last = params
         h = jnp.stack([2 * x - 1, 2 * t - 1])
         for layer in hidden:
@@ -91,7 +91,7 @@ class Config(jt.RunConfig):
     """The network."""
 
     def build(self, place: Placement) -> jt.Experiment:
-        """A row is a place and a time; the solution is only looked at to judge."""
+        """Build rows of a place and a time; only the evaluation uses the solution."""
         rod, network = self.data, self.model
 
         def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Terms, Metrics]:

@@ -1,4 +1,4 @@
-"""What is in the picture? A network of any kind over JPEG and PNG files in folders by class."""
+"""Image classification: a network of any kind over JPEG and PNG files in folders by class."""
 
 import jtrain as jt
 from experiments import fashion_mnist

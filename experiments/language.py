@@ -32,7 +32,7 @@ class Config(jt.RunConfig):
     """The network; with vocab=0 it has the tokens of the data."""
 
     def misfits(self) -> Iterator[tuple[str, str]]:
-        """Values that do not fit together."""
+        """Return the values that conflict."""
         yield from super().misfits()
         ours, models = self.data.context, self.model.context
         if ours > models:
@@ -43,7 +43,7 @@ class Config(jt.RunConfig):
             )
 
     def build(self, place: Placement) -> jt.Experiment:
-        """The tokens, the network and the loss."""
+        """Build the tokens, the network and the loss."""
         corpus = self.data.build()
         network = self.model.for_tokens(len(corpus.vocabulary))
         model, how = network.build(place), network.experts

@@ -1,4 +1,4 @@
-"""Which digit is a curve of 40 numbers? Four networks, each as two pure functions."""
+"""Digits as curves of 40 numbers: four networks, each as two pure functions."""
 
 import math
 from typing import Annotated, Literal
@@ -23,7 +23,7 @@ DIMS = ("NWC", "WIO", "NWC")
 
 
 def uniform(key: Key, shape: tuple[int, ...], fan_in: int) -> dict[str, Array]:
-    """A kernel and a bias within 1 / sqrt(fan_in), as torch draws them."""
+    """Return a kernel and a bias within 1 / sqrt(fan_in), as torch draws them."""
     draw = lambda key, shape: jax.random.uniform(key, shape, minval=-1, maxval=1) / fan_in**0.5
     kernel, bias = jax.random.split(key)
     return {"kernel": draw(kernel, shape), "bias": draw(bias, shape[-1:])}
@@ -45,7 +45,7 @@ class Logistic:
         return uniform(key, (LENGTH, 10), LENGTH)
 
     def apply(self, params: Params, x: Float[Array, "b t"]) -> Float[Array, "b c"]:
-        """Logits."""
+        """Return the logits."""
         return linear(params, x)
 
 
@@ -64,7 +64,7 @@ class MLP:
         return [uniform(k, s, s[0]) for k, s in zip(keys, shapes, strict=True)]
 
     def apply(self, params: Params, x: Float[Array, "b t"]) -> Float[Array, "b c"]:
-        """Logits."""
+        """Return the logits."""
         first, second, head = params
         h = jax.nn.relu(linear(first, x))
         return linear(head, h + jax.nn.relu(linear(second, h)))
@@ -85,7 +85,7 @@ class CNN:
         return [uniform(k, s, math.prod(s[:-1])) for k, s in zip(keys, shapes, strict=True)]
 
     def apply(self, params: Params, x: Float[Array, "b t"]) -> Float[Array, "b c"]:
-        """Logits."""
+        """Return the logits."""
         h, (*convolutions, head) = x[..., None], params
         for layer in convolutions:
             h = jax.lax.conv_general_dilated(h, layer["kernel"], (2,), [(1, 1)], None, None, DIMS)
@@ -102,19 +102,19 @@ class GRU:
     """Numbers in a state."""
 
     def init(self, key: Key) -> Params:
-        """What comes in and what is remembered, for either direction; the linear map."""
+        """Initialize the maps of input and state for both directions, and the head."""
         w, keys = self.width, jax.random.split(key, 5)
         maps = [uniform(key, (i, 3 * w), w) for key, i in zip(keys, (1, w, 1, w), strict=False)]
         flat = LENGTH * 2 * w
         return {"there": maps[:2], "back": maps[2:], "head": uniform(keys[4], (flat, 10), flat)}
 
     def apply(self, params: Params, x: Float[Array, "b t"]) -> Float[Array, "b c"]:
-        """Logits."""
+        """Return the logits."""
         states = self.states(params["there"], x), self.states(params["back"], x[:, ::-1])[:, ::-1]
         return linear(params["head"], jnp.concatenate(states, 2).reshape(len(x), -1))
 
     def states(self, params: Params, x: Float[Array, "b t"]) -> Float[Array, "b t w"]:
-        """The state at each place (Cho et al. 2014, https://arxiv.org/abs/1406.1078)."""
+        """Return the state at each position (Cho et al. 2014, https://arxiv.org/abs/1406.1078)."""
         given, remembered = params
 
         def step(h, x):
@@ -136,7 +136,7 @@ class Config(jt.RunConfig):
     """The network."""
 
     def build(self, place: Placement) -> jt.Experiment:
-        """The curves are in memory; these networks are too small to be laid out."""
+        """Build the study; the curves are in memory and the networks too small to shard."""
         train, test = self.data.build()
         shuffled = Shuffled(train, size=self.batch, seed=self.seed)
 

@@ -33,7 +33,7 @@ def moved(state: Float[Array, "b 4"], push: Float[Array, "b"]) -> Float[Array, "
 def rollout(
     model: Model, params: Params, keys: Shaped[Array, "b"], horizon: int, *, greedy: bool
 ) -> tuple[Float[Array, "b t 4"], Int[Array, "b t"], Bool[Array, "b t"]]:
-    """What is seen and done, and whether it was done upright; an episode for each key."""
+    """Play an episode for each key; return observations, actions and whether each was upright."""
     start = jax.vmap(lambda key: jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05))
 
     def act(carry, t):
@@ -51,7 +51,7 @@ def rollout(
 
 
 def to_go(rewards: Float[Array, "b t"], discount: float) -> Float[Array, "b t"]:
-    """The discounted sum of the rewards from each time on."""
+    """Return the discounted sum of the rewards from each time on."""
     add = lambda later, now: (now + discount * later,) * 2
     return jax.lax.scan(add, jnp.zeros(len(rewards)), rewards.T, reverse=True)[1].T
 
@@ -81,7 +81,7 @@ def reinforce(model: Model, horizon: int, discount: float, entropy: float) -> Lo
 
 @jt.configclass
 class Episodes:
-    """What is played."""
+    """Cart and pole, and how they are trained."""
 
     horizon: int = Field(default=500, gt=0)
     """Actions until an episode is ended, the pole still upright; 0.02 s each."""
@@ -109,7 +109,7 @@ class Config(jt.RunConfig):
     """The policy."""
 
     def build(self, place: Placement) -> jt.Experiment:
-        """Rows without data: an episode is drawn from the key of its row."""
+        """Build rows without data: an episode is drawn from the key of its row."""
         model = MLP(inputs=4, widths=self.model.widths, classes=3).build(place)
         train, valid = (Arrays(episode=np.arange(n)) for n in (self.batch, 64))
         return jt.Experiment(

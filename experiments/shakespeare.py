@@ -22,7 +22,7 @@ from jtrain.train.complete_text import writes
 
 
 def next_char(model: Model) -> LossFn:
-    """Nats a character, and the share of characters that are guessed; dropout by row."""
+    """Return nats a character and the share of correct predictions; dropout by row."""
 
     def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
         inputs, targets, real = inputs_and_targets(batch)
@@ -46,7 +46,7 @@ class Config(jt.RunConfig):
     """The network; its vocabulary is the characters of the text."""
 
     def misfits(self) -> Iterator[tuple[str, str]]:
-        """Values that do not fit together."""
+        """Return the values that conflict."""
         yield from super().misfits()
         if self.data.context > self.model.context:
             context = self.data.context
@@ -64,7 +64,7 @@ class Config(jt.RunConfig):
             )
 
     def build(self, place: Placement) -> jt.Experiment:
-        """The text, the network and the loss."""
+        """Build the text, the network and the loss."""
         corpus = self.data.build()
         network = self.model.for_tokens(len(corpus.vocabulary))
         model = network.build(place)

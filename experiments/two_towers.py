@@ -1,4 +1,4 @@
-"""Which lower half belongs to which upper half of a digit? Two towers, and rows that meet."""
+"""Two towers that match upper and lower halves of digits: a loss with coupled rows."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ class Config(jt.RunConfig):
     """The towers."""
 
     def build(self, place: Placement) -> jt.Experiment:
-        """Rows meet, so a batch may lie on any number of devices, and is never split in slices."""
+        """Build a loss that couples rows: sharded over any devices, never split in microbatches."""
         data, values = self.data.build(), self.model
         tower = MLP(inputs=32, widths=values.widths, classes=values.outputs).build(place)
 

@@ -27,7 +27,7 @@ def surprise(logits: Float[Array, "b p"], inked: Float[Array, "b p"]) -> Float[A
 
 
 def drawn(images: Float[np.ndarray, "n 8 8"]) -> str:
-    """Images beside each other as text, two characters a pixel."""
+    """Return images side by side as text, two characters a pixel."""
     places = np.minimum((images * len(SHADES)).astype(int), len(SHADES) - 1)
     text = lambda row: "".join(2 * SHADES[place] for place in row)
     return "\n".join("  ".join(map(text, line)).rstrip() for line in places.swapaxes(0, 1))
@@ -53,7 +53,7 @@ class Config(jt.RunConfig):
     """The networks."""
 
     def build(self, place: Placement) -> jt.Experiment:
-        """A row draws its latents by a key of its own, in evaluation always the same one."""
+        """Build a loss whose row draws its latents by its own key, fixed in evaluation."""
         data, size = self.data.build(), self.model.latents
         encoder = MLP(inputs=64, widths=self.model.widths, classes=2 * size).build(place)
         decoder = MLP(inputs=size, widths=self.model.widths, classes=64).build(place)

@@ -23,7 +23,7 @@ assert Decoder
 
 
 def main() -> None:
-    """Prints a line when the first step is done, and at the end how much memory it grew by."""
+    """Print a line when the first step is done, and at the end the growth of memory."""
     given = json.loads(sys.argv[1])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if cache := os.environ.get("JAX_COMPILATION_CACHE_DIR"):

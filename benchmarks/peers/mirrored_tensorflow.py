@@ -42,7 +42,7 @@ class Transformer(tf.keras.Model):
         self.norm = tf.keras.layers.LayerNormalization()
 
     def call(self, tokens):
-        """Logits at every position."""
+        """Return the logits at every position."""
         x = self.tokens(tokens) + self.positions(tf.range(tf.shape(tokens)[1]))
         for block in self.blocks:
             x = block(x)
@@ -50,7 +50,7 @@ class Transformer(tf.keras.Model):
 
 
 def main():
-    """Serves steps until the input ends."""
+    """Serve steps until the input ends."""
     given = json.loads(sys.argv[1])
     sizes, batch, count = given["sizes"], given["batch"], given["devices"]
     cpu = tf.config.list_physical_devices("CPU")[0]

@@ -18,7 +18,7 @@ class CNN(nnx.Module):
         self.max_pool = partial(nnx.max_pool, window_shape=(2, 2), strides=(2, 2))
 
     def __call__(self, x):
-        """Logits."""
+        """Return the logits."""
         x = self.max_pool(nnx.relu(self.conv1(x)))
         x = self.max_pool(nnx.relu(self.conv2(x)))
         return self.linear(x.reshape(x.shape[0], -1))
@@ -29,7 +29,7 @@ def _loss(model, image, label):
 
 
 def dict_trainer(optimizer: optax.GradientTransformation):
-    """A function of images and labels that takes a step: `jax.jit` over pure dicts, donated."""
+    """Return a step of images and labels: `jax.jit` over pure dicts, donated."""
     graph, variables = nnx.split(CNN(nnx.Rngs(0)))
     params = nnx.to_pure_dict(variables)
 
@@ -54,7 +54,7 @@ def dict_trainer(optimizer: optax.GradientTransformation):
 
 
 def module_trainer(optimizer: optax.GradientTransformation):
-    """The same by `nnx.jit`, `nnx.value_and_grad` and `nnx.Optimizer`."""
+    """Return the same step by `nnx.jit`, `nnx.value_and_grad` and `nnx.Optimizer`."""
     model = CNN(nnx.Rngs(0))
     state = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
 

@@ -37,7 +37,7 @@ class Transformer(nnx.Module):
         self.norm = nnx.LayerNorm(width, rngs=rngs)
 
     def __call__(self, tokens):
-        """Logits at every position."""
+        """Return the logits at every position."""
         x = self.tokens(tokens) + self.positions(jnp.arange(tokens.shape[1]))[None]
         for block in self.blocks:
             x = block(x)
@@ -50,7 +50,7 @@ def _loss(model, tokens):
 
 
 def dict_trainer(sizes: dict[str, int], optimizer: optax.GradientTransformation):
-    """A function of tokens that takes a step: `jax.jit` over pure dicts, donated."""
+    """Return a function of tokens that takes a step: `jax.jit` over pure dicts, donated."""
     model = Transformer(**sizes, rngs=nnx.Rngs(0))
     graph, variables = nnx.split(model)
     params = nnx.to_pure_dict(variables)
@@ -76,7 +76,7 @@ def dict_trainer(sizes: dict[str, int], optimizer: optax.GradientTransformation)
 
 
 def module_trainer(sizes: dict[str, int], optimizer: optax.GradientTransformation):
-    """The same by `nnx.jit`, `nnx.value_and_grad` and `nnx.Optimizer`."""
+    """Return the same step by `nnx.jit`, `nnx.value_and_grad` and `nnx.Optimizer`."""
     model = Transformer(**sizes, rngs=nnx.Rngs(0))
     state = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
 

@@ -19,7 +19,7 @@ HIDDEN, LATENTS, BATCH = 256, 8, 128
 
 
 def main() -> None:
-    """Prints the bound."""
+    """Print the bound."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("digits", type=Path)
     parser.add_argument("--seed", type=int, default=0)
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def bound_after(train: np.ndarray, kept: np.ndarray, *, seed: int, steps: int) -> float:
-    """Nats a digit of `kept` (n 64, counts of 0 .. 16) after training on `train`."""
+    """Return nats a digit of `kept` (n 64, counts of 0 .. 16) after training on `train`."""
     rate = optax.cosine_decay_schedule(1e-3, steps, alpha=0.1)
     adam = optax.adam(rate)
     draws = np.random.default_rng(seed)
@@ -55,7 +55,7 @@ def bound_after(train: np.ndarray, kept: np.ndarray, *, seed: int, steps: int) -
 
 
 def init(key):
-    """Kernels by He et al. 2015, biases at zero."""
+    """Initialize kernels by He et al. 2015, biases at zero."""
     sizes = ((64, HIDDEN), (HIDDEN, 2 * LATENTS), (LATENTS, HIDDEN), (HIDDEN, 64))
     keys = jax.random.split(key, 4)
     kernel = lambda key, size: jax.random.normal(key, size) * np.sqrt(2 / size[0])
@@ -63,7 +63,7 @@ def init(key):
 
 
 def bound(params, counts, key):
-    """The negative of the evidence lower bound, the mean over the rows."""
+    """Return the negative evidence lower bound, the mean over the rows."""
     up, known, down, out = params
     h = jax.nn.relu(counts / 16 @ up[0] + up[1])
     mean, log_variance = jnp.split(h @ known[0] + known[1], 2, axis=1)

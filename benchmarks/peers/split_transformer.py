@@ -27,7 +27,7 @@ BATCHES = 16
 
 
 def main() -> None:
-    """Serves steps until the input ends."""
+    """Serve steps until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # where gloo says that it is connected
     given: dict[str, Any] = json.loads(sys.argv[1])
@@ -46,7 +46,12 @@ def main() -> None:
     make = lambda: new_state(model.init(jax.random.key(0))[0], optimizer, jax.random.key(1))
     like = jax.eval_shape(make)
     state = jax.jit(make, out_shardings=strategy.shardings(like, model.dims))()
-    step = make_step(loss, optimizer, psum=strategy.psum, sharding=strategy.gradient_sharding(like.params, model.dims))
+    step = make_step(
+        loss,
+        optimizer,
+        psum=strategy.psum,
+        sharding=strategy.gradient_sharding(like.params, model.dims),
+    )
     draw = np.random.default_rng(0)
     shape = (BATCHES, size, sizes["context"] + 1)
     tokens = draw.integers(0, sizes["vocab"], shape).astype(np.int32)

@@ -43,7 +43,7 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens):
-        """Logits at every position."""
+        """Return the logits at every position."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
         for block in self.blocks:
             x = block(x)
@@ -51,7 +51,7 @@ class Transformer(nn.Module):
 
 
 def main():
-    """Serves steps until the input ends."""
+    """Serve steps until the input ends."""
     setting = json.loads(sys.argv[1])
     torch.set_num_threads(setting["threads"])
     sizes, batch = setting["sizes"], setting["batch"]

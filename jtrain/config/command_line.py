@@ -25,7 +25,7 @@ WORDS = {"true", "false", "null"}
 
 
 def spell(value: Plain) -> str:
-    """A value as YAML on one line: what one types to get it."""
+    """Return a value as YAML on one line, as typed on a command line."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{spell(k)}: {spell(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -48,7 +48,7 @@ def _escape(character: str) -> str:
 
 
 def describe(want: FieldSchema) -> str:
-    """What may stand there: `a whole number above 0`, `one of sgd, adamw`."""
+    """Return the allowed values: `a whole number above 0`, `one of sgd, adamw`."""
     members = want.members()
     if any(member.annotation is float for member in members):
         members = [member for member in members if member.annotation is not int]
@@ -84,7 +84,7 @@ def any_of(offered: Sequence[Plain]) -> str:
 
 
 def found(value: Plain) -> str:
-    """What was written there, short."""
+    """Return what was written, shortened."""
     if value is None:
         return "nothing"
     if isinstance(value, dict | list):

@@ -27,7 +27,7 @@ class Difference(NamedTuple):
 
 
 def plain_values(config: Any) -> Plain:
-    """A config, or a part of one, as what JSON has; keys in the order of the schema,
+    """Return a config, or a part of it, as JSON types; keys in the order of the schema,
     `kind` first."""
     if dataclasses.is_dataclass(config):
         names = [field.name for field in dataclasses.fields(config)]
@@ -41,12 +41,12 @@ def plain_values(config: Any) -> Plain:
 
 
 def to_plain(config: Any) -> Plain:
-    """The same without its secrets: what is written down of a config."""
+    """Return the plain config without its secrets, as it is written to files."""
     return redact_values(plain_values(config))
 
 
 def leaves(config: Any) -> dict[tuple[str, ...], Plain]:
-    """Each value by its keys; a list is one value."""
+    """Return each value by its tuple of keys; a list is one value."""
     return dict(_leaves(plain_values(config), ()))
 
 
@@ -59,7 +59,7 @@ def _leaves(value: Plain, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 
 def flatten(config: Any) -> dict[str, Plain]:
-    """Each value by its dotted key; a list is one value."""
+    """Return each value by its dotted key; a list is one value."""
     return {".".join(keys): value for keys, value in leaves(config).items()}
 
 
@@ -81,7 +81,7 @@ def _lines(tree: dict[str, Plain], depth: int) -> list[str]:
 
 
 def differences(before: Any, after: Any) -> list[Difference]:
-    """Each key whose value two configs do not share, in the order of the first."""
+    """Return the keys whose values differ between two configs, in the order of the first."""
     old, new = flatten(before), flatten(after)
     pairs = [(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new}]
     return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]

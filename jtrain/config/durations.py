@@ -1,4 +1,4 @@
-"""How long something lasts, in steps, epochs, rows, tokens, a share of the run, or time.
+"""Durations in steps, epochs, rows, tokens, a share of the run, or time.
 
 In a config `steps: 3 epochs` is a `Duration`, a text; `settled` makes it a number of steps, once it
 is known how many rows an epoch has, how many tokens a row and how long a step takes. An experiment
@@ -34,22 +34,22 @@ _FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMB]?)\s*(%|[A-Za-z]+)")
 
 
 class Duration(str):
-    """An amount and its unit, as it was written: `2M tokens`."""
+    """Amount and unit of a length, as it was written: `2M tokens`."""
 
     @property
     def unit(self) -> str:
-        """One of steps, epochs, rows, tokens, %, seconds, minutes, hours, days."""
+        """Unit: one of steps, epochs, rows, tokens, %, seconds, minutes, hours, days."""
         word = self._parts[2]
         return word if word.endswith("s") or word == "%" else f"{word}s"
 
     @property
     def amount(self) -> Fraction:
-        """Exactly what was written."""
+        """Amount exactly as written."""
         return Fraction(self._parts[0]) * _FACTORS[self._parts[1]]
 
     @property
     def seconds(self) -> float:
-        """In time; 0 where it is counted in something else."""
+        """Seconds of a duration in time; 0 for other units."""
         return float(self.amount) * SECONDS.get(self.unit, 0)
 
     @property
@@ -62,7 +62,7 @@ class DurationField:
     """Mark of an int that may be written as a duration: `Annotated[int, DurationField(1)]`."""
 
     def __init__(self, least: int, *units: str, plain: str = "steps"):
-        """At least so many; `units` beside steps, epochs, rows, tokens and time.
+        """Set the least amount and the `units` beside steps, epochs, rows, tokens and time.
 
         `plain` is what a number without a unit counts.
         """
@@ -101,7 +101,7 @@ class DurationField:
 
 
 class OwnSteps:
-    """Marks a part of a config that has a length of its own: `steps`, of which 0 is the run's.
+    """Config with a length of its own: `steps`, of which 0 means the run's.
 
     Shares below it are shares of that length: a warmup of 5 % of a schedule of 1000 steps is 50
     steps, however long the run.
@@ -111,7 +111,7 @@ class OwnSteps:
 
 
 class DurationUnits(NamedTuple):
-    """What durations are counted by."""
+    """Sizes that convert durations to steps."""
 
     batch: int  # rows a step
     epoch: int = 0  # rows, 0 where it is not known
@@ -122,7 +122,7 @@ class DurationUnits(NamedTuple):
 
 
 def durations(config: Any, key: str = "") -> dict[str, Duration]:
-    """Each duration of a config that is no number of steps yet, by its dotted key."""
+    """Return each duration of a config that is not yet a number of steps, by its dotted key."""
     if isinstance(config, Duration):
         return {key: config}
     found = {}
@@ -145,7 +145,7 @@ def own_lengths(config: Any, key: str = "") -> dict[str, Any]:
 
 
 def settled(config: T, facts: DurationUnits) -> T:
-    """The config with a number of steps for each duration; `checkpoint.every` in time stays.
+    """Return the config with steps for each duration; `checkpoint.every` in time stays.
 
     What is asked for in full: half a step more makes a step more. All but what lies inside a
     schedule are multiples of the steps of a call.
@@ -171,12 +171,12 @@ def settled_part(part: T, key: str, facts: DurationUnits, steps: int) -> T:
 
 
 def by_the_clock(key: str, length: Duration, facts: DurationUnits) -> bool:
-    """Whether it stays in time, as it changes no number that a run computes."""
+    """Return whether a duration stays in time, because no computed number depends on it."""
     return length.unit in SECONDS and key == "checkpoint.every" and facts.clock
 
 
 def countable(config: Any) -> list[str]:
-    """What durations come to, where that follows from the config: `500k rows is 7813 steps`."""
+    """Describe the durations that follow from the config: `500k rows is 7813 steps`."""
     facts = DurationUnits(config.batch, steps_per_call=config.steps_per_call)
     run = 0 if isinstance(config.steps, Duration) else config.steps
     totals = {key: _follows(part.steps, facts, run) for key, part in own_lengths(config).items()}

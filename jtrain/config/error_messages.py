@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a config, told in the words of those who typed it."""
+"""Config errors of pydantic in the words of the config: place, key, allowed values."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
 def mistakes(schema: type, root: Node, errors: Sequence[ErrorDetails]) -> list[Mistake]:
-    """Each mistake: where it was said, its key, what is allowed, and what was meant."""
+    """Return each validation error: its place, its key, what is allowed, what was meant."""
     told: dict[Keys, list[str]] = {}
     for one in errors:
         spot = _walk(schema, one["loc"], root)
@@ -45,7 +45,7 @@ def mistakes(schema: type, root: Node, errors: Sequence[ErrorDetails]) -> list[M
 
 
 def _origin(root: Node, keys: Keys, words: str) -> SourceLocation:
-    """Where a mistake was made; a key is missing where the kind was said that needs it."""
+    """Return the place of an error; for a missing key the place of the kind that needs it."""
     kind = said(root, (*keys[:-1], "kind"))
     if words.startswith("is missing") and kind and kind.origin.layer != DEFAULTS:
         return kind.origin
@@ -55,7 +55,7 @@ def _origin(root: Node, keys: Keys, words: str) -> SourceLocation:
 def unknown(
     keys: Keys, allowed: Mapping[str, FieldSchema | None], root: Node, others: Mapping[str, type]
 ) -> str:
-    """What to say of a key that nothing knows: what there is, and what was meant.
+    """Describe an unknown key: which keys exist, and which one was meant.
 
     `others` are the kinds that could have been chosen around it.
     """
@@ -87,7 +87,7 @@ def _meant(
 
 
 def _keys_of(want: FieldSchema | None) -> list[str]:
-    """The keys of a mapping, of all kinds that it may be."""
+    """Return the keys of a mapping, over all of its kinds."""
     return [name for cls in (want.classes() if want else ()) for name in fields(cls)]
 
 
@@ -101,7 +101,7 @@ class _Spot(NamedTuple):
 
 
 def _walk(schema: type, loc: tuple[int | str, ...], root: Node) -> _Spot:
-    """Where pydantic points. Between two keys it puts the name of a choice, which nobody typed."""
+    """Follow pydantic's location; it inserts names of choices, which the file does not have."""
     keys, want, around, others = (), FieldSchema(schema), None, {}
     for part in loc:
         if part == "[key]":
@@ -122,7 +122,7 @@ def _walk(schema: type, loc: tuple[int | str, ...], root: Node) -> _Spot:
 
 
 def _tell(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, str]:
-    """Where the mistake is, and what it is."""
+    """Return the keys of an error and its message."""
     keys, want = spot.keys, spot.want
     typed = at(root, keys).origin.layer == TYPED
     match one["type"]:
@@ -144,7 +144,7 @@ def _tell(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, str]:
 
 
 def _hint(keys: Keys, want: FieldSchema, value: Plain, typed: bool) -> str:
-    """What to type instead, where that is plain to see."""
+    """Return a suggestion for the value, empty if there is none."""
     types = {member.annotation for member in want.members()}
     if isinstance(value, str):
         if {int, float} & types and _number(value, float in types):

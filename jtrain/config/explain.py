@@ -1,4 +1,4 @@
-"""What a key means: its docstring, what is allowed, its default; and the same for editors."""
+"""Help for config keys: docstring, allowed values, default; and a JSON schema for editors."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from jtrain.errors import ConfigError
 
 
 def explain(schema: type, key: str) -> str:
-    """The help of a dotted key, through every kind that has it.
+    """Return the help of a dotted key, for every kind that has it.
 
     Raises:
         ConfigError: if no kind has it, with the nearest that some has.
@@ -29,7 +29,7 @@ def explain(schema: type, key: str) -> str:
 
 
 def may_be(schema: type, key: str) -> list[FieldSchema]:
-    """What may stand at a dotted key, of each kind that has it; nothing if none has."""
+    """Return the schemas of a dotted key, one for each kind that has it."""
     try:
         return [want for _, want in _find(FieldSchema(schema), key.split("."), key)]
     except ConfigError:
@@ -37,7 +37,7 @@ def may_be(schema: type, key: str) -> list[FieldSchema]:
 
 
 def json_schema(schema: type) -> dict[str, Any]:
-    """The JSON schema of a config file, for editors; a file with a `base` may lack any key."""
+    """Return the JSON schema of a config file; a file with a `base` may lack any key."""
     found = TypeAdapter(schema).json_schema()
     tables = {schema.__name__: found, **found.get("$defs", {})}
     for cls in _classes(FieldSchema(schema)):
@@ -52,7 +52,7 @@ def json_schema(schema: type) -> dict[str, Any]:
 
 
 def _find(want: FieldSchema, keys: list[str], whole: str) -> Iterator[tuple[str, FieldSchema]]:
-    """Each thing that the key may be, with the kinds on the way to it."""
+    """Yield each schema of a key, with the kinds on the way to it."""
     if not keys:
         yield "", want
         return
@@ -73,7 +73,7 @@ def _find(want: FieldSchema, keys: list[str], whole: str) -> Iterator[tuple[str,
 
 
 def _help(want: FieldSchema) -> str:
-    """What is allowed, the default, the docstring; of a mapping, also of each key in it."""
+    """Return the allowed values, default and docstring, for a mapping also those of its keys."""
     default = "" if want.default is REQUIRED else f"; default {spell(plain_values(want.default))}"
     lines = [f"{describe(want)}{default or '; required'}", *([f"  {want.doc}"] if want.doc else [])]
     named = {cls: f"{kind}: " for kind, cls in want.kinds().items()}
@@ -89,7 +89,7 @@ def _help(want: FieldSchema) -> str:
 
 
 def _table(cls: type) -> list[str]:
-    """A line of help for each key but `kind`."""
+    """Return a line of help for each key but `kind`."""
     keys = {name: want for name, want in fields(cls).items() if name != "kind"}
     return [f"    {name}: {describe(want)}. {want.doc}".rstrip() for name, want in keys.items()]
 

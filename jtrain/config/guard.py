@@ -1,4 +1,4 @@
-"""What a run does about a step that is not finite, or a spike."""
+"""Policies for a step that is not finite, or a spike: stop, skip or roll back."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -29,7 +29,7 @@ Factor: TypeAlias = Annotated[float, Field(ge=0), AfterValidator(_above_one)]
 
 @configclass
 class Spike:
-    """What counts as a spike, of steps that are finite."""
+    """Definition of a spike among finite steps."""
 
     loss: Factor = 0.0
     """A loss above so many times its running mean, 3 say; 0: none is too high."""
@@ -41,7 +41,7 @@ class Spike:
 
 @configclass
 class _Guard:
-    """What all have."""
+    """Fields of every policy."""
 
     without: tuple[Window, ...] = ()
     """Batches that are left out, as windows [first, stop): [[120, 130]] are ten. Batches count from

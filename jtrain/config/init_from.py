@@ -1,4 +1,4 @@
-"""What the parameters of a run start from, where it is not the seed."""
+"""Initial parameters from a run, a checkpoint or a file."""
 
 from typing import Annotated, Literal
 

@@ -14,7 +14,7 @@ from jtrain.errors import ConfigError
 
 
 def layers(path: Path, settings: Sequence[str]) -> tuple[Node, list[Mistake]]:
-    """The file over what it inherits, `a.b=value` over both, and the mistakes in any of them.
+    """Merge the file over its bases and `a.b=value` over both; return the errors of all.
 
     Raises:
         ConfigError: if there is no reading the file, or what it inherits.
@@ -78,7 +78,7 @@ def _set(root: Node, setting: str) -> tuple[Node, list[Mistake]]:
 
 
 def _value_of(key: str) -> str:
-    """How nothing or empty text is typed where it may stand; else how any value is."""
+    """Return how null or an empty text is typed where it is allowed, else any value."""
     wants = may_be(BaseConfig, key)  # of an experiment's own keys nothing is known yet
     types = {member.annotation for want in wants for member in want.members()}
     null = f"{key}=null for nothing" if type(None) in types else ""

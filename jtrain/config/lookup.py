@@ -1,4 +1,4 @@
-"""Finds an experiment by its plain name, and imports it."""
+"""Lookup of an experiment by its plain name, and its import."""
 
 import importlib
 import sys
@@ -24,14 +24,14 @@ PACKAGE, GROUP = "experiments", "jtrain.experiments"
 
 @dataclass(frozen=True)
 class FoundExperiment:
-    """An experiment that is there, and not yet imported."""
+    """Experiment that was found and not yet imported."""
 
     name: str
     where: "Path | EntryPoint"
 
 
 def find(name: str, config: Path) -> FoundExperiment:
-    """The experiment of a name, as seen from a config.
+    """Return the experiment with a name, searched from the place of a config.
 
     Raises:
         ConfigError: if there is none; it lists those that there are.
@@ -52,7 +52,7 @@ def find(name: str, config: Path) -> FoundExperiment:
 
 
 def available(config: Path) -> str:
-    """Say which experiments there are, as seen from a config."""
+    """Describe the available experiments, searched from the place of a config."""
     others = sorted({*_local(_directory(config)), *_installed()})
     own = ", ".join(name for name in _local(shipped(PACKAGE)) if name not in others)
     if not others:
@@ -61,7 +61,7 @@ def available(config: Path) -> str:
 
 
 def load(found: FoundExperiment) -> type[BaseConfig]:
-    """The experiment's `Config`, imported; its other modules may be imported beside it.
+    """Import an experiment and return its `Config`; it may import modules beside it.
 
     Raises:
         ConfigError: if it cannot be imported, with the place in it that failed.
@@ -117,7 +117,7 @@ def _directory_of(file: Path) -> Path:
 
 
 def _show_package(directory: Path) -> None:
-    """Makes `experiments` mean this directory, whatever else of that name is on the path."""
+    """Make `experiments` this directory, whatever else of that name is on the path."""
     present = sys.modules.get(PACKAGE)
     if present and list(getattr(present, "__path__", ()))[:1] == [str(directory)]:
         return
@@ -142,7 +142,7 @@ def _show_package(directory: Path) -> None:
 
 
 def _inside(error: Exception) -> str:
-    """The traceback from where the experiment's own code begins."""
+    """Return the traceback from the first frame of the experiment's own code."""
     frames = error.__traceback__
     while frames and not _theirs(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next

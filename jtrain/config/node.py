@@ -17,7 +17,7 @@ Keys: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True, order=True)
 class SourceLocation:
-    """Where a value was said. `str` of it is for a table, `place` opens a mistake."""
+    """Source of a value. `str` is for a table, `place` begins an error message."""
 
     layer: int
     file: str = ""
@@ -59,7 +59,7 @@ class Node:
 
 
 def plain(node: Node) -> Plain:
-    """The values alone."""
+    """Return the values without their sources."""
     if isinstance(node.value, dict):
         return {key: plain(child) for key, child in node.value.items()}
     if isinstance(node.value, list):
@@ -68,7 +68,7 @@ def plain(node: Node) -> Plain:
 
 
 def nodes(value: Plain, origin: SourceLocation) -> Node:
-    """Plain values as nodes that were all said in one place."""
+    """Return plain values as nodes that share one source."""
     if isinstance(value, dict):
         return Node({key: nodes(child, origin) for key, child in value.items()}, origin)
     if isinstance(value, list):
@@ -77,7 +77,7 @@ def nodes(value: Plain, origin: SourceLocation) -> Node:
 
 
 def merge(below: Node, above: Node) -> Node:
-    """`above` laid over `below`: mappings key by key, anything else replaced."""
+    """Merge `above` over `below`: mappings key by key, anything else is replaced."""
     if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
         return Node(above.value, above.origin, under=below)
     both = dict(below.value)
@@ -87,7 +87,7 @@ def merge(below: Node, above: Node) -> Node:
 
 
 def at(node: Node, keys: Iterable[str | int]) -> Node:
-    """The node at `keys`, or the last on the way there."""
+    """Return the node at `keys`, or the last existing one on the way there."""
     for key in keys:
         try:
             node = node.value[key]
@@ -97,7 +97,7 @@ def at(node: Node, keys: Iterable[str | int]) -> Node:
 
 
 def said(node: Node, keys: Iterable[str | int]) -> Node | None:
-    """The node at `keys`; None if nobody said it."""
+    """Return the node at `keys`; None if no layer has it."""
     for key in keys:
         try:
             node = node.value[key]
@@ -107,12 +107,12 @@ def said(node: Node, keys: Iterable[str | int]) -> Node | None:
 
 
 def dotted(keys: Iterable[str | int]) -> str:
-    """`optimizer.lr`."""
+    """Join keys to a dotted key: `optimizer.lr`."""
     return ".".join(map(str, keys))
 
 
 class Mistake(NamedTuple):
-    """What is wrong at a key; in the order of layers, files and lines."""
+    """Validation error at a key; sorted by layer, file and line."""
 
     origin: SourceLocation
     key: str
@@ -123,12 +123,12 @@ class Mistake(NamedTuple):
 
 
 def mistake(root: Node, keys: Keys, words: str) -> Mistake:
-    """A mistake at `keys`: where it was said, or where the nearest above it was."""
+    """Return an error at `keys`, with the source of the nearest existing node."""
     return Mistake(at(root, keys).origin, dotted(keys), words)
 
 
 def stop(wrong: Iterable[Mistake]) -> None:
-    """Raises one ConfigError that tells each mistake once, if there are any."""
+    """Raise one ConfigError with each error once, if there are any."""
     lines = list(dict.fromkeys(map(str, sorted(wrong))))
     if lines:
         raise ConfigError("\n".join(lines))

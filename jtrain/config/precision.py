@@ -1,4 +1,4 @@
-"""The values of `precision:`."""
+"""Configs of `precision:`."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -11,19 +11,19 @@ from jtrain.core.precision.loss_scale import LossScale, Unscaled
 
 @configclass
 class F32:
-    """Everything in float32, or wider where the parameters are."""
+    """Float32 everywhere, wider only for wider parameters."""
 
     kind: Literal["f32"] = "f32"
     compute = None
 
     def scale(self) -> Unscaled:
-        """None."""
+        """Return no scale."""
         return Unscaled()
 
 
 @configclass
 class BF16:
-    """The loss in bfloat16; parameters, gradients' sums and the optimizer in float32.
+    """Bfloat16 loss; parameters, sums of gradients and the optimizer in float32.
 
     bfloat16 has the range of float32, so nothing is scaled. Source: Kalamkar et al. 2019,
     https://arxiv.org/abs/1905.12322.
@@ -33,13 +33,13 @@ class BF16:
     compute = jnp.bfloat16
 
     def scale(self) -> Unscaled:
-        """None: its exponents are those of float32."""
+        """Return no scale: bfloat16 has the exponents of float32."""
         return Unscaled()
 
 
 @configclass
 class F16:
-    """The loss in float16, scaled so that small gradients do not vanish; the rest in float32.
+    """Float16 loss, scaled so that small gradients do not vanish; the rest in float32.
 
     Source: Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, section 3.2; the constants
     are those of TensorFlow's LossScaleOptimizer.
@@ -56,7 +56,7 @@ class F16:
     compute = jnp.float16
 
     def scale(self) -> LossScale:
-        """The scale before the first step."""
+        """Return the loss scale before the first step."""
         return LossScale.start(self.initial, growth=self.growth, minimum=self.minimum)
 
 

@@ -1,4 +1,4 @@
-"""Reads YAML 1.2 into nodes that know their line; data only, and every key once."""
+"""YAML 1.2 read into nodes with their line; data only, and every key once."""
 
 import re
 from collections.abc import Callable
@@ -42,7 +42,7 @@ ADVICE = [
 
 
 def read(path: Path, layer: int, *, inside: Path | None = None) -> tuple[Node, list[Mistake]]:
-    """The mapping in a file and the mistakes past which it could be read.
+    """Return the mapping in a file, and the errors that did not stop the parser.
 
     Below the directory `inside`, if one is named, no link is followed.
 
@@ -63,7 +63,7 @@ def read(path: Path, layer: int, *, inside: Path | None = None) -> tuple[Node, l
 def parse(
     text: str, origin: Callable[[int], SourceLocation], keys: Keys = ()
 ) -> tuple[Node | None, list[Mistake]]:
-    """What YAML text for the value of `keys` says, None if nothing; and its mistakes."""
+    """Parse YAML text for the value of `keys`; return its node, None if empty, and its errors."""
     if re.match(r"(\s*(#.*)?\n)*%", text):
         raise ConfigError(f"{origin(1).place('')}: a config is YAML 1.2; delete the line with `%`")
     if len(text) > SIZE:
@@ -98,11 +98,11 @@ _TOO_LONG = f"more than {SIZE:,} bytes; keep data in files of its own, and name 
 
 
 class _TooMuchError(Exception):
-    """Too many values, or too deep in one another."""
+    """Too many values, or values nested too deep."""
 
 
 class _Bounded(Composer):
-    """Gives up before the parser has gone far into what no config needs."""
+    """Composer that stops at a limit of depth and of values."""
 
     within = found = 0
 
@@ -121,7 +121,7 @@ class _Bounded(Composer):
 
 
 class _Reading:
-    """One pass over what the parser found."""
+    """Conversion of parsed YAML to nodes, in one pass."""
 
     def __init__(self, construct: Callable, origin: Callable[[int], SourceLocation]):
         self.said: list[Mistake] = []
@@ -180,7 +180,7 @@ class _Reading:
         return None
 
     def _counted(self, value: Plain, keys: Keys, origin: SourceLocation) -> Plain:
-        """The value, 1 in the place of a whole number that no counter holds."""
+        """Return the value, or 1 for a whole number that does not fit 64 bits."""
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             self._refuse(origin, keys, _TOO_LARGE)
             return 1
@@ -191,7 +191,7 @@ class _Reading:
 
 
 def _explain(error: MarkedYAMLError, text: str) -> tuple[int, str]:
-    """The line, from 0, and what is wrong there."""
+    """Return the line, from 0, and the error there."""
     problem = error.problem or ""
     line = error.problem_mark.line if error.problem_mark else 0
     lines = text.splitlines()
@@ -229,7 +229,7 @@ def _text(path: Path, inside: Path | None = None) -> str:
 
 
 def _opened(path: Path, inside: Path | None) -> BinaryIO:
-    """The file; a pipe too where a shell gives one, as in `jtrain run <(sed s/a/b/ x.yaml)`."""
+    """Open the file; a pipe where a shell gives one, as in `jtrain run <(sed s/a/b/ x.yaml)`."""
     given = str(path).startswith(("/dev/fd/", "/proc/self/fd/")) or str(path) == "/dev/stdin"
     return path.open("rb") if given else open_regular(path, inside=inside)
 

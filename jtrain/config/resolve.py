@@ -55,7 +55,7 @@ class ResolvedConfig:
 def resolve(
     path: Path | str, settings: Sequence[str] = (), *, schema: type[BaseConfig] | None = None
 ) -> ResolvedConfig:
-    """The config in a file, with `a.b=value` laid over it.
+    """Resolve the config in a file, with `a.b=value` over it.
 
     Mistakes are told together, in two stages: all that is wrong in the file, in what was typed and
     in the values; then values that do not fit together. Where the experiment cannot be found, what
@@ -92,7 +92,7 @@ def resolve(
 
 
 def check(schema: type[T], root: Node, *, whole: bool = True) -> tuple[T | None, list[Mistake]]:
-    """The values as a `schema`, or what is wrong with them; not whole: top keys may be missing."""
+    """Return the values as a `schema`, or their errors; top keys may be missing."""
     try:
         # From JSON, so that strict means: no text for a number, no true for 1, a list for a tuple.
         return TypeAdapter(schema).validate_json(json.dumps(plain(root)), strict=True), []
@@ -104,7 +104,7 @@ def check(schema: type[T], root: Node, *, whole: bool = True) -> tuple[T | None,
 
 
 def _named(root: Node, path: Path) -> Node:
-    """The name of the file for a run that has none."""
+    """Set the name of the file as the name of a run that has none."""
     name = root.value.get("name")
     if name and name.value != "":
         return root
@@ -112,7 +112,7 @@ def _named(root: Node, path: Path) -> Node:
 
 
 def _experiment(root: Node, path: Path) -> tuple[FoundExperiment | None, list[Mistake]]:
-    """The experiment that a config names, or why there is none."""
+    """Return the experiment that a config names, or an error."""
     node, keys = root.value.get("experiment"), ("experiment",)
     if node is None:
         words = f"is missing; write `experiment: NAME`, {available(path)}"
@@ -126,7 +126,7 @@ def _experiment(root: Node, path: Path) -> tuple[FoundExperiment | None, list[Mi
 
 
 def _mistakes_of_top(root: Node) -> list[Mistake]:
-    """What is wrong with the keys that every config has, whatever the experiment is."""
+    """Return the errors in the keys that every config has, for any experiment."""
     known = {key: node for key, node in root.value.items() if key in fields(BaseConfig)}
     top, _ = settle(
         FieldSchema(BaseConfig), Node(known, root.origin)

@@ -1,4 +1,4 @@
-"""What may stand at each key of a config, read off the dataclasses that hold its values."""
+"""Schema of a config, read off the dataclasses that hold its values."""
 
 import types
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class FieldSchema:
-    """What may stand at a key."""
+    """Schema of a key."""
 
     annotation: Any
     limits: tuple[str, ...] = ()  # in words
@@ -30,15 +30,15 @@ class FieldSchema:
     doc: str = ""
 
     def members(self) -> list["FieldSchema"]:
-        """The types that it may have, unions taken apart."""
+        """Return the allowed types, with unions expanded."""
         return list(_members(self.annotation, self.limits))
 
     def classes(self) -> list[type]:
-        """The dataclasses that it may be."""
+        """Return the allowed dataclasses."""
         return [w.annotation for w in self.members() if is_configclass(w.annotation)]
 
     def kinds(self) -> dict[str, type]:
-        """The dataclass of each `kind`; empty if there is no choice to make."""
+        """Return the dataclass of each `kind`; empty if there is only one."""
         found: dict[str, type] = {}
         for cls in self.classes():
             if "kind" in cls.__pydantic_fields__:
@@ -47,7 +47,7 @@ class FieldSchema:
         return found
 
     def pick(self, value: Plain) -> type | None:
-        """The dataclass that a mapping stands for, by its `kind` where there are several."""
+        """Return the dataclass of a mapping, chosen by its `kind` where there are several."""
         classes = self.classes()
         if len(classes) == 1:
             return classes[0]
@@ -55,7 +55,7 @@ class FieldSchema:
         return self.kinds().get(kind) if isinstance(kind, str) else None
 
     def element(self) -> "FieldSchema":
-        """What each value in a list or a mapping of free keys may be."""
+        """Return the schema of the values in a list or in a mapping with free keys."""
         for member in self.members():
             arguments = [a for a in get_args(member.annotation) if a is not Ellipsis]
             if get_origin(member.annotation) in {list, tuple, dict} and arguments:
@@ -64,12 +64,12 @@ class FieldSchema:
 
 
 def is_configclass(cls: Any) -> TypeGuard[type]:
-    """Whether it is a dataclass made by `@values`."""
+    """Return whether a class is a dataclass made by `@configclass`."""
     return isinstance(cls, type) and "__pydantic_fields__" in cls.__dict__
 
 
 def fields(cls: type) -> dict[str, FieldSchema]:
-    """What may stand at each key of a dataclass, in order, `kind` first."""
+    """Return the schema of each key of a dataclass, in order, `kind` first."""
     names = sorted(cls.__pydantic_fields__, key=lambda name: name != "kind")
     return {name: _want(cls, name) for name in names}
 
@@ -108,5 +108,5 @@ def _limits(metadata: Any) -> tuple[str, ...]:
 
 
 def choices(annotation: Any) -> tuple[Any, ...]:
-    """The values of a `Literal`; none for any other type."""
+    """Return the values of a `Literal`; none for any other type."""
     return get_args(annotation) if get_origin(annotation) is Literal else ()

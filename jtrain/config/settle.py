@@ -57,7 +57,7 @@ def settle(want: FieldSchema, node: Node, keys: Keys = ()) -> tuple[Node, list[s
 def _over_preset(
     chosen: type, children: dict[str, Node], keys: Keys
 ) -> tuple[dict[str, Node], list[str]]:
-    """The keys over those of the preset, without what a file said that the preset was laid over."""
+    """Merge the keys over the preset's, dropping inherited keys that the preset replaces."""
     name = children.get("preset", Node("none", DEFAULT))
     offered = getattr(chosen, "presets", {})
     given = offered.get(name.value) if isinstance(name.value, str) else None
@@ -78,7 +78,7 @@ def _over_preset(
 def _leave_out(
     want: FieldSchema, chosen: type, children: dict[str, Node], keys: Keys
 ) -> tuple[dict[str, Node], list[str]]:
-    """The keys without those of a kind that was said below the chosen one, and not with it."""
+    """Drop the keys of a kind that a lower layer chose and a higher one replaced."""
     kind = children.get("kind")
     former, below = set(), kind.under if kind else None
     while below:

@@ -94,7 +94,7 @@ def _at(values: Plain, key: str) -> Plain:
 
 
 def _without_unknown(schema: type, root: Node) -> tuple[Node, list[str]]:
-    """The values without the keys that the schema does not have, and these keys."""
+    """Return the values without keys unknown to the schema, and those keys."""
     try:
         TypeAdapter(schema).validate_json(json.dumps(plain(root)), strict=True)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What someone probably meant to type."""
+"""Suggestions for misspelt names."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from jtrain.errors.synonyms import SYNONYMS
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """The choice most like `word`; empty if none is."""
+    """Return the choice most similar to `word`; empty if none is similar."""
     by_lower = {choice.lower(): choice for choice in choices}
     close = difflib.get_close_matches(word.lower(), by_lower, 1)
     return by_lower[close[0]] if close else ""

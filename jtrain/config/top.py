@@ -33,7 +33,7 @@ def _parts(name: str) -> list[str]:
 
 
 def names_a_directory(name: str) -> bool:
-    """Whether a run may be called so: plain parts, joined by `/`."""
+    """Return whether a run may have this name: plain parts, joined by `/`."""
     return len(name) <= 200 and all(map(_PART.fullmatch, _parts(name)))
 
 
@@ -54,7 +54,7 @@ Cadence = Annotated[int, DurationField(0, "%")]
 
 @configclass
 class EvaluationSet:
-    """When the experiment is evaluated on one of its sets."""
+    """Evaluation of the experiment on one of its sets."""
 
     every: Cadence = 0
     """Steps between evaluations, or 1 epoch, 2M tokens, 10%, 5 minutes; 0: only at the end."""
@@ -62,7 +62,7 @@ class EvaluationSet:
 
 @configclass
 class EvaluateConfig:
-    """When the experiment is evaluated."""
+    """Evaluation of the experiment during training."""
 
     every: Cadence = 0
     """Steps between evaluations, or 1 epoch, 2M tokens, 10%, 5 minutes; 0: only at the end."""
@@ -80,7 +80,7 @@ class EvaluateConfig:
 
 @configclass
 class Checkpoint:
-    """When the state is saved, and how much of it is kept."""
+    """Checkpoints: when the state is saved, and how many are retained."""
 
     every: Annotated[int, DurationField(0, "%")] = 500
     """Steps between checkpoints, or 1 epoch, 10%, 10 minutes; 0: only at the end, and when the run
@@ -102,7 +102,7 @@ class Checkpoint:
 
 @configclass
 class LogConfig:
-    """What is said while it trains."""
+    """Log of a run while it trains."""
 
     every: Annotated[int, DurationField(1, "%")] = 50
     """Steps between log lines, or 1M tokens, 1%, 10 seconds."""
@@ -115,7 +115,7 @@ class LogConfig:
 
 @configclass
 class ChecksConfig:
-    """What is looked at before the first step, and what is done twice."""
+    """Checks before the first step, and of steps computed twice."""
 
     first_batch: bool = True
     """Look in the first batch, and in that of each evaluation set, for labels and tokens that
@@ -127,7 +127,7 @@ class ChecksConfig:
 
 @configclass
 class BaseConfig:
-    """What every run has, whatever it trains."""
+    """Fields of every run, whatever it trains."""
 
     experiment: PlainName
     """What is trained: NAME of experiments/NAME.py in a directory above the config, or of an
@@ -158,7 +158,7 @@ class BaseConfig:
     """What is done about a step that is not finite, or a spike."""
 
     def misfits(self) -> Iterator[tuple[str, str]]:
-        """Values that are each allowed and do not fit together: the key and what is wrong.
+        """Return the keys whose values are each allowed but conflict, with the conflict.
 
         An experiment adds its own: `yield from super().misfits()`, then `yield key, words`.
         """

@@ -1,4 +1,4 @@
-"""What other libraries call our keys and arguments; near names are looked for among these too."""
+"""Names of other libraries for our keys and arguments; suggestions search them too."""
 
 # Keras', PyTorch Lightning's, Hugging Face's and optax' words, and ours.
 SYNONYMS = {

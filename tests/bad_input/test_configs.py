@@ -1,4 +1,4 @@
-"""What people get wrong in a config: each mistake is told with its place, and how to mend it.
+"""Errors in configs: each is reported with its place and a fix.
 
 A case is a config or settings with one mistake, what the message must say, and the edit that it
 advises; following it must work.
@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
 
 def swap(old: str, new: str) -> str:
-    """The good config with one thing changed."""
+    """Return the good config with one change."""
     assert YAML.count(old) == 1, old
     return YAML.replace(old, new)
 

@@ -219,7 +219,7 @@ CASES = [
         lambda d: read_tokens(
             write(d / "t.npy", saved(d / "whole.npy", TOKENS).read_bytes()[:140])
         ),
-        ("t.npy", "not a whole .npy file", "np.save(path, tokens)"),
+        ("t.npy", "not a complete .npy file", "np.save(path, tokens)"),
         lambda d: read_tokens(saved(d / "t.npy", TOKENS)),
     ),
     Case(

@@ -65,7 +65,7 @@ KEYS = st.sampled_from(
 
 @st.composite
 def configs(draw) -> bytes:
-    """A good config with a few edits: of lines, of values, of single characters."""
+    """Return a good config with a few edits: of lines, of values, of single characters."""
     lines = list(draw(st.sampled_from([YAML, GOOD])).splitlines())
     for _ in range(draw(st.integers(0, 3))):
         place = draw(st.integers(0, max(len(lines) - 1, 0)))
@@ -115,7 +115,7 @@ def names(directory: Path) -> list[str]:
 
 @pytest.mark.thorough
 def test_no_mutated_config_is_a_fault(path: Path):
-    """Each is told within two seconds of work, or resolves to what can be read again."""
+    """Check that each config fails within two seconds of work, or resolves and reads back."""
     seen = {"told": 0, "fine": 0}
     before, slowest = names(path.parents[1]), 0.0
 

@@ -70,13 +70,17 @@ CASES = [
     Case(
         "a set that is missing",
         lambda _: FashionMnist().build(),
-        ("fashion-mnist was asked for", "Looked through", "apt-get install dataset-fashion-mnist"),
+        (
+            "fashion-mnist was requested",
+            "The search covered",
+            "apt-get install dataset-fashion-mnist",
+        ),
         lambda folder: [write_fashion_mnist(folder / "fashion-mnist"), FashionMnist().build()],
     ),
     Case(
         "digits that are missing",
         lambda folder: [write_digits(folder / "digit"), Digits().build()],
-        ("digits was asked for", "digits.csv", "pip install scikit-learn"),
+        ("digits was requested", "digits.csv", "pip install scikit-learn"),
         lambda folder: [write_digits(folder / "digits"), Digits().build()],
     ),
     Case(
@@ -100,7 +104,7 @@ CASES = [
     Case(
         "a share that keeps nothing",
         lambda _: keep_back(Arrays(x=TEN), 0.01),
-        ("validation=0.01 of 8 rows", "which is none of them", "Set validation=0.5"),
+        ("validation=0.01 of 8 rows", "none of them", "Set validation=0.5"),
         lambda _: keep_back(Arrays(x=TEN), 0.5),
     ),
     Case(
@@ -154,7 +158,7 @@ CASES = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, and the only one where sets are looked for."""
+    """Return an empty folder, the only one in which sets are searched."""
     alone_here(tmp_path, monkeypatch)
     return tmp_path
 

@@ -32,7 +32,7 @@ def good(params, batch, rng):
 
 
 def weighed(weight: Callable[[Any, Any], Any]):
-    """A loss whose weight is computed from (params, batch)."""
+    """Return a loss whose weight is computed from (params, batch)."""
 
     def loss(params, batch, rng):
         del rng
@@ -55,7 +55,7 @@ def by_scan(params, batch):
 
 
 def by_carry_later(params, batch):
-    """The second of a scan's carries sees the parameter only in the second round."""
+    """Run a scan whose second carry depends on the parameter only in the second round."""
     swap = lambda both, _: ((height(params, batch).sum(), both[0]), None)
     return jax.lax.scan(swap, (jnp.float32(0), jnp.float32(0)), None, length=2)[0][1]
 
@@ -203,7 +203,7 @@ def test_rows_that_meet_are_not_parted(where, microbatches, said):
 
 
 def test_rows_that_meet_are_exact_over_devices_by_name():
-    """A loss of the batch's spread, which no sum over rows gives."""
+    """Return a loss of the batch's spread, which no sum over rows gives."""
 
     def loss(params, batch, rng):
         del rng

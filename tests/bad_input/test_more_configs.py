@@ -114,7 +114,7 @@ def test_the_corpus_has_150_cases_and_none_twice():
 
 @pytest.mark.thorough
 def test_each_message_names_its_place_and_is_told_soon(path: Path, capsys):
-    """Of every case: a file and its line, or what was typed; and within two seconds."""
+    """Check each case: a file and its line, or what was typed; within two seconds."""
     for case in [*first.CASES, *CASES]:
         write(path, case.file)
         begun = time.thread_time()

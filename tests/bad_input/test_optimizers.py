@@ -1,4 +1,4 @@
-"""What can be typed wrong about an optimizer, what is said, and that following the advice works."""
+"""Errors in optimizer configs: the message, and that its advice works."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -116,7 +116,7 @@ CASES = {
 
 
 def use(typed: dict[str, Any], steps: int, dims: Mapping[str, Dims]) -> None:
-    """Goes the way of a config: values, transformation, first step."""
+    """Take a config through its stages: values, transformation, first step."""
     values = pydantic.TypeAdapter(Optimizer).validate_python({"kind": "adamw", "lr": 0.1, **typed})
     optimizer = values.build(steps, dims)
     optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)

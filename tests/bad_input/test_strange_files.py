@@ -27,7 +27,7 @@ SHALLOW = "[" * 100 + "]" * 100
 
 
 def header(text: str) -> bytes:
-    """A file of tensors with this header."""
+    """Return a file of tensors with this header."""
     return struct.pack("<Q", len(text)) + text.encode()
 
 
@@ -96,7 +96,7 @@ def test_json_that_no_model_folder_holds_is_told(name: str, content: bytes, tmp_
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of token files."""
+    """Return a folder of token files."""
     place = tmp_path_factory.mktemp("written")
     (place / "a.txt").write_text("All the world's a stage.")
     prepare(place / "a.txt", place / "out", tokenizing=ByteTokens())
@@ -126,7 +126,7 @@ def test_a_header_of_other_types_is_told(key, value, written: Path, tmp_path: Pa
         (out / file.name).write_bytes(file.read_bytes())
     head = json.loads((out / "header.json").read_text())
     (out / "header.json").write_text(json.dumps({**head, key: value}))
-    with pytest.raises(DataError, match=f"what it says of {key} is .* Write it: jtrain data prep"):
+    with pytest.raises(DataError, match=f"its {key} is .* Write it: jtrain data prep"):
         TokenFiles(out)
 
 
@@ -147,11 +147,11 @@ def test_a_note_of_how_far_token_files_are_that_is_damaged_is_told(note, tmp_pat
     (tmp_path / "a.txt").write_text("Exeunt.")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "progress.json").write_text(note)
-    with pytest.raises(DataError, match=r"says how far .* Start again: rm -r "):
+    with pytest.raises(DataError, match=r"holds the progress .* Start again: rm -r "):
         prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByteTokens())
 
 
 def test_token_files_that_are_to_lie_in_a_file_are_told(tmp_path: Path):
     (tmp_path / "a.txt").write_text("Exeunt.")
-    with pytest.raises(DataError, match=r"cannot be made \(File exists\).* set --out "):
+    with pytest.raises(DataError, match=r"cannot be created \(File exists\).* set --out "):
         prepare(tmp_path / "a.txt", tmp_path / "a.txt", tokenizing=ByteTokens())

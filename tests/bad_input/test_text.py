@@ -103,7 +103,7 @@ def begun(folder: Path, data: bytes = VERSE.encode(), name: str = "a.txt", **ask
 
 
 def marking(folder: Path) -> Path:
-    """A tokenizer that marks where a text begins."""
+    """Return a tokenizer that marks the beginning of a text."""
     import tokenizers
 
     model = tokenizers.models.BPE({"▁": 0, "a": 1, "n": 2, "d": 3, "s": 4, "o": 5}, [])
@@ -136,7 +136,7 @@ CASES = [
     Case(
         "a file of tokens that is not there",
         lambda f: ((written(f) / "tokens-00000.bin").unlink(), TokenFiles(f / "out")),
-        ("tokens-00000.bin", "is not there", "jtrain data prepare"),
+        ("tokens-00000.bin", "does not exist", "jtrain data prepare"),
         again,
     ),
     Case(
@@ -190,7 +190,7 @@ CASES = [
     Case(
         "an empty split",
         lambda f: TokenFiles(written(f)).split(0.001),
-        ("validation 0.001", "82 tokens", "leaves one empty", "Set data.validation=0.1"),
+        ("validation 0.001", "82 tokens", "parts empty", "Set data.validation=0.1"),
         lambda f: TokenFiles(f / "out").split(0.1),
     ),
     Case(

@@ -79,7 +79,7 @@ def test_shares_inside_a_schedule_are_of_its_own_length():
 
 @pytest.mark.parametrize("said", ["3 epochs", "100 rows", "7 minutes"])
 def test_a_schedule_is_as_long_as_a_run_of_the_same_words(said):
-    """Steps round up to whole calls, and so does the length that a schedule keeps."""
+    """Check that steps and the length that a schedule keeps round up to whole calls."""
     schedule = f"optimizer.schedule={{kind: cosine, steps: {said}, warmup: 1 steps}}"
     config = config_of(CONFIG, [f"steps={said}", schedule])
     found = settled(config, DurationUnits(batch=16, epoch=200, steps_per_call=8, seconds=1.7))

@@ -197,7 +197,7 @@ def test_the_words_of_other_libraries_are_known(path: Path, setting: str, meant:
 
 
 def imported(code: str, **environment: str) -> list:
-    """What a fresh interpreter printed last, as JSON."""
+    """Return what a fresh interpreter printed last, as JSON."""
     command = [sys.executable, "-c", code]
     seen = {**os.environ, **environment}
     done = subprocess.run(command, env=seen, capture_output=True, text=True, timeout=60)

@@ -44,7 +44,7 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What stands between two fences, and what is said of it."""
+    """Block between two fences, and its marks."""
 
     page: str
     language: str
@@ -55,7 +55,7 @@ class Block:
 
 
 def blocks() -> list[Block]:
-    """Those that hold commands."""
+    """Return the blocks that hold commands."""
     found = []
     for page in PAGES:
         for marks, language, text in FENCE.findall(page.read_text()):
@@ -69,7 +69,7 @@ def blocks() -> list[Block]:
 
 
 def commands() -> list[Command]:
-    """Those of jtrain that tests run."""
+    """Return the commands of jtrain that tests run."""
     found = []
     for block in blocks():
         if block.reason and not block.devices:
@@ -82,7 +82,7 @@ def commands() -> list[Command]:
 
 
 def lines(block: Block) -> Iterator[str]:
-    """Those that do something, without what is said beside them."""
+    """Yield the lines with a command, without comments."""
     for line in block.text.splitlines():
         plain = re.split(r"\s{3,}\S", re.sub(r"(^|\s)#.*", "", line.strip()))[0].strip()
         if plain:
@@ -90,7 +90,7 @@ def lines(block: Block) -> Iterator[str]:
 
 
 def words_of(line: str) -> tuple[str, ...]:
-    """What follows `jtrain` on a line; nothing where it has none."""
+    """Return the words after `jtrain` on a line; none where it has none."""
     if job := JOB.search(line):
         return tuple(job[1].split(", "))
     found = COMMAND.fullmatch(line)
@@ -101,7 +101,7 @@ def words_of(line: str) -> tuple[str, ...]:
 
 
 def _devices(line: str, words: tuple[str, ...]) -> int:
-    """As many as the command says, or as many as there are."""
+    """Return the devices that the command names, or all."""
     for pattern in (r"device_count=(\d+)", r"parallel\.devices=(\d+)", r"devices: (\d+)"):
         if found := re.search(pattern, line):
             return int(found[1])

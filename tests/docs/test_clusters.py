@@ -1,4 +1,4 @@
-"""What the pages of docs/clusters say to set is enough, and says who each process is."""
+"""Pages of docs/clusters: the variables that they set identify every process."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def exported(page: str) -> dict[str, str]:
-    """The variables that a page sets."""
+    """Return the variables that a page sets."""
     lines = [line.strip() for block in blocks(page, "bash") for line in block.splitlines()]
     words = [shlex.split(line, comments=True)[1] for line in lines if line.startswith("export ")]
     return dict(word.split("=", 1) for word in words)

@@ -36,7 +36,7 @@ CHARACTERS = TINY["shakespeare"]
 
 
 def of(*verbs: str) -> pytest.MarkDecorator:
-    """The commands of some verbs, those for TPUs marked."""
+    """Return the commands of some verbs, those for TPUs marked."""
     once = {(c.words, c.devices): c for c in reversed(ALL) if c.verb in verbs}  # of all pages
     chosen = [
         pytest.param(c, marks=pytest.mark.compiler if "v5e" in c.line else [], id=str(c))
@@ -94,7 +94,7 @@ def test_each_in_a_sentence_can_be_typed():
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the configs, the experiments and data, and runs of a tiny text."""
+    """Return a folder with the configs, experiments, data, and runs of a tiny text."""
     place = tmp_path_factory.mktemp("house")
     for name in ("configs", "experiments"):
         shutil.copytree(ROOT / name, place / name)
@@ -113,7 +113,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(house: Path) -> Path:
-    """The same with runs, by the names that pages give them."""
+    """Return the same folder with runs, by the names that pages give them."""
     with pytest.MonkeyPatch.context() as patch:
         _home(house, house, patch)
         every = ["steps=260", "evaluate.every=50", "checkpoint.every=50", "checkpoint.keep=9"]
@@ -143,7 +143,7 @@ def _home(house: Path, place: Path, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def here(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the house of one's own, without runs."""
+    """Return a copy of the repository without runs."""
     keep = shutil.ignore_patterns("runs", "compiled", "sets")
     shutil.copytree(house, tmp_path / "house", ignore=keep)
     _home(house, tmp_path / "house", monkeypatch)
@@ -152,14 +152,14 @@ def here(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def used(trained: Path, here: Path) -> Path:
-    """The same with runs."""
+    """Return the same copy with runs."""
     shutil.copytree(trained / "runs", here / "runs")
     shutil.copy(trained / "scans.npz", here)
     return here
 
 
 def small(command: Command, *more: str) -> list[str]:
-    """The words of a command, with what makes its config small before those that it changes."""
+    """Return the words of a command, with overrides that make its config small first."""
     words = list(command.words)
     named = (i for i, word in enumerate(words) if word.startswith("configs/"))
     place = next(named, 1)  # or it comes with the package, and is a name alone
@@ -171,14 +171,14 @@ def small(command: Command, *more: str) -> list[str]:
 
 
 def of_page(command: Command, name: str) -> list[str]:
-    """What the devices of a page need beside: as many rows as they are parts."""
+    """Return overrides for the devices of a page: as many rows as shards."""
     if name == "gpt2":
         return ["batch=480", "microbatches=30", "data.path=data/web", "evaluate.batch=32"]
     return ["batch=16", "evaluate.batch=16"] if command.devices > ON_PROCESS else []
 
 
 def typed(words: list[str], devices: int = ON_PROCESS) -> None:
-    """Does it where there are so many devices."""
+    """Run the command where there are so many devices."""
     if devices == ON_PROCESS:
         assert main(words) == 0
         return
@@ -216,7 +216,7 @@ def test_a_run_goes_through_all_that_it_does(command: Command, used: Path):
     "command", [c for c in ALL if c.page.startswith("docs/clusters") and c.verb == "run"], ids=str
 )
 def test_the_whole_config_fits_the_devices_of_a_cluster(command: Command, here: Path):
-    """As it stands there, no value made smaller: rows, microbatches, evaluations."""
+    """Check the command as printed, no value made smaller: rows, microbatches, evaluations."""
     _, config, *settings = command.words
     lay = (
         "import sys; from jtrain.train.setup import set_up;"

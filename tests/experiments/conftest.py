@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """That directory, and where it is."""
+    """Return the working directory of a run and its path."""
     from quick_study import at_home  # jtrain, which the hook of jaxtyping wants to see imported
 
     at_home(tmp_path, monkeypatch, tmp_path / "compiled")

@@ -94,7 +94,7 @@ def test_a_mixture_trains_and_is_judged_by_each_text(home: Path):
 
 
 def test_layers_in_a_scan_train_as_layers_written_out():
-    """The scales of norms, of ones, would decay if a stack of them counted as a matrix."""
+    """Check a stack of norms: its scales would decay if they counted as a matrix."""
     layers = ("model.layers=2", "microbatches=1", "precision.kind=f32")
     decay = ("optimizer.weight_decay=1.0", "optimizer.schedule.warmup=0")
     losses, params = {}, {}

@@ -28,7 +28,7 @@ def study():
 
 
 def accelerations(angle: float, turn: float, force: float) -> np.ndarray:
-    """Of cart and pole from Lagrange's equations, a rod of length 1 on a hinge, in float64."""
+    """Return the motion of cart and pole from Lagrange's equations (rod of length 1), float64."""
     mass, rod, half, gravity = 1.0, 0.1, 0.5, 9.8
     inertia = np.array(
         [

@@ -1,4 +1,4 @@
-"""How a script, a notebook and a command end by a mistake: in a few lines, and with exit code 2."""
+"""Errors in a script, a notebook and a command: a few lines, and exit code 2."""
 
 import os
 import subprocess
@@ -67,7 +67,7 @@ def test_an_error_of_another_kind_ends_a_script_as_ever(tmp_path: Path):
 def test_typing_into_python_goes_on_after_a_mistake(tmp_path: Path):
     script = "import jtrain as jt\njt.fit(None, None, None)\n"
     done = run(tmp_path, script, "-i", PYTHONINSPECT="1")
-    assert "fit lasts so many steps" in done.stderr
+    assert "fit needs either steps=" in done.stderr
     assert done.returncode == 0  # the end of what is typed, and not the mistake
 
 

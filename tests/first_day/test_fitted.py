@@ -1,4 +1,4 @@
-"""What fit gives back shows itself: ten lines, a table with curves, a picture of each metric."""
+"""Display of a fit result: ten lines, a table with curves, a picture of each metric."""
 
 import re
 from types import SimpleNamespace

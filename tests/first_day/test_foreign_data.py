@@ -20,7 +20,7 @@ def _torch():
 
 
 def rows(data, size=None):
-    """The rows of the first epoch, in the order of the data."""
+    """Return the rows of the first epoch, in the order of the data."""
     batches = fit_arguments.shuffled(data, size, seed=0)
     found = [batches[step] for step in range(12 // batches.size)]
     x = np.concatenate([batch["x"] for batch in found])

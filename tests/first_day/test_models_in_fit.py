@@ -36,7 +36,7 @@ class Net(nnx.Module):
 
 
 def plain(params, batch, rng):
-    """The same network without dropout, written by hand."""
+    """Apply the same network without dropout, written by hand."""
     hidden = jax.nn.relu(batch["x"] @ params["inner"]["kernel"] + params["inner"]["bias"][None])
     logits = hidden @ params["outer"]["kernel"] + params["outer"]["bias"][None]
     return cross_entropy(logits, batch["y"], batch["mask"])

@@ -1,4 +1,4 @@
-"""What a second round of first days stumbled over: a model used later, and several processes."""
+"""Problems of a second round of new users: a model used later, and several processes."""
 
 import subprocess
 import sys

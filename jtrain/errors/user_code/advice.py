@@ -1,4 +1,4 @@
-"""What to type about errors in a user's own code: a table of (kind of error, pattern, advice)."""
+"""Advice on errors in user code: a table of (kind of error, pattern, advice)."""
 
 import re
 from collections.abc import Callable
@@ -25,7 +25,7 @@ CARRY_EXTRA = (
 
 
 class AdviceRule(NamedTuple):
-    """A row of the table: an error of this kind whose text has this pattern."""
+    """Row of the table: an error of this kind whose text has this pattern."""
 
     kind: str  # of the class, or of one above it; several are joined by |
     pattern: str

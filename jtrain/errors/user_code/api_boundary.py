@@ -81,7 +81,7 @@ def _assigned(names: Iterable[str]) -> str:
 
 
 def exit_by_code() -> None:
-    """From now on let an uncaught error of ours end the script by its `code`, in short."""
+    """Make an uncaught error of jtrain end the script by its `code`, in a few lines."""
     previous = sys.excepthook
     if getattr(previous, "of_jtrain", False):
         return

@@ -32,7 +32,7 @@ class UserCodeFailure(NamedTuple):
 
 
 class ErrorAdvice(NamedTuple):
-    """What happened, in one sentence without its full stop, and one thing to type."""
+    """Description of an error in one sentence without its full stop, and one thing to type."""
 
     happened: str
     type: str
@@ -63,7 +63,7 @@ def missing_key(failure: UserCodeFailure) -> ErrorAdvice:
 
 
 def _listed(mapping: Mapping[Any, Any]) -> str:
-    """The keys and what they hold; of a batch first what its data has."""
+    """Return the keys and their contents; of a batch first the keys of its data."""
     names = sorted(mapping, key=lambda name: name in ("row", "mask"))
     return ", ".join(_described(name, mapping[name]) for name in names)
 
