@@ -35,7 +35,7 @@ def prepare_files(argv: Sequence[str]) -> int:
     tokenizing, by = _tokenizing(args.tokenizer, args.vocab), _by(args.by)
     with _progress_bar() as tell:
         header = prepare(
-            args.files, args.out, tokenizing=tokenizing, by=by, field=args.field, tell=tell
+            args.files, args.out, tokenizing=tokenizing, by=by, field=args.field, report=tell
         )
     if args.json:
         names = ("tokens", "documents", "tokenizer", "kind", "vocab", "dtype")

@@ -118,7 +118,7 @@ CASES = [
     Case(
         "another tokenizer than was asked for",
         lambda f: TokenFiles(written(f), tokenizer="0123456789ab"),
-        ("0123456789ab was asked for", "bytes 1b5ec18e7563", "data.tokenizer=1b5ec18e7563"),
+        ("0123456789ab was requested", "bytes 1b5ec18e7563", "data.tokenizer=1b5ec18e7563"),
         lambda f: TokenFiles(f / "out", tokenizer="1b5ec18e7563"),
     ),
     Case(
@@ -172,7 +172,7 @@ CASES = [
     Case(
         "a header of something else",
         lambda f: header(f, b'{"format": "parquet"}'),
-        ("header.json", "says parquet", "jtrain data prepare"),
+        ("header.json", "has parquet", "jtrain data prepare"),
         again,
     ),
     Case(

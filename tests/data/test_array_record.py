@@ -29,7 +29,7 @@ def test_records_by_index_are_those_that_were_written(tmp_path: Path):
     order = np.random.default_rng(0).permutation(20)
     assert [records[i] for i in order] == [RECORDS[i] for i in order]
     for outside in (20, -1):
-        with pytest.raises(IndexError, match=f"Record {outside} was asked for of 20"):
+        with pytest.raises(IndexError, match=f"Record {outside} was requested of 20"):
             records[outside]
 
 
@@ -52,7 +52,7 @@ def test_a_file_that_is_cut_off_is_refused_with_its_end(share: float, tmp_path: 
 
 def test_a_foreign_file_is_refused(tmp_path: Path):
     (tmp_path / "a.png").write_bytes(b"\x89PNG" * 40_000)
-    with pytest.raises(DataError, match=r"a\.png was to be an ArrayRecord file"):
+    with pytest.raises(DataError, match=r"a\.png should be an ArrayRecord file"):
         ArrayRecords(tmp_path / "a.png")
 
 

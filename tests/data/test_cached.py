@@ -200,13 +200,13 @@ def test_no_memory_is_told(monkeypatch: pytest.MonkeyPatch):
 def test_no_room_on_the_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
-    with pytest.raises(DataError, match=r"cannot be had \(it takes 660 bytes .*Make room"):
+    with pytest.raises(DataError, match=r"cannot be created \(it takes 660 bytes .*Make room"):
         DiskCache(Counted(), tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path):
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(DataError, match=r"cannot be had \(.*file.*Make room, set data\.cache"):
+    with pytest.raises(DataError, match=r"cannot be created \(.*file.*Make room, set data\.cache"):
         DiskCache(Counted(), tmp_path / "file")
 
 

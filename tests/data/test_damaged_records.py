@@ -74,7 +74,7 @@ def test_damaged_records_are_left_out_where_that_is_asked(tmp_path: Path, caplog
     assert all("a.tfrecord: record" in line for line in caplog.messages)
     for damaged in (0, 1, 3):
         flipped(path, 8 * (int(begins[damaged]) + HEAD))
-    with pytest.raises(DataError, match="None of the 5 records is whole"):
+    with pytest.raises(DataError, match="None of the 5 records is valid"):
         TFRecords(path, damaged="skip")[0]
 
 

@@ -82,7 +82,7 @@ def test_a_file_that_goes_on_behind_its_end_is_refused(suffix: str, tmp_path: Pa
     data = idx_bytes(IMAGES) + b"\0"
     path = tmp_path / f"images{suffix}"
     path.write_bytes(gzip.compress(data) if suffix else data)
-    with pytest.raises(DataError, match="up to byte 156 and goes on behind it"):
+    with pytest.raises(DataError, match="up to byte 156 and continues behind it"):
         read_idx(path)
 
 

@@ -51,7 +51,7 @@ def test_rows_come_in_turn(lengths: tuple[int, ...]):
 
 def test_sources_without_a_row_or_of_two_shapes_are_told():
     empty = Numbered(0, 0)
-    with pytest.raises(DataError, match="2 sources were to be read in turn, and none has a row"):
+    with pytest.raises(DataError, match="2 sources should be read in turn, and none has a row"):
         Interleaved([empty, empty])
     odd = Interleaved([Arrays(x=np.zeros((2, 2))), Arrays(x=np.zeros((2, 3)))])
     with pytest.raises(DataError, match=r"`x` of source 1 is float64 \(3,\) where it was"):

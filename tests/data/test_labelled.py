@@ -145,7 +145,7 @@ def test_a_line_that_is_no_digit_is_told_by_line_and_byte(data: Path):
 def test_a_share_that_keeps_nothing_or_all_is_told():
     rows = Arrays(x=np.arange(20))
     for share, found in ((0.001, "none"), (0.99, "all")):
-        with pytest.raises(DataError, match=rf"20 rows .* which is {found} .*validation=0\.1\."):
+        with pytest.raises(DataError, match=rf"20 rows .* {found} of them.*validation=0\.1\."):
             keep_back(rows, share)
     assert len(keep_back(rows, 0.1)[1]) == 2
     with pytest.raises(DataError, match="Give at least 2 rows"):

@@ -83,7 +83,7 @@ def test_a_batch_is_read_once_where_it_is_asked_for_again():
 @pytest.mark.parametrize(
     ("batches", "says"),
     [
-        ([], r"gave no batch. Open it anew"),
+        ([], r"gave no batch. Reopen it"),
         ([{"x": np.arange(4)}, {"x": np.arange(3)}], r"`x` of its batch 1 has 3 rows.*drop_last"),
         ([{"x": np.float32(3)}], "no rows"),
     ],

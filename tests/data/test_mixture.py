@@ -64,7 +64,7 @@ def test_documents_can_be_packed():
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"parts": {}}, r"must name a text at least, found none; write \{NAME: \{path"),
+        ({"parts": {}}, r"must name at least one text, found none; write \{NAME: \{path"),
         ({"parts": {"verse": part("verse", -1)}}, "greater than 0"),
         ({"parts": {"verse": part("verse", float("inf"))}}, "finite"),
         ({"parts": {"verse": part("verse", context=8)}}, "verse.context"),
@@ -83,7 +83,7 @@ def test_a_text_of_another_tokenizer_is_refused_and_the_advice_works():
         mixture(parts=mixed).build()
     mixture(parts=mixed | {"prose": part("prose")}).build()
     with pytest.raises(
-        DataError, match=r"Tokenizer abc was asked for.*data.tokenizer=1b5ec18e7563"
+        DataError, match=r"Tokenizer abc was requested.*data.tokenizer=1b5ec18e7563"
     ):
         mixture(tokenizer="abc").build()
     mixture(tokenizer="1b5ec18e7563").build()

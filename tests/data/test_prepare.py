@@ -103,7 +103,7 @@ def tell(progress):
     if next(calls) == int(sys.argv[1]):
         os.kill(os.getpid(), signal.SIGKILL)
 import jtrain.data.text.documents, jtrain.data.text.prepare
-jtrain.data.text.documents.PIECE = jtrain.data.text.prepare.TOGETHER = 8192
+jtrain.data.text.documents.PIECE = jtrain.data.text.prepare.BATCH = 8192
 asked = {"tokenizing": BytePairTokens(vocab=300), "shard": 20_000}
 prepare(sys.argv[3:], sys.argv[2], **asked, every=0.0, report=tell)
 """

@@ -92,7 +92,7 @@ def test_goes_on_from_what_all_processes_kept(files: list[Path], policy: str):
 def test_places_of_two_processes_are_none_of_four(files: list[Path]):
     parts = [batches(files, "file").shard(index, 2) for index in range(2)]
     state = {"shares": parts[0].state(0)["shares"] | parts[1].state(0)["shares"]}
-    with pytest.raises(DataError, match=r"2 streams, one a process.*4 streams.*Go on with 2 proc"):
+    with pytest.raises(DataError, match=r"2 streams, one a process.*4 streams.*Resume with 2 proc"):
         batches(files, "file").shard(0, 4).restore(state)
     with pytest.raises(DataError, match=r"one stream for all.*2 streams.*sharing=data"):
         batches(files, "file").shard(0, 2).restore(batches(files, "data").state(0))

@@ -73,7 +73,7 @@ def test_rows_of_parquet_are_those_that_were_written(parquet: str, keep: int):
         np.testing.assert_array_equal(got["image"], IMAGES[indices], strict=True)
         np.testing.assert_array_equal(got["label"], np.array(COLUMNS["label"])[indices])
         np.testing.assert_array_equal(got["flag"], np.array(COLUMNS["flag"])[indices], strict=True)
-    assert len(rows._kept) == (1 if keep == 1 else 7)
+    assert len(rows._cache) == (1 if keep == 1 else 7)
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_a_row_of_parquet_has_its_strings(parquet: str):
     }
     decoded = grain.MapDataset.source(rows).map(lambda row: {"size": len(row["name"])})
     assert GrainRows(decoded)[np.array([3, 41])]["size"].tolist() == [5, 6]
-    with pytest.raises(IndexError, match="50 was asked for of 50"):
+    with pytest.raises(IndexError, match="50 was requested of 50"):
         rows[50]
 
 
@@ -92,10 +92,10 @@ def test_a_row_of_parquet_has_its_strings(parquet: str):
 @pytest.mark.parametrize(
     ("column", "says"),
     [
-        ("name", r"'name' was to hold numbers and holds string.*GrainRows"),
+        ("name", r"'name' should hold numbers and holds string.*GrainRows"),
         ("ragged", r"'ragged' has lists of 0 and of 2 in row group \d of .*GrainRows"),
         ("holed", r"'holed' .* row group 1 of .*a\.parquet has a row without one.*fillna"),
-        ("none", r"'none' was asked for, and .*a\.parquet has image, label"),
+        ("none", r"'none' was requested, and .*a\.parquet has image, label"),
     ],
 )
 def test_a_column_of_parquet_that_is_no_batch_is_told(column: str, says: str, parquet: str):
@@ -159,9 +159,9 @@ def test_pictures_of_hugging_face_are_arrays():
 @pytest.mark.parametrize(
     ("column", "says"),
     [
-        ("name", r"'name' was to hold numbers and holds str.*dataset\.map"),
+        ("name", r"'name' should hold numbers and holds str.*dataset\.map"),
         ("ragged", r"'ragged' has \(0,\) and \(1,\)\. .*dataset\.map\(crop_or_pad\)"),
-        ("none", r"'none' was asked for, and the data set has image, label"),
+        ("none", r"'none' was requested, and the data set has image, label"),
     ],
 )
 def test_a_column_of_hugging_face_that_is_no_batch_is_told(column: str, says: str, dataset):
@@ -190,7 +190,7 @@ def test_a_small_file_of_parquet_that_stands_for_gigabytes_is_refused_before_it_
     assert path.stat().st_size < 2000
     rows = ParquetRows(path, group_bytes=1 << 28)
     before = arrow.total_allocated_bytes()
-    advice = r"320,000,000 bytes or more .* group_bytes=268,435,456 is the most .*raise it \(group_"
+    advice = r"320,000,000 bytes or more .* group_bytes=268,435,456 is the limit.*raise the limit \(group_"
     with pytest.raises(DataError, match=advice):
         rows[0]
     assert arrow.total_allocated_bytes() - before < 1 << 20

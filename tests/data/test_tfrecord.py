@@ -74,7 +74,7 @@ def test_several_files_are_one_after_the_other(tmp_path: Path):
     (tmp_path / "c.tfrecord").touch()
     records = TFRecords(str(tmp_path / "*.tfrecord"))
     assert [records[i] for i in (4, 0, 1, 2, 3)] == [RECORDS[i] for i in (4, 0, 1, 2, 3)]
-    with pytest.raises(IndexError, match="5 was asked for of 5"):
+    with pytest.raises(IndexError, match="5 was requested of 5"):
         records[5]
 
 

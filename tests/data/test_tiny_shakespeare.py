@@ -25,7 +25,7 @@ def test_where_it_is_missing_the_command_is_told(place):
 
 def test_another_text_is_refused_and_can_be_trained_on_as_it_is(place):
     place.write_text("To be, or not to be. " * 40)
-    with pytest.raises(DataError, match=r"another text .* data.kind=text data.path=.*input.txt"):
+    with pytest.raises(DataError, match=r"not the text .* data.kind=text data.path=.*input.txt"):
         TinyShakespeare().build()
 
 

@@ -143,7 +143,7 @@ def test_too_few_or_too_many_tokens_are_refused_and_the_advice_works():
         (b"\x00\x01", "from byte"),
         (b'{"version": ', "from byte 12"),
         (b"[1]", "holds a list"),
-        (b'{"kind": "words"}', "of kind 'words'"),
+        (b'{"kind": "words"}', "'words' is not a kind"),
         (b'{"learning_rate": 1}', "has the keys learning_rate"),
     ],
 )

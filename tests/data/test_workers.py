@@ -281,7 +281,9 @@ def test_a_worker_that_dies_is_told_in_words(script):
     kills, leaves, killed = said.splitlines()
     signal_9 = r"was ended by signal 9 \(SIGKILL\)"
     for words, how in ((kills, signal_9), (leaves, "ended with exit code 0"), (killed, signal_9)):
-        assert re.search(rf"process \d+, one of them, {how} before the batch of step \d+", words)
+        assert re.search(
+            rf"one of them, process \d+, {how} before it sent the batch of step \d+", words
+        )
         assert "workers.count=2" in words
         assert "lower workers.count" in words
     assert run.returncode == 0

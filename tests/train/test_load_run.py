@@ -129,7 +129,7 @@ def test_predictions_are_computed_in_the_precision_of_the_run():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"y": ROWS}, r"quick takes x float32\[n, 2\], and x is not there: there is y"),
+        ({"y": ROWS}, r"quick takes x float32\[n, 2\], and x is missing: found y"),
         (ROWS[:, :1], r"takes x of shape \[n, 2\], and it is \[50, 1\]: give an array of n rows"),
         (ROWS[0], r"and it is \[2\]: give x\[None\] for a single row"),
         (ROWS.reshape(25, 4), r"give an array of n rows, each \[2\]"),
@@ -153,7 +153,7 @@ def test_what_is_not_there_is_told():
         run = jt.load("quick")
         assert run.model is None
         with pytest.raises(
-            ConfigError, match=r"gives no `predict`. .*predict=lambda params, extra"
+            ConfigError, match=r"has no `predict`. .*predict=lambda params, extra"
         ):
             run.predict(ROWS)
 
@@ -253,7 +253,7 @@ def test_the_verb_says_what_it_did_and_changes_nothing_in_the_run(capfd):
     [
         (("--out", "y.txt"), "y.txt ends with .txt, and rows are written to .npz"),
         (("--out", "rows.npz"), "--out rows.npz is the file of --data"),
-        (("--out", "y.npy"), "y.npy holds one array, and there are label, logits: write y.npz"),
+        (("--out", "y.npy"), "y.npy can hold one array, and the arrays are label, logits: write y.npz"),
         (("--data", "rows.parquet"), "rows.parquet ends with .parquet, and rows are read from"),
         (("--data", "nowhere.npz"), "nowhere.npz cannot be read (No such file or directory)"),
         (("--step", "last"), "--step last is not a step"),

@@ -72,7 +72,7 @@ def test_a_step_is_timed_with_the_workers(home):
 def test_a_worker_that_dies_ends_the_run_in_words(home):
     study = Path("experiments/quick.py")
     study.write_text(study.read_text().replace("Own(train)", "Own(train, dies=150)"))
-    with pytest.raises(PeerError, match=r"was ended by signal 9 \(SIGKILL\) before the batch"):
+    with pytest.raises(PeerError, match=r"was ended by signal 9 \(SIGKILL\) before it sent the batch"):
         trained(CONFIG, "name=dies", *PROCESSES)
 
 

@@ -188,7 +188,7 @@ def test_data_of_a_store_is_copied_once_and_again_when_it_changes(store: str):
     assert found(f"{store}/data/a/1.txt")[0].read_bytes() == b"other"
     with pytest.raises(DataError, match=r"no such object\. .* holds .*1\.txt"):
         found(f"{store}/data/a/none.txt")
-    with pytest.raises(DataError, match="a Path is no address of an object store"):
+    with pytest.raises(DataError, match="is a Path, which cannot be an address of an object store"):
         found(Path(f"{store}/data/a/1.txt"))
 
 

@@ -1,4 +1,4 @@
-"""Batches whose images are changed at random, as a function of (seed, step, row)."""
+"""Augmentation: batches whose images change at random, as a function of (seed, step, row)."""
 
 import copy
 from typing import Any, NamedTuple
@@ -18,46 +18,46 @@ from jtrain.data.images.transforms import (
 from jtrain.data.images.zoom import windows, zoomed
 from jtrain.errors import DataError
 
-# The lanes of the draws. A partner is flipped and cropped by draws of its own.
+# The lanes of the draws. A partner is flipped and cropped by separate draws.
 FLIP, DOWN, RIGHT, PARTNER, WHICH, BOX_DOWN, BOX_RIGHT, AREA, SHAPE, TOP, LEFT = range(11)
-OF_PARTNER, SHARE = 16, 32
+PARTNER_LANE, SHARE = 16, 32
 assert SHARE + 2 * ATTEMPTS < 256
 
 
 class Augmentation(NamedTuple):
-    """What is done to the images; nothing where all are 0."""
+    """The changes of the images; none if all are 0."""
 
     flip: float = 0.0
-    """The chance that left and right are exchanged."""
+    """The chance of a horizontal flip."""
     crop: int = 0
-    """Pixels of 0 that are laid around before a window of the old size is cut at random."""
+    """Pixels of 0 around an image before a random crop of the old size."""
     mixup: float = 0.0
-    """The alpha of Beta(alpha, alpha), the share that an image keeps; in 0 .. 1."""
+    """The alpha of Beta(alpha, alpha), from which the share of an image is drawn; in 0 .. 1."""
     cutmix: float = 0.0
-    """The alpha of the share of an image that no box of another covers; in 0 .. 1."""
+    """The alpha of the share of an image that the box of another does not cover; in 0 .. 1."""
     zoom: float = 0.0
-    """The smallest share of an image that a window at random has, which becomes the image."""
+    """The smallest share of an image in a random window, which is resized to the image."""
 
 
 class Augmented:
-    """The batches of `batches`, changed: the row of a step draws the same whatever reads it.
+    """Augmented batches; the draws of a row depend on the seed, the step and the row only.
 
-    Each image is zoomed into, cropped, flipped, and mixed with a partner, which is drawn from the
-    whole set and not from the batch: so nothing depends on how a batch is shared out. The partner
-    is zoomed into, cropped and flipped too. With both mixup and cutmix, a row takes one or the
-    other, evenly.
+    Each image is zoomed into, cropped, flipped, and mixed with a partner. The partner is drawn from
+    the complete set and not from the batch, so no row depends on how a batch is sharded. The
+    partner is zoomed into, cropped and flipped too. With both mixup and cutmix, half of the rows
+    take each.
 
-    Where rows are mixed, a batch has `chances` (float32, b c) beside `label` (its own image's):
-    the share of each class, for `jtrain.losses.soft_cross_entropy`. Mixup gives float32, of bytes
-    in 0 .. 1; all else keeps the type.
+    If rows are mixed, a batch has `chances` (float32, b c) beside `label` (of the first image): the
+    share of each class, for `jtrain.losses.soft_cross_entropy`. Mixup gives float32, of bytes in
+    0 .. 1; all other changes keep the type.
 
     Args:
-        batches: with `source`, `rows`, `seed` and `end`, as `Shuffled`.
-        classes: of the labels; needed where rows are mixed.
+        batches: batches with `source`, `rows`, `seed` and `end`, as `Shuffled`.
+        classes: classes of the labels; needed if rows are mixed.
 
     Raises:
         DataError: images or labels of another shape or type, a label out of range, a crop wider
-            than the image. Looked for in every batch, by shapes alone and by the labels.
+            than the image. Every batch is checked, by its shapes and labels.
     """
 
     def __init__(
@@ -76,37 +76,37 @@ class Augmented:
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         batch = self._batches[step]
-        self._refuse(batch)
+        self._check(batch)
         row = batch["row"]
-        image = self._alone(batch[self._image], step, row, 0)
+        image = self._transform(batch[self._image], step, row, 0)
         if not (self.changes.mixup or self.changes.cutmix):
             return batch | {self._image: image}
         place = whole(self._batches.seed, step, row, PARTNER, self.rows)
         partner = self._batches.source[place]
-        self._refuse_labels(partner)
-        other = self._alone(partner[self._image], step, row, OF_PARTNER)
-        image, share = self._mixed(image, other, step, row)
+        self._check_labels(partner)
+        partner_image = self._transform(partner[self._image], step, row, PARTNER_LANE)
+        image, share = self._mix(image, partner_image, step, row)
         chances = self._chances(batch[self._label], share) + self._chances(
             partner[self._label], 1 - share
         )
         return batch | {self._image: image, "chances": chances}
 
     def shard(self, index: int, count: int) -> "Augmented":
-        """The same batches, of which only the rows of process `index` of `count` are read."""
-        mine = copy.copy(self)
-        mine._batches = self._batches.shard(index, count)
-        return mine
+        """Return the same batches, with only the rows of process `index` of `count`."""
+        sharded = copy.copy(self)
+        sharded._batches = self._batches.shard(index, count)
+        return sharded
 
     def fingerprint(self) -> str:
-        """What the data is before it is changed, in a line."""
+        """Return the fingerprint of the data before augmentation."""
         return fingerprint(self._batches)
 
     def epoch_of(self, step: int) -> int:
-        """The epoch, from 0, of the first row of a step's batch."""
+        """Return the epoch, from 0, of the first row of a step's batch."""
         return self._batches.epoch_of(step)
 
-    def _alone(self, image: np.ndarray, step: int, row: np.ndarray, lane: int) -> np.ndarray:
-        """Images zoomed into, cropped and flipped, each by its draws."""
+    def _transform(self, image: np.ndarray, step: int, row: np.ndarray, lane: int) -> np.ndarray:
+        """Zoom into, crop and flip each image by its draws."""
         seed, changes = self._batches.seed, self.changes
         if changes.zoom:
             draws = [uniform(seed, step, row, lane + each) for each in (AREA, SHAPE, TOP, LEFT)]
@@ -120,28 +120,28 @@ class Augmented:
             image = mirrored(image, uniform(seed, step, row, lane + FLIP) < changes.flip)
         return image
 
-    def _mixed(
-        self, image: np.ndarray, other: np.ndarray, step: int, row: np.ndarray
+    def _mix(
+        self, image: np.ndarray, partner_image: np.ndarray, step: int, row: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Images with a part of the others in them, and the share that is their own."""
+        """Mix images with others; return the mixed images, and the share of the first."""
         seed, changes = self._batches.seed, self.changes
         if not changes.cutmix:
             share = beta(seed, step, row, SHARE, changes.mixup)
-            return blended(image, other, share), share
-        box, kept = self._boxes(image, step, row)
-        cut = pasted(image, other, box)
+            return blended(image, partner_image, share), share
+        box, uncovered = self._draw_boxes(image, step, row)
+        pasted_image = pasted(image, partner_image, box)
         if not changes.mixup:
-            return cut, kept
+            return pasted_image, uncovered
         share = beta(seed, step, row, SHARE, changes.mixup)
-        cuts = uniform(seed, step, row, WHICH) < 0.5
-        mixed = blended(image, other, share)
-        mixed[cuts] = as_floats(cut[cuts])
-        return mixed, np.where(cuts, kept, share)
+        use_cutmix = uniform(seed, step, row, WHICH) < 0.5
+        mixed = blended(image, partner_image, share)
+        mixed[use_cutmix] = as_floats(pasted_image[use_cutmix])
+        return mixed, np.where(use_cutmix, uncovered, share)
 
-    def _boxes(
+    def _draw_boxes(
         self, image: np.ndarray, step: int, row: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A box for each image (int64, b 4), and the share of its pixels without.
+        """Draw a box for each image (int64, b 4); return it and the share of pixels outside it.
 
         Source: Yun et al. 2019, https://arxiv.org/abs/1905.04899, equation 2.
         """
@@ -150,8 +150,11 @@ class Augmented:
         box = []
         for lane, size in ((BOX_DOWN, height), (BOX_RIGHT, width)):
             middle = whole(seed, step, row, lane, size)
-            long = (side * size).astype(np.int64)
-            box += [np.maximum(middle - long // 2, 0), np.minimum(middle + (long + 1) // 2, size)]
+            length = (side * size).astype(np.int64)
+            box += [
+                np.maximum(middle - length // 2, 0),
+                np.minimum(middle + (length + 1) // 2, size),
+            ]
         top, bottom, left, right = box
         covered = (bottom - top) * (right - left) / (height * width)
         return np.stack(box, 1), 1 - covered
@@ -161,42 +164,42 @@ class Augmented:
         chances[np.arange(len(label)), label] = share
         return chances
 
-    def _refuse(self, batch: dict[str, np.ndarray]) -> None:
-        """Raises if a batch is not what the changes take."""
+    def _check(self, batch: dict[str, np.ndarray]) -> None:
+        """Raise DataError if a batch lacks images that can be augmented."""
         if self._image not in batch:
             raise DataError(
-                f"Augmentation was asked of `{self._image}`, and a batch has "
+                f"Augmentation of `{self._image}` was configured, and a batch has "
                 f"{', '.join(sorted(batch))}. Name the images: image={sorted(batch)[0]!r}."
             )
         image, changes = batch[self._image], self.changes
         refuse_no_images(self._image, image)
         if changes.crop >= min(image.shape[1:3]):
             raise DataError(
-                f"augment.crop={changes.crop} lays more pixels around than images of "
+                f"augment.crop={changes.crop} pads with more pixels than images of "
                 f"{image.shape[1]} x {image.shape[2]} have. "
                 f"Set augment.crop={max(min(image.shape[1:3]) // 8, 1)}."
             )
         if changes.mixup or changes.cutmix:
-            self._refuse_labels(batch)
+            self._check_labels(batch)
 
-    def _refuse_labels(self, batch: dict[str, np.ndarray]) -> None:
-        """Raises if labels are no classes."""
+    def _check_labels(self, batch: dict[str, np.ndarray]) -> None:
+        """Raise DataError unless the labels are classes."""
         if self._label not in batch:
             raise DataError(
-                f"Mixing was asked for, which takes a class for each row as `{self._label}`, and "
-                f"a batch has {', '.join(sorted(batch))}. Name it {self._label!r}, or set "
+                f"Mixing needs a class for each row as `{self._label}`, and a batch has "
+                f"{', '.join(sorted(batch))}. Name the classes {self._label!r}, or set "
                 f"augment.mixup=0 and augment.cutmix=0."
             )
         label = batch[self._label]
         if label.ndim != 1 or label.dtype.kind not in "iu":
             raise DataError(
-                f"Mixing was asked for, which takes a class for each row; `{self._label}` holds "
-                f"{label.dtype} of shape {label.shape}. Give whole numbers (b), or set "
-                f"augment.mixup=0 and augment.cutmix=0."
+                f"Mixing needs a class for each row; `{self._label}` holds {label.dtype} of shape "
+                f"{label.shape}. Give whole numbers (b), or set augment.mixup=0 and "
+                f"augment.cutmix=0."
             )
         wrong = (label < 0) | (label >= self._classes)
         if wrong.any():
             raise DataError(
-                f"Mixing was asked for with classes 0 .. {self._classes - 1}, and a row has class "
-                f"{label[wrong][0]}. Set classes={max(int(label.max()) + 1, 1)}, or mend the row."
+                f"Mixing was configured with classes 0 .. {self._classes - 1}, and a row has class "
+                f"{label[wrong][0]}. Set classes={max(int(label.max()) + 1, 1)}, or fix the row."
             )

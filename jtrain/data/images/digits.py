@@ -1,4 +1,4 @@
-"""The handwritten digits that lie in scikit-learn."""
+"""The handwritten digits that are part of scikit-learn."""
 
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ from jtrain.data.sources.subset import keep_back
 from jtrain.errors import DataError
 
 FILE = "digits.csv"
-INKS = 16  # a pixel counts the inked ones of 4 x 4
+INKS = 16  # a pixel counts the inked pixels in a block of 4 x 4
 
 
 @configclass
@@ -28,55 +28,56 @@ class Digits:
 
     kind: Literal["digits"] = "digits"
     validation: float = Field(default=0.2, gt=0, lt=1)
-    """The share of the rows that is kept to judge by."""
+    """The share of the rows that is held out for validation."""
 
     def build(self) -> ImageDataset:
-        """Images in 0 .. 1 (float32, b 8 8 1); the rows kept back are both validation and test.
+        """Read images in 0 .. 1 (float32, b 8 8 1); the held-out rows are validation and test.
 
         Raises:
-            DataError: if the file is not there or not whole.
+            DataError: if the file does not exist or is incomplete.
         """
         package = python_package("scikit-learn", "sklearn", "datasets/data")
         (path,) = find_set("digits", [FILE], package)
-        train, kept = keep_back(read_digits(path), self.validation)
-        return ImageDataset(train, kept, kept, (8, 8, 1), 10)
+        train, held_out = keep_back(read_digits(path), self.validation)
+        return ImageDataset(train, held_out, held_out, (8, 8, 1), 10)
 
 
 def read_digits(path: Path) -> Arrays:
-    """`image` (float32, b 8 8 1, in 0 .. 1) and `label` (int32, b) of 64 pixels and a digit a line.
+    """Read `image` (float32, b 8 8 1, in 0 .. 1) and `label` (int32, b): 64 pixels and a digit a
+    line.
 
     Raises:
-        DataError: a line that is none of a digit; it names the line and the byte.
+        DataError: a line that is not a digit, by line and byte.
     """
     with opened(path) as stream:
         data = stream.read()
     rows, place = [], 0
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():
-            rows.append(_digit(path, number, place, line))
+            rows.append(_parse_line(path, number, place, line))
         place += len(line) + 1
     if not rows:
-        raise DataError(f"{path} was to hold a digit a line and is empty: get it again.")
+        raise DataError(f"{path} should hold a digit a line and is empty: get it again.")
     table = np.array(rows, np.float32)
     return Arrays(
         image=table[:, :-1].reshape(-1, 8, 8, 1) / INKS, label=table[:, -1].astype(np.int32)
     )
 
 
-def _digit(path: Path, number: int, place: int, line: bytes) -> list[float]:
-    """The 65 numbers of a line."""
+def _parse_line(path: Path, number: int, place: int, line: bytes) -> list[float]:
+    """Return the 65 numbers of a line."""
     try:
-        configclass = [float(word) for word in line.split(b",")]
+        values = [float(word) for word in line.split(b",")]
     except ValueError:
-        configclass = []
+        values = []
     if (
-        len(configclass) != 65
-        or not all(0 <= value <= INKS for value in configclass)
-        or configclass[-1] not in range(10)
+        len(values) != 65
+        or not all(0 <= value <= INKS for value in values)
+        or values[-1] not in range(10)
     ):
         raise DataError(
-            f"{path}:{number} was to hold 64 numbers in 0 .. {INKS} and a digit, and at byte "
+            f"{path}:{number} should hold 64 numbers in 0 .. {INKS} and a digit, and at byte "
             f"{place} has {line[:40].decode('ascii', 'replace')!r}. It is cut off or another file: "
             f"get it again (pip install scikit-learn)."
         )
-    return configclass
+    return values

@@ -1,4 +1,4 @@
-"""Fashion-MNIST: its values, its classes, and where its files lie."""
+"""The config of Fashion-MNIST, its classes, and the location of its files."""
 
 from typing import Literal
 
@@ -24,20 +24,20 @@ CLASSES = (
 
 @configclass
 class FashionMnist:
-    """70,000 grey pictures of clothes, 28 x 28, in 10 classes: 60,000 to train on, 10,000 to test.
+    """70,000 grey images of clothes, 28 x 28, in 10 classes: 60,000 for training, 10,000 for test.
 
     Source: Xiao, Rasul and Vollgraf 2017, https://arxiv.org/abs/1708.07747; MIT licence.
     """
 
     kind: Literal["fashion_mnist"] = "fashion_mnist"
     validation: float = Field(default=0.0, ge=0, lt=1)
-    """The share of the 60,000 that is kept to judge by; 0 trains on all and judges by the test."""
+    """The share of the 60,000 that is held out for validation; 0 validates on the test set."""
 
     def build(self) -> ImageDataset:
-        """The pictures as bytes and their classes.
+        """Read the images as bytes and their classes.
 
         Raises:
-            DataError: if the files are not there or not whole.
+            DataError: if the files do not exist or are incomplete.
         """
         package = debian("dataset-fashion-mnist", "/usr/share/datasets/fashion-mnist")
         paths = find_set("fashion-mnist", FILES, package)

@@ -1,4 +1,4 @@
-"""Images of one's own, in files named and made as those of MNIST."""
+"""The configs of image sets in idx files: Fashion-MNIST, and folders of your own."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,21 +14,21 @@ from jtrain.io.object_store import is_address
 
 @configclass
 class IdxImages:
-    """A folder with the four files of MNIST's names, plain or `.gz`."""
+    """A folder of four idx files named as MNIST's, plain or `.gz`."""
 
     kind: Literal["idx"] = "idx"
     folder: str
-    """Where `train-images-idx3-ubyte` and the others lie; relative to where you are."""
+    """The folder of `train-images-idx3-ubyte` and the others; relative to the working folder."""
     classes: int = Field(gt=1)
-    """Classes that the labels name, 0 .. classes-1."""
+    """Number of classes; labels are 0 .. classes-1."""
     validation: float = Field(default=0.0, ge=0, lt=1)
-    """The share of the training rows that is kept to judge by; 0 judges by the test."""
+    """The share of the training rows held out for validation; 0 validates on the test."""
 
     def build(self) -> ImageDataset:
-        """The images as bytes and their classes.
+        """Read the images as bytes and their classes.
 
         Raises:
-            DataError: if a file is not there or not whole, or a label is out of range.
+            DataError: if a file does not exist or is incomplete, or a label is out of range.
         """
         folder = fetch_folder(self.folder) if is_address(self.folder) else Path(self.folder)
         paths = [_plain_or_packed(folder, name) for name in FILES]
@@ -41,11 +41,11 @@ def _plain_or_packed(folder: Path, name: str) -> Path:
             return path
     if not folder.is_dir():
         raise DataError(
-            f"There is no folder {folder}, seen from {Path.cwd()}. Set data.folder= to one that "
-            f"holds {', '.join(FILES)}, plain or .gz."
+            f"There is no folder {folder} (working folder: {Path.cwd()}). Set data.folder= to one "
+            f"that holds {', '.join(FILES)}, plain or .gz."
         )
-    holds = ", ".join(sorted(path.name for path in folder.iterdir())[:6]) or "nothing"
+    contents = ", ".join(sorted(path.name for path in folder.iterdir())[:6]) or "nothing"
     raise DataError(
-        f"{folder} lacks {name}, plain or .gz; it holds {holds}. Rename the file that is meant, or "
+        f"{folder} lacks {name}, plain or .gz; it holds {contents}. Rename the intended file, or "
         f"set data.folder= to a folder that has {', '.join(FILES)}."
     )

@@ -1,4 +1,4 @@
-"""Images with a class each: what the values of such sets build."""
+"""Images with a class each: the result of image configs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from jtrain.data.sources.source import Source
 from jtrain.data.sources.subset import keep_back
 from jtrain.errors import DataError
 
-FILES = (  # as those of MNIST are named
+FILES = (  # the names of MNIST's files
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
     "t10k-images-idx3-ubyte",
@@ -21,20 +21,20 @@ FILES = (  # as those of MNIST are named
 
 
 class ImageDataset(NamedTuple):
-    """Rows to train on and rows to judge by: `image` (b h w c) and `label` (int32, b)."""
+    """Training and evaluation rows: `image` (b h w c) and `label` (int32, b)."""
 
     train: Source
     validation: Source
-    """What is judged by while training; the set's own test where none was kept for it."""
+    """Rows to validate on during training; the test set if no rows were held out."""
     test: Source
-    """What a published number is measured on."""
+    """Rows on which published numbers are measured."""
     image: tuple[int, int, int]
     """Height, width and channels."""
     classes: int
 
 
 def read_labelled(images: Path, labels: Path, *, classes: int) -> Arrays:
-    """`image` (uint8, b h w 1) and `label` (int32, b) of two idx files.
+    """Read `image` (uint8, b h w 1) and `label` (int32, b) from two idx files.
 
     Raises:
         DataError: files that are damaged, of other shapes, of different lengths or without a row,
@@ -43,12 +43,12 @@ def read_labelled(images: Path, labels: Path, *, classes: int) -> Arrays:
     image, label = read_idx(images), read_idx(labels)
     if image.ndim != 3 or image.dtype != np.uint8:
         raise DataError(
-            f"{images} was to hold images of bytes, n x height x width, and holds {image.dtype} "
+            f"{images} should hold images of bytes, n x height x width, and holds {image.dtype} "
             f"of shape {image.shape}. Give the file of images (idx3-ubyte) first, of labels second."
         )
     if label.ndim != 1 or label.dtype.kind not in "iu":
         raise DataError(
-            f"{labels} was to hold a label for each image and holds {label.dtype} of shape "
+            f"{labels} should hold a label for each image and holds {label.dtype} of shape "
             f"{label.shape}. Give the file of labels (idx1-ubyte) second."
         )
     if len(image) != len(label) or not len(image):
@@ -61,29 +61,29 @@ def read_labelled(images: Path, labels: Path, *, classes: int) -> Arrays:
         row, value = int(wrong[0]), int(label[wrong[0]])
         item = label.dtype.itemsize
         raise DataError(
-            f"{labels} was to hold classes 0 .. {classes - 1}; label {row}, at byte "
-            f"{8 + row * item}, is {value}. Set classes={int(label.max()) + 1}, or mend the file."
+            f"{labels} should hold classes 0 .. {classes - 1}; label {row}, at byte "
+            f"{8 + row * item}, is {value}. Set classes={int(label.max()) + 1}, or fix the file."
         )
     return Arrays(image=image[..., None], label=label.astype(np.int32))
 
 
 def labelled(paths: Sequence[Path], *, classes: int, validation: float) -> ImageDataset:
-    """A set in the four files of `FILES`, of whose training rows a share is kept to judge by.
+    """Read a set from the four files of `FILES`; hold out a share of its training rows.
 
     Raises:
-        DataError: as `read_labelled`; images of two sizes; a share that is nothing or all.
+        DataError: see `read_labelled`; images of two sizes; a share of no or all rows.
     """
-    whole = read_labelled(*paths[:2], classes=classes)
+    all_rows = read_labelled(*paths[:2], classes=classes)
     test = read_labelled(*paths[2:], classes=classes)
-    sizes = [rows.arrays["image"].shape[1:] for rows in (whole, test)]
+    sizes = [rows.arrays["image"].shape[1:] for rows in (all_rows, test)]
     if sizes[0] != sizes[1]:
         raise DataError(
             f"{paths[0]} has images of {_by(sizes[0])} and {paths[2]} of {_by(sizes[1])}. "
             f"Give the files of one set."
         )
     height, width, channels = sizes[0]
-    train, kept = keep_back(whole, validation) if validation else (whole, test)
-    return ImageDataset(train, kept, test, (height, width, channels), classes)
+    train, held_out = keep_back(all_rows, validation) if validation else (all_rows, test)
+    return ImageDataset(train, held_out, test, (height, width, channels), classes)
 
 
 def _by(shape: tuple[int, ...]) -> str:

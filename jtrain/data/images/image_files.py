@@ -12,24 +12,24 @@ from jtrain.data.images.decode import ImageSize, decode_image
 from jtrain.data.sources.records import Damaged
 from jtrain.errors import DataError
 
-LOOKED_AT = 256  # files whose bytes are part of the fingerprint
+SAMPLED = 256  # files whose bytes are part of the fingerprint
 _log = logging.getLogger(__name__)
 
 
 class ImageFiles:
-    """`image` (uint8, b h w c) and `label` (int32, b) of files; rows are decoded when asked for.
+    """`image` (uint8, b h w c) and `label` (int32, b) of files, decoded on access.
 
     Args:
         root: the folder that the paths are relative to.
         paths: one for each row.
-        label: the class of each, int32, n.
-        size: what every image becomes.
-        damaged: what becomes of a file that cannot be decoded: `stop` raises; `skip` says so in a
-            line of the log `jtrain.data.images.image_files`, and gives the next whole image
-            instead, with its label, so that every index still has a row, and always the same.
+        label: the class of each row, int32, n.
+        size: the common size of all images.
+        damaged: for a file that cannot be decoded `stop` raises; `skip` writes a line to the log
+            `jtrain.data.images.image_files` and returns the next valid image with its label, so
+            that every index still has a row, and always the same row.
 
     Raises:
-        DataError: when it is read, a file that cannot be decoded; see `decode_image`.
+        DataError: on access, if a file cannot be decoded; see `decode_image`.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ImageFiles:
         self.size = size
         self.damaged: Damaged = damaged
         self.skipped: dict[int, str] = {}
-        """The damaged files that were asked for, and what is wrong with each."""
+        """The damaged files that were read, and the error of each."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -59,11 +59,11 @@ class ImageFiles:
         return {"image": image, "label": label}
 
     def fingerprint(self) -> str:
-        """What the images are, in a line: all names, sizes and labels, and the bytes of some."""
+        """Return the fingerprint: all names, sizes and labels, and the bytes of some files."""
         return self._digest(dates=False)
 
     def version(self) -> str:
-        """What a cache of the rows is known by: the fingerprint, with the dates of all files."""
+        """Return the version for a cache: the fingerprint with the dates of all files."""
         return self._digest(dates=True)
 
     def _read(self, index: int, out: np.ndarray) -> int:
@@ -77,7 +77,7 @@ class ImageFiles:
                     if self.damaged == "stop":
                         raise
                     self.skipped[place] = str(error)
-                    _log.warning("left out: %s", error)
+                    _log.warning("skipped: %s", error)
         raise DataError(
             f"None of the {len(self)} images in {self.root} can be decoded; the first: "
             f"{next(iter(self.skipped.values()))}"
@@ -95,7 +95,7 @@ class ImageFiles:
             date = found.st_mtime_ns if dates else ""
             digest.update(f"{path}\0{found.st_size}\0{date}\n".encode())
         rows = len(self)
-        for row in sorted({k * rows // LOOKED_AT for k in range(LOOKED_AT)}):
+        for row in sorted({k * rows // SAMPLED for k in range(SAMPLED)}):
             with (self.root / self.paths[row]).open("rb", buffering=0) as file:
                 digest.update(file.read(OF_FILES))
         return f"{rows} images of {total} bytes {digest.hexdigest()}"

@@ -1,4 +1,4 @@
-"""Images of one's own, as JPEG and PNG files in a folder for each class."""
+"""The config of JPEG and PNG files in one folder a class."""
 
 from pathlib import Path
 from typing import Literal
@@ -23,63 +23,64 @@ VALIDATION, TEST = ("validation", "valid", "val"), ("test",)
 class ImageFolder:
     """JPEG and PNG files by class: FOLDER/CLASS/..., or FOLDER/train/CLASS/... and FOLDER/val/....
 
-    With a folder `train`, what is judged by lies in `validation`, `valid` or `val`, and the test in
-    `test`; where one of these is not there, the other stands for both.
+    Beside a folder `train`, the validation images are in `validation`, `valid` or `val`, and the
+    test images in `test`; if one of these is missing, the other is used for both.
     """
 
     kind: Literal["image_folder"] = "image_folder"
     folder: str
-    """Where the classes' folders lie, or `train` and the others; relative to where you are."""
+    """The folder of the classes, or of `train` and the others; relative to the working folder."""
     height: int = Field(default=224, gt=0)
-    """Pixels from top to bottom that every image is brought to."""
+    """Height in pixels of all images after resizing."""
     width: int = Field(default=224, gt=0)
-    """Pixels from left to right."""
+    """Width in pixels."""
     channels: Literal[1, 3] = 3
     """1: grey; 3: colours."""
     fit: Literal["crop", "pad", "squash"] = "crop"
-    """How an image of another shape fits: what sticks out is cut off evenly, what is missing is
-    black, or the image is squashed."""
+    """Fit of an image of another shape: cut off the edges evenly (crop), add black edges (pad), or
+    change the aspect ratio (squash)."""
     pixels: int = Field(default=PIXELS, gt=0, le=MOST_PIXELS)
-    """Pixels above which a file is refused before it is decoded, for a small one can fill the
+    """Pixels above which a file is rejected before it is decoded, as a small file can fill the
     memory."""
     damaged: Damaged = "stop"
-    """What becomes of a file that cannot be decoded: the run stops, or the next image is taken in
-    its place and the log says so."""
+    """Handling of a file that cannot be decoded: stop the run, or skip the file, log it, and use
+    the next image in its place."""
     validation: float = Field(default=0.1, gt=0, lt=1)
-    """The share that is kept to judge by, where there is no folder for that."""
+    """The share that is held out for validation, if there is no folder for it."""
     cache: str = ""
-    """Where decoded images are kept: `memory`; or a folder, which later runs use too; empty:
-    nowhere."""
+    """Cache of decoded images: `memory`; or a folder, which later runs use too; empty: none."""
 
     def build(self) -> ImageDataset:
-        """Images as bytes and the number of their class, in the order of the classes' names.
+        """List the images, decoded on access, and number their classes by the order of their names.
 
         Raises:
             DataError: a folder without classes, a class without images, a link that leads out, or
                 a cache for which there is no room.
         """
         root = Path(self.folder)
-        parts = {part: root / part for part in ("train", *VALIDATION, *TEST)}
-        there = {part: folder for part, folder in parts.items() if folder.is_dir()}
-        if "train" not in there:
+        folders = {part: root / part for part in ("train", *VALIDATION, *TEST)}
+        existing = {part: folder for part, folder in folders.items() if folder.is_dir()}
+        if "train" not in existing:
             rows, classes = self._rows(root, ())
-            train, kept = keep_back(rows, self.validation)
-            return self._labelled(train, kept, kept, classes)
-        train, classes = self._rows(there["train"], ())
-        judged = [
-            next((there[p] for p in names if p in there), None) for names in (VALIDATION, TEST)
+            train, held_out = keep_back(rows, self.validation)
+            return self._dataset(train, held_out, held_out, classes)
+        train, classes = self._rows(existing["train"], ())
+        evaluation = [
+            next((existing[p] for p in names if p in existing), None)
+            for names in (VALIDATION, TEST)
         ]
-        if judged == [None, None]:
+        if evaluation == [None, None]:
             raise DataError(
-                f"{root} has a folder train and none to judge by. Add {root / 'val'} with images "
-                f"by class, or set data.folder={root / 'train'}, of which data.validation is kept."
+                f"{root} has a folder train and none to validate on. Add {root / 'val'} with "
+                f"images by class, or set data.folder={root / 'train'}, of which data.validation "
+                f"is held out."
             )
-        read = {folder: self._rows(folder, classes)[0] for folder in judged if folder}
-        kept, test = (read[folder] if folder else None for folder in judged)
-        kept, test = kept or test, test or kept
-        assert kept is not None, "one of the two folders is there"
-        assert test is not None, "one of the two folders is there"
-        return self._labelled(train, kept, test, classes)
+        read = {folder: self._rows(folder, classes)[0] for folder in evaluation if folder}
+        held_out, test = (read[folder] if folder else None for folder in evaluation)
+        held_out, test = held_out or test, test or held_out
+        assert held_out is not None, "one of the two folders exists"
+        assert test is not None, "one of the two folders exists"
+        return self._dataset(train, held_out, test, classes)
 
     def _rows(self, root: Path, classes: tuple[str, ...]) -> tuple[Source, tuple[str, ...]]:
         found = find_images(root, classes)
@@ -93,8 +94,8 @@ class ImageFolder:
         files = ImageFiles(root, found.paths, found.label, size=size, damaged=self.damaged)
         return cached(files, self.cache), found.classes
 
-    def _labelled(
-        self, train: Source, kept: Source, test: Source, classes: tuple[str, ...]
+    def _dataset(
+        self, train: Source, validation: Source, test: Source, classes: tuple[str, ...]
     ) -> ImageDataset:
         shape = self.height, self.width, self.channels
-        return ImageDataset(train, kept, test, shape, len(classes))
+        return ImageDataset(train, validation, test, shape, len(classes))

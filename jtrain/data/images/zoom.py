@@ -1,8 +1,8 @@
-"""Windows of images b h w or b h w c brought to the size of the whole image."""
+"""Random resized crops of images b h w or b h w c."""
 
 import numpy as np
 
-SHAPES = 4 / 3  # a window is at most so much wider than high, or higher than wide
+SHAPES = 4 / 3  # the largest aspect ratio of a window, wide or high
 
 
 def windows(
@@ -13,10 +13,10 @@ def windows(
     top: np.ndarray,
     left: np.ndarray,
 ) -> np.ndarray:  # float64, b 4: top, left, height and width in pixels
-    """Return a window for each image, of draws in 0 .. 1 (each b).
+    """Return a window for each image from draws in 0 .. 1 (each b).
 
-    Its share of the area is uniform in `smallest` .. 1, the logarithm of its shape uniform; what
-    would stick out is cut to the image.
+    The window's share of the area is uniform in `smallest` .. 1, and the logarithm of its shape is
+    uniform; a window is cut to the image.
 
     Source: Szegedy et al. 2015, https://arxiv.org/abs/1409.4842, section 6.
     """
@@ -29,22 +29,22 @@ def windows(
 
 
 def zoomed(image: np.ndarray, window: np.ndarray) -> np.ndarray:
-    """Return each image's window (float, b 4) at the size of the image, bilinear; keeps the type.
+    """Resize each image's window (float, b 4) to the image, bilinearly; keep the type.
 
-    The window that is the whole image gives the image itself.
+    A window of the full image gives the image itself.
     """
     result = np.empty_like(image)
     for out, one, (top, left, high, wide) in zip(result, image, window.tolist(), strict=True):
-        part = _along(one.astype(np.float32), top, high, 0)
-        part = _along(part, left, wide, 1)
+        part = _resize_axis(one.astype(np.float32), top, high, 0)
+        part = _resize_axis(part, left, wide, 1)
         out[...] = np.rint(part) if image.dtype == np.uint8 else part
     return result
 
 
-def _along(image: np.ndarray, begin: float, length: float, axis: int) -> np.ndarray:
-    """`length` pixels from `begin` on along an axis, as many as there were."""
+def _resize_axis(image: np.ndarray, begin: float, length: float, axis: int) -> np.ndarray:
+    """Resample `length` pixels from `begin` on along an axis to the size of the axis."""
     count = image.shape[axis]
-    # A pixel's middle is at +0.5: what lies beyond the outermost middles is as they are.
+    # A pixel's centre is at +0.5: places beyond the outermost centres take their values.
     places = begin + (np.arange(count) + 0.5) * (length / count) - 0.5
     places = np.clip(places, 0, count - 1)
     low = np.minimum(places.astype(np.int64), max(count - 2, 0))

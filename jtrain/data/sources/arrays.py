@@ -24,13 +24,13 @@ class Arrays:
                 "Arrays() was given no arrays. Name them: Arrays(image=..., label=...)."
             )
         for name, array in self.arrays.items():
-            _refuse(name, array)
+            _check_array(name, array)
         lengths = {name: len(array) for name, array in self.arrays.items()}
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise DataError(
-                f"Arrays of a data set have one length, and these differ: {found}. "
-                f"Cut them to {min(lengths.values())} rows, or find the rows that are missing."
+                f"Arrays of a data set need one length, and these differ: {found}. "
+                f"Cut them to {min(lengths.values())} rows, or find the missing rows."
             )
         self._length = next(iter(lengths.values()))
 
@@ -41,15 +41,15 @@ class Arrays:
         return {name: array.take(indices, 0) for name, array in self.arrays.items()}
 
     def fingerprint(self) -> str:
-        """What the data is, in a line."""
+        """Return the fingerprint of the arrays."""
         return of_arrays(len(self), self.arrays)
 
 
-def _refuse(name: str, array: np.ndarray) -> None:
-    """Raises if `array` cannot be rows of a data set."""
+def _check_array(name: str, array: np.ndarray) -> None:
+    """Raise DataError if `array` cannot be rows of a data set."""
     if name in RESERVED:
         raise DataError(
-            f"An array is called {name!r}, which jtrain adds to every batch itself. "
+            f"An array is called {name!r}, a name that jtrain adds to every batch. "
             f"Give it another name: Arrays({name}s=...)."
         )
     if array.ndim == 0:

@@ -1,4 +1,4 @@
-"""Files as streams of bytes, plain or packed by gzip, with what is wrong told by its place."""
+"""Files as streams of bytes, plain or compressed by gzip; errors name the byte."""
 
 import gzip
 import io
@@ -16,10 +16,10 @@ BLOCK = 1 << 18  # bytes unpacked at once
 
 @contextmanager
 def opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    """The file's bytes, unpacked where it is named `.gz`.
+    """Open a file as a stream of bytes, decompressed if it is named `.gz`.
 
     Raises:
-        DataError: within the block, a packed file that is damaged, cut off or not packed at all.
+        DataError: within the block, a `.gz` file that is damaged, cut off or not compressed.
     """
     if path.suffix != ".gz":
         with _opened(path) as plain:
@@ -30,13 +30,14 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
             yield stream
         except EOFError as error:
             raise DataError(
-                f"{path} is packed by gzip and was to end with its checksum; it ends within its "
+                f"{path} is packed by gzip and should end with its checksum; it ends within its "
                 f"data, at byte {packed.seek(0, io.SEEK_END)}. It was cut off: get it again."
             ) from error
         except (gzip.BadGzipFile, zlib.error) as error:
             raise DataError(
-                f"{path} was to be packed by gzip, and up to byte {packed.tell()} is what cannot "
-                f"be unpacked ({error}). Get it again; if it is not packed, take .gz off its name."
+                f"{path} should be packed by gzip and cannot be unpacked up to byte "
+                f"{packed.tell()} ({error}). Get it again; if it is not packed, take .gz off its "
+                f"name."
             ) from error
 
 
@@ -45,14 +46,14 @@ def _opened(path: Path) -> BinaryIO:
         return open_regular(path)
     except OSError as error:
         raise DataError(
-            f"{path} was to be read, and cannot be ({error.strerror}). Name another file, or make "
-            f"it readable: chmod u+r {path}"
+            f"{path} cannot be read ({error.strerror}). Name another file, or make it readable: "
+            f"chmod u+r {path}"
         ) from None
 
 
 def filled(stream: io.BufferedIOBase, into: memoryview) -> int:
-    """How many bytes of `into` the stream filled: fewer than all only where it ends."""
-    done = 0
-    while done < len(into) and (count := stream.readinto(into[done:][:BLOCK])):
-        done += count
-    return done
+    """Read into `into`; return the number of bytes, which is smaller only at the end."""
+    count_read = 0
+    while count_read < len(into) and (count := stream.readinto(into[count_read:][:BLOCK])):
+        count_read += count
+    return count_read

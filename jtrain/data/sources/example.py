@@ -1,4 +1,4 @@
-"""The features of a `tf.train.Example`, which is what most TFRecord files hold; no TensorFlow."""
+"""Features of `tf.train.Example`, the content of most TFRecord files; without TensorFlow."""
 
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -8,14 +8,14 @@ import numpy as np
 from jtrain.errors import DataError
 
 Feature: TypeAlias = np.ndarray | list[bytes]
-VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5  # the ways that a field is written
+VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5  # wire types
 
 
 def read_example(record: bytes) -> dict[str, Feature]:
-    """The features of a serialized Example by name: float32 n, int64 n, or a list of bytes.
+    """Return the features of a serialized Example by name: float32 n, int64 n, or a list of bytes.
 
     Raises:
-        DataError: bytes that are no Example.
+        DataError: bytes that are not an Example.
 
     Source: https://protobuf.dev/programming-guides/encoding/, and example.proto and feature.proto
     of https://github.com/tensorflow/tensorflow/tree/master/tensorflow/core/example.
@@ -25,22 +25,22 @@ def read_example(record: bytes) -> dict[str, Feature]:
             name: feature
             for _, features in _fields(memoryview(record), {1})
             for _, entry in _fields(features, {1})
-            for name, feature in [_named(entry)]
+            for name, feature in [_parse_entry(entry)]
         }
     except _ForeignError as error:
         raise DataError(
-            f"A record of {len(record)} bytes was to be a tf.train.Example and is none ({error}); "
+            f"A record of {len(record)} bytes should be a tf.train.Example and is not ({error}); "
             f"it begins with {record[:8].hex(' ') or 'nothing'}. In place of read_example, map it "
-            f"by what made it: lambda record: {{'x': np.frombuffer(record, 'uint8')}}."
+            f"by its own format: lambda record: {{'x': np.frombuffer(record, 'uint8')}}."
         ) from error
 
 
 class _ForeignError(Exception):
-    """What is not written as an Example is."""
+    """An encoding that an Example does not have."""
 
 
-def _named(entry: memoryview) -> tuple[str, Feature]:
-    """A feature's name and its values."""
+def _parse_entry(entry: memoryview) -> tuple[str, Feature]:
+    """Return a feature's name and its values."""
     parts = dict(_fields(entry, {1, 2}))
     name = bytes(parts.get(1, b"")).decode("utf-8", "replace")
     feature: Feature = []
@@ -54,7 +54,7 @@ def _named(entry: memoryview) -> tuple[str, Feature]:
 
 
 def _fields(message: memoryview, allowed: set[int]) -> Iterator[tuple[int, memoryview]]:
-    """Each field of a message: its number, and the bytes of its value."""
+    """Yield each field of a message: its number, and the bytes of its value."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -74,7 +74,7 @@ def _fields(message: memoryview, allowed: set[int]) -> Iterator[tuple[int, memor
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """A whole number of 7 bits a byte, and the place behind it."""
+    """Return an integer of 7 bits a byte, and the place behind it."""
     value = 0
     for place, byte in enumerate(message[at : at + 10]):
         value |= (byte & 0x7F) << (7 * place)
@@ -90,7 +90,7 @@ def _floats(packed: bytes) -> np.ndarray:  # float32, n
 
 
 def _integers(packed: bytes) -> np.ndarray:  # int64, n
-    """Whole numbers of 7 bits a byte, the last byte of each below 128."""
+    """Return integers of 7 bits a byte, the last byte of each below 128."""
     data = np.frombuffer(packed, np.uint8)
     ends = np.flatnonzero(data < 0x80)
     if len(data) and (not len(ends) or ends[-1] != len(data) - 1):

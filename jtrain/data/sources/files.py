@@ -1,4 +1,4 @@
-"""The files that a path, a pattern or a list of them names."""
+"""Files named by a path, a pattern or a list of them."""
 
 import difflib
 import glob
@@ -12,13 +12,13 @@ from jtrain.io.regular_files import kind_of, open_regular
 
 
 def found(paths: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The files behind `paths`, those of a pattern in the order of their names.
+    """Return the files named by `paths`; the files of a pattern in the order of their names.
 
-    Of an address of an object store, `s3://bucket/train/*.txt` say, copies on this machine.
+    An address in an object store, such as `s3://bucket/train/*.txt`, gives copies on this machine.
 
     Raises:
-        DataError: a path that is not there, a folder, a pattern that matches no file, or a file
-            that may not be read.
+        DataError: a path that does not exist, a folder, a pattern that matches no file, or a file
+            that is not readable.
     """
     if isinstance(paths, str | Path):
         paths = [paths]
@@ -35,8 +35,7 @@ def _check_readable(file: Path) -> None:
         open_regular(file).close()
     except OSError as error:
         raise DataError(
-            f"{file} was to be read, and cannot be ({error.strerror}). Make it readable: "
-            f"chmod u+r {file}"
+            f"{file} cannot be read ({error.strerror}). Make it readable: chmod u+r {file}"
         ) from None
 
 
@@ -53,16 +52,16 @@ def _files(path: str) -> list[Path]:
             raise DataError(f"{path} is a folder. Name its files: path={path.rstrip('/')}/*.")
         kind = kind_of(matches[0].lstat().st_mode)
         raise DataError(f"{path} is {kind}, and data is read from files: set path= to a file.")
-    seen = "" if Path(path).is_absolute() else f", seen from {Path.cwd()}"
-    raise DataError(f"{path}: no such file{seen}. {_nearest(Path(path))}")
+    base = "" if Path(path).is_absolute() else f" in {Path.cwd()}"
+    raise DataError(f"{path}: no such file{base}. {_advice(Path(path))}")
 
 
-def _nearest(path: Path) -> str:
-    """What to type instead."""
+def _advice(path: Path) -> str:
+    """Return advice: a similar name, or the content of the folder."""
     folder = path.parent
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    if near := difflib.get_close_matches(path.name, names, n=1):
-        return f"Did you mean path={folder / near[0]}?"
+    if similar := difflib.get_close_matches(path.name, names, n=1):
+        return f"Did you mean path={folder / similar[0]}?"
     if not folder.is_dir():
-        return f"There is no folder {folder} either: set path= to a file that is there."
+        return f"There is no folder {folder} either: set path= to an existing file."
     return f"{folder}/ holds {', '.join(sorted(names)[:5]) or 'nothing'}: set path= to a file."

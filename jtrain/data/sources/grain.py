@@ -13,9 +13,9 @@ ENDLESS = 1 << 62  # Grain gives an endless data set a length of sys.maxsize
 class GrainRows:
     """Rows of a `grain.MapDataset` whose elements are dicts of arrays or, with `names`, tuples.
 
-    For records that cost real work, such as images that are decoded. Grain reads element by element
-    (15 us each, benchmarks/input_pipeline.py), so what lies in memory is better read by
-    `Arrays`. The data set must not shuffle, repeat or batch: `Shuffled` does.
+    Use this class for records that cost work, such as images to decode. Grain reads element by
+    element (15 us each, benchmarks/input_pipeline.py); data in memory is better read by `Arrays`.
+    The data set must not shuffle, repeat or batch: `Shuffled` does.
 
     Raises:
         DataError: a data set that can only be streamed, or elements of another kind.
@@ -31,8 +31,8 @@ class GrainRows:
             )
         if len(dataset) >= ENDLESS:
             raise DataError(
-                "The MapDataset repeats without end. Take out its .repeat(): Shuffled goes through "
-                "the rows again and again by itself."
+                "The MapDataset repeats without end. Remove its .repeat(): Shuffled repeats the "
+                "rows by itself."
             )
         self.dataset, self.names = dataset, tuple(names)
 
@@ -51,7 +51,7 @@ class GrainRows:
                 if (shapes := {name: np.shape(value) for name, value in row.items()}) != first
             )
             raise DataError(
-                f"Elements of a batch have one shape, and element {index} has {odd} where element "
+                f"Elements of a batch need one shape, and element {index} has {odd} where element "
                 f"{indices[0]} has {first}. Make them alike: dataset.map(crop_or_pad)."
             ) from error
 

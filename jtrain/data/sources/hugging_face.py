@@ -10,25 +10,25 @@ from jtrain.errors import DataError
 
 
 class HuggingFace:
-    """The rows of a `datasets.Dataset`: numbers, lists of one length and pictures of one size.
+    """The rows of a `datasets.Dataset`: numbers, lists of one length and images of one size.
 
-    Batches are read whole from its Arrow tables, so that a batch costs one call. A data set must
-    not be shuffled or repeated: `Shuffled` does.
+    A batch is read from the Arrow tables in one call. The data set must not be shuffled or
+    repeated: `Shuffled` does.
 
     Args:
-        dataset: what `load_dataset(..., split="train")` or `load_from_disk` gives.
-        columns: those that are read; empty: all.
+        dataset: the result of `load_dataset(..., split="train")` or `load_from_disk`.
+        columns: the columns to read; empty: all.
 
     Raises:
-        DataError: a dict of splits, a data set that can only be streamed, a column that is not
-            there or is no number, rows of different shapes; `datasets` is not installed.
+        DataError: a dict of splits, a data set that can only be streamed, a column that does not
+            exist or holds no numbers, rows of different shapes; or `datasets` is not installed.
     """
 
     def __init__(self, dataset: Any, *, columns: Sequence[str] = ()):
         package = needed("datasets", "hf", "A Hugging Face data set")
         if isinstance(dataset, dict):  # a DatasetDict is one
             raise DataError(
-                f"One split was to be given, and this data set has {', '.join(dataset)}. "
+                f"One split is needed, and this data set has {', '.join(dataset)}. "
                 f"Choose: HuggingFace(dataset[{next(iter(dataset), 'train')!r}])."
             )
         if not isinstance(dataset, package.Dataset):
@@ -38,7 +38,7 @@ class HuggingFace:
             )
         if unknown := [name for name in columns if name not in dataset.column_names]:
             raise DataError(
-                f"Column {unknown[0]!r} was asked for, and the data set has "
+                f"Column {unknown[0]!r} was requested, and the data set has "
                 f"{', '.join(dataset.column_names)}. Set columns={dataset.column_names[:2]}."
             )
         self.columns = list(columns) or dataset.column_names
@@ -59,10 +59,10 @@ def _numbers(name: str, column: Any) -> np.ndarray:  # b ...
     if array.dtype.kind == "O" and len(shapes := {np.shape(value) for value in column}) > 1:
         found = " and ".join(str(shape) for shape in sorted(shapes)[:2])
         raise DataError(
-            f"Rows of a batch have one shape, and column {name!r} has {found}. "
+            f"Rows of a batch need one shape, and column {name!r} has {found}. "
             f"Make them alike: dataset.map(crop_or_pad)."
         )
     raise DataError(
-        f"Column {name!r} was to hold numbers and holds {type(column[0]).__name__}. Leave it out "
-        f"(columns=[...]), or make numbers of it: dataset.map(encode)."
+        f"Column {name!r} should hold numbers and holds {type(column[0]).__name__}. Leave it out "
+        f"(columns=[...]), or convert it to numbers: dataset.map(encode)."
     )

@@ -1,4 +1,4 @@
-"""Arrays of idx files, the format of MNIST: a header that says type and shape, and the numbers."""
+"""Arrays of idx files, the format of MNIST: a header with type and shape, then the numbers."""
 
 import io
 import math
@@ -15,17 +15,17 @@ from jtrain.errors import DataError
 # By the third byte of the file; all are big-endian. Source: the description of the format at
 # http://yann.lecun.com/exdb/mnist/ (archived), "the IDX file format".
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-DENSEST = 1032  # bytes that one packed byte stands for at most: https://zlib.net/zlib_tech.html
+DENSEST = 1032  # most bytes from one packed byte: https://zlib.net/zlib_tech.html
 
 
 def read_idx(path: str | Path) -> np.ndarray:
-    """The array of an idx file, plain or `.gz`.
+    """Return the array of an idx file, plain or `.gz`.
 
-    Bytes of a plain file are mapped into memory: none is read before it is asked for. What is
-    packed is unpacked straight into its place, so that no second copy is ever held.
+    The bytes of a plain file are mapped into memory and read on access. A packed file is unpacked
+    straight into the array, without a second copy.
 
     Raises:
-        DataError: a file that is no idx file, that is cut off or that goes on behind its end; it
+        DataError: a file that is no idx file, is cut off, or continues behind its end; the message
             names the byte.
     """
     path = Path(path)
@@ -33,19 +33,19 @@ def read_idx(path: str | Path) -> np.ndarray:
         header = _header(path, stream)
         dtype = np.dtype(header.type)
         size = math.prod(header.shape) * dtype.itemsize
-        has = os.path.getsize(path)
+        file_size = os.path.getsize(path)
         if path.suffix != ".gz":
-            _refuse_size(path, header, size, has - header.bytes)
+            _check_size(path, header, size, file_size - header.bytes)
             if dtype.itemsize == 1 and size:
                 return np.memmap(path, dtype, "r", header.bytes, header.shape)
-        elif size > has * DENSEST:  # refused before memory is asked for
+        elif size > file_size * DENSEST:  # reject the file before allocating memory
             raise DataError(
-                f"{path} says at byte 4 that it holds {_by(header.shape)} numbers, which its {has} "
-                f"packed bytes cannot hold. It is damaged or no idx file: get it again."
+                f"{path} claims at byte 4 to hold {_by(header.shape)} numbers, which its "
+                f"{file_size} packed bytes cannot hold. It is damaged or no idx file: get it again."
             )
         array = np.empty(header.shape, dtype)
-        had = filled(stream, array.reshape(-1).view("u1").data) if size else 0
-        _refuse_size(path, header, size, had + len(stream.read(1)))
+        found = filled(stream, array.reshape(-1).view("u1").data) if size else 0
+        _check_size(path, header, size, found + len(stream.read(1)))
     return array.astype(dtype.newbyteorder("="), copy=False)
 
 
@@ -59,31 +59,31 @@ def _header(path: Path, stream: io.BufferedIOBase) -> _Header:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or not magic[3]:
         raise DataError(
-            f"{path} was to be an idx file, which begins with 00 00, a type and a number of dims; "
-            f"at byte 0 it has {magic.hex(' ') or 'nothing'}. Give the file that was meant, "
-            f"such as train-images-idx3-ubyte; one packed by gzip is named .gz."
+            f"{path} should be an idx file, which begins with 00 00, a type and a number of dims; "
+            f"at byte 0 it has {magic.hex(' ') or 'nothing'}. Give the intended file, such as "
+            f"train-images-idx3-ubyte; a file packed by gzip is named .gz."
         )
     dims = magic[3]
     shape = stream.read(4 * dims)
     if len(shape) < 4 * dims:
         raise DataError(
-            f"{path} was to have the sizes of {dims} dims and ends within them, at byte "
+            f"{path} should have the sizes of {dims} dims and ends within them, at byte "
             f"{4 + len(shape)}. It was cut off: get it again."
         )
     return _Header(TYPES[magic[2]], struct.unpack(f">{dims}I", shape), 4 + 4 * dims)
 
 
-def _refuse_size(path: Path, header: _Header, size: int, had: int) -> None:
-    """Raises if `had`, the bytes behind the header, are not those of the array."""
+def _check_size(path: Path, header: _Header, size: int, found: int) -> None:
+    """Raise DataError unless `found`, the bytes behind the header, are those of the array."""
     end, shape = header.bytes + size, _by(header.shape)
-    if had < size:
+    if found < size:
         raise DataError(
-            f"{path} was to hold {shape} numbers up to byte {end} and ends at byte "
-            f"{header.bytes + had}. It was cut off: get it again."
+            f"{path} should hold {shape} numbers up to byte {end} and ends at byte "
+            f"{header.bytes + found}. It was cut off: get it again."
         )
-    if had > size:
+    if found > size:
         raise DataError(
-            f"{path} was to hold {shape} numbers up to byte {end} and goes on behind it. It is "
+            f"{path} should hold {shape} numbers up to byte {end} and continues behind it. It is "
             f"another file, or two in one: get it again."
         )
 

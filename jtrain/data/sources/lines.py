@@ -15,19 +15,20 @@ from jtrain.errors import DataError
 
 
 class _Line(NamedTuple):
-    begins: DocumentCursor
+    start: DocumentCursor
     text: str
 
 
 class Lines:
-    """The lines of files (of JSON lines the `field`), again and again; blank ones are left out.
+    """An endless stream of the lines of files (or the `field` of JSON lines), without blank lines.
 
-    Of `buffer` lines that are held one is drawn, and the next that is read takes its place. So a
-    line comes once an epoch, but for those that are held when another begins; with `buffer=1` they
-    come in order. The state has where each held line begins, not its text.
+    Each line is drawn from a buffer of `buffer` lines, and the next line of the files replaces it.
+    So a line occurs once an epoch, except for the lines in the buffer when an epoch ends; with
+    `buffer=1` lines come in order. The state has the position of each line in the buffer, not its
+    text.
 
     Raises:
-        DataError: no such file, what is no text, no line at all, or a state of other files.
+        DataError: no such file, a file that is not text, no line at all, or a state of other files.
     """
 
     def __init__(
@@ -42,72 +43,72 @@ class Lines:
             raise DataError(f"A buffer of {buffer} lines holds none. Set buffer=1 or more.")
         self._files, self._field, self._buffer = found(paths), field, buffer
         self._random = np.random.Generator(np.random.PCG64(seed))
-        self._place, self._held = DocumentCursor(), list[_Line]()
-        self._reading = self._read()
+        self._place, self._pool = DocumentCursor(), list[_Line]()
+        self._lines = self._read()
 
     def next(self) -> str:
-        """The next line."""
-        while len(self._held) < self._buffer:
-            self._held.append(next(self._reading))
-        chosen = int(self._random.integers(len(self._held)))
-        line = self._held[chosen]
-        self._held[chosen] = next(self._reading)
+        """Return the next line."""
+        while len(self._pool) < self._buffer:
+            self._pool.append(next(self._lines))
+        chosen = int(self._random.integers(len(self._pool)))
+        line = self._pool[chosen]
+        self._pool[chosen] = next(self._lines)
         return line.text
 
     def state(self) -> dict[str, Any]:
-        """Where it is, as JSON."""
+        """Return the position as JSON."""
         return {
             "files": self._sizes(),
             "place": self._place,
-            "held": [line.begins for line in self._held],
+            "held": [line.start for line in self._pool],
             "random": self._random.bit_generator.state,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to where the stream of the same files was that gave `state`."""
+        """Go to the position that a stream of the same files had when it returned `state`."""
         if [list(file) for file in state["files"]] != self._sizes():
             raise DataError(
-                f"A stream was to go on over the files {json.dumps(state['files'])}, and there is "
+                f"A stream should resume over the files {json.dumps(state['files'])}, and finds "
                 f"{json.dumps(self._sizes())}. Put them back, or start a new run: name=NAME-2"
             )
         self._place = DocumentCursor(*state["place"])
-        self._held = [self._line(DocumentCursor(*begins)) for begins in state["held"]]
+        self._pool = [self._line(DocumentCursor(*start)) for start in state["held"]]
         self._random.bit_generator.state = state["random"]
-        self._reading = self._read()
+        self._lines = self._read()
 
     def fingerprint(self) -> str:
-        """What the data is, in a line."""
+        """Return the fingerprint of the files and the field."""
         return of_files(self._files, self._field)
 
     def _read(self) -> Iterator[_Line]:
         while True:
-            begins = self._place
-            for piece in self._from(begins):
+            start = self._place
+            for piece in self._from(start):
                 line = _Line(self._place, piece.text)
                 self._place = piece.next
                 yield line
-            if begins == DocumentCursor() == self._place:
+            if start == DocumentCursor() == self._place:
                 raise DataError(
                     f"{', '.join(map(str, self._files[:3]))} has no line with text in it. "
-                    f"Give a file that has some."
+                    f"Give a file with text in it."
                 )
             self._place = DocumentCursor()
 
     def _from(self, place: DocumentCursor) -> Any:
         return pieces(self._files, by="line", field=self._field, start=place)
 
-    def _line(self, begins: DocumentCursor) -> _Line:
-        return _Line(begins, next(iter(self._from(begins))).text)
+    def _line(self, start: DocumentCursor) -> _Line:
+        return _Line(start, next(iter(self._from(start))).text)
 
     def _sizes(self) -> list[list[Any]]:
         return [[str(path), path.stat().st_size] for path in self._files]
 
 
 def line_rows(tokenizer: Tokenizer, context: int) -> Callable[[str], dict[str, np.ndarray]]:
-    """Makes rows of lines: `tokens` (int32, t+1) and `length` (int32): how many targets are real.
+    """Return a function that makes rows of lines: `tokens` (int32, t+1) and `length` (int32).
 
-    A line has the end of a document behind it where the tokenizer has one; what is longer than
-    `context` targets is cut off.
+    `length` counts the targets that are not padding. The end-of-document token follows the line, if
+    the tokenizer has one; a line of more than `context` targets is cut off.
     """
 
     def row(text: str) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Packages that only some sources need."""
+"""Imports of optional packages."""
 
 import importlib
 from types import ModuleType
@@ -7,10 +7,10 @@ from jtrain.errors import DataError
 
 
 def needed(module: str, extra: str, what: str) -> ModuleType:
-    """The module, imported.
+    """Import and return a module.
 
     Raises:
-        DataError: if it is not installed; it says the line that installs it.
+        DataError: if it is not installed; the message has the command that installs it.
     """
     package = module.partition(".")[0]
     try:
@@ -19,6 +19,6 @@ def needed(module: str, extra: str, what: str) -> ModuleType:
         if (error.name or "").partition(".")[0] != package:
             raise
         raise DataError(
-            f"{what} was asked for, which needs {package}, and that is not installed. "
+            f"{what} was requested, which needs {package}, and {package} is not installed. "
             f"Install it: pip install 'jtrain[{extra}]'"
         ) from error

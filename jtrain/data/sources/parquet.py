@@ -18,20 +18,20 @@ class ParquetRows:
     """The rows of Parquet files, one file after the other.
 
     An array of indices gives a batch: numbers and lists of one length, b ... . A single index gives
-    a row as a dict, in which strings and bytes may be too: what `grain.MapDataset.source` takes,
-    where they must be decoded (`GrainRows(grain.MapDataset.source(rows).map(decode))`).
+    a row as a dict, which may also have strings and bytes: the input of `grain.MapDataset.source`,
+    for rows to decode (`GrainRows(grain.MapDataset.source(rows).map(decode))`).
 
-    Only whole row groups can be read. They are kept in memory up to `keep` bytes, the last used
-    ones longest: rows in random order need all of them there, so a set that is larger is better
-    written as ArrayRecord. A row group of more than `group_bytes` once it is unpacked is refused:
-    a file of 1 kB can stand for gigabytes.
+    Only complete row groups can be read. The most recently used row groups are cached, up to `keep`
+    bytes: rows in random order need all of them in memory, so write a larger set as ArrayRecord. A
+    row group of more than `group_bytes` unpacked bytes is rejected: a file of 1 kB can expand to
+    gigabytes.
 
     Args:
-        columns: those that are read; empty: all.
+        columns: the columns to read; empty: all.
 
     Raises:
-        DataError: files that are cut off, foreign or of different columns; a column that is not
-            there; in a batch a value that is missing or is no number; no pyarrow.
+        DataError: files that are cut off, of another format or of different columns; a column that
+            does not exist; in a batch a value that is missing or not a number; no pyarrow.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ParquetRows:
         group_bytes: int = 1 << 30,
     ):
         self.paths, self._keep, self._largest = found(paths), keep, group_bytes
-        self._files = [_opened(path) for path in self.paths]
+        self._files = [_open_file(path) for path in self.paths]
         self.columns = _columns(self.paths, self._files, columns)
         groups = [
             (file, group, opened.metadata.row_group(group).num_rows)
@@ -52,7 +52,7 @@ class ParquetRows:
         ]
         self._groups = [group[:2] for group in groups]
         self._first = np.cumsum([0, *(rows for _, _, rows in groups)])
-        self._kept = OrderedDict[int, Any]()  # tables by row group, the last used one last
+        self._cache = OrderedDict[int, Any]()  # tables by row group, the most recently used last
         self._lock = threading.Lock()  # a file of pyarrow has one reader at a time
         if not len(self):
             raise DataError(f"{paths} holds no row. Give at least one file with rows in it.")
@@ -70,82 +70,82 @@ class ParquetRows:
         if not isinstance(indices, np.ndarray):
             index = indices.__index__()
             if not 0 <= index < len(self):
-                raise IndexError(f"Row {index} was asked for of {len(self)}, counted from 0.")
+                raise IndexError(f"Row {index} was requested of {len(self)}, counted from 0.")
             group = int(np.searchsorted(self._first, index, "right")) - 1
             (row,) = self._group(group).slice(index - int(self._first[group]), 1).to_pylist()
             return row
         groups = np.searchsorted(self._first, indices, "right") - 1
         batch: dict[str, np.ndarray] = {}
         for group in np.unique(groups).tolist():
-            here = groups == group
-            table = self._group(group).take(indices[here] - self._first[group])
+            chosen = groups == group
+            table = self._group(group).take(indices[chosen] - self._first[group])
             for name in self.columns:
                 part = self._numbers(name, table.column(name).combine_chunks(), group)
                 shape = (len(indices), *part.shape[1:])
-                whole = batch.setdefault(name, np.empty(shape, part.dtype))
-                if whole.shape != shape:
+                array = batch.setdefault(name, np.empty(shape, part.dtype))
+                if array.shape != shape:
                     raise DataError(
                         f"Rows of a batch have one shape, and column {name!r} has lists of "
-                        f"{whole.shape[1:]} and, in {self._place(group)}, of {part.shape[1:]}. "
+                        f"{array.shape[1:]} and, in {self._place(group)}, of {part.shape[1:]}. "
                         f"{BY_ROW.format(name=name)}"
                     )
-                whole[here] = part
+                array[chosen] = part
         return batch
 
     def fingerprint(self) -> str:
-        """What the data is, in a line."""
+        """Return the fingerprint of the files and the columns."""
         return of_files(self.paths, *self.columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rows, (self.paths, self.columns, self._keep)
 
     def _group(self, group: int) -> Any:
-        """A row group's table, read or kept; by one thread at a time."""
+        """Return a row group's table, read or cached; one thread at a time."""
         with self._lock:
-            return self._found(group)
+            return self._load_group(group)
 
-    def _found(self, group: int) -> Any:
-        if group not in self._kept:
+    def _load_group(self, group: int) -> Any:
+        if group not in self._cache:
             file, number = self._groups[group]
             try:
                 table = self._read(file, number)
-            except (OSError, ValueError) as error:  # what pyarrow raises of a damaged page
+            except (OSError, ValueError) as error:  # pyarrow's errors for a damaged page
                 raise DataError(
-                    f"{self.paths[file]}: row group {number} was asked for and cannot be read "
+                    f"{self.paths[file]}: row group {number} cannot be read "
                     f"({' '.join(str(error).split())}). The file is damaged: get it again."
                 ) from error
-            self._kept[group] = table
-            while sum(t.nbytes for t in self._kept.values()) > self._keep and len(self._kept) > 1:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(group)
-        return self._kept[group]
+            self._cache[group] = table
+            while sum(t.nbytes for t in self._cache.values()) > self._keep and len(self._cache) > 1:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(group)
+        return self._cache[group]
 
     def _read(self, file: int, number: int) -> Any:
-        """A row group's table, of at most `group_bytes`.
+        """Read a row group's table of at most `group_bytes`.
 
-        Numbers take what their count says. A text may stand in the file once and in every row, so
-        rows of texts are read a few at a time, until there are too many.
+        The memory of numbers follows from their count. A text may occur once in the file and in
+        every row, so rows of texts are read a few at a time, until they exceed the limit.
         """
         opened, arrow = self._files[file], needed("pyarrow", "parquet", "A Parquet file")
         group, named = opened.metadata.row_group(number), set(self.columns)
         chunks = [group.column(i) for i in range(group.num_columns)]
         chunks = [each for each in chunks if each.path_in_schema.split(".")[0] in named]
         fixed = [_WIDTHS.get(each.physical_type) for each in chunks]
-        known = sum(
+        fixed_bytes = sum(
             each.num_values * (width or 4) for each, width in zip(chunks, fixed, strict=True)
         )
         unpacked = sum(each.total_uncompressed_size for each in chunks)
         texts = [each for each, width in zip(chunks, fixed, strict=True) if width is None]
-        self._check_size(max(known, unpacked), file, number)
+        self._check_size(max(fixed_bytes, unpacked), file, number)
         longest = sum(each.total_uncompressed_size for each in texts)  # of the texts of one row
-        if known + longest * group.num_rows <= self._largest:
+        if fixed_bytes + longest * group.num_rows <= self._largest:
             return opened.read_row_group(number, columns=self.columns)
         packed = min(self.paths[file].stat().st_size, sum(x.total_compressed_size for x in texts))
-        dense = longest > _DENSE * packed  # so that few bytes of the file may be the text of a row
+        dense = longest > _DENSE * packed  # few bytes of the file may be the text of each row
         tables, size = [], 0
-        some = max(1, self._largest // longest) if dense else 1024
+        batch_rows = max(1, self._largest // longest) if dense else 1024
         for batch in opened.iter_batches(
-            min(some, 1024), row_groups=[number], columns=self.columns
+            min(batch_rows, 1024), row_groups=[number], columns=self.columns
         ):
             size += batch.nbytes
             self._check_size(size, file, number)
@@ -157,19 +157,19 @@ class ParquetRows:
             path = self.paths[file]
             raise DataError(
                 f"{path}: row group {number} takes {size:,} bytes or more in memory, and the file "
-                f"has {path.stat().st_size:,}; group_bytes={self._largest:,} is the most that is "
-                f"read. If that is right, raise it (group_bytes={1 << size.bit_length()}), or "
+                f"has {path.stat().st_size:,}; group_bytes={self._largest:,} is the limit. If the "
+                f"size is right, raise the limit (group_bytes={1 << size.bit_length()}), or "
                 f"write smaller row groups (row_group_size= of pyarrow.parquet.write_table)."
             )
 
     def _numbers(self, name: str, array: Any, group: int) -> np.ndarray:  # b ...
-        """A column of numbers, or of lists of one length of numbers."""
+        """Return a column of numbers, or of lists of one length of numbers."""
         arrow = needed("pyarrow", "parquet", "A Parquet file")
         if array.null_count:
             raise DataError(
-                f"Column {name!r} was to have a value in every row; {self._place(group)} has a "
-                f"row without one. Leave the column out (columns=...), or fill it where the file "
-                f"is written: frame[{name!r}].fillna(0)."
+                f"Column {name!r} should have a value in every row; {self._place(group)} has a "
+                f"row without one. Leave the column out (columns=...), or fill it when writing "
+                f"the file: frame[{name!r}].fillna(0)."
             )
         if arrow.types.is_list(array.type) or arrow.types.is_large_list(array.type):
             lengths = np.unique(array.value_lengths().to_numpy(zero_copy_only=False))
@@ -186,7 +186,7 @@ class ParquetRows:
             return values.reshape(len(array), array.type.list_size, *values.shape[1:])
         if not (arrow.types.is_primitive(array.type) and not arrow.types.is_temporal(array.type)):
             raise DataError(
-                f"Column {name!r} was to hold numbers and holds {array.type}. Leave it out "
+                f"Column {name!r} should hold numbers and holds {array.type}. Leave it out "
                 f"(columns=...). {BY_ROW.format(name=name)}"
             )
         return array.to_numpy(zero_copy_only=False)
@@ -196,51 +196,51 @@ class ParquetRows:
         return f"row group {number} of {self.paths[file]}"
 
 
-# Bytes of a number, or of a place of it, in memory; others are texts, of any length.
+# Bytes of a number in memory by its physical type; other types are texts of any length.
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 
-_DENSE = 20  # texts are packed to a third, rarely to a tenth
+_DENSE = 20  # texts are compressed to a third, rarely to a tenth
 
 BY_ROW = (
     "Or make arrays of each row: GrainRows(grain.MapDataset.source(rows).map(decode)), where "
-    "decode gives a dict of arrays of one shape and takes row[{name!r}]."
+    "decode takes row[{name!r}] and returns a dict of arrays of one shape."
 )
 
 
 def _rows(paths: list[Path], columns: list[str], keep: int) -> ParquetRows:
-    """Open the rows again, in another process."""
+    """Reopen the rows in another process."""
     return ParquetRows(paths, columns=columns, keep=keep)
 
 
-def _opened(path: Path) -> Any:
+def _open_file(path: Path) -> Any:
     parquet = needed("pyarrow.parquet", "parquet", "A Parquet file")
     try:
         return parquet.ParquetFile(path, page_checksum_verification=True)  # where a page has one
     except ValueError as error:
         raise DataError(
-            f"{path} was to be a Parquet file, which ends with PAR1, and ends at byte "
+            f"{path} should be a Parquet file, which ends with PAR1, and ends at byte "
             f"{path.stat().st_size} without ({error}). It is cut off or another file: get it again."
         ) from error
 
 
-def _columns(paths: list[Path], files: list[Any], asked: Sequence[str]) -> list[str]:
-    """The columns that are read, which all files have."""
+def _columns(paths: list[Path], files: list[Any], requested: Sequence[str]) -> list[str]:
+    """Return the columns to read, which all files have."""
     for path, file in zip(paths, files, strict=True):
-        has = file.schema_arrow
-        if not has.equals(files[0].schema_arrow):
+        schema = file.schema_arrow
+        if not schema.equals(files[0].schema_arrow):
             raise DataError(
-                f"Files of a set have the same columns; {paths[0]} has "
-                f"{_told(files[0].schema_arrow)} and {path} {_told(has)}. "
+                f"Files of a set need the same columns; {paths[0]} has "
+                f"{_describe_schema(files[0].schema_arrow)} and {path} {_describe_schema(schema)}. "
                 f"Give the files of one set."
             )
     names = files[0].schema_arrow.names
-    if unknown := [name for name in asked if name not in names]:
+    if unknown := [name for name in requested if name not in names]:
         raise DataError(
-            f"Column {unknown[0]!r} was asked for, and {paths[0]} has {', '.join(names)}. "
+            f"Column {unknown[0]!r} was requested, and {paths[0]} has {', '.join(names)}. "
             f"Set columns={names[:2]}."
         )
-    return list(asked) or names
+    return list(requested) or names
 
 
-def _told(schema: Any) -> str:
+def _describe_schema(schema: Any) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -1,4 +1,4 @@
-"""Rows from a file that a person made: .npz, .npy, .csv or .jsonl."""
+"""Rows from a file of a user: .npz, .npy, .csv or .jsonl."""
 
 import csv
 import json
@@ -17,29 +17,30 @@ KINDS = (".npz", ".npy", ".csv", ".jsonl")
 
 
 def read_rows(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the arrays of a file by name, n ... each; what is not wanted is left out.
+    """Return the arrays of a file by name, n ... each.
 
-    .npz has arrays by name, .npy the only one that is wanted. A line of .jsonl is an object with a
-    list or a number for each name, or, of the only one that is wanted, that list or number. A .csv
-    has a column NAME, or of rows that are arrays NAME.0, NAME.1 and so on; of the only one that is
-    wanted any columns, as many as it has numbers, and then needs no header.
+    A .npz file has arrays by name, a .npy file the only wanted array. A line of .jsonl is an object
+    with a list or a number for each name; for a single wanted array it may be that list or number
+    itself. A .csv file has a column NAME, or columns NAME.0, NAME.1 and so on for rows that are
+    arrays; for a single wanted array it may have as many columns of any name as the row has
+    numbers, and needs no header.
 
     Args:
-        wanted: the shape and the dtype of a row of each.
+        wanted: the shape and the dtype of a row of each array.
 
     Raises:
-        DataError: if the file is not there, of another kind, or holds no such rows.
+        DataError: if the file does not exist, is of another kind, or holds no such rows.
     """
     if path.suffix not in KINDS:
         raise DataError(
             f"{path} ends with {path.suffix or 'nothing'}, and rows are read from "
-            f"{', '.join(KINDS)}: convert it to one of them, {path.with_suffix('.npz')} say."
+            f"{', '.join(KINDS)}: convert it to one of them, such as {path.with_suffix('.npz')}."
         )
     try:
         if path.suffix == ".npz":
             return _npz(path)
         if path.suffix == ".npy":
-            return {_only(path, wanted): _npy(path)}
+            return {_only_name(path, wanted): _npy(path)}
         with path.open(newline="", encoding="utf-8-sig") as file:
             return _csv(path, file, wanted) if path.suffix == ".csv" else _jsonl(path, file, wanted)
     except OSError as error:
@@ -47,7 +48,7 @@ def read_rows(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
             f"{path} cannot be read ({error.strerror}): give the path of a file."
         ) from None
     except UnicodeDecodeError:
-        raise DataError(f"{path} is no text in UTF-8: save it so, or give a .npz.") from None
+        raise DataError(f"{path} is not UTF-8 text: save it as UTF-8, or give a .npz.") from None
 
 
 def _npz(path: Path) -> dict[str, np.ndarray]:
@@ -55,7 +56,7 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, KeyError) as error:
-        raise _unread(path, error, "np.savez(file, name=array)") from None
+        raise _read_error(path, error, "np.savez(file, name=array)") from None
 
 
 def _npy(path: Path) -> np.ndarray:
@@ -63,16 +64,16 @@ def _npy(path: Path) -> np.ndarray:
         with path.open("rb") as file:
             return np.lib.format.read_array(file, allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise _unread(path, error, "np.save(file, array)") from None
+        raise _read_error(path, error, "np.save(file, array)") from None
 
 
-def _unread(path: Path, error: Exception, made_by: str) -> DataError:
+def _read_error(path: Path, error: Exception, writer: str) -> DataError:
     why = "it holds Python objects, which may run code" if "Object arrays" in str(error) else error
-    return DataError(f"{path} cannot be read: {why}. Make it by {made_by}, of numbers alone.")
+    return DataError(f"{path} cannot be read: {why}. Write it by {writer}, with numbers only.")
 
 
-def _only(path: Path, wanted: Mapping[str, Any]) -> str:
-    """The name of the only array that is wanted."""
+def _only_name(path: Path, wanted: Mapping[str, Any]) -> str:
+    """Return the name of the only wanted array."""
     if len(wanted) == 1:
         return next(iter(wanted))
     raise DataError(
@@ -93,19 +94,19 @@ def _jsonl(path: Path, lines: Iterable[str], wanted: Mapping[str, Any]) -> dict[
                 f"{path}:{number}: {line[:60].strip()!r} is no JSON: write an object a line, "
                 f"{_example(wanted)}"
             ) from None
-        row = row if isinstance(row, dict) else {_only(path, wanted): row}
+        row = row if isinstance(row, dict) else {_only_name(path, wanted): row}
         for name in wanted:
             if name not in row:
                 raise DataError(
-                    f"{path}:{number}: {name} is not there, only {', '.join(row) or 'nothing'}: "
+                    f"{path}:{number}: {name} is missing; found {', '.join(row) or 'nothing'}: "
                     f"write {_example(wanted)}"
                 )
             rows[name].append(_array(f"{path}:{number}", name, row[name], wanted[name]))
-    return _stacked(path, rows)
+    return _stack(path, rows)
 
 
 def _array(where: str, name: str, value: Any, row: Any) -> np.ndarray:
-    """A value of JSON as an array of the row's shape."""
+    """Return a value of JSON as an array of the row's shape."""
     try:
         array = np.asarray(value)
     except ValueError:  # lists of several lengths
@@ -121,17 +122,20 @@ def _array(where: str, name: str, value: Any, row: Any) -> np.ndarray:
 
 
 def _example(wanted: Mapping[str, Any]) -> str:
-    of = lambda row: "0" if not row.shape else f"{'[' * len(row.shape)}0, ...{']' * len(row.shape)}"
-    return "{" + ", ".join(f'"{name}": {of(row)}' for name, row in wanted.items()) + "}"
+    values = {
+        name: f"{'[' * len(row.shape)}0, ...{']' * len(row.shape)}" if row.shape else "0"
+        for name, row in wanted.items()
+    }
+    return "{" + ", ".join(f'"{name}": {value}' for name, value in values.items()) + "}"
 
 
 def _csv(path: Path, file: Iterable[str], wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
     try:
         lines = [(n, line) for n, line in enumerate(csv.reader(file), 1) if line]
     except csv.Error as error:
-        raise DataError(f"{path} is no CSV ({error}): write numbers with commas.") from None
+        raise DataError(f"{path} is not CSV ({error}): write numbers with commas.") from None
     if not lines:
-        return _stacked(path, {name: [] for name in wanted})
+        return _stack(path, {name: [] for name in wanted})
     header = [cell.strip() for cell in lines[0][1]]
     named = any(_number(cell) is None for cell in header)
     places = _places(path, header if named else None, len(header), wanted)
@@ -140,42 +144,42 @@ def _csv(path: Path, file: Iterable[str], wanted: Mapping[str, Any]) -> dict[str
         if len(line) != len(header):
             raise DataError(
                 f"{path}:{number}: {len(line)} values, and the first line has {len(header)}: give "
-                f"each line as many."
+                f"each line the same number."
             )
         for name, columns in places.items():
             cells = [_cell(path, number, line[c], c, header if named else None) for c in columns]
             rows[name].append(np.asarray(cells).reshape(wanted[name].shape))
-    return _stacked(path, rows)
+    return _stack(path, rows)
 
 
 def _places(
     path: Path, header: Sequence[str] | None, count: int, wanted: Mapping[str, Any]
 ) -> dict[str, list[int]]:
-    """The columns of each array that is wanted."""
+    """Return the columns of each wanted array."""
     places: dict[str, list[int]] = {}
     missing = []
     for name, row in wanted.items():
         columns = _columns(name, row.shape)
-        lacking = [column for column in columns if column not in (header or ())]
-        missing += lacking
-        places[name] = [] if lacking or header is None else [header.index(c) for c in columns]
+        absent = [column for column in columns if column not in (header or ())]
+        missing += absent
+        places[name] = [] if absent or header is None else [header.index(c) for c in columns]
     if not missing:
         return places
     if len(wanted) == 1 and (name := next(iter(wanted))):
         size = math.prod(wanted[name].shape)
         if size == count:
             return {name: list(range(count))}
-    told = f"{missing[0]} ... {missing[-1]}" if len(missing) > 2 else ", ".join(missing)
+    names = f"{missing[0]} ... {missing[-1]}" if len(missing) > 2 else ", ".join(missing)
     found = f"{count} columns without names" if header is None else ", ".join(header[:8])
-    more = " ..." if header and len(header) > 8 else ""
+    ellipsis = " ..." if header and len(header) > 8 else ""
     raise DataError(
-        f"{path} lacks {told}, and has {found}{more}: {describe(wanted)} is wanted. Name the "
+        f"{path} lacks {names}, and has {found}{ellipsis}: {describe(wanted)} is wanted. Name the "
         f"columns so in the first line."
     )
 
 
 def _columns(name: str, shape: tuple[int, ...]) -> list[str]:
-    """What the columns of an array are called: NAME, or NAME.0, NAME.1 and so on, flat."""
+    """Return the names of the columns of an array: NAME, or NAME.0, NAME.1 and so on, flat."""
     return [f"{name}.{i}" for i in range(math.prod(shape))] if shape else [name]
 
 
@@ -198,7 +202,7 @@ def _number(text: str) -> int | float | None:
     return None
 
 
-def _stacked(path: Path, rows: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
+def _stack(path: Path, rows: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
     if not all(rows.values()):
         raise DataError(f"{path} has no rows: give at least one.")
     return {name: np.stack(arrays) for name, arrays in rows.items()}

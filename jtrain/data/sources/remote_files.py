@@ -14,13 +14,13 @@ _MANGLED = re.compile(r"[a-z][a-z0-9+]*:/[^/]")
 
 
 def fetch_files(address: str) -> list[Path]:
-    """Return copies of the objects that an address names, `s3://bucket/train/*.txt` say.
+    """Return copies of the objects that an address names, such as `s3://bucket/train/*.txt`.
 
-    They lie in the user's cache of data sets and are fetched again only where the object has
-    another version.
+    The copies are in the user's cache of data sets; an object is fetched again only if its version
+    has changed.
 
     Raises:
-        DataError: if there is none, or the store cannot be read.
+        DataError: if there is no such object, or the store cannot be read.
     """
     folder, _, rest = address.rpartition("/")
     while _PATTERN.search(folder):
@@ -28,8 +28,8 @@ def fetch_files(address: str) -> list[Path]:
         rest = f"{more}/{rest}"
     try:
         objects = ObjectStore(folder)
-        several = _PATTERN.search(rest)
-        names = objects.matches(rest) if several else [rest] * objects.exists(rest)
+        is_pattern = _PATTERN.search(rest)
+        names = objects.matches(rest) if is_pattern else [rest] * objects.exists(rest)
         if not names:
             found = ", ".join(list(objects.sizes())[:5])
             raise DataError(
@@ -42,17 +42,17 @@ def fetch_files(address: str) -> list[Path]:
 
 
 def fetch_folder(address: str) -> Path:
-    """Return a folder with copies of all objects below an address, as `fetch_files` keeps them.
+    """Return a folder with copies of all objects below an address, cached as by `fetch_files`.
 
     Raises:
-        DataError: as `fetch_files`.
+        DataError: see `fetch_files`.
     """
     try:
         objects = ObjectStore(address)
         names = list(objects.sizes())
         versions = "\n".join(f"{name} {objects.version(name)}" for name in names)
         if not names:
-            raise DataError(f"{address}: no object lies below it. Set path= to a folder with some.")
+            raise DataError(f"{address} has no objects below it. Set path= to a folder with some.")
         folder = _place(address, versions)
         for name in names:
             if ".." in name.split("/"):
@@ -64,11 +64,11 @@ def fetch_folder(address: str) -> Path:
 
 
 def refuse_mangled(path: str) -> None:
-    """Raise DataError for an address that was made a Path, which takes one of its slashes."""
+    """Raise DataError for an address that was turned into a Path, which removes a slash."""
     if _MANGLED.match(path) and not Path(path).exists():
         scheme, _, rest = path.partition(":/")
         raise DataError(
-            f"{path} was to be read, and a Path is no address of an object store. Give a text: "
+            f"{path} is a Path, which cannot be an address of an object store. Give a string: "
             f"'{scheme}://{rest}'"
         )
 
@@ -84,11 +84,11 @@ def _fetch_to(objects: ObjectStore, name: str, file: Path) -> Path:
     part = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         objects.fetch(name, part)
-        part.replace(file)  # whole, or not there at all
+        part.replace(file)  # the file is complete or does not exist
     except OSError as error:
         raise DataError(
-            f"{objects.address}/{name} was to be copied to {file}, and cannot be "
-            f"({error.strerror}). Make room there, or set XDG_CACHE_HOME to another disk."
+            f"{objects.address}/{name} cannot be copied to {file} ({error.strerror}). Make room "
+            f"there, or set XDG_CACHE_HOME to another disk."
         ) from None
     finally:
         part.unlink(missing_ok=True)

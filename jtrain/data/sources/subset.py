@@ -1,4 +1,4 @@
-"""Some rows of a source: to keep a part of it back."""
+"""Subsets of a source, and the split into training and validation rows."""
 
 import numpy as np
 
@@ -7,14 +7,14 @@ from jtrain.data.batches.shuffle import shuffled
 from jtrain.data.sources.source import Source
 from jtrain.errors import DataError
 
-SPLIT = 0x5EED  # the order that a share is drawn by: the same on every machine, in every run
+SPLIT = 0x5EED  # seed of the split: the same on every machine, in every run
 
 
 class Subset:
     """The rows of `source` at `indices` (int64, n), in that order; nothing is copied.
 
     Raises:
-        DataError: an index that is not a row's.
+        DataError: an index out of range.
     """
 
     def __init__(self, source: Source, indices: np.ndarray):
@@ -22,8 +22,8 @@ class Subset:
         wrong = (self.indices < 0) | (self.indices >= len(source))
         if wrong.any():
             raise DataError(
-                f"A subset was asked for row {self.indices[wrong][0]} of {len(source)}, counted "
-                f"from 0. Leave it out: indices[indices < {len(source)}]."
+                f"A subset was requested with row {self.indices[wrong][0]} of {len(source)}, "
+                f"counted from 0. Drop the row: indices[indices < {len(source)}]."
             )
 
     def __len__(self) -> int:
@@ -33,30 +33,30 @@ class Subset:
         return self.source[self.indices[indices]]
 
     def fingerprint(self) -> str:
-        """What the data is, in a line."""
+        """Return the fingerprint of the indices and of the source."""
         return f"{of_arrays(len(self), {'': self.indices})} of {fingerprint(self.source)}"
 
 
 def keep_back(source: Source, share: float) -> tuple[Subset, Subset]:
-    """All rows but a `share` of them, and that share: drawn without a seed, the same every time.
+    """Split the rows at random, by a fixed seed: all but a `share` of them, and that share.
 
-    A row is in one of the two. Both keep the order of the source.
+    Each row is in one of the two subsets, which keep the order of the source.
 
     Raises:
         DataError: if one of the two would be empty.
     """
     rows = len(source)
-    kept = round(rows * share)
-    if not 0 < kept < rows:
+    held_out = round(rows * share)
+    if not 0 < held_out < rows:
         raise DataError(
-            f"validation={share} of {rows} rows was to be kept back, which is "
-            f"{'none' if kept < 1 else 'all'} of them. "
-            + (f"Set validation={_between(rows)}." if rows > 1 else "Give at least 2 rows.")
+            f"validation={share} of {rows} rows would hold out "
+            f"{'none' if held_out < 1 else 'all'} of them. "
+            + (f"Set validation={_valid_share(rows)}." if rows > 1 else "Give at least 2 rows.")
         )
     places = shuffled(np.arange(rows, dtype=np.int64), rows, seed=SPLIT, epoch=0)
-    return Subset(source, np.sort(places[:-kept])), Subset(source, np.sort(places[-kept:]))
+    return Subset(source, np.sort(places[:-held_out])), Subset(source, np.sort(places[-held_out:]))
 
 
-def _between(rows: int) -> str:
-    """A share that leaves rows on both sides."""
+def _valid_share(rows: int) -> str:
+    """Return a share that leaves rows on both sides."""
     return "0.1" if rows >= 10 else "0.5"

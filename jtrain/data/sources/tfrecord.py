@@ -8,38 +8,38 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.data.sources.crc32c import crc32c
+from jtrain.data.sources.crc32c import byte_table, crc32c
 from jtrain.data.sources.files import found
 from jtrain.data.sources.records import Damaged, Records
 from jtrain.errors import DataError
 
 HEAD, TAIL = 12, 4  # a length and its checksum; the checksum of the data
-_POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8  # CRC-32C, bits reversed; what TFRecord adds to it
+_MASK = 0xA282EAD8  # added by TFRecord to each checksum
 
 
 class TFRecords(Records):
     """The records (bytes) of TFRecord files, one file after the other: `len`, and by index.
 
-    Grain can only stream these files. Here their lengths are walked through once when they are
-    opened (1.5 us a record where the file lies in memory, measured) and the data is mapped, so
-    that any record is read where it lies and a batch stays a function of the step:
+    Grain can only stream these files. This class reads the lengths of all records once when a file
+    is opened (1.5 us a record for a file in memory, measured) and maps the data, so that any record
+    can be read and a batch stays a function of the step:
 
     ```python
     rows = grain.MapDataset.source(TFRecords("train-*.tfrecord")).map(read_example)
     source = GrainRows(rows)
     ```
 
-    The checksum of every length is verified when a file is opened, so that what is cut off or
-    foreign is noticed at once; that of the data when a record is read (5 us a kB). Files packed by
-    gzip have no places to go to.
+    The checksum of every length is verified when a file is opened, so that a file that is cut off
+    or of another format is noticed at once; the checksum of the data is verified when a record is
+    read (5 us a kB). Files packed by gzip cannot be read by index.
 
     Args:
         paths: files, a pattern, or a list of them.
-        damaged: what becomes of a record whose data is not what was written; see `Records`.
+        damaged: handling of a record whose data was changed; see `Records`.
 
     Raises:
-        DataError: a file that is cut off, foreign or packed, by its name and byte; or no record.
-            When it is read, a record that is damaged.
+        DataError: a file that is cut off, of another format or packed, by its name and byte; or no
+            record. On access, a record that is damaged.
 
     Source of the format: https://www.tensorflow.org/tutorials/load_data/tfrecord.
     """
@@ -47,12 +47,12 @@ class TFRecords(Records):
     def __init__(self, paths: str | Path | Sequence[str | Path], *, damaged: Damaged = "stop"):
         self.paths = found(paths)
         self._files = [_mapped(path) for path in self.paths]
-        # Of each file, n 2: where the data begins, and its length.
-        self._places = [_walked(*file) for file in zip(self.paths, self._files, strict=True)]
+        # For each file, n 2: the start of each record's data, and its length.
+        self._places = [_index_records(*file) for file in zip(self.paths, self._files, strict=True)]
         super().__init__(paths, map(len, self._places), damaged)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the mappings, which another process makes anew."""
+        """Return the state without the mappings, which another process recreates."""
         return {name: value for name, value in vars(self).items() if name != "_files"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -62,12 +62,12 @@ class TFRecords(Records):
     def _read(self, file: int, within: int) -> bytes:
         begin, length = self._places[file][within].tolist()
         end = begin + length
-        data, said = self._files[file][begin:end], self._files[file][end : end + TAIL]
-        if _masked(crc32c(data)) != int.from_bytes(said, "little"):
+        data, checksum = self._files[file][begin:end], self._files[file][end : end + TAIL]
+        if _mask(crc32c(data)) != int.from_bytes(checksum, "little"):
             raise DataError(
-                f"{self.paths[file]}: record {within}, at byte {begin - HEAD}, has data whose "
-                f"checksum is another: it is damaged. Get the file again, or leave such records "
-                f"out: TFRecords(..., damaged='skip')."
+                f"{self.paths[file]}: record {within}, at byte {begin - HEAD}, has data with "
+                f"another checksum: it is damaged. Get the file again, or skip such records: "
+                f"TFRecords(..., damaged='skip')."
             )
         return data
 
@@ -78,11 +78,11 @@ def _mapped(path: Path) -> mmap.mmap | bytes:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
 
 
-def _walked(path: Path, data: mmap.mmap | bytes) -> np.ndarray:  # int64, n 2
-    """Where each record's data begins, and its length."""
+def _index_records(path: Path, data: mmap.mmap | bytes) -> np.ndarray:  # int64, n 2
+    """Return the start of each record's data, and its length."""
     if data[:2] == b"\x1f\x8b":
         raise DataError(
-            f"{path} is packed by gzip, at byte 0, and records are read where they lie. "
+            f"{path} is packed by gzip, at byte 0, and records are read in place. "
             f"Unpack it: gunzip -k {path}"
         )
     places, sums, at, end = list[tuple[int, int]](), list[int](), 0, len(data)
@@ -99,40 +99,29 @@ def _walked(path: Path, data: mmap.mmap | bytes) -> np.ndarray:  # int64, n 2
     if len(wrong):
         record = int(wrong[0])
         raise DataError(
-            f"{path} was to be a TFRecord file; record {record}, at byte "
-            f"{places[record][0] - HEAD}, begins with a length whose checksum is another. "
+            f"{path} should be a TFRecord file; record {record}, at byte "
+            f"{places[record][0] - HEAD}, begins with a length with another checksum. "
             f"It is damaged or another file: get it again."
         )
     if at != end:
         raise DataError(
-            f"{path} was to end with a whole record; its last, record {len(places) - (at > end)}, "
-            f"is cut off at byte {end}. Get it again, or cut it: truncate -s "
+            f"{path} should end with a complete record; record {len(places) - (at > end)}, the "
+            f"last, is cut off at byte {end}. Get it again, or cut it: truncate -s "
             f"{places[-1][0] - HEAD if at > end else at} {path}"
         )
     return found_at.astype(np.int64)
 
 
 def _masked_crc(lengths: np.ndarray) -> np.ndarray:  # uint64, n -> uint32, n
-    """The checksum that TFRecord writes of each length: CRC-32C, turned and shifted."""
+    """Return the checksum that TFRecord writes of each length: CRC-32C, rotated and masked."""
     crc = np.full(len(lengths), 0xFFFFFFFF, np.uint32)
     for column in np.ascontiguousarray(lengths.astype("<u8")).view(np.uint8).reshape(-1, 8).T:
-        crc = _TABLE[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
+        crc = byte_table()[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
     crc = ~crc
-    turned = (crc >> np.uint32(15)) | (crc << np.uint32(17))
-    return turned + np.uint32(_MASK)
+    rotated = (crc >> np.uint32(15)) | (crc << np.uint32(17))
+    return rotated + np.uint32(_MASK)
 
 
-def _masked(crc: int) -> int:
-    """The same of a checksum that is known."""
+def _mask(crc: int) -> int:
+    """Return TFRecord's mask of a checksum."""
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
-
-
-def _table() -> np.ndarray:  # uint32, 256
-    """The CRC-32C of each byte alone."""
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> np.uint32(1)) ^ np.uint32(_POLYNOMIAL), table >> 1)
-    return table.astype(np.uint32)
-
-
-_TABLE = _table()

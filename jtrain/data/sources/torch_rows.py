@@ -1,4 +1,4 @@
-"""Rows of a torch data set, and what a torch DataLoader says about them."""
+"""Rows of a torch data set, and the rows or batches of a torch DataLoader."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,13 +10,13 @@ from jtrain.errors import DataError
 
 
 class TorchRows:
-    """The rows of a map-style `torch.utils.data.Dataset`, put together by a `collate_fn`.
+    """The rows of a map-style `torch.utils.data.Dataset`, collated by a `collate_fn`.
 
-    A row is a mapping of arrays, a pair (then called x and y) or a single array (x).
+    A row is a mapping of arrays, a pair (called x and y) or a single array (x).
 
     Args:
-        dataset: with `len` and an item for each index.
-        collate: turns a list of items into a batch, as a DataLoader's does.
+        dataset: a data set with `len` and an item for each index.
+        collate: turns a list of items into a batch, like a DataLoader's `collate_fn`.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]):
@@ -30,16 +30,16 @@ class TorchRows:
 
 
 def from_loader(loader: Any) -> TorchRows | LoaderBatches:
-    """Return the rows that a DataLoader reads, or its batches where it can only be streamed.
+    """Return the rows that a DataLoader reads, or its batches if it can only be streamed.
 
-    What it shuffles is shuffled by jtrain, as a function of seed and step, so that a run goes on
-    where it was stopped.
+    In place of the DataLoader jtrain shuffles, as a function of seed and step, so that a stopped
+    run resumes exactly.
 
     Raises:
-        DataError: if it draws rows by a sampler of its own, or streams without batches of one size.
+        DataError: if the DataLoader has a custom sampler, or streams batches of different sizes.
     """
     if hasattr(loader.dataset, "__len__") and hasattr(loader.dataset, "__getitem__"):
-        _refuse_sampler(loader)
+        _check_sampler(loader)
         return TorchRows(loader.dataset, loader.collate_fn)
     if not (loader.batch_size and loader.drop_last):
         raise DataError(
@@ -50,10 +50,10 @@ def from_loader(loader: Any) -> TorchRows | LoaderBatches:
 
 
 def named_arrays(batch: Any) -> dict[str, np.ndarray]:
-    """Return a batch of tensors as arrays by name: its own, `x` and `y` of a pair, `x` of one.
+    """Return a batch of tensors as arrays by name: its own names, `x` and `y`, or `x`.
 
     Raises:
-        DataError: if it is neither.
+        DataError: if the batch is no mapping, pair or tensor.
     """
     if isinstance(batch, Mapping):
         return {str(name): np.asarray(array) for name, array in batch.items()}
@@ -63,18 +63,18 @@ def named_arrays(batch: Any) -> dict[str, np.ndarray]:
         return {"x": np.asarray(batch[0])}
     if hasattr(batch, "shape"):
         return {"x": np.asarray(batch)}
-    found = f"{len(batch)} things" if isinstance(batch, list | tuple) else type(batch).__name__
+    found = f"{len(batch)} items" if isinstance(batch, list | tuple) else type(batch).__name__
     raise DataError(
         f"an item of a torch data set is (x, y), one tensor, or a dict of tensors by name, and "
         f'this one has {found}. Return a dict from its __getitem__: {{"x": ..., "y": ...}}.'
     )
 
 
-def _refuse_sampler(loader: Any) -> None:
-    own = type(loader.sampler).__name__
-    if own not in {"RandomSampler", "SequentialSampler"}:
+def _check_sampler(loader: Any) -> None:
+    sampler = type(loader.sampler).__name__
+    if sampler not in {"RandomSampler", "SequentialSampler"}:
         raise DataError(
-            f"this DataLoader draws its rows by a {own}, and jtrain draws rows itself, each once "
-            f"an epoch. Give the data set alone, jt.fit(loss, params, loader.dataset), with a "
-            f"weight a row in the loss where rows count differently."
+            f"this DataLoader draws its rows by a {sampler}, and jtrain draws rows itself, each "
+            "once an epoch. Give the data set alone, jt.fit(loss, params, loader.dataset), with a "
+            "weight a row in the loss where rows count differently."
         )

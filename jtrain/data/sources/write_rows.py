@@ -1,4 +1,4 @@
-"""Rows into a file that others read: .npz, .npy, .csv or .jsonl."""
+"""Rows written to a file: .npz, .npy, .csv or .jsonl."""
 
 import csv
 import io
@@ -15,11 +15,7 @@ from jtrain.errors import DataError
 
 
 def check_kind(path: Path) -> None:
-    """Check that rows can be written to a file of this name.
-
-    Raises:
-        DataError: if not.
-    """
+    """Raise DataError unless rows can be written to a file of this name."""
     if path.suffix not in KINDS:
         raise DataError(
             f"{path} ends with {path.suffix or 'nothing'}, and rows are written to "
@@ -28,10 +24,10 @@ def check_kind(path: Path) -> None:
 
 
 def encode_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Return the content of a file of these arrays, n ... each, of the kind that its name says.
+    """Return the content of a file of these arrays, n ... each, in the format of its suffix.
 
     Raises:
-        DataError: if a .npy is to hold several.
+        DataError: if several arrays are given for a .npy.
     """
     check_kind(path)
     file = io.BytesIO()
@@ -41,7 +37,7 @@ def encode_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> bytes:
     if path.suffix == ".npy":
         if len(arrays) > 1:
             raise DataError(
-                f"{path} holds one array, and there are {', '.join(arrays)}: write "
+                f"{path} can hold one array, and the arrays are {', '.join(arrays)}: write "
                 f"{path.with_suffix('.npz')}"
             )
         np.save(file, next(iter(arrays.values())), allow_pickle=False)
@@ -50,7 +46,7 @@ def encode_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def _csv(arrays: Mapping[str, np.ndarray]) -> str:
-    """A column for each number of a row: NAME, or NAME.0, NAME.1 and so on, flat."""
+    """Return a table with a column for each number of a row: NAME, or NAME.0, NAME.1 and so on."""
     header, columns = [], []
     for name, array in arrays.items():
         flat = array.reshape(len(array), math.prod(array.shape[1:]))
@@ -60,23 +56,25 @@ def _csv(arrays: Mapping[str, np.ndarray]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     for row in zip(*columns, strict=True):
-        writer.writerow([str(value) for part in row for value in part])  # float32: as few digits
+        writer.writerow(
+            [str(value) for part in row for value in part]
+        )  # float32: the fewest digits
     return text.getvalue()
 
 
 def _jsonl(arrays: Mapping[str, np.ndarray]) -> str:
     count = len(next(iter(arrays.values())))
-    row = lambda i: {name: _plain(array[i]) for name, array in arrays.items()}
-    return "".join(json.dumps(row(i), allow_nan=False) + "\n" for i in range(count))
+    rows = ({name: _plain(array[i]) for name, array in arrays.items()} for i in range(count))
+    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
 
 
 def _plain(value: Any) -> Any:
-    """Lists of numbers; JSON has none that are not finite, "NaN" and "Infinity" stand for them."""
+    """Return lists of numbers, with "NaN" and "Infinity" in place of numbers that JSON lacks."""
     if isinstance(value, np.ndarray):
         return [_plain(each) for each in value]
     if value.dtype.kind != "f":
         return value.item()
-    number = float(str(value))  # as few digits as tell float32 apart
+    number = float(str(value))  # the fewest digits that identify a float32
     if math.isfinite(number):
         return number
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"

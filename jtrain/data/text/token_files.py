@@ -43,7 +43,7 @@ class TokenRange:
         return self.files.gather(starts + self.first, count)
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the tokens: their written checksums, and samples of the files."""
+        """Return the fingerprint of the tokens: their checksums, and samples of the files."""
         files = self.files
         checksums = [str(file["crc32"]) for file in files.header["shards"]]
         paths = [files.path / file["name"] for file in files.header["shards"]]
