@@ -231,7 +231,7 @@ def _missing_notes(directory: Path, steps: Sequence[int]) -> list[str]:
     from jtrain.train.run_dir import RunDir
 
     run_dir = RunDir(directory.parent)
-    status = run_dir.stands() if directory == run_dir.checkpoints else {}
+    status = run_dir.facts() if directory == run_dir.checkpoints else {}
     step = status.get("step", 0)
     if not step or step in steps or status.get("status") not in {"running", "stopped", "done"}:
         return []
@@ -257,11 +257,11 @@ def _find(run: str) -> tuple[Path, int | None]:
     except CheckpointError:
         for run_dir in map(RunDir, (Path(run), inspect.RUNS / run)):
             if run_dir.config.is_file():
-                status = run_dir.stands()
+                status = run_dir.facts()
                 known = {"status", "step"} <= status.keys()
                 at = f" ({status['status']} at step {status['step']})" if known else ""
                 raise CheckpointError(
-                    f"{run_dir.path} has no checkpoint{at}: {run_dir.again} resumes it"
+                    f"{run_dir.path} has no checkpoint{at}: {run_dir.resume_command} resumes it"
                 ) from None
         raise
 

@@ -33,11 +33,11 @@ def main(argv: Sequence[str]) -> int:
         patience=Patience.parse(args.patience),
         beats=verb == "run",
         faults=_faults(args.chaos, args.processes, verb),
-        typed=_typed(argv[:index]),
+        program=_without_chaos(argv[:index]),
     )
 
 
-def _typed(words: Sequence[str]) -> str:
+def _without_chaos(words: Sequence[str]) -> str:
     """Return the words before the verb without --chaos: a resumed run needs no faults."""
     words_to_keep, skip = [], False
     for word in words:

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     step = asked_step(args.step, "sample")
     with said_apart():
         step, text = complete(
-            resolved.config, path.parent, prompt, seed=seed, step=step, tell=complain
+            resolved.config, path.parent, prompt, seed=seed, step=step, log=complain
         )
     if not speaks():
         return 0

@@ -1,1 +1,1 @@
-"""Processes: how they meet, what they exchange, how they are watched and started."""
+"""Processes of a run: how they meet, exchange data, are watched and are started."""

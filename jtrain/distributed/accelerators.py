@@ -1,4 +1,4 @@
-"""GPUs and TPUs that the machine has and JAX does not use, and what to type about it."""
+"""Unused GPUs and TPUs of the machine, and the advice about them."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
-# Of chips by Google, vendor 0x1ae0: TPUs, and not the network cards of its virtual machines.
+# Chips by Google, vendor 0x1ae0: TPUs, not the network cards of its virtual machines.
 # Source: jax/_src/hardware_utils.py of jax 0.12.
 GOOGLE = "0x1ae0"
 TPU_DEVICES = {
@@ -20,10 +20,10 @@ TPU_DEVICES = {
     "0x0083": "tpu8i",
     "0x007c": "tpu8t",
 }
-# What Google Kubernetes Engine sets in a container that has TPUs. Where libtpu finds none it writes
-# a sentence into both.
+# Google Kubernetes Engine sets these in a container with TPUs. If libtpu finds none, it writes a
+# sentence into both.
 TPU_VARIABLES = {"TPU_ACCELERATOR_TYPE": r"\w+-\d+", "TPU_WORKER_HOSTNAMES": r"[\w.,:-]+"}
-# Where Windows' subsystem for Linux keeps NVIDIA's driver.
+# Windows' subsystem for Linux keeps NVIDIA's driver here.
 WSL_DRIVER = "usr/lib/wsl/lib/libcuda.so.1"
 CUDA_13_DRIVER = (
     580  # the first driver that runs CUDA 13: https://docs.jax.dev/en/latest/installation.html
@@ -48,14 +48,14 @@ def unused_accelerators(
     environ: Mapping[str, str] = os.environ,
     has_package: Callable[[str], bool] = installed,
 ) -> list[str]:
-    """Return a line for each kind of accelerator that is there and not used.
+    """Return a line for each kind of accelerator that is present and unused.
 
-    It looks at a few files, for about a millisecond, and starts nothing.
+    Reads a few files, for about a millisecond, and starts nothing.
 
     Args:
-        platforms: those that JAX computes on: cpu, gpu, tpu.
-        chosen: the platforms that a person chose, by JAX_PLATFORMS say; then there is no line.
-        root: of the file system.
+        platforms: the platforms that JAX computes on: cpu, gpu, tpu.
+        chosen: the platforms that a person chose, by JAX_PLATFORMS for example; then no line.
+        root: root of the file system.
     """
     if chosen or {"gpu", "tpu"} & set(platforms):
         return []
@@ -70,19 +70,19 @@ def unused_accelerators(
 
 
 def _line(platform: str, found: str, extra: str, has_package: Callable[[str], bool]) -> str:
-    there = f"This machine has {found}, and JAX computes on the CPU:"
+    prefix = f"This machine has {found}, and JAX computes on the CPU:"
     for package in PLUGINS[platform]:
         if has_package(package):
             name = "cuda" if platform == "gpu" else "tpu"
             return (
-                f"{there} {package} is installed and did not start. See why: "
+                f"{prefix} {package} is installed and did not start. See why: "
                 f'JAX_PLATFORMS={name} python3 -c "import jax; jax.devices()"'
             )
-    return f"{there} pip install 'jtrain[{extra}]'"
+    return f"{prefix} pip install 'jtrain[{extra}]'"
 
 
 def _nvidia(root: Path) -> str:
-    """Return NVIDIA's GPUs in words, by what their driver shows; empty without one."""
+    """Return NVIDIA's GPUs in words, according to their driver; empty without a GPU."""
     count = len(_matching(root / "dev", r"nvidia\d+")) or len(
         _matching(root / "proc/driver/nvidia/gpus", r".+")
     )
@@ -94,32 +94,32 @@ def _nvidia(root: Path) -> str:
 
 
 def _driver(root: Path) -> int:
-    """Return the version of NVIDIA's driver; 0 where it does not say."""
+    """Return the version of NVIDIA's driver; 0 if it is unknown."""
     text = _read(root / "proc/driver/nvidia/version")
-    said = re.search(r"\b(\d{3,})\.\d+", text)
-    return int(said[1]) if said else 0
+    version = re.search(r"\b(\d{3,})\.\d+", text)
+    return int(version[1]) if version else 0
 
 
 def _tpu(root: Path, environ: Mapping[str, str]) -> str:
     """Return a TPU in words; empty without one."""
     for kind in _google_chips(root):
         return f"a TPU {kind}".strip()
-    told = (re.fullmatch(form, environ.get(name, "")) for name, form in TPU_VARIABLES.items())
-    return "a TPU" if _matching(root / "dev", r"accel\d+") or any(told) else ""
+    matches = (re.fullmatch(form, environ.get(name, "")) for name, form in TPU_VARIABLES.items())
+    return "a TPU" if _matching(root / "dev", r"accel\d+") or any(matches) else ""
 
 
 def _google_chips(root: Path) -> Iterator[str]:
     """Yield the kind of each TPU on the PCI bus."""
     bus = root / "sys/bus/pci/devices"
-    for place in _matching(bus, r".+"):
-        if _read(bus / place / "vendor") == GOOGLE:
-            device = _read(bus / place / "device")
+    for name in _matching(bus, r".+"):
+        if _read(bus / name / "vendor") == GOOGLE:
+            device = _read(bus / name / "device")
             if device in TPU_DEVICES:
                 yield TPU_DEVICES[device]
 
 
 def _matching(folder: Path, pattern: str) -> list[str]:
-    """Return the names in a folder that match, in order; none where it cannot be read."""
+    """Return the sorted names in a folder that match; none if the folder cannot be read."""
     try:
         return sorted(name for name in os.listdir(folder) if re.fullmatch(pattern, name))
     except OSError:

@@ -1,4 +1,4 @@
-"""What all processes of a run have, known to each of them."""
+"""Exchange of JSON values between all processes of a run."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -12,31 +12,31 @@ from jtrain.errors import PeerError
 
 
 def merge_shards(state: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON in which the mappings `shares` of all processes are one; without them it is unchanged.
+    """Return JSON in which the mappings `shares` of all processes are merged.
 
-    Where there is one every process calls this at the same time.
+    Without `shares` the JSON is unchanged. With `shares` every process calls this at the same time.
     """
     if jax.process_count() == 1 or "shares" not in state:
         return dict(state)
-    every = [each["shares"] for each in all_gather(state)]
-    return {**state, "shares": {part: place for each in every for part, place in each.items()}}
+    states = [each["shares"] for each in all_gather(state)]
+    return {**state, "shares": {shard: place for each in states for shard, place in each.items()}}
 
 
 def broadcast_from_first(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What the first process makes, JSON, told to all; what it raises there ends it there.
+    """Return the JSON that the first process makes; an exception of `make` ends that process.
 
-    Where there is one every process calls this at the same time.
+    Every process calls this at the same time.
     """
     if jax.process_count() == 1:
         return make()
-    barrier()  # what it makes may take minutes, and the first meeting of all has 30 s
+    barrier()  # `make` may take minutes, and the first all-gather has a limit of 30 s
     return all_gather(make() if jax.process_index() == 0 else {})[0]
 
 
 def all_gather(value: Any) -> list[Any]:
-    """The value of each process, JSON, in their order.
+    """Return the JSON value of each process, in their order.
 
-    Where there is one every process calls this at the same time.
+    Every process calls this at the same time.
     """
     if jax.process_count() == 1:
         return [value]
@@ -46,32 +46,32 @@ def all_gather(value: Any) -> list[Any]:
     padded[: len(text)] = text
     texts = np.asarray(multihost_utils.process_allgather(padded))  # processes, bytes
     return [
-        json.loads(one[:size].tobytes())
-        for one, size in zip(texts, sizes.ravel().tolist(), strict=True)
+        json.loads(row[:size].tobytes())
+        for row, size in zip(texts, sizes.ravel().tolist(), strict=True)
     ]
 
 
 def barrier() -> None:
-    """Returns when every process is here."""
+    """Return once every process has called this."""
     all_gather(None)
 
 
 def check_equal(facts: Mapping[str, str], when: str) -> None:
-    """Makes sure that processes that know a fact by the same name know the same; all call this.
+    """Raise unless processes that know a fact of the same name agree on it; all call this.
 
     Raises:
-        PeerError: in all of them, with the first fact that they do not, and who says what.
+        PeerError: in all processes, with the first fact that differs, and its value in each.
     """
-    every = all_gather(dict(facts))
-    for name in dict.fromkeys(name for each in every for name in each):
-        said = {process: each[name] for process, each in enumerate(every) if name in each}
-        usual = max(said.values(), key=list(said.values()).count)
-        for process, other in said.items():
+    gathered = all_gather(dict(facts))
+    for name in dict.fromkeys(name for each in gathered for name in each):
+        values = {process: each[name] for process, each in enumerate(gathered) if name in each}
+        usual = max(values.values(), key=list(values.values()).count)
+        for process, other in values.items():
             if other != usual:
                 raise PeerError(
-                    f"{when} the processes of this run have come apart: {name} is {other} in "
+                    f"{when} the processes of this run have diverged: {name} is {other} in "
                     f"process {process}, and {usual} in "
-                    f"{sum(x == usual for x in said.values())} of {len(said)}. Nothing of it was "
-                    f"saved; run again to go on from the newest checkpoint, without the host of "
-                    f"process {process} if it is named again."
+                    f"{sum(x == usual for x in values.values())} of {len(values)}. Nothing of this "
+                    f"step was saved; run again to resume from the newest checkpoint, without the "
+                    f"host of process {process} if it is named again."
                 )

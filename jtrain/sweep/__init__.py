@@ -1,1 +1,1 @@
-"""Several runs of one config that differ in what was typed: a grid, or a search."""
+"""Sweeps: several runs of one config that differ in their settings, by a grid or a search."""

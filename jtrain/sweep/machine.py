@@ -1,4 +1,4 @@
-"""The machine cut into shares, one for each run that goes on at a time."""
+"""Shares of the machine, one for each concurrent run."""
 
 import contextlib
 import dataclasses
@@ -12,19 +12,19 @@ from jtrain.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class MachineShare:
-    """Cores, and GPUs where there are some, that no other share has."""
+    """Cores, and GPUs if there are any, that belong to no other share."""
 
     cores: frozenset[int]
-    """Empty where the system pins no process to cores."""
+    """Empty where the system cannot pin a process to cores."""
     gpus: Sequence[str] = ()
 
     def environment(self) -> Mapping[str, str]:
-        """What a process is to be told; the flags of XLA stay as they are."""
+        """Return the environment of a process of this share; XLA's flags are unchanged."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Within, this thread runs on these cores, and so does what it starts for good."""
+    def pinned(self) -> Iterator[None]:
+        """Pin this thread to the share's cores in a `with` block; its children stay pinned."""
         if not self.cores:
             yield
             return
@@ -41,19 +41,19 @@ class MachineShare:
 
 
 def shares(jobs: int) -> list[MachineShare]:
-    """The machine cut into `jobs` shares, of the cores and GPUs that this process may use.
+    """Split the cores and GPUs that this process may use into `jobs` shares.
 
     Raises:
         ConfigError: if there are fewer cores or GPUs than jobs.
     """
     if jobs < 1:
-        raise ConfigError(f"--jobs {jobs}: at least one run goes on at a time; write --jobs 1")
+        raise ConfigError(f"--jobs {jobs}: at least one run at a time is needed; write --jobs 1")
     cores, gpus = _cores(), _gpus()
-    for what, there in (("cores", cores), ("GPUs", gpus)):
-        if there and len(there) < jobs:
+    for kind, available in (("cores", cores), ("GPUs", gpus)):
+        if available and len(available) < jobs:
             raise ConfigError(
-                f"--jobs {jobs}, and there are {len(there)} {what} to share out: no two runs have "
-                f"the same. Write --jobs {len(there)}."
+                f"--jobs {jobs}, and there are only {len(available)} {kind}: runs do not share "
+                f"them. Write --jobs {len(available)}."
             )
     return [
         MachineShare(frozenset(_part(cores, i, jobs)), tuple(_part(gpus, i, jobs)))
@@ -61,9 +61,9 @@ def shares(jobs: int) -> list[MachineShare]:
     ]
 
 
-def _part(things: Sequence, index: int, count: int) -> Sequence:
-    """The index-th of `count` neighbouring parts."""
-    return things[index * len(things) // count : (index + 1) * len(things) // count]
+def _part(items: Sequence, index: int, count: int) -> Sequence:
+    """Return the index-th of `count` contiguous parts."""
+    return items[index * len(items) // count : (index + 1) * len(items) // count]
 
 
 def _cores() -> list[int]:
@@ -73,7 +73,7 @@ def _cores() -> list[int]:
 
 
 def _gpus() -> list[str]:
-    """Those that JAX would take; asked of the driver, for JAX would keep their memory."""
+    """Return the GPUs that JAX would use, by the driver: JAX would reserve their memory."""
     if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return []
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -83,7 +83,7 @@ def _gpus() -> list[str]:
         return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu.strip()]
     command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
-        got = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return got.stdout.split() if got.returncode == 0 else []
+    return result.stdout.split() if result.returncode == 0 else []

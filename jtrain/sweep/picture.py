@@ -1,4 +1,4 @@
-"""A sweep as a picture: the numbers of each setting, and their curves."""
+"""Picture of a sweep: the values of each setting, and their curves."""
 
 import html
 import math
@@ -9,18 +9,18 @@ from jtrain.sweep.results import SeedGroup
 from jtrain.train.hooks.curve import Number, Point
 
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
-MOST = 40  # settings that are drawn
+MOST = 40  # settings at most in a picture
 LINE, LEFT, WIDE, TALL = 22, 20, 420, 260  # pixels
 
 
 def svg(
     title: str, metric: str, groups: Sequence[SeedGroup], curves: Mapping[str, list[Point]]
 ) -> str:
-    """A picture for a browser: a dot a seed and a bar at the mean, the best on top; then curves.
+    """Draw a dot per seed and a bar at the mean, the best setting on top; curves below.
 
     Args:
-        groups: the best first; more than 40 are left out.
-        curves: (step, value) of some of them, by name.
+        groups: the best first; at most 40 are drawn.
+        curves: (step, value) of some groups, by name.
     """
     shown = [group for group in groups if math.isfinite(group.mean)][:MOST]
     names = [group.name for group in shown]
@@ -47,8 +47,8 @@ def _dots(shown: Sequence[SeedGroup], margin: int) -> list[str]:
         return []
     across = _scale(min(values), max(values), margin, margin + WIDE)
     drawn = []
-    for place, group in enumerate(shown):
-        y, colour = 70 + LINE * place, COLOURS[place % len(COLOURS)]
+    for index, group in enumerate(shown):
+        y, colour = 70 + LINE * index, COLOURS[index % len(COLOURS)]
         drawn.append(_text(LEFT, y + 4, group.name))
         drawn.append(_line(margin, y, margin + WIDE, y, "#d0d7de"))
         x = across(group.mean)
@@ -77,8 +77,8 @@ def _curves(curves: Mapping[str, list[Point]], top: int, left: int) -> list[str]
         _text(across(first), top + TALL + 18, f"{first:.0f}", anchor="middle"),
         _text(across(last), top + TALL + 18, f"step {last:.0f}", anchor="middle"),
     ]
-    for place, (name, points) in enumerate(curves.items()):
-        colour, y = COLOURS[place % len(COLOURS)], top + TALL + 44 + LINE * place
+    for index, (name, points) in enumerate(curves.items()):
+        colour, y = COLOURS[index % len(COLOURS)], top + TALL + 44 + LINE * index
         line = " ".join(f"{across(x):.1f},{up(v):.1f}" for x, v in points if math.isfinite(v))
         drawn.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         drawn.append(_line(left, y - 4, left + 20, y - 4, colour))
@@ -87,11 +87,15 @@ def _curves(curves: Mapping[str, list[Point]], top: int, left: int) -> list[str]
 
 
 def _scale(low: Number, high: Number, to_low: Number, to_high: Number):
-    """Pixels of a value, a little inside of the ends."""
+    """Return a function from a value to pixels, with a margin at both ends."""
     span, inside = (high - low) or 1.0, 0.04 * (to_high - to_low)
     middle = 0.5 if high == low else 0.0
-    share = lambda x: (x - low) / span + middle
-    return lambda x: to_low + inside + share(x) * (to_high - to_low - 2 * inside)
+    length = to_high - to_low - 2 * inside
+
+    def scale(x: Number) -> Number:
+        return to_low + inside + ((x - low) / span + middle) * length
+
+    return scale
 
 
 def _text(x: Number, y: Number, words: str, *, weight: str = "", anchor: str = "") -> str:

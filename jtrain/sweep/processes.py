@@ -1,4 +1,4 @@
-"""Runs members side by side, each in a process with a share of the machine to itself."""
+"""Processes of a sweep: members run side by side, each on its own share of the machine."""
 
 import contextlib
 import dataclasses
@@ -20,18 +20,18 @@ from jtrain.sweep.machine import MachineShare
 from jtrain.sweep.members import SweepMember
 
 _POLL = 0.1  # seconds
-MOST = 1 << 24  # bytes of what a member said that are read
+MOST = 1 << 24  # bytes of a member's output that are read
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberExit:
-    """How a member ended."""
+    """End of a member."""
 
     member: SweepMember
     code: int
     seconds: float
     message: str = ""
-    """What it said when it failed."""
+    """Its error message, if it failed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +39,16 @@ class _Running:
     member: SweepMember
     share: MachineShare
     process: subprocess.Popen
-    begun: float
+    started: float
 
 
 class MemberPool:
-    """Starts members in the order they come, one on each share, until none is left.
+    """Pool that runs members in order, one on each share.
 
     Args:
-        config: the file that all of them are run from.
-        shares: of the machine.
-        lock: what `only_one` gives; members hold it too.
+        config: the config file of all members.
+        shares: shares of the machine.
+        lock: the files of `only_one`; members hold the lock too.
     """
 
     def __init__(self, config: Path, shares: Sequence[MachineShare], lock: Sequence[int]):
@@ -61,37 +61,37 @@ class MemberPool:
         stopped: Callable[[], bool],
         begins: Callable[[SweepMember], None],
     ) -> Iterator[MemberExit]:
-        """Each member when it has ended; once `stopped` says so, all are ended and none begins.
+        """Yield the end of each member; once `stopped` returns True, end all and start no more.
 
-        However this generator is left, no process stays.
+        No process is left, however the generator exits.
         """
-        told = False
+        interrupted = False
         try:
             while True:
-                if stopped() and not told:
-                    told = True
-                    for one in self._running:
-                        one.process.send_signal(signal.SIGINT)  # it keeps its state and says 75
+                if stopped() and not interrupted:
+                    interrupted = True
+                    for running in self._running:
+                        running.process.send_signal(signal.SIGINT)  # it saves, and exits with 75
                 while self._free and not stopped() and (member := next(members, None)):
                     begins(member)
                     self._running.append(self._start(member, self._free.pop(0)))
                 if not self._running:
                     return
-                for one in [x for x in self._running if x.process.poll() is not None]:
-                    self._running.remove(one)
-                    self._free.append(one.share)
-                    yield _end(one)
+                for running in [x for x in self._running if x.process.poll() is not None]:
+                    self._running.remove(running)
+                    self._free.append(running.share)
+                    yield _exit(running)
                 time.sleep(_POLL)
         finally:
-            for one in self._running:
-                one.process.kill()
-                one.process.wait()
+            for running in self._running:
+                running.process.kill()
+                running.process.wait()
 
     def _start(self, member: SweepMember, share: MachineShare) -> _Running:
-        place = member.directory.path
+        directory = member.directory.path
         with (
-            _written(place / "output.txt", "ab") as output,
-            _written(place / "errors.txt", "wb") as errors,
+            _open_output(directory / "output.txt", "ab") as output,
+            _open_output(directory / "errors.txt", "wb") as errors,
             share.held(),
         ):
             process = subprocess.Popen(
@@ -100,23 +100,23 @@ class MemberPool:
                 stdout=output,
                 stderr=errors,
                 env={**os.environ, **share.environment()},
-                start_new_session=True,  # Ctrl-C reaches it through us, once
+                start_new_session=True,  # Ctrl-C reaches it once, through the sweep
                 pass_fds=self._lock,
             )
         return _Running(member, share, process, time.monotonic())
 
 
 def command_of(config: Path, member: SweepMember) -> list[str]:
-    """What is run for a member: `jtrain run`, by this Python."""
+    """Return the command of a member: `jtrain run`, by this Python."""
     return [sys.executable, "-m", "jtrain", "run", str(config), *member.settings]
 
 
 @contextlib.contextmanager
 def only_one(name: str) -> Iterator[Sequence[int]]:
-    """Holds the sweep of this name, so that no run of it is trained twice at a time.
+    """Lock the sweep of this name, so that two processes never train the same run.
 
-    The lock is held by the members too: one whose sweep was killed keeps it until it ends. It is on
-    the directory and on a file in it: nobody who removes the file lets another in.
+    The members hold the lock too: after a kill of the sweep a member keeps it until it ends. The
+    lock is on the directory and on a file in it, so that removing the file does not release it.
 
     Raises:
         ConfigError: if the sweep, or a member of it, is running.
@@ -126,27 +126,27 @@ def only_one(name: str) -> Iterator[Sequence[int]]:
     with path.open("w") as lock, contextlib.closing(HeldFolder(path.parent)) as folder:
         try:
             for file in (lock.fileno(), folder.fileno()):
-                _take(file)
+                _lock(file)
         except BlockingIOError:
             raise ConfigError(
-                f"a sweep of runs/{name} is running, or members of one that was killed still are. "
-                f"Wait for it, or end it; or give this one a name of its own: name={name}-2"
+                f"a sweep of runs/{name} is running, or members of a killed sweep still are. "
+                f"Wait for it, or end it; or choose another name: name={name}-2"
             ) from None
         yield lock.fileno(), folder.fileno()
 
 
-def _take(file: int) -> None:
-    """Locks an open file, where the file system can; raises BlockingIOError if another has it."""
+def _lock(file: int) -> None:
+    """Lock an open file if the file system can; raise BlockingIOError if another holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
-    except OSError:  # NFS locks no directories, and others lock nothing
+    except OSError:  # NFS cannot lock directories, and some file systems lock nothing
         pass
 
 
-def _written(path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
-    """A file for the words of a member.
+def _open_output(path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
+    """Open a file for the output of a member.
 
     Raises:
         ConfigError: if it cannot be written.
@@ -156,16 +156,16 @@ def _written(path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
         return open_regular(path, mode)
     except OSError as error:
         raise ConfigError(
-            f"{path} is to take the words of a run, and cannot be written ({error.strerror}). "
+            f"{path} receives the output of a run, and cannot be written ({error.strerror}). "
             f"{disk_advice(error, path).words}."
         ) from None
 
 
-def _end(one: _Running) -> MemberExit:
-    code, seconds = one.process.returncode, time.monotonic() - one.begun
+def _exit(running: _Running) -> MemberExit:
+    code, seconds = running.process.returncode, time.monotonic() - running.started
     if code in {DONE, STOPPED}:
-        return MemberExit(one.member, code, seconds)
-    return MemberExit(one.member, code, seconds, _message(one.member, code))
+        return MemberExit(running.member, code, seconds)
+    return MemberExit(running.member, code, seconds, _message(running.member, code))
 
 
 def _read(path: Path) -> str:
@@ -176,12 +176,12 @@ def _read(path: Path) -> str:
 
 
 def _message(member: SweepMember, code: int) -> str:
-    """Why it failed, in its own words."""
-    stands = member.directory.stands()
-    if stands.get("status") == "failed" and code == FAULT:
-        return stands.get("why", "")
+    """Return the reason of a failure, in the member's own words."""
+    status = member.directory.facts()
+    if status.get("status") == "failed" and code == FAULT:
+        return status.get("why", "")
     errors = _read(member.directory.path / "errors.txt")
     if code < 0:
         name = signal.Signals(-code).name
-        return f"ended by {name}" + (", which is what a full memory does" if code == -9 else "")
+        return f"ended by {name}" + (", probably because memory was full" if code == -9 else "")
     return errors if code == 2 else errors.splitlines()[-1] if errors else f"exit code {code}"

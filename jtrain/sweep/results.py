@@ -1,4 +1,4 @@
-"""What a sweep came to: each member's number, and of each setting the mean over its seeds."""
+"""Results of a sweep: the value of each member, and the mean over seeds of each setting."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ SEED = "seed"
 
 @dataclasses.dataclass(frozen=True)
 class MemberScore:
-    """A member, how it stands, and its number at the last step at which it was measured."""
+    """A member, its status, and its metric at the last evaluation."""
 
     member: SweepMember
     status: str
@@ -30,21 +30,21 @@ class MemberScore:
 
 @dataclasses.dataclass(frozen=True)
 class SeedGroup:
-    """The members that differ in their seed alone."""
+    """The members that differ only in their seed."""
 
     point: Mapping[str, str]
     """Their values by key, without the seed."""
     values: Mapping[str, float]
-    """By seed."""
+    """The metric by seed."""
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """The mean over the seeds."""
         return statistics.fmean(self.values.values())
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation over the seeds (n - 1); None for one seed."""
+        """The standard deviation over the seeds (n - 1); None for each seed."""
         return statistics.stdev(self.values.values()) if len(self.values) > 1 else None
 
     @property
@@ -54,61 +54,59 @@ class SeedGroup:
 
 
 def score(member: SweepMember, goal: BestMetric, message: str = "") -> MemberScore:
-    """How a member stands, by what it has written.
+    """Return the score of a member, from its files.
 
     Raises:
-        ConfigError: if it was measured and has no such metric.
+        ConfigError: if it was evaluated and has no such metric.
     """
     curve = points(member, goal)
     step, value = curve[-1] if curve else (0, None)
-    stands = member.directory.stands()
-    status, why = stands.get("status", ""), stands.get("why", "")
-    return MemberScore(
-        member,
-        status,
-        value,
-        int(step),
-        message or (why if status in {"failed", "crashed"} else ""),
-    )
+    status = member.directory.facts()
+    state, why = status.get("status", ""), status.get("why", "")
+    reason = message or (why if state in {"failed", "crashed"} else "")
+    return MemberScore(member, state, value, int(step), reason)
 
 
 def points(member: SweepMember, goal: BestMetric) -> list[Point]:
-    """The number of a member at each step at which it was measured.
+    """Return the metric of a member at each evaluated step.
 
-    `loss` is of the first evaluation set, `NAME/loss` of another one; where an experiment has no
-    set, that of training.
+    `loss` is that of the first evaluation set, `NAME/loss` that of another set; without an
+    evaluation set it is the training loss.
 
     Raises:
-        ConfigError: if it was measured and has no such metric.
+        ConfigError: if it was evaluated and has no such metric.
     """
     directory = member.directory
-    sets = list(directory.stands().get("sets", ["valid"])) or [""]
-    where, _, metric = goal.name.rpartition("/")
-    rows = results(directory.metrics, where or sets[0])
+    sets = list(directory.facts().get("sets", ["valid"])) or [""]
+    set_name, _, metric = goal.name.rpartition("/")
+    rows = results(directory.metrics, set_name or sets[0])
     names = {name for row in rows.values() for name in row}
     if rows and metric not in names:
         raise ConfigError(
-            f"--metric {goal.name}: {member.name} gives {', '.join(sorted(names - {'rows'}))}"
+            f"--metric {goal.name}: {member.name} has {', '.join(sorted(names - {'rows'}))}"
             f"{did_you_mean(metric, names)}"
         )
     return [(step, row[metric]) for step, row in rows.items() if metric in row]
 
 
 def groups(scores: Sequence[MemberScore], goal: BestMetric) -> list[SeedGroup]:
-    """The settings of which a member is done, the best first; a NaN is the worst."""
+    """Return the settings with a finished member, the best first; NaN is the worst."""
     found: dict[tuple, dict[str, float]] = {}
-    for one in scores:
-        if one.status == "done" and one.value is not None:
-            point = {k: v for k, v in one.member.point.items() if k != SEED}
-            seed = one.member.point.get(SEED, "")
-            found.setdefault(tuple(point.items()), {})[seed] = one.value
+    for each in scores:
+        if each.status == "done" and each.value is not None:
+            point = {k: v for k, v in each.member.point.items() if k != SEED}
+            seed = each.member.point.get(SEED, "")
+            found.setdefault(tuple(point.items()), {})[seed] = each.value
     sign = 1 if goal.end == "lowest" else -1
-    worst = lambda group: math.inf if math.isnan(group.mean) else sign * group.mean
-    return sorted((SeedGroup(dict(key), values) for key, values in found.items()), key=worst)
+
+    def rank(group: SeedGroup) -> float:
+        return math.inf if math.isnan(group.mean) else sign * group.mean
+
+    return sorted((SeedGroup(dict(key), values) for key, values in found.items()), key=rank)
 
 
 def table(scores: Sequence[MemberScore], goal: BestMetric) -> list[str]:
-    """Lines for a person: settings, the best first; then what is not done, and why."""
+    """Format the settings, the best first; then the unfinished members, with the reasons."""
     lines, best = [], groups(scores, goal)
     if best:
         keys = list(best[0].point)
@@ -119,16 +117,17 @@ def table(scores: Sequence[MemberScore], goal: BestMetric) -> list[str]:
         lines += ["  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)) for r in rows]
         note = f"{goal.name} at the last evaluation, {goal.end} first"
         lines.append(note + ("; mean and standard deviation over the seeds" if seeded else ""))
-    for one in scores:
-        if one.status != "done":
-            first, *rest = (one.message or "not begun" * (one.status == "")).splitlines() or [""]
-            lines.append(f"{one.status or '-':8} {one.member.label}  {first}".rstrip())
+    for each in scores:
+        if each.status != "done":
+            message = each.message or "not started" * (each.status == "")
+            first, *rest = message.splitlines() or [""]
+            lines.append(f"{each.status or '-':8} {each.member.label}  {first}".rstrip())
             lines += [f"         {line}" for line in rest]
     return [line.rstrip() for line in lines]
 
 
 def as_json(name: str, scores: Sequence[MemberScore], goal: BestMetric) -> dict[str, Any]:
-    """The same as plain values."""
+    """Return the results as plain values."""
     ranked = groups(scores, goal)
     return {
         "name": name,
@@ -153,12 +152,12 @@ def as_json(name: str, scores: Sequence[MemberScore], goal: BestMetric) -> dict[
 
 
 def mean_curve(scores: Sequence[MemberScore], group: SeedGroup, goal: BestMetric) -> list[Point]:
-    """The mean over the seeds at each step at which all of them were measured."""
+    """Return the mean over the seeds at each step at which all seeds were evaluated."""
     curves = []
-    for one in scores:
-        point = {k: v for k, v in one.member.point.items() if k != SEED}
-        if point == group.point and one.status == "done":
-            curves.append(dict(points(one.member, goal)))
+    for each in scores:
+        point = {k: v for k, v in each.member.point.items() if k != SEED}
+        if point == group.point and each.status == "done":
+            curves.append(dict(points(each.member, goal)))
     shared = sorted(set.intersection(*map(set, curves))) if curves else []
     return [(step, statistics.fmean(curve[step] for curve in curves)) for step in shared]
 

@@ -1,4 +1,4 @@
-"""A search by Optuna: ranges in the place of lists, and trials that learn from those before."""
+"""Search by Optuna: ranges instead of lists, and trials that learn from earlier ones."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ WHOLE = re.compile(r"[-+]?\d+")
 
 @dataclasses.dataclass(frozen=True)
 class SearchRange:
-    """A range that is searched, both ends among it."""
+    """A search range, both ends included."""
 
     low: float
     high: float
@@ -33,41 +33,41 @@ Space: TypeAlias = Mapping[str, SearchRange | Sequence[str]]
 
 
 def space(settings: Sequence[str]) -> tuple[Space, list[str]]:
-    """What is searched by key, and the settings that every trial has.
+    """Parse the settings into the search space by key, and the fixed settings.
 
-    `KEY=LOW..HIGH` is searched evenly (over whole numbers where both ends are whole),
-    `KEY=LOW..HIGH:log` by its logarithm, `KEY=A,B,C` is a choice.
+    `KEY=LOW..HIGH` is uniform (over whole numbers if both ends are whole), `KEY=LOW..HIGH:log` is
+    log-uniform, `KEY=A,B,C` is a choice.
 
     Raises:
-        ConfigError: for a key that is said twice, a range that is empty or, on a log scale, not
-            above 0; or if nothing is searched.
+        ConfigError: if a key is repeated, a range is empty or, on a log scale, not above 0; or if
+            no key is searched.
     """
     found: dict[str, SearchRange | Sequence[str]] = {}
     fixed: list[str] = []
     for setting in settings:
         key, _, text = setting.partition("=")
         if key in found or any(other.partition("=")[0] == key for other in fixed):
-            raise ConfigError(f"{key} is said twice; write {key}=LOW..HIGH or {key}=FIRST,SECOND")
-        written = parts(text)
+            raise ConfigError(f"{key} is given twice; write {key}=LOW..HIGH or {key}=FIRST,SECOND")
+        choices = parts(text)
         if ends := RANGE.fullmatch(text):
-            found[key] = _between(setting, *ends.groups())
-        elif len(written) > 1:
-            if "" in written or len(set(written)) < len(written):
-                raise ConfigError(f"{setting}: a value is missing or said twice; say each once")
-            found[key] = written
+            found[key] = _parse_range(setting, *ends.groups())
+        elif len(choices) > 1:
+            if "" in choices or len(set(choices)) < len(choices):
+                raise ConfigError(f"{setting}: a value is missing or repeated; give each once")
+            found[key] = choices
         else:
             fixed.append(setting)
     if not found:
         raise ConfigError(
-            "nothing is searched; write a range, such as optimizer.lr=1e-5..1e-2:log, or a choice, "
+            "no key is searched; write a range, such as optimizer.lr=1e-5..1e-2:log, or a choice, "
             "such as optimizer.kind=adamw,lion"
         )
     return found, fixed
 
 
 def corners(space: Space) -> Iterator[dict[str, str]]:
-    """Points that say each end and each choice, to be checked before a trial begins."""
-    sides = {k: _spelled_ends(s) if isinstance(s, SearchRange) else s for k, s in space.items()}
+    """Yield points that cover each end and each choice, for validation before the first trial."""
+    sides = {k: _format_ends(s) if isinstance(s, SearchRange) else s for k, s in space.items()}
     first = {key: values[0] for key, values in sides.items()}
     for key, values in sides.items():
         for value in values:
@@ -75,10 +75,10 @@ def corners(space: Space) -> Iterator[dict[str, str]]:
 
 
 class Search:
-    """The trials of a study, kept in a directory so that another call goes on with it.
+    """Trials of a study, stored in a directory so that another call resumes it.
 
     Raises:
-        ConfigError: if Optuna is not installed, or the study there searches something else.
+        ConfigError: if Optuna is not installed, or the stored study has another search space.
     """
 
     def __init__(self, directory: Path, space: Space, goal: BestMetric, *, seed: int):
@@ -90,7 +90,7 @@ class Search:
             journal.JournalFileBackend(str(directory / "optuna.log"))
         )
         self._states = optuna.trial.TrialState
-        self._distributions = {key: _distribution(optuna, what) for key, what in space.items()}
+        self._distributions = {key: _distribution(optuna, axis) for key, axis in space.items()}
         self._space = space
         self._study = optuna.create_study(
             study_name=directory.name,
@@ -103,24 +103,24 @@ class Search:
             if trial.distributions != self._distributions:
                 raise ConfigError(
                     f"{directory} holds a search over {', '.join(trial.distributions)} in other "
-                    f"ranges. Give this one a name of its own: name={directory.name}-2"
+                    f"ranges. Choose another name: name={directory.name}-2"
                 )
 
     def members(self, trials: int, fixed: Sequence[str]) -> Iterator[SweepMember]:
-        """Runs until there are `trials` of them: first those that did not end, then new ones."""
+        """Yield runs until there are `trials`: first the unfinished ones, then new ones."""
         for trial in self._study.trials:
             if trial.state == self._states.RUNNING:
                 yield self._member(trial.number, trial.params, fixed)
         while len(self._study.trials) < trials:
-            asked = self._study.ask(self._distributions)
-            yield self._member(asked.number, asked.params, fixed)
+            trial = self._study.ask(self._distributions)
+            yield self._member(trial.number, trial.params, fixed)
 
     def all(self, fixed: Sequence[str]) -> list[SweepMember]:
-        """Every trial so far as the run that it is."""
+        """Return the run of every trial so far."""
         return [self._member(t.number, t.params, fixed) for t in self._study.trials]
 
     def tell(self, member: SweepMember, value: float | None) -> None:
-        """Notes what a trial came to; None: it failed."""
+        """Record the result of a trial; None: it failed."""
         number = int(member.label.removeprefix("trial-"))
         if self._study.trials[number].state == self._states.RUNNING:
             failed = self._states.FAIL if value is None else None
@@ -128,11 +128,11 @@ class Search:
                 self._study.tell(number, value, state=failed)
 
     def _member(self, number: int, params: Mapping[str, Any], fixed: Sequence[str]) -> SweepMember:
-        point = {key: _spelled(params[key]) for key in self._space}
+        point = {key: _format(params[key]) for key in self._space}
         return member(self._study.study_name, f"trial-{number:04}", point, fixed)
 
 
-def _between(setting: str, low: str, high: str, log: str | None) -> SearchRange:
+def _parse_range(setting: str, low: str, high: str, log: str | None) -> SearchRange:
     found = SearchRange(
         low=float(low),
         high=float(high),
@@ -140,33 +140,35 @@ def _between(setting: str, low: str, high: str, log: str | None) -> SearchRange:
         whole=bool(WHOLE.fullmatch(low) and WHOLE.fullmatch(high)),
     )
     if found.low >= found.high:
-        raise ConfigError(f"{setting}: {low}..{high} is no range; write {high}..{low}")
+        raise ConfigError(f"{setting}: {low}..{high} is empty; write {high}..{low}")
     if found.log and found.low <= 0:
-        raise ConfigError(f"{setting}: a log scale begins above 0; take :log off, or raise {low}")
+        raise ConfigError(
+            f"{setting}: a log scale needs a range above 0; drop :log, or raise {low}"
+        )
     return found
 
 
-def _spelled_ends(between: SearchRange) -> list[str]:
-    kind = int if between.whole else float
-    return [_spelled(kind(between.low)), _spelled(kind(between.high))]
+def _format_ends(range_: SearchRange) -> list[str]:
+    kind = int if range_.whole else float
+    return [_format(kind(range_.low)), _format(kind(range_.high))]
 
 
-def _spelled(value: Any) -> str:
-    """A value as one types it; all digits, so that a trial that goes on has the same."""
+def _format(value: Any) -> str:
+    """Return a value as it is typed, with all digits: a resumed trial has the same value."""
     return value if isinstance(value, str) else repr(value)
 
 
-def _distribution(optuna: Any, what: SearchRange | Sequence[str]) -> Any:
+def _distribution(optuna: Any, axis: SearchRange | Sequence[str]) -> Any:
     kinds = optuna.distributions
-    if not isinstance(what, SearchRange):
-        return kinds.CategoricalDistribution(tuple(what))
-    if what.whole:
-        return kinds.IntDistribution(int(what.low), int(what.high), log=what.log)
-    return kinds.FloatDistribution(what.low, what.high, log=what.log)
+    if not isinstance(axis, SearchRange):
+        return kinds.CategoricalDistribution(tuple(axis))
+    if axis.whole:
+        return kinds.IntDistribution(int(axis.low), int(axis.high), log=axis.log)
+    return kinds.FloatDistribution(axis.low, axis.high, log=axis.log)
 
 
 def _sampler(optuna: Any, seed: int) -> Any:
-    with warnings.catch_warnings():  # that of trials beside one another is called experimental
+    with warnings.catch_warnings():  # Optuna calls the sampling of concurrent trials experimental
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 

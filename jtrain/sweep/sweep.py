@@ -1,4 +1,4 @@
-"""A sweep from its first member to its last, and what is left of it in runs/NAME."""
+"""Sweep from its first member to its last, and its results in runs/NAME."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -18,18 +18,18 @@ from jtrain.sweep.results import MemberScore, groups, mean_curve, score
 from jtrain.sweep.search import Search, corners, space
 from jtrain.train.hooks.signals import Signals
 
-CURVES = 4  # that are drawn
+CURVES = 4  # curves in the picture
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepResult:
-    """What a sweep came to."""
+    """Result of a sweep."""
 
     name: str
     goal: BestMetric
     scores: Sequence[MemberScore]
     stopped: str
-    """What stopped it before its end; empty if nothing did."""
+    """The reason of an early stop; empty if the sweep is complete."""
     picture: Path | None
 
 
@@ -43,63 +43,67 @@ def sweep(
     trials: int = 0,
     tell: Callable[[str], None],
 ) -> SweepResult:
-    """Runs each member that is not done, `jobs` of them at a time.
+    """Run each unfinished member, `jobs` of them at a time.
 
     Args:
-        config: the file that all of them are run from.
-        settings: what was typed after it; see `jtrain.sweep.grid.grid`, and with trials
+        config: the config file of all members.
+        settings: the words after it; see `jtrain.sweep.grid.grid`, and with trials
             `jtrain.sweep.search.space`.
-        jobs: runs at a time, each on cores (and GPUs) of its own.
-        metric: what they are compared by, `loss` or `highest accuracy`; empty: the config's
+        jobs: concurrent runs, each on its own cores and GPUs.
+        metric: the metric to rank by, `loss` or `highest accuracy`; empty: the config's
             checkpoint.best, or else the loss.
-        trials: of a search by Optuna; 0 goes over a grid.
-        tell: takes a line when a member begins or ends.
+        trials: trials of a search by Optuna; 0: a grid.
+        tell: takes a line when a member starts or ends.
 
     Raises:
-        ConfigError: for what no member could be run with; then none was begun.
+        ConfigError: if a member is invalid; then no member was started.
     """
     name, settings = name_of(config, settings)
-    parts = shares(jobs)
+    machine_shares = shares(jobs)
     if trials:
         searched, fixed = space(settings)
-        tried = [member(name, "corner", point, fixed) for point in corners(searched)]
+        candidates = [member(name, "corner", point, fixed) for point in corners(searched)]
     else:
-        searched, fixed, tried = {}, [], members(name, grid(settings))
-    first = check(config, tried).config
+        searched, fixed, candidates = {}, [], members(name, grid(settings))
+    first = check(config, candidates).config
     goal = _goal(metric, first.checkpoint.best)
     with only_one(name) as lock:
         if trials:
             search = Search(Path("runs") / name, searched, goal, seed=first.seed)
-            plan = _searching(search, fixed, trials, goal)
+            plan = _search_plan(search, fixed, trials, goal)
         else:
-            keep_record(name, config, tried, argv=[*settings])
-            plan = _going_over(tried, config)
-        tell(f"{name}: {plan.count} runs, {plan.before} of them before; {jobs} at a time")
-        ends, stopped = _go(MemberPool(config, parts, lock), plan, jobs, tell)
+            keep_record(name, config, candidates, argv=[*settings])
+            plan = _grid_plan(candidates, config)
+        tell(f"{name}: {plan.count} runs, {plan.before} of them earlier; {jobs} at a time")
+        ends, stopped = _run(MemberPool(config, machine_shares, lock), plan, jobs, tell)
     scores = _scores(plan.every(), ends, goal)
     return SweepResult(name, goal, scores, stopped, _draw(name, scores, goal))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is to be run."""
+    """The members to run."""
 
     count: int
-    before: int  # done, or for a search begun, when this call began
+    before: int  # finished members, or the trials of a search, before this call
     left: Iterator[SweepMember]
     every: Callable[[], Sequence[SweepMember]]
     note: Callable[[MemberExit], None]
 
 
-def _going_over(every: Sequence[SweepMember], config: Path) -> _Plan:
+def _grid_plan(every: Sequence[SweepMember], config: Path) -> _Plan:
     left = [one for one in every if not one.is_done(config)]
     before = len(every) - len(left)
     return _Plan(len(every), before, iter(left), lambda: every, lambda end: None)
 
 
-def _searching(search: Search, fixed: Sequence[str], trials: int, goal: BestMetric) -> _Plan:
-    every = lambda: search.all(fixed)
-    note = lambda end: search.tell(end.member, score(end.member, goal).value)
+def _search_plan(search: Search, fixed: Sequence[str], trials: int, goal: BestMetric) -> _Plan:
+    def every() -> Sequence[SweepMember]:
+        return search.all(fixed)
+
+    def note(end: MemberExit) -> None:
+        search.tell(end.member, score(end.member, goal).value)
+
     return _Plan(trials, len(every()), search.members(trials, fixed), every, note)
 
 
@@ -109,44 +113,50 @@ def _scores(
     messages = {end.member.name: end.message for end in ends}
     failed = {end.member.name for end in ends if end.code not in {DONE, STOPPED}}
     scores = [score(one, goal, messages.get(one.name, "")) for one in every]
-    named = lambda s: dataclasses.replace(s, status="failed") if s.member.name in failed else s
-    return [named(one) for one in scores]
+    return [
+        dataclasses.replace(each, status="failed") if each.member.name in failed else each
+        for each in scores
+    ]
 
 
 def curves_of(scores: Sequence[MemberScore], goal: BestMetric) -> dict[str, list]:
-    """The mean curves of the best few settings, by name; empty where there is nothing to see."""
+    """Return the mean curves of the best settings, by name; empty without any curve."""
     best = groups(scores, goal)[:CURVES]
     found = {group.name: mean_curve(scores, group, goal) for group in best}
     return {name: curve for name, curve in found.items() if len(curve) > 1}
 
 
-def _go(
-    side: MemberPool, plan: _Plan, jobs: int, tell: Callable[[str], None]
+def _run(
+    pool: MemberPool, plan: _Plan, jobs: int, tell: Callable[[str], None]
 ) -> tuple[list[MemberExit], str]:
-    """How each member ended, and what stopped the sweep."""
+    """Run the plan; return the end of each member, and the reason of an early stop."""
     ends: list[MemberExit] = []
-    began = lambda one: tell(f"  begins   {one.label}")
+
+    def started(one: SweepMember) -> None:
+        tell(f"  begins   {one.label}")
+
     with Signals() as signals:
-        for end in side.ends(plan.left, lambda: signals.why is not None, began):
+        for end in pool.ends(plan.left, lambda: signals.why is not None, started):
             ends.append(end)
             if end.code != STOPPED:
                 plan.note(end)
-            tell(_said(end) + _left(ends, plan.count - plan.before - len(ends), jobs))
+            remaining = plan.count - plan.before - len(ends)
+            tell(_end_line(end) + _time_left(ends, remaining, jobs))
         return ends, signals.why or ""
 
 
-def _said(end: MemberExit) -> str:
+def _end_line(end: MemberExit) -> str:
     how = {DONE: "done", STOPPED: "stopped"}.get(end.code, "failed")
     message = f"  {end.message.splitlines()[0]}" if end.message else ""
     return f"  {how:8} {end.member.label}  {duration(end.seconds)}{message}"
 
 
-def _left(ends: Sequence[MemberExit], count: int, jobs: int) -> str:
-    """How many runs have not ended yet, and how long they take if they are like those that did."""
-    whole = [end.seconds for end in ends if end.code == DONE]
-    if not count or not whole:
+def _time_left(ends: Sequence[MemberExit], count: int, jobs: int) -> str:
+    """Return the number of unfinished runs, and an estimate of their time from the others."""
+    finished = [end.seconds for end in ends if end.code == DONE]
+    if not count or not finished:
         return ""
-    seconds = sum(whole) / len(whole) * count / min(jobs, count)
+    seconds = sum(finished) / len(finished) * count / min(jobs, count)
     return f"  ({count} to go, about {duration(seconds)})"
 
 
@@ -158,7 +168,7 @@ def _goal(metric: str, best: str) -> BestMetric:
 
 
 def _draw(name: str, scores: Sequence[MemberScore], goal: BestMetric) -> Path | None:
-    """runs/NAME/sweep.svg, if anything is done."""
+    """Write runs/NAME/sweep.svg, if any member is done."""
     ranked = groups(scores, goal)
     if not ranked:
         return None

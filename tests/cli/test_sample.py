@@ -109,7 +109,7 @@ def test_an_experiment_without_a_text_says_so_and_one_with_its_own_takes_no_prom
     config = write_study(tmp_path, CODE, YAML.replace("steps: 12", "steps: 1"))
     trained(config, "evaluate.every=0", "checkpoint.every=0")
     assert main(["sample", "quick"]) == 2
-    assert "experiment quick writes nothing: it gives no `complete`" in capfd.readouterr().err
+    assert "experiment quick generates no text: it has no `complete`" in capfd.readouterr().err
     (tmp_path / "experiments" / "quick.py").write_text(OWN)
     monkeypatch.delitem(sys.modules, "experiments.quick")
     assert main(["sample", "quick", "--prompt", "a"]) == 2

@@ -75,11 +75,11 @@ def test_what_is_searched():
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        (["lr=0..1:log"], "a log scale begins above 0"),
+        (["lr=0..1:log"], "a log scale needs a range above 0"),
         (["lr=2..1"], "write 1..2"),
-        (["lr=1"], "nothing is searched"),
-        (["lr=1..2", "lr=3"], "said twice"),
-        (["a=x,x"], "said twice"),
+        (["lr=1"], "no key is searched"),
+        (["lr=1..2", "lr=3"], "given twice"),
+        (["a=x,x"], "a value is missing or repeated"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(typed, told):

@@ -75,7 +75,7 @@ def test_what_is_done_is_skipped_and_a_larger_grid_runs_what_is_new(capfd):
     assert main(["sweep", CONFIG, "optimizer.lr=1e-4", "seed=0,1"]) == 0
     assert main(["sweep", CONFIG, "optimizer.lr=1e-4", "seed=0..2", "--json"]) == 0
     found = capfd.readouterr()
-    assert "3 runs, 2 of them before" in found.err
+    assert "3 runs, 2 of them earlier" in found.err
     assert [tries(f"seed={seed}") for seed in range(3)] == [1, 1, 1]
     (group,) = json.loads(found.out.splitlines()[-1])["groups"]
     assert group["seeds"] == pytest.approx({"0": 0.6, "1": 0.61, "2": 0.62})
@@ -148,11 +148,11 @@ def test_gpus_are_shared_out_too(monkeypatch):
         (["optimzer.lr=1e-4,3e-4"], "did you mean optimizer"),
         (["seed=0,-1"], "seed=-1: must be a whole number"),
         (["batch=16,15", "microbatches=2"], "15 rows do not divide into 2 microbatches"),
-        (["seed=0..2", "seed=5"], "seed is said twice; write seed=FIRST,SECOND"),
-        (["seed=2..0"], "seed=2..0: 2..0 holds no number; write 0..2"),
-        (["optimizer.lr=1e-5..1e-2"], "--search optuna to search between two ends"),
-        (["seed=0,,1"], "a value is missing beside a comma"),
-        (["seed=0,0"], "0 is said twice"),
+        (["seed=0..2", "seed=5"], "seed is given twice; write seed=FIRST,SECOND"),
+        (["seed=2..0"], "seed=2..0: 2..0 is empty; write 0..2"),
+        (["optimizer.lr=1e-5..1e-2"], "--search optuna for a continuous range"),
+        (["seed=0,,1"], "a value is missing next to a comma"),
+        (["seed=0,0"], "0 is given twice"),
         (["seed=0,1", "--jobs", "0"], "--jobs 0 is not a count"),
         (["seed=0,1", "--jobs", "999"], f"--jobs {len(CORES)}"),
         (["seed=0,1", "--trials", "3"], "add --search optuna"),

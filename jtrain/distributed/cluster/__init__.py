@@ -1,4 +1,4 @@
-"""Which processes train together: found out from the environment, brought together, compared."""
+"""Clusters: detection from the environment, and the start of the processes."""
 
 from jtrain.distributed.cluster.cluster import Cluster as Cluster
 from jtrain.distributed.cluster.detect import detect as detect

@@ -6,6 +6,5 @@ LAUNCHER = "JTRAIN_LAUNCHER"  # `jtrain launch --processes 2`, set by it for the
 
 
 def program() -> str:
-    """Return what is typed before the verb: `jtrain`, or under `jtrain launch` that with its
-    options."""
+    """Return the words before the verb: `jtrain`, or `jtrain launch` with its options."""
     return os.environ.get(LAUNCHER) or "jtrain"

@@ -1,4 +1,4 @@
-"""In how many devices JAX cuts a CPU, where the environment says it."""
+"""Number of devices into which JAX splits a CPU, as set in the environment."""
 
 from collections.abc import Mapping
 
@@ -6,6 +6,6 @@ NUMBER = "JAX_NUM_CPU_DEVICES"
 
 
 def is_said(environ: Mapping[str, str]) -> bool:
-    """Whether it says so, by JAX's variable or by XLA's flag."""
+    """Return whether the environment sets it, by JAX's variable or by XLA's flag."""
     forced = "xla_force_host_platform_device_count" in environ.get("XLA_FLAGS", "")
     return forced or NUMBER in environ

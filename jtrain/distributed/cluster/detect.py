@@ -1,4 +1,4 @@
-"""Which cluster an environment speaks of."""
+"""Detection of the cluster from the environment."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,25 +9,24 @@ from jtrain.distributed.cluster.variables import ClusterVariables
 
 
 def detect(environ: Mapping[str, str]) -> Cluster:
-    """The processes that train together, as the variables of the environment say; one if none do.
+    """Return the cluster that the environment variables define; one process if they define none.
 
     Raises:
-        ConfigError: for variables that are half set, no numbers or no JSON, or that contradict one
-            another.
+        ConfigError: if variables are incomplete, malformed or contradictory.
     """
     found = [kind for kind in KINDS if any(environ.get(mark) for mark in kind.marks)]
     if not found:
         return Cluster(note=_not_a_step(environ))
-    kind, *around = found
+    kind, *outer = found
     cluster = kind.read(ClusterVariables(environ, kind.name))
-    if not around:
+    if not outer:
         return cluster
-    names = " and ".join(other.name for other in around)
-    return dataclasses.replace(cluster, note=f"{names} would be there too; {kind.name} is nearer")
+    names = " and ".join(other.name for other in outer)
+    return dataclasses.replace(cluster, note=f"{names} is set too; {kind.name} takes precedence")
 
 
 def _not_a_step(environ: Mapping[str, str]) -> str:
-    """What to say of a Slurm job whose processes srun did not start."""
+    """Return a note about a Slurm job whose processes srun did not start."""
     tasks = environ.get("SLURM_NTASKS", "1")
     if "SLURM_JOB_ID" not in environ or tasks == "1":
         return ""

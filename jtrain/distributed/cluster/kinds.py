@@ -1,7 +1,7 @@
-"""The kinds of clusters that are known, a row each: how one is recognised, and how it is read.
+"""Known kinds of clusters, a row each: how a cluster is recognised, and how it is read.
 
-The first that is recognised counts, so what is nearer to the process stands before what is around
-it: `torchrun` may have been started by Slurm.
+The first recognised kind wins, so the launcher nearest to the process comes first: Slurm may have
+started `torchrun`.
 """
 
 import re
@@ -14,7 +14,7 @@ from jtrain.distributed.cluster.tf_config import tf_config
 from jtrain.distributed.cluster.variables import ClusterVariables
 from jtrain.errors import ConfigError
 
-PORT = 8476  # where nothing says another; what TPUs use, too
+PORT = 8476  # the default port; TPUs use it, too
 
 
 class ClusterKind(NamedTuple):
@@ -22,119 +22,119 @@ class ClusterKind(NamedTuple):
 
     name: str
     marks: tuple[str, ...]
-    """Variables of which any one that is set says that this is it."""
+    """The kind is recognised if any of these variables is set."""
     read: Callable[[ClusterVariables], Cluster]
 
 
-def _own(said: ClusterVariables) -> Cluster:
+def _jtrain(env: ClusterVariables) -> Cluster:
     return Cluster(
         kind="jtrain",
-        processes=said.number("JTRAIN_PROCESSES"),
-        index=said.number("JTRAIN_PROCESS"),
-        coordinator=CoordinatorAddress.parse(said.text("JTRAIN_COORDINATOR"), "JTRAIN_COORDINATOR"),
-        by=said.seen,
+        processes=env.number("JTRAIN_PROCESSES"),
+        index=env.number("JTRAIN_PROCESS"),
+        coordinator=CoordinatorAddress.parse(env.text("JTRAIN_COORDINATOR"), "JTRAIN_COORDINATOR"),
+        by=env.used,
     )
 
 
-def _torchrun(said: ClusterVariables) -> Cluster:
-    """One port beyond that of torchrun, at which its own store answers."""
+def _torchrun(env: ClusterVariables) -> Cluster:
+    """Read a torchrun cluster; the port is torchrun's plus one: its own store uses that port."""
     return Cluster(
         kind="torchrun",
-        processes=said.number("WORLD_SIZE"),
-        index=said.number("RANK"),
+        processes=env.number("WORLD_SIZE"),
+        index=env.number("RANK"),
         coordinator=CoordinatorAddress(
-            said.text("MASTER_ADDR"), said.number("MASTER_PORT", PORT) + 1
+            env.text("MASTER_ADDR"), env.number("MASTER_PORT", PORT) + 1
         ),
-        devices=_share(said, said.number("LOCAL_RANK", 0), said.number("LOCAL_WORLD_SIZE", 1)),
-        by=said.seen,
+        devices=_local_gpus(env, env.number("LOCAL_RANK", 0), env.number("LOCAL_WORLD_SIZE", 1)),
+        by=env.used,
     )
 
 
-def _open_mpi(said: ClusterVariables) -> Cluster:
-    processes, index = said.number("OMPI_COMM_WORLD_SIZE"), said.number("OMPI_COMM_WORLD_RANK")
-    local, beside = (said.number(f"OMPI_COMM_WORLD_LOCAL_{x}", y) for x, y in _LOCAL)
-    uri = said.get("OMPI_MCA_orte_hnp_uri")
+def _open_mpi(env: ClusterVariables) -> Cluster:
+    processes, index = env.number("OMPI_COMM_WORLD_SIZE"), env.number("OMPI_COMM_WORLD_RANK")
+    local, local_processes = (env.number(f"OMPI_COMM_WORLD_LOCAL_{x}", y) for x, y in _LOCAL)
+    uri = env.get("OMPI_MCA_orte_hnp_uri")
     host = re.search(r"tcp://([^,:]+)", uri)
-    if beside == processes:  # all are on this machine
+    if local_processes == processes:  # all are on this machine
         where = CoordinatorAddress("127.0.0.1", PORT)
     elif host:
         where = CoordinatorAddress(host[1], _port(uri.partition(".")[0], 1 << 12))
     else:
         raise ConfigError(
             f"Open MPI started {processes} processes on several machines and does not say where "
-            f"the first is ({', '.join(said.seen)}). Set JTRAIN_COORDINATOR=HOST:{PORT}, "
+            f"the first is ({', '.join(env.used)}). Set JTRAIN_COORDINATOR=HOST:{PORT}, "
             f"JTRAIN_PROCESSES and JTRAIN_PROCESS: mpirun -x JTRAIN_COORDINATOR ..."
         )
-    devices = _share(said, local, beside)
+    devices = _local_gpus(env, local, local_processes)
     return Cluster(
         kind="Open MPI",
         processes=processes,
         index=index,
         coordinator=where,
         devices=devices,
-        by=said.seen,
+        by=env.used,
     )
 
 
 _LOCAL = (("RANK", 0), ("SIZE", 1))
 
 
-def _slurm(said: ClusterVariables) -> Cluster:
-    """A step of a job: what `srun` starts. Its hosts are in the order of its tasks."""
-    processes = said.number("SLURM_STEP_NUM_TASKS", said.number("SLURM_NTASKS", 1))
-    nodes = hosts(said.text("SLURM_STEP_NODELIST"))
-    spelt = said.get("SLURM_STEP_TASKS_PER_NODE") or said.get("SLURM_TASKS_PER_NODE", "1")
+def _slurm(env: ClusterVariables) -> Cluster:
+    """Read a step of a Slurm job, which `srun` starts; the hosts are in the order of the tasks."""
+    processes = env.number("SLURM_STEP_NUM_TASKS", env.number("SLURM_NTASKS", 1))
+    nodes = hosts(env.text("SLURM_STEP_NODELIST"))
+    spelt = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", "1")
     on_node = tasks(spelt)
-    node = said.number("SLURM_NODEID", 0)
-    beside = on_node[node] if node < len(on_node) else 1
-    bound = said.get("SLURM_GPUS_PER_TASK") or said.get("SLURM_NTASKS_PER_GPU")
+    node = env.number("SLURM_NODEID", 0)
+    local_processes = on_node[node] if node < len(on_node) else 1
+    bound = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_NTASKS_PER_GPU")
     return Cluster(
         kind="Slurm",
         processes=processes,
-        index=said.number("SLURM_PROCID"),
-        coordinator=CoordinatorAddress(nodes[0], _port(said.text("SLURM_JOB_ID"))),
-        devices=() if bound else _share(said, said.number("SLURM_LOCALID", 0), beside),
-        by=said.seen,
+        index=env.number("SLURM_PROCID"),
+        coordinator=CoordinatorAddress(nodes[0], _port(env.text("SLURM_JOB_ID"))),
+        devices=() if bound else _local_gpus(env, env.number("SLURM_LOCALID", 0), local_processes),
+        by=env.used,
     )
 
 
-def _tpu(said: ClusterVariables) -> Cluster:
-    """A process a host of one slice, or of several."""
-    workers = said.text("TPU_WORKER_HOSTNAMES").split(",")
-    slices, slice_ = said.number("MEGASCALE_NUM_SLICES", 1), said.number("MEGASCALE_SLICE_ID", 0)
-    worker = said.number("TPU_WORKER_ID")
+def _tpu(env: ClusterVariables) -> Cluster:
+    """Read one or several TPU slices, with one process per host."""
+    workers = env.text("TPU_WORKER_HOSTNAMES").split(",")
+    slices, slice_ = env.number("MEGASCALE_NUM_SLICES", 1), env.number("MEGASCALE_SLICE_ID", 0)
+    worker = env.number("TPU_WORKER_ID")
     if worker >= len(workers):
         raise ConfigError(
-            f"TPU_WORKER_ID={worker} and TPU_WORKER_HOSTNAMES names {len(workers)} hosts, which "
-            f"count from 0. Set both as the slice has them."
+            f"TPU_WORKER_ID={worker}, and TPU_WORKER_HOSTNAMES has only {len(workers)} hosts, "
+            f"counted from 0. Set both to the values of the slice."
         )
-    first = said.get("MEGASCALE_COORDINATOR_ADDRESS") if slices > 1 else workers[0]
-    host = first.partition(":")[0] or said.text("MEGASCALE_COORDINATOR_ADDRESS")
+    first = env.get("MEGASCALE_COORDINATOR_ADDRESS") if slices > 1 else workers[0]
+    host = first.partition(":")[0] or env.text("MEGASCALE_COORDINATOR_ADDRESS")
     return Cluster(
         kind="TPU slice" if slices == 1 else f"{slices} TPU slices",
         processes=slices * len(workers),
         index=slice_ * len(workers) + worker,
         coordinator=CoordinatorAddress(host, PORT),
-        by=said.seen,
+        by=env.used,
     )
 
 
-def _job_set(said: ClusterVariables) -> Cluster:
-    """The pods of one replicated job of a JobSet; the names of its pods are known beforehand."""
-    name, job = said.text("JOBSET_NAME"), said.text("REPLICATED_JOB_NAME")
-    pods, jobs = said.number("PODS_PER_JOB"), said.number("JOBS", 1)
-    index = said.number("JOB_INDEX", 0) * pods + said.number("JOB_COMPLETION_INDEX")
+def _job_set(env: ClusterVariables) -> Cluster:
+    """Read one replicated job of a JobSet; the names of its pods are known beforehand."""
+    name, job = env.text("JOBSET_NAME"), env.text("REPLICATED_JOB_NAME")
+    pods, jobs = env.number("PODS_PER_JOB"), env.number("JOBS", 1)
+    index = env.number("JOB_INDEX", 0) * pods + env.number("JOB_COMPLETION_INDEX")
     return Cluster(
         kind="Kubernetes JobSet",
         processes=pods * jobs,
         index=index,
         coordinator=CoordinatorAddress(f"{name}-{job}-0-0.{name}", PORT),
-        by=said.seen,
+        by=env.used,
     )
 
 
 KINDS = (
-    ClusterKind("jtrain", ("JTRAIN_COORDINATOR", "JTRAIN_PROCESSES", "JTRAIN_PROCESS"), _own),
+    ClusterKind("jtrain", ("JTRAIN_COORDINATOR", "JTRAIN_PROCESSES", "JTRAIN_PROCESS"), _jtrain),
     ClusterKind("TF_CONFIG", ("TF_CONFIG",), tf_config),
     ClusterKind("torchrun", ("MASTER_ADDR",), _torchrun),
     ClusterKind("Open MPI", ("OMPI_COMM_WORLD_SIZE",), _open_mpi),
@@ -145,14 +145,14 @@ KINDS = (
 
 
 def _port(job: str, unit: int = 1) -> int:
-    """A port for a job, above those that systems lend: two jobs on a node hardly ever share one."""
+    """Return a port for a job, above the ephemeral ports: two jobs on a node rarely share one."""
     return 61440 + (int(job) // unit if job.isdigit() else 0) % 4096
 
 
-def _share(said: ClusterVariables, local: int, beside: int) -> tuple[int, ...]:
-    """The GPUs of one of several processes on a machine that all see the same ones; () for all."""
-    seen = [gpu for gpu in said.get("CUDA_VISIBLE_DEVICES").split(",") if gpu]
-    each, rest = divmod(len(seen), beside)
-    if beside == 1 or not each or rest:
+def _local_gpus(env: ClusterVariables, local: int, local_processes: int) -> tuple[int, ...]:
+    """Return the GPUs of one of several processes that all see the same GPUs; () for all."""
+    visible = [gpu for gpu in env.get("CUDA_VISIBLE_DEVICES").split(",") if gpu]
+    each, rest = divmod(len(visible), local_processes)
+    if local_processes == 1 or not each or rest:
         return ()
     return tuple(range(local * each, (local + 1) * each))

@@ -1,8 +1,8 @@
-"""Brings the processes of a run together before JAX does, and compares what they were started with.
+"""Rendezvous: the processes of a run connect before JAX starts, and compare their facts.
 
-JAX ends a process from C++ when a peer does not come, without a word of which; so they meet here
-first. Process 0 listens at the coordinator's address, the others come and say who they are and what
-they have, and all get the same answer. Then the port is JAX's.
+JAX ends a process from C++ if a peer is missing, without naming the peer; so the processes meet
+here first. Process 0 listens at the coordinator's address, the others connect and send their number
+and their facts, and all get the same answer. Afterwards JAX takes over the port.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from jtrain.io.regular_files import parse_json
 
 Facts: TypeAlias = Mapping[str, str]
 HELLO, MOST = 5.0, 1 << 24  # seconds and bytes that one greeting may take
-SHOWN = 12  # facts that differ
+SHOWN = 12  # facts that an error lists
 
 
 @dataclasses.dataclass(frozen=True)
-class _Came:
-    """One that came, and what it said."""
+class _Visitor:
+    """A process that connected, and its greeting."""
 
     peer: socket.socket
     host: str
@@ -34,15 +34,15 @@ class _Came:
 
 
 def meet(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
-    """Returns in all processes once all are there and have the same facts.
+    """Return in all processes once all have connected and have the same facts.
 
     Args:
-        facts: by name, what has to be the same in all.
+        facts: values by name that must be equal in all processes.
         timeout: seconds.
 
     Raises:
-        PeerError: for a process that did not come in time, by its number.
-        ConfigError: if two have one number, or facts differ, with what each has.
+        PeerError: if a process does not connect in time, with its number.
+        ConfigError: if two processes have one number, or facts differ, with each value.
     """
     if cluster.index:
         _visit(cluster, facts, timeout)
@@ -51,9 +51,9 @@ def meet(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
 
 
 def bound(address: CoordinatorAddress) -> str:
-    """Where process 0 listens: on the loopback, or on the interface that the address names.
+    """Return the host at which process 0 listens: the loopback, or the address's interface.
 
-    On every interface only if its name means the loopback here, as it does on some machines.
+    Empty (every interface) only if the name resolves to the loopback here, as on some machines.
     """
     if address.loopback:
         return "127.0.0.1" if address.host == "localhost" else address.host
@@ -66,54 +66,54 @@ def bound(address: CoordinatorAddress) -> str:
 
 
 def reached(cluster: Cluster, timeout: float) -> socket.socket:
-    """A connection to process 0, once it listens.
+    """Return a connection to process 0, once it listens.
 
     Raises:
-        PeerError: if it does not within so many seconds.
+        PeerError: if it does not listen within `timeout` seconds.
     """
     address, deadline = _address(cluster), time.monotonic() + timeout
-    longest = 0.05 if address.loopback else 0.5  # between two tries; a thousand machines may try
+    longest = 0.05 if address.loopback else 0.5  # between two attempts; a thousand machines may try
     pause, why = 0.01, "nobody listens"
     while (left := deadline - time.monotonic()) > 0:
         try:
             return socket.create_connection(address, timeout=min(left, HELLO))
         except socket.gaierror:
-            why = f"no machine is called {address.host}"
+            why = f"no machine is named {address.host}"
         except OSError as error:
             why = error.strerror or "no answer"
         time.sleep(min(pause, max(left, 0)))
         pause = min(2 * pause, longest)
     raise PeerError(
-        f"process {cluster.index} of {cluster.processes} looked {timeout:g} s for process 0 at "
-        f"{address} and did not find it ({why}). Start process 0 there, or name its machine by "
-        f"{_variables(cluster)}; parallel.start_timeout waits longer."
+        f"process {cluster.index} of {cluster.processes} tried {timeout:g} s to reach process 0 at "
+        f"{address} ({why}). Start process 0 there, or name its machine by "
+        f"{_variables(cluster)}; a larger parallel.start_timeout waits longer."
     )
 
 
 def _receive(cluster: Cluster, facts: Facts, timeout: float) -> None:
-    came: dict[int, _Came] = {}
+    visitors: dict[int, _Visitor] = {}
     error: ConfigError | PeerError | None = None
     with contextlib.ExitStack() as stack:
-        with contextlib.closing(_comers(stack, cluster, timeout)) as comers:
-            for one in comers:
-                error = _out_of_place(cluster, one, came)
-                came[one.index if error is None else -1] = one
-                if error or len(came) == cluster.processes - 1:
+        with contextlib.closing(_accept(stack, cluster, timeout)) as accepted:
+            for visitor in accepted:
+                error = _invalid(cluster, visitor, visitors)
+                visitors[visitor.index if error is None else -1] = visitor
+                if error or len(visitors) == cluster.processes - 1:
                     break
-        # Nobody listens from here on, so that who is answered finds JAX's listener or none.
-        error = error or _missing(cluster, came, timeout) or _differing(facts, came)
+        # The listener is closed here: whoever gets an answer finds JAX's listener or none.
+        error = error or _missing(cluster, visitors, timeout) or _differing(facts, visitors)
         kind = "" if error is None else type(error).__name__
-        for one in came.values():
+        for visitor in visitors.values():
             with contextlib.suppress(OSError):
-                _say(one.peer, {"jtrain": kind, "error": str(error or "")})
+                _send(visitor.peer, {"jtrain": kind, "error": str(error or "")})
     if error:
         raise error
 
 
-def _comers(
+def _accept(
     stack: contextlib.ExitStack, cluster: Cluster, timeout: float
-) -> Generator[_Came, None, None]:
-    """Those that come in time; strangers are let go."""
+) -> Generator[_Visitor, None, None]:
+    """Yield the processes that connect in time; drop strangers."""
     deadline = time.monotonic() + timeout
     with _listener(cluster) as listener:
         while (left := deadline - time.monotonic()) > 0:
@@ -125,8 +125,9 @@ def _comers(
             stack.enter_context(peer)
             peer.settimeout(HELLO)
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                said = _heard(peer)
-                yield _Came(peer, host, int(said["index"]), int(said["processes"]), said["facts"])
+                hello = _read(peer)
+                index, processes = int(hello["index"]), int(hello["processes"])
+                yield _Visitor(peer, host, index, processes, hello["facts"])
 
 
 def _listener(cluster: Cluster) -> socket.socket:
@@ -137,9 +138,8 @@ def _listener(cluster: Cluster) -> socket.socket:
         return socket.create_server((host, address.port), family=family, backlog=1024)
     except OSError as error:
         raise ConfigError(
-            f"process 0 was to be reached at {address}, and cannot listen there on this machine "
-            f"({error.strerror}). Give it an address and a free port of its own by "
-            f"{_variables(cluster)}."
+            f"process 0 cannot listen at {address} on this machine ({error.strerror}). Give it "
+            f"an address of this machine and a free port by {_variables(cluster)}."
         ) from None
 
 
@@ -149,67 +149,73 @@ def _visit(cluster: Cluster, facts: Facts, timeout: float) -> None:
         answer: Any = None
         with contextlib.suppress(OSError, ValueError):
             peer.settimeout(HELLO)
-            _say(
+            _send(
                 peer,
                 {"index": cluster.index, "processes": cluster.processes, "facts": dict(facts)},
             )
             peer.settimeout(max(deadline - time.monotonic(), 0) + HELLO)
-            answer = _heard(peer)
+            answer = _read(peer)
     if not isinstance(answer, dict) or "jtrain" not in answer:
         raise PeerError(
-            f"process {cluster.index} of {cluster.processes} came to {address} and got no answer "
-            f"that it knows: process 0 ended, or another program has that port. Read what process "
-            f"0 said; set {_variables(cluster)} to a free port."
+            f"process {cluster.index} of {cluster.processes} connected to {address} and got no "
+            f"valid answer: process 0 ended, or another program has that port. Read the output of "
+            f"process 0; set {_variables(cluster)} to a free port."
         )
     if answer["jtrain"]:
         raise {"ConfigError": ConfigError}.get(answer["jtrain"], PeerError)(answer["error"])
 
 
-def _out_of_place(
-    cluster: Cluster, one: _Came, came: Mapping[int, _Came]
+def _invalid(
+    cluster: Cluster, visitor: _Visitor, visitors: Mapping[int, _Visitor]
 ) -> ConfigError | PeerError | None:
-    """What is wrong with who came."""
-    if one.processes != cluster.processes:
+    """Return what is wrong with a visitor, if anything."""
+    if visitor.processes != cluster.processes:
         return ConfigError(
-            f"process 0 was started as one of {cluster.processes}, and process {one.index} (from "
-            f"{one.host}) as one of {one.processes}. Set the same number for all: "
+            f"process 0 was started as one of {cluster.processes}, and process {visitor.index} "
+            f"(from {visitor.host}) as one of {visitor.processes}. Set the same number for all: "
             f"{_variables(cluster)}."
         )
-    if one.index in came or not 0 < one.index < cluster.processes:
-        other = came[one.index].host if one.index in came else "here"
+    if visitor.index in visitors or not 0 < visitor.index < cluster.processes:
+        other = visitors[visitor.index].host if visitor.index in visitors else "here"
         return ConfigError(
-            f"two processes say that they are process {one.index} of {cluster.processes}: one from "
-            f"{one.host}, one from {other}. Give each a number of its own: {_variables(cluster)}."
+            f"two processes are both process {visitor.index} of {cluster.processes}: one from "
+            f"{visitor.host}, one from {other}. Give each its own number: {_variables(cluster)}."
         )
     return None
 
 
-def _missing(cluster: Cluster, came: Mapping[int, _Came], timeout: float) -> PeerError | None:
-    missing = [i for i in range(1, cluster.processes) if i not in came]
+def _missing(
+    cluster: Cluster, visitors: Mapping[int, _Visitor], timeout: float
+) -> PeerError | None:
+    missing = [i for i in range(1, cluster.processes) if i not in visitors]
     if not missing:
         return None
     named = ", ".join(map(str, missing[:SHOWN])) + ", ..." * (len(missing) > SHOWN)
     return PeerError(
-        f"{len(came) + 1} of {cluster.processes} processes came to {cluster.coordinator} within "
-        f"{timeout:g} s; process {named} did not. Start {'it' if len(missing) == 1 else 'them'} "
-        f"with the same {_variables(cluster)} and its own number, or set "
-        f"parallel.start_timeout={2 * timeout:g} to wait longer."
+        f"{len(visitors) + 1} of {cluster.processes} processes reached {cluster.coordinator} "
+        f"within {timeout:g} s; process {named} did not. Start "
+        f"{'it' if len(missing) == 1 else 'them'} with the same {_variables(cluster)} and its own "
+        f"number, or set a larger parallel.start_timeout={2 * timeout:g}."
     )
 
 
-def _differing(facts: Facts, came: Mapping[int, _Came]) -> ConfigError | None:
-    """What the first process that differs has otherwise."""
-    for index, one in sorted(came.items()):
-        names = [name for name in {**facts, **one.facts} if facts.get(name) != one.facts.get(name)]
+def _differing(facts: Facts, visitors: Mapping[int, _Visitor]) -> ConfigError | None:
+    """Return the facts in which the first differing process differs."""
+    for index, visitor in sorted(visitors.items()):
+        names = [
+            name
+            for name in {**facts, **visitor.facts}
+            if facts.get(name) != visitor.facts.get(name)
+        ]
         if names:
             rows = [
                 f"  {name}: {facts.get(name, 'none')} in process 0, "
-                f"{one.facts.get(name, 'none')} in process {index}"
+                f"{visitor.facts.get(name, 'none')} in process {index}"
                 for name in names[:SHOWN]
             ]
             rows += [f"  and {len(names) - SHOWN} more"] * (len(names) > SHOWN)
             return ConfigError(
-                f"process {index} (from {one.host}) is not what process 0 is:\n"
+                f"process {index} (from {visitor.host}) differs from process 0:\n"
                 + "\n".join(rows)
                 + "\nStart all of them by the same command, from the same files and packages."
             )
@@ -217,7 +223,7 @@ def _differing(facts: Facts, came: Mapping[int, _Came]) -> ConfigError | None:
 
 
 def _address(cluster: Cluster) -> CoordinatorAddress:
-    assert cluster.coordinator is not None, "several processes have one"
+    assert cluster.coordinator is not None, "several processes have a coordinator"
     return cluster.coordinator
 
 
@@ -225,10 +231,10 @@ def _variables(cluster: Cluster) -> str:
     return ", ".join(cluster.by) or "JTRAIN_COORDINATOR"
 
 
-def _say(peer: socket.socket, said: Mapping[str, Any]) -> None:
-    peer.sendall(json.dumps(said).encode() + b"\n")
+def _send(peer: socket.socket, message: Mapping[str, Any]) -> None:
+    peer.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _heard(peer: socket.socket) -> Any:
+def _read(peer: socket.socket) -> Any:
     with peer.makefile("rb") as stream:
         return parse_json(stream.readline(MOST))

@@ -1,4 +1,4 @@
-"""Makes one JAX of several processes."""
+"""Start of JAX in the processes of a cluster."""
 
 import contextlib
 import faulthandler
@@ -9,27 +9,27 @@ from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.exit_alone import fail_alone
 from jtrain.errors import ConfigError
 
-# Seconds after which JAX takes a process for dead. Its own 100 keep the others waiting that long;
-# the beats come from a thread of C++, which a busy Python does not hold up.
+# Seconds after which JAX takes a process for dead. JAX's default of 100 keeps the others waiting
+# that long; a C++ thread sends the heartbeats, and a busy Python does not delay it.
 HEARTBEAT_TIMEOUT = 30
-# The same where `jtrain launch` watches: a day, for it sees at once which process has died or was
-# stopped, and waits for a stopped one as long as it was told to. JAX would end all the others after
-# 26 s, by SIGABRT, without their stacks and without the number of the process that was stopped.
+# The same under `jtrain launch`: a day, since the launcher notices at once which process died or
+# was stopped, and waits for a stopped process as long as its patience allows. JAX would end all
+# others after 26 s, by SIGABRT, without their stacks and without the number of the stopped process.
 WATCHED_TIMEOUT = 24 * 3600
 
 
 def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
-    """Joins the processes of a cluster; before JAX knows its devices, and once.
+    """Join the processes of a cluster; call it once, before JAX knows its devices.
 
-    From then on an error that nobody catches ends this process without waiting for the others.
+    From then on an uncaught error ends this process without waiting for the others.
 
     Args:
-        facts: by name, what has to be the same in all of them.
-        timeout: seconds to wait for all of them.
+        facts: values by name that must be equal in all processes.
+        timeout: seconds to wait for all processes.
 
     Raises:
-        PeerError: for a process that does not come.
-        ConfigError: if they differ, or JAX began before.
+        PeerError: if a process does not connect.
+        ConfigError: if the processes differ, or JAX was started before.
     """
     import jax
 
@@ -37,9 +37,9 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
         return
     meet(cluster, facts, timeout=timeout)
     if cluster.index:
-        # A client of gRPC that finds nobody tries again only after a second.
+        # A gRPC client that finds no listener retries only after a second.
         reached(cluster, timeout).close()
-    where = CoordinatorAddress(bound(cluster.coordinator) or "::", cluster.coordinator.port)
+    address = CoordinatorAddress(bound(cluster.coordinator) or "::", cluster.coordinator.port)
     try:
         jax.distributed.initialize(
             str(cluster.coordinator),
@@ -47,26 +47,26 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
             cluster.index,
             local_device_ids=list(cluster.devices) or None,
             cluster_detection_method="deactivate",
-            # Without it JAX listens on every interface.
-            coordinator_bind_address=str(where),
-            initialization_timeout=max(int(timeout), 60),  # all are there
+            # The default listens on every interface.
+            coordinator_bind_address=str(address),
+            initialization_timeout=max(int(timeout), 60),  # all processes are present
             heartbeat_timeout_seconds=WATCHED_TIMEOUT if HEARTBEAT.watched else HEARTBEAT_TIMEOUT,
         )
     except RuntimeError as error:
         if "before" not in str(error):
             raise
         raise ConfigError(
-            f"{cluster.kind} has {cluster.processes} processes, and in this one JAX was used "
-            f"before they met. Write jt.join_processes() as the first line after the imports: "
-            f"before anything that asks for devices or makes arrays, as an nnx module does."
+            f"{cluster.kind} has {cluster.processes} processes, and this one used JAX before they "
+            f"met. Write jt.join_processes() as the first line after the imports: before anything "
+            f"that asks for devices or makes arrays, such as an nnx module."
         ) from None
     fail_alone()
     if not HEARTBEAT.watched:
-        _show_stacks_when_aborted()
+        _show_stacks_on_abort()
 
 
-def _show_stacks_when_aborted() -> None:
-    """Has Python write the stacks of all threads where JAX ends this process for another's sake."""
+def _show_stacks_on_abort() -> None:
+    """Write the stacks of all threads if JAX aborts this process because of another one."""
     if not faulthandler.is_enabled():
         with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # no stream
             faulthandler.enable()

@@ -1,4 +1,4 @@
-"""TF_CONFIG, the variable by which TensorFlow's processes know one another."""
+"""TF_CONFIG, the variable that defines a cluster of TensorFlow processes."""
 
 import json
 from typing import Any
@@ -15,62 +15,62 @@ _EXAMPLE = (
 )
 
 
-def tf_config(said: ClusterVariables) -> Cluster:
-    """The chief is process 0 and the workers follow; without a chief the first worker is it.
+def tf_config(variables: ClusterVariables) -> Cluster:
+    """Read TF_CONFIG: the chief is process 0, else the first worker; the workers follow.
 
-    An evaluator is a process of its own.
+    An evaluator is a cluster of its own.
 
     Raises:
-        ConfigError: if it is no JSON, or names no such cluster.
+        ConfigError: if the variable is not JSON, or does not define a cluster.
 
     Source: https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable.
     """
-    text = said.text("TF_CONFIG")
+    text = variables.text("TF_CONFIG")
     try:
         found = parse_json(text)
     except ValueError as error:
         raise ConfigError(
-            f"TF_CONFIG is no JSON: {error}. It begins {text[:40]!r}. Set {_EXAMPLE}; or unset it "
+            f"TF_CONFIG is not JSON: {error}. It begins {text[:40]!r}. Set {_EXAMPLE}; or unset it "
             f"to run in one process."
         ) from None
-    cluster, task = _part(found, "cluster", text), _part(found, "task", text)
-    if strange := [name for name in cluster if name not in TASKS]:
+    cluster, task = _section(found, "cluster", text), _section(found, "task", text)
+    if unknown := [name for name in cluster if name not in TASKS]:
         raise ConfigError(
-            f"TF_CONFIG names tasks of type {', '.join(strange)}, and here are {', '.join(TASKS)}: "
-            f"parameter servers are not started this way. Leave them out of it."
+            f"TF_CONFIG has tasks of type {', '.join(unknown)}, and only {', '.join(TASKS)} are "
+            f"supported: there are no parameter servers here. Leave these tasks out."
         )
     kind, index = task.get("type"), task.get("index", 0)
-    there = cluster.get(kind, []) if isinstance(kind, str) else []
+    addresses = cluster.get(kind, []) if isinstance(kind, str) else []
     if kind not in TASKS or not isinstance(index, int):
         raise _no_task(task, cluster)
     if kind == "evaluator":
-        return Cluster(kind="TF_CONFIG", role="evaluates", by=said.seen)
-    if not isinstance(there, list) or not 0 <= index < len(there):
+        return Cluster(kind="TF_CONFIG", role="evaluates", by=variables.used)
+    if not isinstance(addresses, list) or not 0 <= index < len(addresses):
         raise _no_task(task, cluster)
-    trains = [*cluster.get("chief", []), *cluster.get("worker", [])]
+    trainers = [*cluster.get("chief", []), *cluster.get("worker", [])]
     first = 0 if kind == "chief" else len(cluster.get("chief", []))
     return Cluster(
         kind="TF_CONFIG",
-        processes=len(trains),
+        processes=len(trainers),
         index=first + index,
-        coordinator=CoordinatorAddress.parse(str(trains[0]), "TF_CONFIG"),
-        by=said.seen,
+        coordinator=CoordinatorAddress.parse(str(trainers[0]), "TF_CONFIG"),
+        by=variables.used,
     )
 
 
-def _part(found: Any, name: str, text: str) -> dict[str, Any]:
-    part = found.get(name) if isinstance(found, dict) else None
-    if not isinstance(part, dict):
+def _section(found: Any, name: str, text: str) -> dict[str, Any]:
+    section = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(section, dict):
         raise ConfigError(
-            f"TF_CONFIG was to have an object {name!r} and has {text[:80]!r}. Set {_EXAMPLE}; or "
+            f"TF_CONFIG should have an object {name!r} and has {text[:80]!r}. Set {_EXAMPLE}; or "
             f"unset it to run in one process."
         )
-    return part
+    return section
 
 
 def _no_task(task: dict[str, Any], cluster: dict[str, Any]) -> ConfigError:
     counts = ", ".join(f"{len(hosts)} {name}" for name, hosts in cluster.items())
     return ConfigError(
-        f"TF_CONFIG says that this is task {json.dumps(task)} of a cluster with "
-        f"{counts or 'none'}, counted from 0. Set task.type and task.index to one that is there."
+        f"TF_CONFIG defines this process as task {json.dumps(task)} of a cluster with "
+        f"{counts or 'none'}, counted from 0. Set task.type and task.index to an existing task."
     )

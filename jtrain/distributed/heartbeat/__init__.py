@@ -1,4 +1,4 @@
-"""What a process of a run is doing, told where others can read it, and for how long it may."""
+"""Heartbeat of a process: its phase and step, readable by others, and the limits of each phase."""
 
 from jtrain.distributed.heartbeat.heartbeat import HEARTBEAT as HEARTBEAT
 from jtrain.distributed.heartbeat.heartbeat import Beat as Beat

@@ -1,6 +1,6 @@
-"""Files without a name, which a process shares with the one that watches it.
+"""Unnamed files that a process shares with its watcher.
 
-Whichever of the two is killed, nothing of them is left on a disk.
+Nothing is left on a disk, whichever of the two is killed.
 """
 
 import contextlib
@@ -11,19 +11,19 @@ from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
 
 STACKS = signal.SIGUSR2
-"""Has a process that shares a channel write the stacks of its threads there."""
-CHANNEL = "JTRAIN_PULSE"  # `FD:DEVICE:INODE` of the pulse and of the stacks
+"""The signal that makes a process write the stacks of its threads to its channel."""
+CHANNEL = "JTRAIN_PULSE"  # `FD:DEVICE:INODE` of both files
 
 
 class ChannelFiles(NamedTuple):
-    """The open files of a channel, for the process that is watched."""
+    """Open files of a channel, for the watched process."""
 
     pulse: int
     stacks: int
 
 
 class Channel:
-    """The watcher's end of a channel: `environ` and `files` go to the process that it starts.
+    """The watcher's end of a channel: `environ` and `files` go to the process to be started.
 
     ```
     with Channel() as channel:
@@ -43,11 +43,11 @@ class Channel:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """Where the process finds its end, after `pass_fds`."""
+        """The variable by which the process finds its end, after `pass_fds`."""
         return {CHANNEL: ",".join(f"{file}:{_identity(file)}" for file in self.files)}
 
     def stacks(self) -> bytes:
-        """Return what the process has written at `STACKS`; nothing if it never did."""
+        """Return the stacks that the process wrote on `STACKS`; empty before."""
         return os.pread(self.files.stacks, os.fstat(self.files.stacks).st_size, 0)
 
     def close(self) -> None:
@@ -58,11 +58,11 @@ class Channel:
 
 
 def receive(environ: MutableMapping[str, str]) -> ChannelFiles | None:
-    """Return this process's end of a channel; None where nobody watches.
+    """Return this process's end of a channel; None if the process is not watched.
 
-    The variable is taken out of the environment, and the files are closed in what this process
-    starts: that is another process. The files are compared with what was given, for a process whose
-    parent never asked has the variable and other files under these numbers.
+    The variable is removed from the environment, and child processes do not inherit the files: a
+    child is another process. The identity of the files is compared with the variable, since a
+    process that inherited only the variable has other files under these numbers.
     """
     found = []
     for part in environ.pop(CHANNEL, "").split(","):

@@ -1,7 +1,7 @@
-"""One of several processes that fails ends by itself.
+"""Exit of one of several processes without waiting for the others.
 
-At the end of Python JAX has a process wait 300 s for the others, also where an error ended it: they
-wait in a sum for the one that failed, and nobody is told of the error until then.
+At the end of Python JAX makes a process wait 300 s for the others, also after an error: they wait
+in a collective for the failed process, and nobody hears of the error until then.
 """
 
 import atexit
@@ -15,41 +15,44 @@ from typing import NoReturn
 from jtrain.distributed.heartbeat.heartbeat import HEARTBEAT
 from jtrain.errors import DeviceError, PeerError, UserError
 
-_code: int | None = None  # of an error that nobody caught
-_before: Callable[..., object] | None = None  # tells of it
+_code: int | None = None  # exit code of the uncaught error
+_previous: Callable[..., object] | None = None  # the previous excepthook
 
 
 def fail_alone() -> None:
-    """From now on an error that nobody catches, once told, ends this process without the others.
+    """Make an uncaught error end this process, after its traceback, without the others.
 
-    Its threads end first, and what was registered with `atexit` after this call runs; what was
-    registered before does not, JAX's own end among it: call it when JAX was imported. Of a
-    `SystemExit` nobody is told: `exit_alone` in its place. Ctrl-C is as before.
+    The threads end first, and handlers registered with `atexit` after this call run; earlier ones
+    do not, JAX's shutdown among them: call this after importing JAX. `SystemExit` does not reach
+    this hook: call `exit_alone` instead. Ctrl-C is unchanged.
     """
-    global _before
-    if _before is None:
-        _before, sys.excepthook = sys.excepthook, _tell
-        atexit.register(_leave)
+    global _previous
+    if _previous is None:
+        _previous, sys.excepthook = sys.excepthook, _excepthook
+        atexit.register(_exit)
 
 
 def exit_alone(code: int) -> NoReturn:
-    """Ends this process with an exit code that is not 0, and waits for nobody."""
-    HEARTBEAT.fails()
+    """Exit with a code that is not 0, without waiting for other processes."""
+    HEARTBEAT.note_failure()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, gone or closed
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or closed
             stream.flush()
     os._exit(code)
 
 
-def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _excepthook(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     global _code
-    if isinstance(error, Exception) and not hasattr(sys, "ps1"):  # at a prompt nothing ends by it
-        HEARTBEAT.fails()
-        known = isinstance(error, UserError | PeerError | DeviceError)  # as from the command line
-        _code = error.code if known else 1
-    (_before or sys.__excepthook__)(kind, error, trace)
+    interactive = hasattr(sys, "ps1")  # an error at a prompt ends nothing
+    if isinstance(error, Exception) and not interactive:
+        HEARTBEAT.note_failure()
+        # The codes of the command line.
+        _code = error.code if isinstance(error, UserError | PeerError | DeviceError) else 1
+    (_previous or sys.__excepthook__)(kind, error, trace)
 
 
-def _leave() -> None:
+def _exit() -> None:
     if _code is not None:
         exit_alone(_code)

@@ -1,4 +1,4 @@
-"""How long a process may stay where it is before it is taken for stuck."""
+"""Patience: how long a process may stay in a phase before it counts as stuck."""
 
 import collections
 import dataclasses
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from jtrain.distributed.heartbeat.heartbeat import Beat
 from jtrain.errors import UserError
 
-# Seconds without a beat. A beat comes with each phase, with each step, and in an evaluation with
-# each batch. Generous: each of them was taken for what a large run on a slow disk may need.
+# Seconds without a beat. A beat comes with each phase, each step and each batch of an evaluation.
+# The limits are generous: what a large run on a slow disk may need.
 FLOORS: Mapping[str, float] = {
     "start": 1800.0,
     "compile": 3600.0,
@@ -22,22 +22,22 @@ FLOORS: Mapping[str, float] = {
     "sampling": 1800.0,
     "end": 600.0,
 }
-STEPS = 5  # times the median step
-_SEEN = 101  # steps that the median is of
+STEPS = 5  # multiple of the median step
+_WINDOW = 101  # steps in the median
 
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """Seconds that each phase may last; a step as long as several of its kind, if that is more."""
+    """Seconds that each phase may last; a step may last several median steps, if that is longer."""
 
     floors: Mapping[str, float] = dataclasses.field(default_factory=lambda: FLOORS)
 
     @classmethod
     def parse(cls, text: str) -> "Patience":
-        """Of `60`, for all phases, or `step=60,compile=600`, for these; of nothing the usual one.
+        """Parse `60` (all phases) or `step=60,compile=600` (these phases); empty: the default.
 
         Raises:
-            UserError: for what is neither.
+            UserError: if the text is neither.
         """
         if not text:
             return cls()
@@ -46,16 +46,16 @@ class Patience:
             name, equals, seconds = part.strip().rpartition("=")
             number = _seconds(seconds)
             if number is None or (equals and name not in FLOORS):
-                raise UserError(f"patience {text!r}: {_refused(part.strip(), name)}")
+                raise UserError(f"patience {text!r}: {_advice(part.strip(), name)}")
             found.update({name: number} if equals else dict.fromkeys(FLOORS, number))
         return cls(found)
 
     def times(self, factor: float) -> "Patience":
-        """So many times as patient."""
+        """Return a patience with every limit multiplied by a factor."""
         return Patience({name: factor * seconds for name, seconds in self.floors.items()})
 
     def seconds(self, phase: str, step: float | None) -> float:
-        """That a phase may last, where a step takes so long; None: none was seen.
+        """Return the limit of a phase, given the seconds of a median step (None: unknown).
 
         The first step may take as long as its compilation.
         """
@@ -67,36 +67,36 @@ class Patience:
 
     @property
     def stopped(self) -> float:
-        """Seconds that a process may be stopped by a signal, whatever its phase."""
+        """Seconds for which a process may be stopped by a signal, in any phase."""
         return self.floors["step"]
 
 
 class WatchedProcess:
-    """A process that is looked at now and then: how long has it been where it is?
+    """A process that is observed at intervals: how long has it been at the same beat?
 
-    Time is what passed between looks while it was looked at: where the machine slept or who looks
-    was stopped, and when the clock on the wall jumps, nobody has been stuck.
+    Only time between two observations counts: if the machine slept, the observer was stopped, or
+    the wall clock jumped, no process was stuck.
     """
 
     def __init__(self, patience: Patience):
         self._patience = patience
         self.beat: Beat | None = None
-        """What was seen last."""
+        """The last observed beat."""
         self.still = 0.0
         """Seconds since its last beat."""
         self.stopped = 0.0
-        """Seconds for which a signal has stopped it; 0: none has."""
-        self._steps: collections.deque[float] = collections.deque(maxlen=_SEEN)
-        self._told: Beat | None = None
+        """Seconds for which a signal has stopped it; 0: not stopped."""
+        self._steps: collections.deque[float] = collections.deque(maxlen=_WINDOW)
+        self._last_step: Beat | None = None
 
     @property
     def step_seconds(self) -> float | None:
-        """The median step; None until there were some."""
+        """The median step; None before there are steps."""
         return statistics.median(self._steps) if self._steps else None
 
     @property
     def limit(self) -> float:
-        """Seconds that its phase may last, or that it may be stopped, where it was for longer."""
+        """Seconds that its phase may last, or that it may be stopped if that limit is exceeded."""
         if self.stopped_too_long:
             return self._patience.stopped
         phase = self.beat.phase if self.beat else "start"
@@ -104,19 +104,19 @@ class WatchedProcess:
 
     @property
     def stopped_too_long(self) -> bool:
-        """Whether a signal has stopped it for longer than it may."""
+        """True if a signal has stopped it for longer than allowed."""
         return self.stopped > self._patience.stopped
 
     @property
     def late(self) -> bool:
-        """Whether it has been where it is, or stopped, for too long."""
+        """True if it has been at the same beat, or stopped, for too long."""
         return self.stopped_too_long or self.still > self.limit
 
-    def look(self, beat: Beat, seconds: float, *, stopped: bool = False) -> bool:
-        """Whether it has been where it is for too long, `seconds` after the last look.
+    def update(self, beat: Beat, seconds: float, *, stopped: bool = False) -> bool:
+        """Record an observation `seconds` after the last one; return whether the process is late.
 
         Args:
-            stopped: whether a signal has stopped it, SIGSTOP say.
+            stopped: whether a signal such as SIGSTOP has stopped it.
         """
         before, self.beat = self.beat, beat
         self.stopped = self.stopped + seconds if stopped else 0.0
@@ -128,15 +128,15 @@ class WatchedProcess:
         return self.late
 
     def _learn(self, beat: Beat) -> None:
-        """Notes how long steps take; evaluations and saves between them count for little."""
-        last = self._told
+        """Record how long steps take; evaluations and saves between steps weigh little."""
+        last = self._last_step
         if last is None or beat.step != last.step:
             if last is not None and 0 < last.step < beat.step:
                 self._steps.append((beat.seconds - last.seconds) / (beat.step - last.step))
-            self._told = beat
+            self._last_step = beat
 
 
-def _refused(part: str, name: str) -> str:
+def _advice(part: str, name: str) -> str:
     why, meant = f"{part!r} is neither seconds nor PHASE=SECONDS", "."
     if name and name not in FLOORS:
         near = difflib.get_close_matches(name, FLOORS, 1)

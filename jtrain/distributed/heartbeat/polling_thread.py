@@ -1,14 +1,14 @@
-"""A thread that looks at something every now and then."""
+"""Thread that runs a check at intervals."""
 
 import threading
 
 
 class PollingThread:
-    """While it is entered its `_watch` runs on a thread, which is to end when `_over` is set.
+    """Base of a thread that runs `_watch` in a `with` block and ends when `_over` is set.
 
     Args:
-        name: of the thread.
-        tick: seconds between two looks.
+        name: name of the thread.
+        tick: seconds between two checks.
     """
 
     def __init__(self, name: str, tick: float):
@@ -23,5 +23,5 @@ class PollingThread:
         self._thread.join()
 
     def _watch(self) -> None:
-        """Each kind of looker has its own."""
+        """Check until `_over` is set; subclasses implement this."""
         raise NotImplementedError

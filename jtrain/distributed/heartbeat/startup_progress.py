@@ -1,4 +1,4 @@
-"""Says what a run is doing before its first step, where that takes long."""
+"""Progress messages of a run before its first step."""
 
 import contextlib
 import time
@@ -10,22 +10,22 @@ from jtrain.distributed.heartbeat.polling_thread import PollingThread
 DOING: Mapping[str, str] = {
     "start": "building the experiment and reading its data",
     "compile": "compiling the step",
-    "restore": "making the state, or reading it",
+    "restore": "initializing or restoring the state",
 }
-FIRST = 5.0  # seconds; then after twice as many, again and again
+FIRST = 5.0  # seconds before the first message; the interval doubles with each message
 TICK = 0.5
 
 
 class StartupProgress(PollingThread):
-    """While it is entered, tells how long a phase has lasted: after 5 s, 10 s, 20 s, 40 s, ...
+    """Log how long a phase has lasted, in a `with` block: after 5 s, 10 s, 20 s, 40 s, ...
 
-    A large model compiles for minutes, and who sees nothing takes that for a hang.
+    A large model compiles for minutes, and a silent run looks like a hang.
 
     Args:
         tell: takes a line, on a thread.
-        pulse: that is looked at.
+        pulse: the heartbeat to observe.
         first: seconds before the first line of a phase.
-        tick: seconds between two looks.
+        tick: seconds between two checks.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class StartupProgress(PollingThread):
         self._tell, self._pulse, self._first = tell, pulse, first
 
     def _watch(self) -> None:
-        seen, since, due = self._pulse.now(), time.monotonic(), self._first
+        last, since, due = self._pulse.now(), time.monotonic(), self._first
         while not self._over.wait(self._tick):
             beat, now = self._pulse.now(), time.monotonic()
-            if beat.number != seen.number:
-                seen, since, due = beat, now, self._first
+            if beat.number != last.number:
+                last, since, due = beat, now, self._first
             elif now - since >= due and beat.phase in DOING:
-                with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                with contextlib.suppress(OSError, ValueError):  # the output is closed
                     self._tell(f"{DOING[beat.phase]}: {now - since:.0f} s so far")
                 due *= 2

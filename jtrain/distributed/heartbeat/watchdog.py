@@ -1,4 +1,4 @@
-"""Ends a run that is stuck, from within: where nobody watches from outside."""
+"""Watchdog inside a process: it ends a stuck run that no launcher watches."""
 
 import contextlib
 import faulthandler
@@ -14,26 +14,26 @@ from jtrain.distributed.heartbeat.polling_thread import PollingThread
 from jtrain.errors import HUNG
 from jtrain.io.regular_files import open_regular
 
-# Times the patience of who watches from outside, who has to find it first. Nobody chose these
-# limits, so they are for what can't be anything else: 20 minutes without a step.
+# Multiple of the launcher's patience: the launcher has to notice a hang first. Users do not choose
+# these limits, so they are safe: 20 minutes without a step.
 FACTOR = 4.0
 PATIENCE = "JTRAIN_PATIENCE"  # other limits, as `--patience` takes them
-TICK = 1.0  # seconds between two looks
+TICK = 1.0  # seconds between two checks
 
 
 class Watchdog(PollingThread):
-    """Looks at the pulse of its own process while it is entered.
+    """Check of this process's own heartbeat, in a `with` block.
 
     On a hang it writes the stacks of all threads to `stacks-PROCESS.txt` in the run's directory and
-    ends the process with 124. It waits for who sits at a debugger, and where a person would lose
-    more than a run, in a notebook say, it only writes and says so. A process that was stopped, or a
-    machine that slept, was not stuck. What holds Python's lock is seen only from outside
-    (`jtrain launch`), under which this one does nothing, unless it is given limits of its own.
+    ends the process with 124. It waits for a user at a debugger, and in an interactive session,
+    such as a notebook, it only writes and logs. A process that was stopped, or a machine that
+    slept, was not stuck. Code that holds the GIL is visible only from outside (`jtrain launch`);
+    under a launcher this watchdog does nothing, unless the environment sets its limits.
 
     Args:
         run: the run's directory.
-        process: its number.
-        patience: what is typed in the environment, or the usual one `FACTOR` times, by default.
+        process: number of the process.
+        patience: by default the limits in the environment, or `FACTOR` times the usual ones.
         leave: takes the exit code.
     """
 
@@ -48,10 +48,10 @@ class Watchdog(PollingThread):
         leave: Callable[[int], object] = os._exit,
     ):
         super().__init__("watchdog", tick)
-        typed = os.environ.get(PATIENCE, "")
-        usual = Patience.parse(typed) if typed else Patience().times(FACTOR)
+        text = os.environ.get(PATIENCE, "")
+        usual = Patience.parse(text) if text else Patience().times(FACTOR)
         self._watched, self._pulse = WatchedProcess(patience or usual), pulse
-        self._needed = not pulse.watched or bool(typed)
+        self._needed = not pulse.watched or bool(text)
         self._stacks, self._process = run / f"stacks-{process}.txt", process
         self._leave = leave
 
@@ -67,30 +67,30 @@ class Watchdog(PollingThread):
         before = time.monotonic()
         while not self._over.wait(self._tick):
             now = time.monotonic()
-            # No more than it asked for, or the process or the machine was stopped.
+            # Two ticks at most: more means that the process or the machine was stopped.
             seconds, before = min(now - before, 2 * self._tick), now
-            if self._watched.look(self._pulse.now(), 0.0 if _debugged() else seconds):
+            if self._watched.update(self._pulse.now(), 0.0 if _debugged() else seconds):
                 self._end()
                 return
 
     def _end(self) -> None:
         beat = self._pulse.now()
-        said = (
+        message = (
             f"process {self._process} has been in the phase {beat.phase}, step {beat.step}, for "
             f"{self._watched.still:.0f} s (allowed {self._watched.limit:.0f} s): stuck. The stacks "
-            f"of its threads: {self._stacks}. If that was none: {PATIENCE}={beat.phase}="
+            f"of its threads: {self._stacks}. If it was not stuck, {PATIENCE}={beat.phase}="
             f"{3 * self._watched.limit:.0f} allows more.\n"
         )
         with contextlib.suppress(OSError), open_regular(self._stacks, "wb") as file:
             faulthandler.dump_traceback(file, all_threads=True)
         with contextlib.suppress(OSError):
-            os.write(2, said.encode())
+            os.write(2, message.encode())
         if not _interactive():
             self._leave(HUNG)
 
 
 def _debugged() -> bool:
-    """Whether somebody steps through a thread of this process."""
+    """Return whether a debugger steps through a thread of this process."""
     for frame in sys._current_frames().values():
         while frame is not None:
             if frame.f_globals.get("__name__") in {"bdb", "pdb"}:

@@ -1,4 +1,4 @@
-"""The lives of a run that was begun again and again: does it still come further?"""
+"""Attempts of a restarted run: does it still make progress?"""
 
 import dataclasses
 import os
@@ -10,62 +10,62 @@ from jtrain.distributed.launcher.process_group import GroupExit
 from jtrain.errors import FAULT
 from jtrain.io.regular_files import TooLargeError, parse_json, read_bytes
 
-MOST = 1 << 30  # bytes of a file of a run that are looked at
-LIVES = 3  # that end at the same step, and it is no accident
+MOST = 1 << 30  # bytes of a run's file that are read
+ATTEMPTS = 3  # attempts that end at the same step: the failure is systematic
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportedFault:
-    """What a run says that found a fault in itself: so it ends when it is begun again, too."""
+    """A fault that the run found in itself: the run ends with it after a restart, too."""
 
     step: int
     batch: int | None
-    """That the step took, from 0; None: it does not say."""
+    """The batch of that step, from 0; None: unknown."""
     why: str
     guard: bool
-    """Whether a bad step ended it, of which its guard is to make no more."""
+    """True if a bad step ended the run, and its guard forbids another attempt."""
 
     @classmethod
-    def of(cls, run: str) -> "ReportedFault | None":
-        """What lies in the directory of a run; None if that has not failed by its own judgement."""
-        stands = _rows(run, "run.json", whole=True)
-        if not stands or stands[0].get("status") != "failed" or not stands[0].get("why"):
+    def read(cls, run: str) -> "ReportedFault | None":
+        """Read the fault from the directory of a run; None unless the run itself reports one."""
+        status = _rows(run, "run.json", single=True)
+        if not status or status[0].get("status") != "failed" or not status[0].get("why"):
             return None
         bad = next(reversed(_rows(run, "events.jsonl")), {})
-        step, batch = bad.get("step", stands[0].get("step", 0)), bad.get("batch")
+        step, batch = bad.get("step", status[0].get("step", 0)), bad.get("batch")
         return cls(
             step if type(step) is int else 0,
             batch if type(batch) is int else None,
-            f"{stands[0]['why']}",
+            f"{status[0]['why']}",
             bad.get("done") == "stopped",
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """How far it came, and how it ended."""
+    """One attempt of a run: its progress and its end."""
 
-    ending: GroupExit
+    exit: GroupExit
     step: int
-    """The last that all processes began."""
-    kept: int
-    """The newest checkpoint that was sealed in it; 0: none."""
+    """The last step that all processes began."""
+    checkpoint: int
+    """The newest checkpoint that the attempt sealed; 0: none."""
     run: str
-    """The run's directory; empty if it did not come so far."""
-    judged: ReportedFault | None = None
-    """What the run says of its end, if that was its own judgement."""
+    """The run's directory; empty before it was created."""
+    fault: ReportedFault | None = None
+    """The fault that the run reports, if any."""
 
     @classmethod
-    def of(cls, ending: GroupExit, beats: list[Beat]) -> "Attempt":
-        """The life that these were the last beats of."""
+    def from_exit(cls, exit: GroupExit, beats: list[Beat]) -> "Attempt":
+        """Build an attempt from its end and the last beats of its processes."""
         run = next((beat.run for beat in beats if beat.run), "")
-        step, kept = min(beat.step for beat in beats), max(beat.kept for beat in beats)
-        judged = ReportedFault.of(run) if ending.code == FAULT else None
-        return cls(ending, step, kept, run, judged)
+        step, checkpoint = min(beat.step for beat in beats), max(beat.checkpoint for beat in beats)
+        fault = ReportedFault.read(run) if exit.code == FAULT else None
+        return cls(exit, step, checkpoint, run, fault)
 
     @property
-    def begins(self) -> str:
-        """Where the next one begins, in words; empty where that is not known."""
+    def resume_point(self) -> str:
+        """Text that says where the next attempt resumes; empty if unknown."""
         if not self.run:
             return ""
         try:
@@ -79,81 +79,81 @@ class Attempt:
 
 
 class AttemptHistory:
-    """What became of each life.
+    """Failed attempts of a run.
 
     Args:
-        typed: what a person types before the verb to have the same processes again.
+        program: the words before the verb that start the same processes again.
     """
 
-    def __init__(self, typed: str = ""):
-        self._program = typed or "jtrain"
-        self._furthest, self._kept, self._alike = -1, -1, 0
+    def __init__(self, program: str = ""):
+        self._program = program or "jtrain"
+        self._furthest, self._checkpoint, self._repeats = -1, -1, 0
         self.last: Attempt | None = None
 
-    def add(self, life: Attempt) -> None:
-        """Notes a life that failed."""
-        further = life.step > self._furthest or life.kept > self._kept
-        self._alike = 1 if further else self._alike + 1
-        self._furthest = max(self._furthest, life.step)
-        self._kept = max(self._kept, life.kept)
-        self.last = life
+    def add(self, attempt: Attempt) -> None:
+        """Record an attempt that failed."""
+        further = attempt.step > self._furthest or attempt.checkpoint > self._checkpoint
+        self._repeats = 1 if further else self._repeats + 1
+        self._furthest = max(self._furthest, attempt.step)
+        self._checkpoint = max(self._checkpoint, attempt.checkpoint)
+        self.last = attempt
 
     @property
-    def alike(self) -> int:
-        """Lives in a row, the last one among them, none of which came further than the first."""
-        return self._alike
+    def repeats(self) -> int:
+        """The last attempts in a row, none of which made more progress than their first."""
+        return self._repeats
 
     @property
     def stuck(self) -> bool:
-        """Whether it fails at the same place again and again."""
-        return self._alike >= LIVES
+        """True if the run fails at the same place repeatedly."""
+        return self._repeats >= ATTEMPTS
 
     def diagnosis(self) -> str:
-        """What is known of the place where it fails, and what to type."""
-        life = self.last
-        assert life is not None, "a life that failed was added"
-        judged, who = life.judged, life.ending.who
-        step = judged.step if judged else self._furthest + 1
-        batch = step - 1 if judged is None or judged.batch is None else judged.batch
-        config = f"{life.run}/config.yaml"
+        """Return the known facts about the place of the failure, and commands to inspect it."""
+        attempt = self.last
+        assert attempt is not None, "a failed attempt was added"
+        fault, worker = attempt.fault, attempt.exit.worker
+        step = fault.step if fault else self._furthest + 1
+        batch = step - 1 if fault is None or fault.batch is None else fault.batch
+        config = f"{attempt.run}/config.yaml"
         lines = [
-            f"{self._alike} times in a row it came no further than step {self._furthest} and left "
-            f"no newer checkpoint: it is not begun again.",
+            f"{self._repeats} attempts in a row ended no later than step {self._furthest}, without "
+            f"a newer checkpoint: no further restart.",
             f"  fails in     step {step}, batch {batch} of the training data",
-            f"  last loss    {_last_loss(life.run)}",
+            f"  last loss    {_last_loss(attempt.run)}",
         ]
-        if judged:
-            lines.append(f"  why          {judged.why}")
+        if fault:
+            lines.append(f"  why          {fault.why}")
         else:
-            lines.append(f"  whose words  process {who.index if who else 0}, below")
-        if life.ending.stacks:
-            lines.append(f"  stacks       {life.ending.stacks}")
-        if life.run:
+            lines.append(f"  output       of process {worker.index if worker else 0}, below")
+        if attempt.exit.stacks:
+            lines.append(f"  stacks       {attempt.exit.stacks}")
+        if attempt.run:
             lines += [
                 f"  its rows     jtrain data show {config} --step {batch}",
                 f"  NaN, shapes  jtrain run {config} --find-nan",
             ]
-        if life.run and not judged:
-            lines.append(f"  to go on     {self._program} run {config}")
+        if attempt.run and not fault:
+            lines.append(f"  to resume    {self._program} run {config}")
         return "\n".join(lines) + "\n"
 
 
 def _last_loss(run: str) -> str:
-    """Of the last row of metrics.jsonl that has one, with its step."""
+    """Return the last loss in metrics.jsonl, with its step."""
     for row in reversed(_rows(run, "metrics.jsonl")):
         if "loss" in row:
             return f"{row['loss']} at step {row.get('step')}"
     return "none was written"
 
 
-def _rows(run: str, name: str, *, whole: bool = False) -> list[dict[str, Any]]:
-    """The objects in a file of a run, a line each, or one in the `whole` of it; none without it."""
+def _rows(run: str, name: str, *, single: bool = False) -> list[dict[str, Any]]:
+    """Return the JSON objects in a file of a run: one per line, or a `single` one in all."""
     try:
-        found = read_bytes(Path(run) / name, most=MOST, inside=Path(run)) if run else b""
+        content = read_bytes(Path(run) / name, most=MOST, inside=Path(run)) if run else b""
     except (OSError, TooLargeError):
         return []
-    text = found.decode("utf-8", "replace")
-    rows = map(_row, [text] if whole else text.splitlines())
+    text = content.decode("utf-8", "replace")
+    rows = map(_row, [text] if single else text.splitlines())
     return [row for row in rows if row]
 
 

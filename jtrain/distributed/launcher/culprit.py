@@ -1,4 +1,4 @@
-"""Of processes that stand still, the one that the others wait for."""
+"""Culprit of a hang: the stuck process that the others wait for."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,38 +9,38 @@ from jtrain.distributed.launcher.worker import WorkerProcess
 
 
 class Culprit(NamedTuple):
-    """Who it is, and why one thinks so."""
+    """The culprit, and the status of all processes as evidence."""
 
-    member: WorkerProcess
-    words: str
+    worker: WorkerProcess
+    text: str
 
 
-def guilty(members: Sequence[WorkerProcess], watched: Sequence[WatchedProcess]) -> Culprit:
-    """The one that is stopped; else, furthest behind; else, where no other is waited for.
+def guilty(workers: Sequence[WorkerProcess], watched: Sequence[WatchedProcess]) -> Culprit:
+    """Return the process that is stopped; else furthest behind; else in a phase without peers.
 
     Args:
-        watched: what was seen of each.
+        watched: the observations of each process.
     """
 
     def rank(index: int) -> tuple[bool, int, bool, int]:
         beat, stopped = watched[index].beat, watched[index].stopped > 0
-        assert beat is not None, "only what was looked at can be late"
+        assert beat is not None, "only an observed process can be late"
         return not stopped, beat.step, beat.phase not in ALONE, PHASES.index(beat.phase)
 
-    order = sorted(range(len(members)), key=rank)
+    order = sorted(range(len(workers)), key=rank)
     first = order[0]
-    words = "; ".join(_where(members[index], watched[index]) for index in order)
-    return Culprit(members[first], words)
+    text = "; ".join(_status(workers[index], watched[index]) for index in order)
+    return Culprit(workers[first], text)
 
 
-def _where(member: WorkerProcess, watched: WatchedProcess) -> str:
+def _status(worker: WorkerProcess, watched: WatchedProcess) -> str:
     beat = watched.beat
-    assert beat is not None, "it was looked at"
-    does = {
+    assert beat is not None, "the process was observed"
+    activity = {
         "hooks": f"in a hook after step {beat.step}",
         "data": f"waiting for the data of step {beat.step + 1}",
         "step": f"in step {beat.step + 1}",
     }.get(beat.phase, f"in the phase {beat.phase}, step {beat.step}")
-    does += f", stopped by a signal for {watched.stopped:.1f} s" if watched.stopped else ""
+    activity += f", stopped by a signal for {watched.stopped:.1f} s" if watched.stopped else ""
     allowed = f", of {watched.limit:.1f} s allowed" if watched.late else ""
-    return f"process {member.index} has been {does}, for {watched.still:.1f} s{allowed}"
+    return f"process {worker.index} has been {activity}, for {watched.still:.1f} s{allowed}"

@@ -1,4 +1,4 @@
-"""Starts a command in several processes, and ends them together."""
+"""Launch of a command in several processes that end together."""
 
 import contextlib
 import ipaddress
@@ -27,51 +27,54 @@ def launch(
     patience: Patience | None = None,
     beats: bool = False,
     faults: Sequence[Fault] = (),
-    typed: str = "",
+    program: str = "",
 ) -> int:
-    """Runs `command` in so many processes and gives the exit code, of the first that failed.
+    """Run `command` in several processes; return the exit code of the first that failed.
 
-    They find one another on the loopback alone. The first one's words are shown as they come; those
-    of another only if it fails, last of all. SIGINT, SIGTERM, SIGUSR1 and SIGHUP are handed on; a
-    second one, from two seconds on, ends all. SIGQUIT ends all at once, with their stacks.
+    The processes connect on the loopback only. The output of the first process is shown at once;
+    the output of another only if it fails, at the very end. SIGINT, SIGTERM, SIGUSR1 and SIGHUP
+    are forwarded; a second signal, two seconds later or more, ends all. SIGQUIT ends all at once,
+    with their stacks.
 
     Args:
-        devices: CPU devices of each process; 0: as many as JAX makes.
-        port: of the coordinator; 0: one that is free, another one at each beginning.
-        restarts: how often all are begun again after one failed or was stuck.
-        patience: seconds in each phase after which a process is taken for stuck.
-        faults: what is done to them on purpose.
-        beats: whether what is run tells its phases from its start, as `jtrain run` does.
-        typed: what a person types before the verb to have the same processes again.
+        devices: CPU devices of each process; 0: the default of JAX.
+        port: port of the coordinator; 0: a free port, a new one for each attempt.
+        restarts: number of restarts after a process failed or was stuck.
+        patience: seconds in each phase after which a process counts as stuck.
+        faults: faults to inject.
+        beats: whether the command reports its phases from its start, as `jtrain run` does.
+        program: the words before the verb that start the same processes again.
 
     Raises:
         ConfigError: if the port is in use, or another launch has it.
     """
     if processes > 1:
-        _tell_of_name()
+        _warn_about_hostname()
 
-    chaos = FaultRehearsal(faults)
+    rehearsal = FaultRehearsal(faults)
 
     @contextlib.contextmanager
     def begin() -> Iterator[ProcessGroup]:
-        shared = chaos.environment() | ({LAUNCHER: typed} if typed else {})
+        shared = rehearsal.environment() | ({LAUNCHER: program} if program else {})
         with contextlib.nullcontext(port) if port else claimed_port() as number:
-            where = f"{LOOPBACK}:{number}"
-            told = [
-                environment(os.environ, where, index, processes, devices) | shared
+            address = f"{LOOPBACK}:{number}"
+            environs = [
+                environment(os.environ, address, index, processes, devices) | shared
                 for index in range(processes)
             ]
-            with ProcessGroup(command, told, patience=patience or Patience(), beats=beats) as gang:
-                yield gang
+            with ProcessGroup(
+                command, environs, patience=patience or Patience(), beats=beats
+            ) as group:
+                yield group
 
     with claimed_port(port) if port else contextlib.nullcontext():
-        return supervise(begin, restarts=restarts, chaos=chaos, typed=typed)
+        return supervise(begin, restarts=restarts, rehearsal=rehearsal, program=program)
 
 
 def environment(
     environ: Mapping[str, str], coordinator: str, index: int, processes: int, devices: int
 ) -> dict[str, str]:
-    """What a process is told, over what this one was; one that is alone has all devices."""
+    """Return the environment of a process; a single process keeps all devices."""
     return {
         **({"JAX_PLATFORMS": "cpu"} if processes > 1 else {}),
         **environ,
@@ -82,11 +85,11 @@ def environment(
     }
 
 
-def _tell_of_name() -> None:
-    """Says so where more than the loopback will be listened at.
+def _warn_about_hostname() -> None:
+    """Print a note if gloo will listen beyond the loopback.
 
-    Gloo, by which JAX's CPU processes exchange arrays, listens at the address that the machine's
-    name has, and JAX has no setting for another.
+    Gloo, by which JAX's CPU processes exchange arrays, listens at the address of the machine's
+    name, and JAX has no setting for another address.
     """
     name = socket.gethostname()
     try:

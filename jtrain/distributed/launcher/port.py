@@ -1,4 +1,4 @@
-"""A port of the loopback that one launch of this machine has, and no other."""
+"""Ports of the loopback, each claimed by one launch of this machine."""
 
 import contextlib
 import fcntl
@@ -18,51 +18,51 @@ TRIES = 100
 
 @contextlib.contextmanager
 def claimed_port(port: int = 0) -> Iterator[int]:
-    """Hold a port for the processes of a launch: `port`, or a free one where it is 0.
+    """Claim a port for the processes of a launch: `port`, or a free one if it is 0.
 
-    The port itself stays free for process 0 and then for JAX, which take it in turn. So it is not
-    the port that is held but its name, from before anybody looks whether it is free: two launches
-    that begin at one moment never both have it.
+    The port itself stays free for process 0 and then for JAX, which bind it in turn. So the lock is
+    on the name of the port, taken before any check that the port is free: two launches that begin
+    at the same moment never claim the same port.
 
     Raises:
-        ConfigError: if another launch holds it, or another program listens there.
+        ConfigError: if another launch has claimed it, or another program listens there.
     """
     with contextlib.ExitStack() as stack:
         number = port or free_port()
         for _ in range(TRIES):
-            if holder := _claim(number):
-                stack.enter_context(holder)
+            if lock := _claim(number):
+                stack.enter_context(lock)
                 break
             if port:
-                raise _refused(port, "another jtrain launch has it")
+                raise _error(port, "another jtrain launch has it")
             number = free_port()
         else:
-            raise _refused(number, f"as {TRIES} others are held by other launches")
+            raise _error(number, f"{TRIES} others are claimed by other launches")
         if port:
-            _refuse_used(port)
+            _check_unused(port)
         yield number
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens at."""
+    """Return a port of the loopback at which no program listens."""
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         return listener.getsockname()[1]
 
 
 def _claim(port: int) -> AbstractContextManager | None:
-    """Return what holds the name of a port until this process is gone; None if another does.
+    """Return a lock on the name of a port, held until this process ends; None if it is taken.
 
-    On Linux a socket in the namespace of the ports themselves, whoever the users are; elsewhere a
-    lock on a file, among the launches of a user.
+    On Linux the lock is a socket in the namespace of the ports themselves, for all users; elsewhere
+    it is a lock on a file, among the launches of a user.
     """
     if sys.platform == "linux":
-        held = socket.socket(socket.AF_UNIX)
+        lock = socket.socket(socket.AF_UNIX)
         try:
-            held.bind(f"\0jtrain-launch-{port}")
-            return held
+            lock.bind(f"\0jtrain-launch-{port}")
+            return lock
         except OSError:
-            held.close()
+            lock.close()
             return None
     file = (Path(tempfile.gettempdir()) / f"jtrain-launch-{os.getuid()}-{port}").open("w")
     try:
@@ -73,17 +73,17 @@ def _claim(port: int) -> AbstractContextManager | None:
         return None
 
 
-def _refuse_used(port: int) -> None:
+def _check_unused(port: int) -> None:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((LOOPBACK, port))
         except (OSError, OverflowError) as error:
-            raise _refused(port, getattr(error, "strerror", "") or f"{error}") from None
+            raise _error(port, getattr(error, "strerror", "") or f"{error}") from None
 
 
-def _refused(port: int, why: str) -> ConfigError:
+def _error(port: int, why: str) -> ConfigError:
     return ConfigError(
-        f"jtrain launch: --port {port} was asked for and cannot be had ({why}). Leave --port out, "
-        f"and a free one is taken, such as {free_port()}."
+        f"jtrain launch: --port {port} is not available ({why}). Leave --port out to use a free "
+        f"one, such as {free_port()}."
     )

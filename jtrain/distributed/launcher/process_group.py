@@ -1,4 +1,4 @@
-"""Processes that live and die together, watched from outside."""
+"""Process group: processes that start and end together, watched from outside."""
 
 import contextlib
 import dataclasses
@@ -15,50 +15,51 @@ from jtrain.errors import DONE, HUNG, MISTAKE, STOPPED
 from jtrain.io.private_files import create_private
 
 POLL = 0.02  # seconds
-FAREWELL = 1.0  # seconds that the others have to say what is wrong with them too, when one failed
-OTHERS = 2.0  # seconds after which, where one has ended as it was asked to, the others are asked
-# Seconds after which they are ended: they wait for it in a sum. Whatever was saved was saved before
+FAREWELL = 1.0  # seconds for the others to report their own errors after one failed
+OTHERS = 2.0  # seconds after one ended on a shutdown signal until the others get one
+# Seconds after which the others are killed: they wait for it in a collective. All checkpoints were
+# written before the first one ended.
 # the first one ended.
 QUIT = 20.0
-# What a process never does because another one has ended: JAX ends it by SIGABRT then.
+# Ends that no peer's exit can cause: JAX ends a process by SIGABRT if a peer is gone.
 KILLED = {-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS}
-DUMP = 2.0  # seconds at most for the stacks of a process to be written
-BEATS_WITHIN = 0.2  # seconds; what beats is not stopped, and the kernel is not asked
-# Seconds for which a process was stopped by a signal when another failed: that waited for it.
+DUMP = 2.0  # seconds at most to write the stacks of a process
+BEATS_WITHIN = 0.2  # seconds; a process with a recent beat is not stopped: the kernel is not asked
+# Seconds for which a process was stopped by a signal when another failed: the other waited for it.
 STOPPED_BEFORE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupExit:
-    """How a gang ended."""
+    """End of a process group."""
 
     code: int
-    at: float
-    """When it was noticed, by the monotonic clock."""
-    who: WorkerProcess | None = None
-    """That failed first, or is stuck."""
+    time: float
+    """The time at which the end was noticed, by the monotonic clock."""
+    worker: WorkerProcess | None = None
+    """The process that failed first, or is stuck."""
     hang: str = ""
-    """Who is stuck, where and since when; empty if nobody was."""
+    """The status of the stuck processes; empty if none was stuck."""
     stacks: str = ""
-    """Where the stacks of all lie, or the stacks, if somebody was."""
+    """The path of the stacks, or the stacks themselves, after a hang."""
     down: float = 0.0
-    """When none of them was there any more."""
+    """The time at which no process was left."""
 
     @property
     def failed(self) -> bool:
-        """Whether it is to be begun again."""
+        """True if the group counts as failed, so that it may be restarted."""
         return self.code not in {DONE, STOPPED}
 
 
 class ProcessGroup:
-    """Members that were begun; in a `with` block, after which none of them is there.
+    """Running worker processes, in a `with` block; none is left after the block.
 
     Args:
-        command: what each runs.
-        environs: the environment of each.
-        patience: for each phase.
-        beats: whether they have a pulse from the start; without one a process is not watched, but
-            for a signal that stops it.
+        command: the command of each process.
+        environs: the environment of each process.
+        patience: limits of each phase.
+        beats: whether the processes have a heartbeat from the start; a process without a heartbeat
+            is watched only for a signal that stops it.
     """
 
     def __init__(
@@ -72,14 +73,14 @@ class ProcessGroup:
         self._beats = beats
         self._stack = contextlib.ExitStack()
         self.began = time.monotonic()
-        self.members: list[WorkerProcess] = []
+        self.workers: list[WorkerProcess] = []
         self._watched: list[WatchedProcess] = []
-        self._looked = self.began
-        self.asked = False
-        """Whether they were asked to end."""
+        self._polled = self.began
+        self.signalled = False
+        """True once the processes got a shutdown signal."""
         with self._stack:
             for index, environ in enumerate(environs):
-                self.members.append(
+                self.workers.append(
                     self._stack.enter_context(WorkerProcess(index, command, environ))
                 )
                 self._watched.append(WatchedProcess(patience))
@@ -92,110 +93,116 @@ class ProcessGroup:
         self._stack.close()
 
     def beats(self) -> list[Beat]:
-        """The last beat of each."""
-        return [member.beat() for member in self.members]
+        """Return the last beat of each process."""
+        return [worker.beat() for worker in self.workers]
 
-    def ending(self) -> GroupExit | None:
-        """How it ended, as soon as one failed or is stuck, or all have ended; None before."""
+    def poll(self) -> GroupExit | None:
+        """Return the end as soon as one failed or is stuck, or all ended; None before."""
         now = time.monotonic()
-        seconds, self._looked = min(now - self._looked, 1.0), now
-        running = [member for member in self.members if member.code is None]
+        seconds, self._polled = min(now - self._polled, 1.0), now
+        running = [worker for worker in self.workers if worker.code is None]
         if failed := self._first_failed():
-            return self._held_up(failed, running) or GroupExit(
+            return self._waited_for_stopped(failed, running) or GroupExit(
                 failed.exit_code, failed.ended, failed
             )
         if not running:
-            return GroupExit(max(self._code(member) for member in self.members), now)
-        stopped = [m.ended for m in self.members if m.code is not None and m.code == STOPPED]
-        if stopped and not self.asked and now > min(stopped) + OTHERS:
-            self.signal(signal.SIGTERM)  # one was asked to end and has: so shall the others
+            return GroupExit(max(self._code(worker) for worker in self.workers), now)
+        stopped = [w.ended for w in self.workers if w.code is not None and w.code == STOPPED]
+        if stopped and not self.signalled and now > min(stopped) + OTHERS:
+            self.signal(signal.SIGTERM)  # one ended on a shutdown signal: so do the others
         if stopped and now > min(stopped) + QUIT:
             return GroupExit(STOPPED, now)
-        late = [self._late(member, seconds) for member in running]
-        return self.stuck(HUNG) if any(late) else None
+        late = [self._late(worker, seconds) for worker in running]
+        return self.hang_exit(HUNG) if any(late) else None
 
-    def end(self, ending: GroupExit) -> GroupExit:
-        """Ends all; the others say first what is wrong with them, where one has said that."""
-        fails = ending.failed and not ending.hang  # one that is stuck may fail when it goes on
-        if fails and ending.who is not None and ending.who.code not in KILLED | {None}:
+    def kill(self, exit: GroupExit) -> GroupExit:
+        """Kill all processes; after a failure the others first have time to report their errors."""
+        fails = exit.failed and not exit.hang  # a stuck process may fail when it resumes
+        if fails and exit.worker is not None and exit.worker.code not in KILLED | {None}:
             deadline = time.monotonic() + FAREWELL
-            while time.monotonic() < deadline and any(m.code is None for m in self.members):
+            while time.monotonic() < deadline and any(w.code is None for w in self.workers):
                 time.sleep(POLL)
-            first = self._first_failed() or ending.who  # of all that have ended by themselves
-            ending = dataclasses.replace(ending, code=first.exit_code, who=first)
-        for member in self.members:
-            member.end()
-        return dataclasses.replace(ending, down=time.monotonic())
+            first = self._first_failed() or exit.worker  # of all that ended by themselves
+            exit = dataclasses.replace(exit, code=first.exit_code, worker=first)
+        for worker in self.workers:
+            worker.kill()
+        return dataclasses.replace(exit, down=time.monotonic())
 
     def signal(self, number: int) -> None:
-        """Hands a signal on to all."""
-        self.asked = True
-        for member in self.members:
-            member.signal(number)
+        """Forward a signal to all processes."""
+        self.signalled = True
+        for worker in self.workers:
+            worker.signal(number)
 
-    def stuck(self, code: int) -> GroupExit:
-        """Has all write their stacks, and says who holds up the others."""
-        running = [member for member in self.members if member.code is None]
-        if not running:  # the last has ended a moment ago
+    def hang_exit(self, code: int) -> GroupExit:
+        """Dump the stacks of all processes, and return an exit that names the culprit."""
+        running = [worker for worker in self.workers if worker.code is None]
+        if not running:  # the last process ended a moment ago
             return GroupExit(code, time.monotonic())
-        watched = [self._watched[member.index] for member in running]
-        for member in running:
-            self._late(member, 0.0)  # or one that was never looked at has no beat
+        watched = [self._watched[worker.index] for worker in running]
+        for worker in running:
+            self._late(worker, 0.0)  # ensures that each process has been observed
         found = guilty(running, watched)
-        at = time.monotonic()
-        self._dump([member for member in running if member.beat().number > 0])
-        run = next((Path(run) for run in (member.beat().run for member in running) if run), None)
-        return GroupExit(code, at, found.member, found.words, _written(running, run))
+        now = time.monotonic()
+        self._dump([worker for worker in running if worker.beat().number > 0])
+        run = next((Path(run) for run in (worker.beat().run for worker in running) if run), None)
+        return GroupExit(code, now, found.worker, found.text, _write_stacks(running, run))
 
-    def _late(self, member: WorkerProcess, seconds: float) -> bool:
-        beat, watched = member.beat(), self._watched[member.index]
-        stopped = watched.still > BEATS_WITHIN and member.stopped
-        late = watched.look(beat, seconds, stopped=stopped)
+    def _late(self, worker: WorkerProcess, seconds: float) -> bool:
+        beat, watched = worker.beat(), self._watched[worker.index]
+        stopped = watched.still > BEATS_WITHIN and worker.stopped
+        late = watched.update(beat, seconds, stopped=stopped)
         return late and (beat.number > 0 or self._beats or watched.stopped_too_long)
 
-    def _held_up(self, failed: WorkerProcess, running: Sequence[WorkerProcess]) -> GroupExit | None:
-        """A hang, where a process failed because another one was stopped by a signal.
+    def _waited_for_stopped(
+        self, failed: WorkerProcess, running: Sequence[WorkerProcess]
+    ) -> GroupExit | None:
+        """Return a hang if a process failed only because another one was stopped by a signal.
 
-        JAX, gloo and the meeting of the processes have limits of their own, which may come before
-        that of `patience`; what they say names the process that waited.
+        JAX, gloo and the rendezvous have limits of their own, which may expire before `patience`;
+        their errors name the process that waited.
         """
-        held = [m for m in running if self._watched[m.index].stopped > STOPPED_BEFORE]
-        if not held or failed.code in KILLED | {MISTAKE}:
+        stopped = [w for w in running if self._watched[w.index].stopped > STOPPED_BEFORE]
+        if not stopped or failed.code in KILLED | {MISTAKE}:
             return None
-        ending = self.stuck(HUNG)
-        waited = f"; process {failed.index} waited for it, and failed ({failed.how})"
-        return dataclasses.replace(ending, hang=ending.hang + waited)
+        exit = self.hang_exit(HUNG)
+        waited = f"; process {failed.index} waited for it, and failed ({failed.exit_reason})"
+        return dataclasses.replace(exit, hang=exit.hang + waited)
 
-    def _code(self, member: WorkerProcess) -> int:
-        """As it ended; `STOPPED` too where the signal came before anything was to be lost."""
-        signalled = member.code is not None and -member.code in ASKS
-        return STOPPED if self.asked and signalled else member.exit_code
+    def _code(self, worker: WorkerProcess) -> int:
+        """Return its exit code; `STOPPED` too if a signal came before anything could be lost."""
+        by_signal = worker.code is not None and -worker.code in ASKS
+        return STOPPED if self.signalled and by_signal else worker.exit_code
 
     def _first_failed(self) -> WorkerProcess | None:
-        ended = [member for member in self.members if member.code is not None]
-        failed = [member for member in ended if self._code(member) not in {DONE, STOPPED}]
+        ended = [worker for worker in self.workers if worker.code is not None]
+        failed = [worker for worker in ended if self._code(worker) not in {DONE, STOPPED}]
         if not failed:
             return None
-        # Ends alone do not tell who was the first: the kernel closes what a process holds open, by
-        # which another fails, before it says that the process is gone. So each says that it fails.
-        said = {member.index: member.beat().failed for member in ended}
-        when = lambda m: (m.code not in KILLED, said[m.index] or m.ended)
+        # The times of the exits do not show which was first: the kernel closes the files of a
+        # process, which makes its peers fail, before it reports the exit. So each process records
+        # its own failure.
+        failures = {worker.index: worker.beat().failed for worker in ended}
+
+        def when(worker: WorkerProcess) -> tuple[bool, float]:
+            return worker.code not in KILLED, failures[worker.index] or worker.ended
+
         return min(failed, key=when)
 
-    def _dump(self, members: Sequence[WorkerProcess]) -> None:
-        for member in members:
-            member.dump()
+    def _dump(self, workers: Sequence[WorkerProcess]) -> None:
+        for worker in workers:
+            worker.dump()
         deadline = time.monotonic() + DUMP
-        for member in members:
+        for worker in workers:
             size = -1
-            while time.monotonic() < deadline and (size <= 0 or size != len(member.stacks())):
-                size = len(member.stacks())
+            while time.monotonic() < deadline and (size <= 0 or size != len(worker.stacks())):
+                size = len(worker.stacks())
                 time.sleep(POLL)
 
 
-def _written(members: Sequence[WorkerProcess], run: Path | None) -> str:
-    """Write the stacks into a run's directory and return where; without one, return the stacks."""
-    stacks = {member.index: text for member in members if (text := member.stacks())}
+def _write_stacks(workers: Sequence[WorkerProcess], run: Path | None) -> str:
+    """Write the stacks into a run's directory and return the path; else return the stacks."""
+    stacks = {worker.index: text for worker in workers if (text := worker.stacks())}
     if run is None or not run.is_dir():
         shown = [f"process {i}:\n{x.decode(errors='replace')}" for i, x in stacks.items()]
         return "\n" + "".join(shown) if shown else ""

@@ -1,4 +1,4 @@
-"""A rehearsal: faults done to a run on purpose, and how long it took to get over each."""
+"""Rehearsal: faults injected into a run, and the time that the run took to recover."""
 
 import dataclasses
 import signal
@@ -14,78 +14,81 @@ SIGNALS = {"kill": signal.SIGKILL, "stall": signal.SIGSTOP, "term": signal.SIGTE
 
 @dataclasses.dataclass
 class InjectedFault:
-    """A fault that happened; times by the monotonic clock, 0 where it did not come to that."""
+    """An injected fault; times by the monotonic clock, 0 if the event did not come."""
 
     fault: Fault
-    at: float
-    seen: float = 0.0
+    time: float
+    noticed: float = 0.0
     down: float = 0.0
     stepped: float = 0.0
-    how: str = ""
+    result: str = ""
     survived: bool = False
-    """Whether no process ended by it."""
+    """True if no process ended by it."""
 
     def row(self) -> tuple[str, ...]:
-        """As it is printed."""
+        """Return the row of the report."""
         if self.survived:
-            return str(self.fault), "-", "-", "-", self.how
-        since = lambda time: f"{time - self.at:.2f} s" if time else "never"
-        return str(self.fault), since(self.seen), since(self.down), since(self.stepped), self.how
+            return str(self.fault), "-", "-", "-", self.result
+        times = [
+            f"{time - self.time:.2f} s" if time else "never"
+            for time in (self.noticed, self.down, self.stepped)
+        ]
+        return str(self.fault), *times, self.result
 
 
 class FaultRehearsal:
-    """The faults of a rehearsal, each of which happens once."""
+    """The faults of a rehearsal; each happens once."""
 
     def __init__(self, faults: Sequence[Fault] = ()):
-        self.to_come = list(faults)
+        self.pending = list(faults)
         self.done: list[InjectedFault] = []
-        self._now: list[InjectedFault] = []  # of the life that goes on
-        self._told: list[Fault] = []  # to its processes, which know each by its place here
+        self._current: list[InjectedFault] = []  # in the current attempt
+        self._known: list[Fault] = []  # to its processes, which know a fault by its index here
 
     def environment(self) -> dict[str, str]:
-        """What the processes of the next life are told."""
-        self._told = list(self.to_come)
-        return {REHEARSAL: ",".join(map(str, self._told))} if self._told else {}
+        """Return the environment of the next attempt's processes."""
+        self._known = list(self.pending)
+        return {REHEARSAL: ",".join(map(str, self._known))} if self._known else {}
 
-    def look(self, gang: ProcessGroup) -> None:
-        """Does what is due, and notes what has happened."""
-        if not self.to_come and not (self.done and not self.done[-1].stepped):
+    def update(self, group: ProcessGroup) -> None:
+        """Inject the faults that are due, and record those that happened."""
+        if not self.pending and not (self.done and not self.done[-1].stepped):
             return
-        beats = gang.beats()
-        if not self._now and min(beat.step for beat in beats) > 0:
+        beats = group.beats()
+        if not self._current and min(beat.step for beat in beats) > 0:
             for each in self.done:
                 each.stepped = each.stepped or time.monotonic()
-        for fault in list(self.to_come):
-            member, place = gang.members[fault.process], self._told.index(fault)
+        for fault in list(self.pending):
+            worker, index = group.workers[fault.process], self._known.index(fault)
             if fault.kind not in OWN and beats[fault.process].step >= fault.number:
-                member.signal(SIGNALS[fault.kind])
-                member.note_rehearsed(place)
-            if at := member.rehearsed(place):
-                self.to_come.remove(fault)
-                self._now.append(InjectedFault(fault, at))
+                worker.signal(SIGNALS[fault.kind])
+                worker.note_fault(index)
+            if seconds := worker.fault_time(index):
+                self.pending.remove(fault)
+                self._current.append(InjectedFault(fault, seconds))
 
-    def ended(self, gang: ProcessGroup, ending: GroupExit) -> bool:
-        """Whether the life ended by something that was done to it."""
-        self.look(gang)
-        happened, self._now = self._now, []
+    def finish(self, group: ProcessGroup, exit: GroupExit) -> bool:
+        """Record the end of an attempt; return whether an injected fault ended it."""
+        self.update(group)
+        happened, self._current = self._current, []
         others = any(each.fault.kind != "full-disk" for each in happened)
         for each in happened:
-            each.seen, each.down = ending.at, ending.down
-            each.how = "stuck" if ending.hang else f"exit code {ending.code}"
-            # A save that failed is tried again: a life goes on, and ends well or by something else.
-            each.survived = each.fault.kind == "full-disk" and (ending.code == DONE or others)
+            each.noticed, each.down = exit.time, exit.down
+            each.result = "stuck" if exit.hang else f"exit code {exit.code}"
+            # A failed save is retried: the attempt continues, and ends well or by another fault.
+            each.survived = each.fault.kind == "full-disk" and (exit.code == DONE or others)
             if each.survived:
-                each.how = "it went on, and ended with 0" if ending.code == DONE else "it went on"
+                each.result = "survived, exit code 0" if exit.code == DONE else "survived"
         self.done += happened
         return not all(each.survived for each in happened)
 
     def report(self) -> str:
-        """A table of what was done; empty where nothing was to be."""
-        if not self.done and not self.to_come:
+        """Return a table of the injected faults; empty without faults."""
+        if not self.done and not self.pending:
             return ""
         head = ("rehearsed", "seen after", "all down", "next step", "how it ended")
         rows = [head, *(each.row() for each in self.done)]
-        widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        lines += [f"{fault}: did not come, the run was over before" for fault in self.to_come]
+        lines += [f"{fault}: did not happen, the run ended before" for fault in self.pending]
         return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Begins a gang, and begins it again when it fails."""
+"""Supervision of a process group: it is started, and restarted after a failure."""
 
 import contextlib
 import os
@@ -16,188 +16,188 @@ from jtrain.distributed.launcher.process_group import POLL, GroupExit, ProcessGr
 from jtrain.distributed.launcher.rehearsal import FaultRehearsal
 from jtrain.errors import DONE, MISTAKE, STOPPED
 
-FIRST, MOST = 0.25, 60.0  # seconds before the first and at most before a later new beginning
-LATE = 5.0  # seconds beyond its grace after which a gang that was asked to end is ended
-QUIT = 128 + signal.SIGQUIT  # the exit code, as a shell says it of a process that SIGQUIT ended
+FIRST, MOST = 0.25, 60.0  # seconds before the first restart, and at most before a later one
+LATE = 5.0  # seconds beyond the grace period after which a signalled group is killed
+QUIT = 128 + signal.SIGQUIT  # the exit code that a shell gives to a process ended by SIGQUIT
 
 
 class ReceivedSignals:
-    """Signals that came to this process."""
+    """Signals that this process received."""
 
     def __init__(self):
-        self.at = 0.0
-        """When the first one came; 0 before."""
+        self.time = 0.0
+        """The time of the first signal; 0 before."""
         self.number = 0
-        """The first one."""
-        self.again = ""
-        """The second signal, empty before; one that repeats the first is none."""
-        self.quits = False
-        """Whether all are to be ended at once, with their stacks: by SIGQUIT."""
-        self._gang: ProcessGroup | None = None
+        """The first signal."""
+        self.second = ""
+        """The name of the second signal, empty before; a repetition of the first does not count."""
+        self.quit = False
+        """True if SIGQUIT came: all are killed at once, with their stacks."""
+        self._group: ProcessGroup | None = None
         self._request = ShutdownRequest()
 
-    def came(self, number: int, frame: FrameType | None) -> None:
-        """Hand the first one on, and take note of a second."""
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Forward the first signal, and record a second one."""
         del frame
         which, name = self._request.signalled(), signal.Signals(number).name
         if which == "second":
-            self.again = name
+            self.second = name
         if which == "first":
-            self.at, self.number = time.monotonic(), number
-            if self._gang is not None:
-                self._gang.signal(number)
+            self.time, self.number = time.monotonic(), number
+            if self._group is not None:
+                self._group.signal(number)
             line = (
-                f"\njtrain launch: {name} was handed on to all processes. From {REPEATS:g} s on a "
+                f"\njtrain launch: {name} was forwarded to all processes. From {REPEATS:g} s on a "
                 f"second signal ends them at once.\n"
             )
-            with contextlib.suppress(OSError):  # not by sys.stderr, which may be in use
+            with contextlib.suppress(OSError):  # not sys.stderr, which may be in use
                 os.write(2, line.encode())
             self._request.warned()
 
-    def begun(self, gang: ProcessGroup | None) -> None:
-        """Have the signals handed on to a gang, one that came while it began among them."""
-        self._gang = gang
-        if gang is not None and self.number:
-            gang.signal(self.number)
+    def forward_to(self, group: ProcessGroup | None) -> None:
+        """Forward signals to a group, including one that came before the group was complete."""
+        self._group = group
+        if group is not None and self.number:
+            group.signal(self.number)
 
-    def quit(self, number: int, frame: FrameType | None) -> None:
-        """Take note of SIGQUIT."""
+    def handle_quit(self, number: int, frame: FrameType | None) -> None:
+        """Record SIGQUIT."""
         del number, frame
-        self.at, self.quits = self.at or time.monotonic(), True
+        self.time, self.quit = self.time or time.monotonic(), True
 
 
 def supervise(
     begin: Callable[[], AbstractContextManager[ProcessGroup]],
     *,
     restarts: int = 0,
-    chaos: FaultRehearsal | None = None,
-    typed: str = "",
+    rehearsal: FaultRehearsal | None = None,
+    program: str = "",
 ) -> int:
-    """Gives the exit code of the last life, after `restarts` new beginnings at most.
+    """Run a group with at most `restarts` restarts; return the exit code of the last attempt.
 
-    A life that failed is begun again, unless by a mistake in what was typed (2), by a bad step that
-    its guard is to stop at, or at the same place for the third time.
+    A failed attempt is restarted, unless the cause is a user error (2), a bad step that its guard
+    stops at, or the third failure at the same place.
 
     Args:
-        begin: starts a gang, which is there in a `with` block.
-        chaos: what is done to it, beside; a life that ended by it is always begun again.
-        typed: what a person types before the verb to have the same processes again.
+        begin: starts a group, which exists in a `with` block.
+        rehearsal: faults to inject; an attempt that an injected fault ended is always restarted.
+        program: the words before the verb that start the same processes again.
     """
-    history, spent, chaos = AttemptHistory(typed), 0, chaos or FaultRehearsal()
-    with handing_on() as asked:
+    history, spent = AttemptHistory(program), 0
+    rehearsal = rehearsal or FaultRehearsal()
+    with handing_on() as signals:
         while True:
-            with begin() as gang:
-                asked.begun(gang)
-                ending = live(gang, asked, chaos)
-                life, rehearsed = Attempt.of(ending, gang.beats()), chaos.ended(gang, ending)
-            asked.begun(None)
-            if rehearsed and not asked.at:
-                say(_told(life, "It was a rehearsal. Begun again"))
+            with begin() as group:
+                signals.forward_to(group)
+                exit = live(group, signals, rehearsal)
+                attempt = Attempt.from_exit(exit, group.beats())
+                rehearsed = rehearsal.finish(group, exit)
+            signals.forward_to(None)
+            if rehearsed and not signals.time:
+                say(_restart_note(attempt, "The fault was injected. Restarted"))
                 continue
-            if not ending.failed or asked.at:
+            if not exit.failed or signals.time:
                 break
-            history.add(life)
-            guarded = life.judged is not None and life.judged.guard
-            if ending.code == MISTAKE or guarded or history.stuck or spent == restarts:
+            history.add(attempt)
+            guarded = attempt.fault is not None and attempt.fault.guard
+            if exit.code == MISTAKE or guarded or history.stuck or spent == restarts:
                 break
             spent += 1
-            say(_told(life, f"Begun again ({spent} of {restarts})"))
-            _rest(min(FIRST * 2 ** (history.alike - 1), MOST), asked)
-            if asked.at:
-                return QUIT if asked.quits else STOPPED
-    say(chaos.report())
-    if ending.failed and restarts and history.last:
-        say(history.diagnosis() if history.stuck else _stopped(history.last))
-    say(_last_words(ending))
-    return ending.code
+            say(_restart_note(attempt, f"Restarted ({spent} of {restarts})"))
+            _rest(min(FIRST * 2 ** (history.repeats - 1), MOST), signals)
+            if signals.time:
+                return QUIT if signals.quit else STOPPED
+    say(rehearsal.report())
+    if exit.failed and restarts and history.last:
+        say(history.diagnosis() if history.stuck else _guard_note(history.last))
+    say(_exit_note(exit))
+    return exit.code
 
 
-def live(gang: ProcessGroup, asked: ReceivedSignals, chaos: FaultRehearsal) -> GroupExit:
-    """How a gang ended; none of it is there any more."""
-    while (ending := gang.ending()) is None:
-        chaos.look(gang)
-        if asked.quits:
-            ending = gang.stuck(QUIT)
+def live(group: ProcessGroup, signals: ReceivedSignals, rehearsal: FaultRehearsal) -> GroupExit:
+    """Watch a group until it ends; kill its last processes, and return its exit."""
+    while (exit := group.poll()) is None:
+        rehearsal.update(group)
+        if signals.quit:
+            exit = group.hang_exit(QUIT)
             break
-        if asked.again:
-            say(f"jtrain launch: asked to end again ({asked.again}): all are ended at once\n")
-            ending = GroupExit(STOPPED, time.monotonic())
+        if signals.second:
+            say(f"jtrain launch: second signal ({signals.second}): all are ended at once\n")
+            exit = GroupExit(STOPPED, time.monotonic())
             break
-        if asked.at and time.monotonic() > asked.at + _grace(gang) + LATE:
+        if signals.time and time.monotonic() > signals.time + _grace(group) + LATE:
             say(
-                f"jtrain launch: not ended {_grace(gang):.0f} s after they were asked to; the last "
-                f"checkpoint is what a run goes on from\n"
+                f"jtrain launch: not ended {_grace(group):.0f} s after the signal; a run resumes "
+                f"from its last checkpoint\n"
             )
-            ending = GroupExit(STOPPED, time.monotonic())
+            exit = GroupExit(STOPPED, time.monotonic())
             break
         time.sleep(POLL)
-    return gang.end(ending)
+    return group.kill(exit)
 
 
 @contextlib.contextmanager
 def handing_on() -> Iterator[ReceivedSignals]:
-    """Within, signals are noted and handed on to the gang; in the main thread only."""
-    asked = ReceivedSignals()
+    """Forward signals to the group in a `with` block; in the main thread only."""
+    signals = ReceivedSignals()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield signals
         return
-    before = {number: signal.signal(number, asked.came) for number in shutdown_signals()}
+    before = {number: signal.signal(number, signals.handle) for number in shutdown_signals()}
     if signal.getsignal(signal.SIGQUIT) is not signal.SIG_IGN:
-        before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, asked.quit)
+        before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, signals.handle_quit)
     try:
-        yield asked
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def say(text: str) -> None:
-    """On the error stream, at once."""
+    """Write to stderr and flush."""
     sys.stderr.write(text)
     sys.stderr.flush()
 
 
-def _grace(gang: ProcessGroup) -> float:
-    return max((beat.grace for beat in gang.beats()), default=0.0) or 25.0
+def _grace(group: ProcessGroup) -> float:
+    return max((beat.grace for beat in group.beats()), default=0.0) or 25.0
 
 
-def _rest(seconds: float, asked: ReceivedSignals) -> None:
+def _rest(seconds: float, signals: ReceivedSignals) -> None:
     end = time.monotonic() + seconds
-    while time.monotonic() < end and not asked.at:
+    while time.monotonic() < end and not signals.time:
         time.sleep(POLL)
 
 
-def _told(life: Attempt, what: str) -> str:
-    return f"jtrain launch: {life.ending.hang or _ended(life)}. {what}{life.begins}.\n"
+def _restart_note(attempt: Attempt, action: str) -> str:
+    reason = attempt.exit.hang or _describe_end(attempt)
+    return f"jtrain launch: {reason}. {action}{attempt.resume_point}.\n"
 
 
-def _ended(life: Attempt) -> str:
-    who = life.ending.who
-    after = f"after step {life.step}" if life.step else "before the first step"
-    return f"process {who.index if who else 0} ended ({_how(life.ending)}) {after}"
+def _describe_end(attempt: Attempt) -> str:
+    worker = attempt.exit.worker
+    after = f"after step {attempt.step}" if attempt.step else "before the first step"
+    reason = worker.exit_reason if worker is not None else f"exit code {attempt.exit.code}"
+    return f"process {worker.index if worker else 0} ended ({reason}) {after}"
 
 
-def _stopped(life: Attempt) -> str:
-    """Why it is not begun again, where a bad step has ended it."""
-    if life.judged is None or not life.judged.guard:
+def _guard_note(attempt: Attempt) -> str:
+    """Return a note if a bad step ended the attempt, so that there is no restart."""
+    if attempt.fault is None or not attempt.fault.guard:
         return ""
     return (
-        f"jtrain launch: its guard stopped the run at step {life.judged.step}, which would come "
-        f"again: it is not begun again.\n"
+        f"jtrain launch: the guard stopped the run at step {attempt.fault.step}, where a restart "
+        f"would stop again: no restart.\n"
     )
 
 
-def _how(ending: GroupExit) -> str:
-    return ending.who.how if ending.who is not None else f"exit code {ending.code}"
-
-
-def _last_words(ending: GroupExit) -> str:
-    if ending.hang:
-        said = ending.who.unshown if ending.who else ""
-        if "\n" in ending.stacks:  # there is no directory that they could lie in
-            return f"{said}{ending.stacks.strip()}\n{ending.hang}. All were ended.\n"
-        stacks = f" The stacks of all: {ending.stacks}." if ending.stacks else ""
-        return f"{said}{ending.hang}.{stacks} All were ended.\n"
-    if ending.who is None or ending.code in {DONE, STOPPED}:
+def _exit_note(exit: GroupExit) -> str:
+    if exit.hang:
+        output = exit.worker.hidden_output if exit.worker else ""
+        if "\n" in exit.stacks:  # the run has no directory for them
+            return f"{output}{exit.stacks.strip()}\n{exit.hang}. All were ended.\n"
+        stacks = f" The stacks of all: {exit.stacks}." if exit.stacks else ""
+        return f"{output}{exit.hang}.{stacks} All were ended.\n"
+    if exit.worker is None or exit.code in {DONE, STOPPED}:
         return ""
-    return ending.who.last_words()
+    return exit.worker.failure_output()

@@ -1,4 +1,4 @@
-"""One of several processes of a command."""
+"""Worker process: one of several processes of a command."""
 
 import collections
 import contextlib
@@ -15,9 +15,10 @@ from typing import IO
 from jtrain.distributed.heartbeat import Beat, heartbeat, read_beat
 from jtrain.distributed.heartbeat.channel import STACKS, Channel
 
-KEPT = 400  # lines of what it said last
-# Runs what follows so that Linux kills it when who started it is gone, killed say: by
-# prctl(PR_SET_PDEATHSIG, SIGKILL). In a process before it, for JAX warns of functions after a fork.
+TAIL = 400  # lines of its last output that are kept
+# A wrapper that makes Linux kill the command when its launcher is gone, killed for example, by
+# prctl(PR_SET_PDEATHSIG, SIGKILL). It is a process of its own, since JAX warns about code that runs
+# after a fork.
 _TIE = """
 import ctypes, os, sys
 tie = getattr(ctypes.CDLL(None), "prctl", None)
@@ -28,15 +29,15 @@ _TIED = (sys.executable, "-I", "-S", "-c", _TIE)
 
 
 class WorkerProcess:
-    """A process that has begun; in a `with` block, after which neither it nor its children are.
+    """A running process, in a `with` block; neither it nor its children are left after the block.
 
-    The words of process 0 go where those of this process go. What the others say is kept, for the
-    case that they fail.
+    The output of process 0 goes to the output of this process. The output of the others is kept in
+    case they fail.
     """
 
     def __init__(self, index: int, command: Sequence[str], environ: Mapping[str, str]):
-        self.index, self.ended = index, 0.0  # when, by the monotonic clock; 0: it runs
-        self._tail: collections.deque[str] = collections.deque(maxlen=KEPT)
+        self.index, self.ended = index, 0.0  # time of the end by the monotonic clock; 0: it runs
+        self._tail: collections.deque[str] = collections.deque(maxlen=TAIL)
         shown = index == 0
         self._channel = Channel()
         self._process = subprocess.Popen(
@@ -45,14 +46,14 @@ class WorkerProcess:
             pass_fds=self._channel.files,
             stdin=subprocess.DEVNULL,
             stdout=None if shown else subprocess.PIPE,
-            stderr=subprocess.PIPE if shown else subprocess.STDOUT,  # in the order it was said
-            start_new_session=True,  # Ctrl-C reaches it through us, once
+            stderr=subprocess.PIPE if shown else subprocess.STDOUT,  # in the order of the output
+            start_new_session=True,  # Ctrl-C reaches it once, through the launcher
         )
         pipe, echo = self._process.stdout, None
         if shown:
             pipe, echo = self._process.stderr, sys.stderr
         self._reader = threading.Thread(target=self._read, args=(pipe, echo), daemon=True)
-        self._waiter = threading.Thread(target=self._wait, daemon=True)  # knows when it ended
+        self._waiter = threading.Thread(target=self._wait, daemon=True)  # records the end
         self._reader.start()
         self._waiter.start()
 
@@ -60,28 +61,28 @@ class WorkerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        self.kill()
         self._channel.close()
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Number of the process."""
         return self._process.pid
 
     @property
     def code(self) -> int | None:
-        """How it ended, a signal's number below zero; None while it runs."""
+        """Exit code, the negative number of a signal; None while it runs."""
         return self._process.returncode if self.ended else None
 
     @property
     def exit_code(self) -> int:
-        """The same as a shell says it: 128 and the number of the signal."""
+        """Exit code as a shell reports it: 128 plus the number of a signal."""
         code = self.code or 0
         return code if code >= 0 else 128 - code
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped it, SIGSTOP say; never where there is no /proc."""
+        """True if a signal such as SIGSTOP has stopped it; always False without /proc."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -89,52 +90,53 @@ class WorkerProcess:
         return stat.rpartition(")")[2].split()[0] == "T"
 
     def beat(self) -> Beat:
-        """Return the last beat of its pulse; number 0 if it has none."""
+        """Return its last beat; number 0 without a heartbeat."""
         return read_beat(self._channel.files.pulse)
 
     def dump(self) -> None:
-        """Have it write the stacks of its threads; one that is stopped does so when it goes on."""
+        """Make it write the stacks of its threads; a stopped process is resumed for this."""
         self.signal(STACKS)
         self.signal(signal.SIGCONT)
 
     def stacks(self) -> bytes:
-        """Return the stacks that it has written; nothing before."""
+        """Return the stacks that it has written; empty before."""
         return self._channel.stacks()
 
-    def rehearsed(self, place: int) -> float:
-        """Return when the fault at that place of a rehearsal came; 0 before it has."""
-        return heartbeat.rehearsal_time(self._channel.files.pulse, place)
+    def fault_time(self, index: int) -> float:
+        """Return when the fault with this index was injected; 0 before."""
+        return heartbeat.rehearsal_time(self._channel.files.pulse, index)
 
-    def note_rehearsed(self, place: int) -> None:
-        """Tell it that the fault at that place of a rehearsal has come."""
-        heartbeat.note_rehearsed(self._channel.files.pulse, place)
+    def note_fault(self, index: int) -> None:
+        """Record in its memory that the fault with this index was injected."""
+        heartbeat.note_rehearsed(self._channel.files.pulse, index)
 
     def signal(self, number: int) -> None:
-        """Hands a signal on, if it still runs."""
+        """Forward a signal, if it still runs."""
         if self.code is None:
             self._process.send_signal(number)
 
-    def end(self) -> None:
-        """Ends it at once, with all that it started; nothing if it has ended."""
+    def kill(self) -> None:
+        """Kill it with all its children; nothing if it has ended."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._waiter.join()
         self._reader.join(timeout=1.0)
 
     @property
-    def how(self) -> str:
-        """It ended: `exit code 70`, `SIGKILL`."""
+    def exit_reason(self) -> str:
+        """Reason of its end: `exit code 70`, `SIGKILL`."""
         code = self.code or 0
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
     @property
-    def unshown(self) -> str:
-        """What it said last; nothing of process 0, whose words were shown as they came."""
+    def hidden_output(self) -> str:
+        """Its last output; empty for process 0, whose output was shown at once."""
         return "" if self.index == 0 else "".join(self._tail)
 
-    def last_words(self) -> str:
-        """What it said before it failed, and how."""
-        return f"{self.unshown}process {self.index} failed ({self.how}), and all were ended\n"
+    def failure_output(self) -> str:
+        """Return its last output, and the reason of its failure."""
+        failure = f"process {self.index} failed ({self.exit_reason}), and all were ended\n"
+        return self.hidden_output + failure
 
     def _wait(self) -> None:
         self._process.wait()
@@ -146,6 +148,6 @@ class WorkerProcess:
                 text = line.decode(errors="replace")
                 self._tail.append(text)
                 if echo is not None:
-                    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                    with contextlib.suppress(OSError, ValueError):  # the output is closed
                         echo.write(text)
                         echo.flush()

@@ -195,7 +195,7 @@ def test_every_kind_has_a_recorded_environment():
 
 
 def test_says_what_else_was_there():
-    assert "Slurm would be there too" in detect(TORCHRUN | slurm(1)).note
+    assert "Slurm is set too" in detect(TORCHRUN | slurm(1)).note
     assert "type srun" in detect(ROWS["slurm, a job's script"].environ).note
 
 
@@ -204,29 +204,29 @@ def without(environ: dict[str, str], name: str) -> dict[str, str]:
 
 
 WRONG = {
-    "TF_CONFIG is no JSON: Expecting value": {"TF_CONFIG": "worker:0"},
-    "TF_CONFIG was to have an object 'task'": {"TF_CONFIG": '{"cluster": {}}'},
-    "TF_CONFIG was to have an object 'cluster'": {"TF_CONFIG": "[1]"},
-    r'this is task {"type": "worker", "index": 2} of .* 1 chief, 2 worker': tf_config("worker", 2),
-    "tasks of type ps, and here are chief, worker": tf_config("worker", 0, worker=["a:1"], ps=[]),
-    "TF_CONFIG names where process 0 is reached, and 'a' is no HOST:PORT": tf_config(
+    "TF_CONFIG is not JSON: Expecting value": {"TF_CONFIG": "worker:0"},
+    "TF_CONFIG should have an object 'task'": {"TF_CONFIG": '{"cluster": {}}'},
+    "TF_CONFIG should have an object 'cluster'": {"TF_CONFIG": "[1]"},
+    r'this process as task {"type": "worker", "index": 2} of .* 1 chief, 2 worker': tf_config("worker", 2),
+    "tasks of type ps, and only chief, worker": tf_config("worker", 0, worker=["a:1"], ps=[]),
+    "TF_CONFIG is the address of process 0, and 'a' is not HOST:PORT": tf_config(
         "worker", 0, worker=["a", "b"]
     ),
-    "jtrain is half set: there is JTRAIN_PROCESSES=2, and JTRAIN_PROCESS is missing": without(
+    "jtrain is half set: JTRAIN_PROCESSES=2 is set, and JTRAIN_PROCESS is missing": without(
         OWN, "JTRAIN_PROCESS"
     ),
     "Set JTRAIN_COORDINATOR too": without(OWN, "JTRAIN_COORDINATOR"),
     r"this is process 2 of 2.*JTRAIN_PROCESS=2.*Set an index in 0 .. 1": OWN
     | {"JTRAIN_PROCESS": "2"},
-    "JTRAIN_PROCESSES was to be a number from 0 on and is 'two'": OWN | {"JTRAIN_PROCESSES": "two"},
-    "'127.0.0.1:http' is no HOST:PORT": OWN | {"JTRAIN_COORDINATOR": "127.0.0.1:http"},
+    "JTRAIN_PROCESSES should be a number from 0 on and is 'two'": OWN | {"JTRAIN_PROCESSES": "two"},
+    "'127.0.0.1:http' is not HOST:PORT": OWN | {"JTRAIN_COORDINATOR": "127.0.0.1:http"},
     "torchrun is half set: .* RANK is missing": without(TORCHRUN, "RANK"),
     "Slurm is half set: .* SLURM_PROCID is missing": without(slurm(1), "SLURM_PROCID"),
     r"a list of hosts, such as node\[01-04,07\], and is 'node\[4-1": slurm(
         1, SLURM_STEP_NODELIST="node[4-1]"
     ),
-    r"tasks a node, such as 2\(x4\),1, and is 'all'": slurm(1, SLURM_STEP_TASKS_PER_NODE="all"),
-    "TPU_WORKER_ID=4 and TPU_WORKER_HOSTNAMES names 4 hosts": TPU | {"TPU_WORKER_ID": "4"},
+    r"tasks per node, such as 2\(x4\),1, and is 'all'": slurm(1, SLURM_STEP_TASKS_PER_NODE="all"),
+    "TPU_WORKER_ID=4, and TPU_WORKER_HOSTNAMES has only 4 hosts": TPU | {"TPU_WORKER_ID": "4"},
     "MEGASCALE_COORDINATOR_ADDRESS is missing": TPU | {"MEGASCALE_NUM_SLICES": "2"},
     "Kubernetes JobSet is half set: .* PODS_PER_JOB is missing": without(
         job_set(0), "PODS_PER_JOB"

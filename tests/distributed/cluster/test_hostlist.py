@@ -25,7 +25,7 @@ def test_lists_of_hosts(short: str, long: str):
 
 @pytest.mark.parametrize("text", ["", "node[", "node[1-]x[", "node[a-b]", "node[4-1]", "a,,b"])
 def test_refuses_what_is_no_list_of_hosts(text: str):
-    with pytest.raises(ConfigError, match=r"was to be a list of hosts.*Set JTRAIN_COORDINATOR"):
+    with pytest.raises(ConfigError, match=r"should be a list of hosts.*Set JTRAIN_COORDINATOR"):
         hosts(text)
 
 

@@ -56,7 +56,7 @@ def test_what_differs_is_named_in_all_of_them():
     assert len({str(error) for error in found}) == 1
     assert all(isinstance(error, ConfigError) for error in found)
     said = str(found[0])
-    assert "process 2 (from 127.0.0.1) is not what process 0 is" in said
+    assert "process 2 (from 127.0.0.1) differs from process 0" in said
     assert "config seed: 0 in process 0, 1 in process 2" in said
     assert "code jtrain/core/step.py: none in process 0, ab12 in process 2" in said
     assert "package jax" not in said
@@ -70,7 +70,7 @@ def test_who_does_not_come_is_named_in_time():
     assert time.monotonic() - began < 3
     for error in found:
         assert isinstance(error, PeerError)
-        assert "2 of 4 processes came to 127.0.0.1" in str(error)
+        assert "2 of 4 processes reached 127.0.0.1" in str(error)
         assert "process 1, 3 did not. Start them with the same JTRAIN_COORDINATOR" in str(error)
         assert "parallel.start_timeout=1" in str(error)
 
@@ -79,7 +79,7 @@ def test_a_coordinator_that_is_not_there_is_named():
     port = free_port()
     (error,) = ends([(member(1, 2, port), SAME)], timeout=0.3)
     assert isinstance(error, PeerError)
-    assert f"looked 0.3 s for process 0 at 127.0.0.1:{port}" in str(error)
+    assert f"tried 0.3 s to reach process 0 at 127.0.0.1:{port}" in str(error)
     assert "name its machine by JTRAIN_COORDINATOR" in str(error)
 
 
@@ -92,13 +92,13 @@ def test_a_machine_that_nobody_knows_is_named():
         by={},
     )
     (error,) = ends([(nowhere, SAME)], timeout=0.2)
-    assert "no machine is called no-such-host.invalid" in str(error)
+    assert "no machine is named no-such-host.invalid" in str(error)
 
 
 def test_two_that_take_themselves_for_one_are_refused():
     port = free_port()
     found = ends([(member(i, 3, port), SAME) for i in (0, 1, 1)])
-    assert all("two processes say that they are process 1 of 3" in str(e) for e in found)
+    assert all("two processes are both process 1 of 3" in str(e) for e in found)
 
 
 def test_different_numbers_of_processes_are_refused():
@@ -111,7 +111,7 @@ def test_different_numbers_of_processes_are_refused():
 def test_a_port_in_use_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"at 127.0.0.1:{port}, and cannot listen.*JTRAIN_CO"):
+        with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1:{port} .*JTRAIN_CO"):
             meet(member(0, 2, port), SAME, timeout=1.0)
 
 
@@ -167,7 +167,7 @@ def test_listens_on_the_loopback_where_the_coordinator_is():
 def test_an_address_of_the_internet_is_warned_of():
     def news(host: str) -> list[str]:
         at = CoordinatorAddress(host, 8476)
-        return Cluster(kind="x", processes=2, index=0, coordinator=at, by={"HOST": host}).news()
+        return Cluster(kind="x", processes=2, index=0, coordinator=at, by={"HOST": host}).describe()
 
     for host in ("8.8.8.8", "2606:4700::1111"):
         _, warning = news(host)

@@ -21,11 +21,11 @@ def test_faults_are_read_as_they_are_printed():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("kil:1@step20", r"is of no kind that there is: kill, .*; did you mean kill\? Type"),
-        ("kill:1", "is no fault: a fault is KIND:PROCESS@stepN"),
-        ("kill:1@step20,", "is no fault"),
-        ("kill:2@step20", "names process 2, and there are 0 to 1"),
-        ("kill@step20", "names no process, and there are 2: type kill:0@step1"),
+        ("kil:1@step20", r"has an unknown kind; the kinds are kill, .*; did you mean kill\? For example"),
+        ("kill:1", "is not a fault; a fault is KIND:PROCESS@stepN"),
+        ("kill:1@step20,", "is not a fault"),
+        ("kill:2@step20", "names process 2, and the processes are 0 to 1"),
+        ("kill@step20", "names none of the 2 processes: type kill:0@step1"),
         ("kill:0@step0", "counts from 1"),
         ("kill:0@save3", "does not fit: a full disk comes in a save"),
         ("full-disk@step3", "does not fit: a full disk comes in a save"),
@@ -46,5 +46,5 @@ def test_only_a_run_is_rehearsed():
 
 def test_more_faults_than_fit_into_the_memory_of_a_process_are_refused():
     assert len(parse_faults(",".join(["kill:0@step1"] * FAULTS), processes=1)) == FAULTS
-    with pytest.raises(UserError, match=f"names {FAULTS + 1} faults, and .* takes {FAULTS}. Leave"):
+    with pytest.raises(UserError, match=f"names {FAULTS + 1} faults, and .* takes {FAULTS}. Rehearse"):
         parse_faults(",".join(["kill:0@step1"] * (FAULTS + 1)), processes=1)

@@ -18,31 +18,31 @@ def test_every_phase_has_a_floor():
 
 def test_one_is_late_when_its_phase_has_lasted_too_long():
     watched = WatchedProcess(Patience.parse("10"))
-    assert not watched.look(beat(1, "data"), 1.0)
-    assert not watched.look(beat(1, "data"), 9.0)
-    assert watched.look(beat(1, "data"), 1.5)
-    assert not watched.look(beat(2, "step"), 1.0), "it goes on"
+    assert not watched.update(beat(1, "data"), 1.0)
+    assert not watched.update(beat(1, "data"), 9.0)
+    assert watched.update(beat(1, "data"), 1.5)
+    assert not watched.update(beat(2, "step"), 1.0), "it goes on"
 
 
 def test_a_step_may_take_five_of_its_kind():
     watched = WatchedProcess(Patience.parse("10"))
     for number in range(1, 20):  # 4 s each
-        watched.look(beat(number, "step", number, 4.0 * number), 4.0)
+        watched.update(beat(number, "step", number, 4.0 * number), 4.0)
     assert watched.step_seconds == 4.0
-    assert not watched.look(beat(19, "step", 19, 76.0), 19.0)
-    assert watched.look(beat(19, "step", 19, 76.0), 2.0)
+    assert not watched.update(beat(19, "step", 19, 76.0), 19.0)
+    assert watched.update(beat(19, "step", 19, 76.0), 2.0)
 
 
 def test_steps_quicker_than_the_looks_are_counted():
     watched = WatchedProcess(Patience())
     for number in range(1, 5):
-        watched.look(beat(number, "step", 100 * number, float(number)), 1.0)
+        watched.update(beat(number, "step", 100 * number, float(number)), 1.0)
     assert watched.step_seconds == pytest.approx(0.01)
 
 
 def test_a_compilation_of_a_minute_is_no_alarm():
     watched = WatchedProcess(Patience())
-    assert not any(watched.look(beat(1, "compile"), 0.02) for _ in range(3000))
+    assert not any(watched.update(beat(1, "compile"), 0.02) for _ in range(3000))
 
 
 def test_the_first_step_may_take_as_long_as_its_compilation():
@@ -52,10 +52,10 @@ def test_the_first_step_may_take_as_long_as_its_compilation():
 def test_a_jump_of_the_clock_is_no_alarm(monkeypatch):
     """It counts what passed between its looks; what a beat says of time serves the median alone."""
     watched = WatchedProcess(Patience.parse("10"))
-    watched.look(beat(1, "data", 1, seconds=0.0), 0.02)
-    assert not watched.look(beat(1, "data", 1, seconds=0.0), 0.02)
-    assert not watched.look(beat(2, "data", 2, seconds=7200.0), 0.02)
-    assert not watched.look(beat(3, "data", 3, seconds=3600.0), 0.02)
+    watched.update(beat(1, "data", 1, seconds=0.0), 0.02)
+    assert not watched.update(beat(1, "data", 1, seconds=0.0), 0.02)
+    assert not watched.update(beat(2, "data", 2, seconds=7200.0), 0.02)
+    assert not watched.update(beat(3, "data", 3, seconds=3600.0), 0.02)
 
 
 def test_patience_is_typed_for_all_phases_or_for_some():

@@ -31,11 +31,11 @@ def test_another_reads_what_was_said_last(tmp_path: Path, channel: Channel):
     file = channel.files.pulse
     assert read_beat(file).number == 0, "nobody has spoken"
     pulse = Heartbeat(file)
-    pulse.begins(tmp_path / "runs" / "möwe", grace=12.5)
+    pulse.begin_run(tmp_path / "runs" / "möwe", grace=12.5)
     pulse.beat("hooks", 7)
-    pulse.kept(5)
+    pulse.saved(5)
     beat = read_beat(file)
-    assert (beat.phase, beat.step, beat.kept, beat.grace) == ("hooks", 7, 5, 12.5)
+    assert (beat.phase, beat.step, beat.checkpoint, beat.grace) == ("hooks", 7, 5, 12.5)
     assert beat.run == str(tmp_path / "runs" / "möwe")
     assert abs(beat.seconds - time.monotonic()) < 60
     assert pulse.now() == beat
@@ -44,11 +44,11 @@ def test_another_reads_what_was_said_last(tmp_path: Path, channel: Channel):
 def test_either_side_says_that_a_fault_has_come(tmp_path: Path, channel: Channel):
     file = channel.files.pulse
     pulse = Heartbeat(file)
-    pulse.begins(tmp_path, grace=1.0)
-    pulse.rehearses(0)
+    pulse.begin_run(tmp_path, grace=1.0)
+    pulse.note_fault(0)
     note_rehearsed(file, FAULTS - 1)
     came = [place for place in range(FAULTS) if rehearsal_time(file, place)]
-    assert came == [place for place in range(FAULTS) if pulse.was_rehearsed(place)]
+    assert came == [place for place in range(FAULTS) if pulse.has_fault(place)]
     assert came == [0, FAULTS - 1]
     assert abs(rehearsal_time(file, 0) - time.monotonic()) < 60
     assert read_beat(file).run == str(tmp_path)

@@ -164,8 +164,8 @@ def test_a_second_signal_ends_all_and_one_that_repeats_the_first_does_not(tmp_pa
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 75
-    assert said.count("SIGTERM was handed on to all processes. From 0.5 s on a second") == 1
-    assert "asked to end again (SIGTERM): all are ended at once" in said
+    assert said.count("SIGTERM was forwarded to all processes. From 0.5 s on a second") == 1
+    assert "second signal (SIGTERM): all are ended at once" in said
     assert ended(tmp_path)
 
 
@@ -230,7 +230,7 @@ def test_of_launches_on_one_port_at_one_moment_one_goes_on_and_the_others_are_re
         assert [each.returncode for each in over] == [2] * 3
         for each in over:
             refused = (
-                f"--port {port} was asked for and cannot be had (another jtrain launch has it)"
+                f"--port {port} is not available (another jtrain launch has it)"
             )
             assert refused in each.communicate()[1]
         assert [file.read_text() for file in tmp_path.iterdir()] == [f"127.0.0.1:{port}"] * 2
@@ -244,14 +244,14 @@ def test_of_launches_on_one_port_at_one_moment_one_goes_on_and_the_others_are_re
 
 
 def test_a_port_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match=r"--port 70000 was asked.*0-65535.*Leave --port out"):
+    with pytest.raises(ConfigError, match=r"--port 70000 is not available.*0-65535.*Leave --port out"):
         launch(of("pass"), processes=2, port=70000)
 
 
 def test_a_port_in_use_is_refused_with_one_that_is_free():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--port {port} was asked.*Leave --port out"):
+        with pytest.raises(ConfigError, match=f"--port {port} is not available.*Leave --port out"):
             launch(of("pass"), processes=2, port=port)
 
 

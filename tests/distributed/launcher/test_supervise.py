@@ -46,8 +46,8 @@ def test_all_are_begun_again_when_one_fails(here: Path, capfd):
     assert launch(of(LIFE + code), processes=2, restarts=2) == 0
     assert lives(here) == [3, 3]
     said = capfd.readouterr().err
-    assert "process 1 ended (SIGKILL) before the first step. Begun again (1 of 2).\n" in said
-    assert "Begun again (2 of 2)" in said
+    assert "process 1 ended (SIGKILL) before the first step. Restarted (1 of 2).\n" in said
+    assert "Restarted (2 of 2)" in said
     assert len(set((here / "port").read_text().split())) == 3, "a port of its own for each life"
 
 
@@ -71,11 +71,11 @@ def test_what_fails_thrice_at_one_step_is_given_up_with_what_is_known(here: Path
     run.mkdir(parents=True)
     (run / "metrics.jsonl").write_text('{"step": 6, "loss": 0.5}\n{"step": 7, "x": 1}\n{"st')
     code = "from pathlib import Path;"
-    code += f"HEARTBEAT.begins(Path('{run}'), 25.0); HEARTBEAT.beat('data', 7); raise ValueError('row 9')"
+    code += f"HEARTBEAT.begin_run(Path('{run}'), 25.0); HEARTBEAT.beat('data', 7); raise ValueError('row 9')"
     assert launch(watched(code), processes=1, restarts=9) == 1
     assert lives(here) == [3]
     said = capfd.readouterr().err
-    assert "3 times in a row it came no further than step 7" in said
+    assert "3 attempts in a row ended no later than step 7" in said
     assert "fails in     step 8, batch 7 of the training data" in said
     assert "last loss    0.5 at step 6" in said
     assert f"jtrain data show {run}/config.yaml --step 7" in said
@@ -89,37 +89,37 @@ def of_a_failed_run(run: Path, *, done: str) -> list[str]:
     (run / "events.jsonl").write_text(f'{{"step": 4, "batch": 6, "done": "{done}"}}\n')
     (run / "run.json").write_text('{\n  "status": "failed",\n  "step": 9,\n  "why": "so bad"\n}')
     code = "from pathlib import Path\n"
-    return watched(f"{code}HEARTBEAT.begins(Path('{run}'), 25.0); HEARTBEAT.beat('data', 9); sys.exit(70)")
+    return watched(f"{code}HEARTBEAT.begin_run(Path('{run}'), 25.0); HEARTBEAT.beat('data', 9); sys.exit(70)")
 
 
 def test_a_run_that_its_guard_stopped_is_not_begun_again(here: Path, capfd):
     assert launch(of_a_failed_run(here / "try", done="stopped"), processes=1, restarts=2) == 70
     assert lives(here) == [1]
     said = capfd.readouterr().err
-    assert "its guard stopped the run at step 4, which would come again" in said
-    assert "Begun again" not in said
+    assert "the guard stopped the run at step 4, where a restart would stop again" in said
+    assert "Restarted" not in said
 
 
 def test_what_a_run_says_of_its_failure_is_in_the_table(here: Path, capfd):
     assert launch(of_a_failed_run(here / "try", done="skipped"), processes=1, restarts=9) == 70
     assert lives(here) == [3]
     said = capfd.readouterr().err
-    assert "Begun again (2 of 9) from checkpoint 2." in said
+    assert "Restarted (2 of 9) from checkpoint 2." in said
     assert "fails in     step 4, batch 6 of the training data" in said
     assert "why          so bad" in said
-    assert "to go on" not in said
+    assert "to resume" not in said
 
 
 def test_a_full_disk_that_a_run_gets_over_is_no_end_of_it(here: Path, capfd):
     full = parse_faults("full-disk@save1", processes=1)
-    assert launch(watched("HEARTBEAT.rehearses(0)"), processes=1, parse_faults=full) == 0
+    assert launch(watched("HEARTBEAT.note_fault(0)"), processes=1, faults=full) == 0
     assert lives(here) == [1]
     row = capfd.readouterr().err.splitlines()[1]
-    assert " ".join(row.split()) == "full-disk@save1 - - - it went on, and ended with 0"
+    assert " ".join(row.split()) == "full-disk@save1 - - - survived, exit code 0"
 
 
 def test_who_comes_further_or_keeps_more_is_not_given_up(here: Path):
-    code = "HEARTBEAT.beat('data', min(life, 2)); HEARTBEAT.kept(life); sys.exit(0 if life == 6 else 70)"
+    code = "HEARTBEAT.beat('data', min(life, 2)); HEARTBEAT.saved(life); sys.exit(0 if life == 6 else 70)"
     assert launch(watched(code), processes=1, restarts=9) == 0
     assert lives(here) == [6]
 
@@ -136,10 +136,10 @@ def test_who_is_stuck_is_named_with_the_stacks_of_all(here: Path, capfd, how: st
     os.mkfifo(here / "pipe")
     run = here / "runs" / "try"
     run.mkdir(parents=True)
-    code = f"from pathlib import Path; HEARTBEAT.begins(Path('{run}'), 25.0)\n"
+    code = f"from pathlib import Path; HEARTBEAT.begin_run(Path('{run}'), 25.0)\n"
     code += f"if life > 1: sys.exit()\nif me: {HANGS[how]}\n"
     code += (
-        "def waits_for_the_other(): time.sleep(60)\nPULSE.beat('step', 20); waits_for_the_other()"
+        "def waits_for_the_other(): time.sleep(60)\nHEARTBEAT.beat('step', 20); waits_for_the_other()"
     )
     began = time.monotonic()
     patience = Patience.parse("1")
@@ -150,7 +150,7 @@ def test_who_is_stuck_is_named_with_the_stacks_of_all(here: Path, capfd, how: st
         r"jtrain launch: process 1 has been .*; process 0 has been in step 21, for", said
     )
     assert "s, of 1.0 s allowed" in said
-    assert "Begun again (1 of 1) from the beginning: no checkpoint was sealed yet.\n" in said
+    assert "Restarted (1 of 1) from the beginning: no checkpoint was sealed yet.\n" in said
     assert ("stopped by a signal" in said) == (how == "is stopped")
     assert "waits_for_the_other" in (run / "stacks-0.txt").read_text()
     assert "<string>" in (run / "stacks-1.txt").read_text()
@@ -170,9 +170,9 @@ def test_a_hang_without_a_new_beginning_exits_with_124(here: Path, capfd):
 @pytest.mark.parametrize(
     ("mark", "end", "other", "code"),
     [
-        ("HEARTBEAT.fails();", "sys.exit(5)", "HEARTBEAT.fails(); sys.exit(6)", 5),
-        ("HEARTBEAT.fails();", "sys.exit(5)", "os.abort()", 5),  # as JAX ends one whose peer is gone
-        ("", SELF_KILLED, "HEARTBEAT.fails(); sys.exit(6)", 137),
+        ("HEARTBEAT.note_failure();", "sys.exit(5)", "HEARTBEAT.note_failure(); sys.exit(6)", 5),
+        ("HEARTBEAT.note_failure();", "sys.exit(5)", "os.abort()", 5),  # as JAX ends one whose peer is gone
+        ("", SELF_KILLED, "HEARTBEAT.note_failure(); sys.exit(6)", 137),
     ],
 )
 def test_who_failed_first_is_told_though_another_was_gone_before(
@@ -187,7 +187,7 @@ def test_who_failed_first_is_told_though_another_was_gone_before(
 def test_of_who_is_stuck_the_words_are_shown(here: Path, capfd):
     run = here / "runs"
     run.mkdir()
-    code = f"from pathlib import Path; HEARTBEAT.begins(Path('{run}'), 25.0)\n"
+    code = f"from pathlib import Path; HEARTBEAT.begin_run(Path('{run}'), 25.0)\n"
     code += "print(f'said by {me}', flush=True); HEARTBEAT.beat('save', 20 - me)\n"
     code += (
         f"while not me and not os.path.exists('{here}/1'): time.sleep(0.01); HEARTBEAT.phase('save')"
