@@ -39,14 +39,14 @@ def make_state(seed: int = 0, width: int = 16) -> State:
 
 
 def like(state: Any, sharding: Any = None) -> Any:
-    """What stands for the arrays: their shapes, dtypes, and where they shall lie."""
+    """Return the shapes, dtypes and shardings of a state."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding or x.sharding), state
     )
 
 
 def same_bits(one: Any, other: Any) -> bool:
-    """Whether two trees have one structure, and leaves of one type with the same bytes."""
+    """Return whether two trees have the same structure, types and bytes."""
     if jax.tree.structure(one) != jax.tree.structure(other):
         return False
     return all(

@@ -1,11 +1,11 @@
-"""A Ctrl-C at each moment at which there can be one."""
+"""A Ctrl-C at each possible moment of a function."""
 
 import dis
 import sys
 
 
 def interrupted(function, moment: int, kept: list[KeyboardInterrupt]) -> bool:
-    """Whether a KeyboardInterrupt came: at the n-th place where Python looks for signals.
+    """Return whether a KeyboardInterrupt came, at the n-th point where Python checks for signals.
 
     That is after a call, at a function's beginning and where a loop turns back.
     """

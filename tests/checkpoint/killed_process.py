@@ -12,7 +12,7 @@ from jtrain.checkpoint import CheckpointManager
 
 
 def state_of(step: int) -> dict:
-    """What the state of a step is, whoever computes it."""
+    """Return the state of a step, the same in every process."""
     return {"w": jnp.sin(jnp.arange(300_000.0) * step), "step": jnp.int32(step)}
 
 

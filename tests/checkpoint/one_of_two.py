@@ -22,12 +22,12 @@ from jtrain.errors import CheckpointError, DeviceError, PeerError
 
 
 def value(step: int) -> np.ndarray:
-    """The whole array of a step."""
+    """Return the unsharded array of a step."""
     return np.sin(np.arange(64, dtype=np.float32) * step).reshape(8, 8)
 
 
 def main(directory: Path, port: str, index: int) -> None:
-    """Saves some steps, restores the best under another sharding, and drifts apart."""
+    """Save some steps, restore the best under another sharding, and diverge."""
     where = f"127.0.0.1:{port}"
     jax.distributed.initialize(where, 2, index, coordinator_bind_address=where)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
@@ -48,12 +48,12 @@ def main(directory: Path, port: str, index: int) -> None:
         for step, loss in enumerate([2.0, 1.0, 3.0, 4.0], start=1):
             checkpoints.save(step, state(step), {"step": step}, best_value=loss)
         checkpoints.wait()
-        # Every process sees the same at once, or they would resume from different steps.
+        # Every process gets the same step, else they would resume from different steps.
         assert (checkpoints.steps(), checkpoints.best()) == ([2, 4], 2)
         if index == 0:  # its seal is of another step
             shutil.copytree(directory / "4", directory / "5")
         assert checkpoints.resume() == 4
-        assert len(checkpoints.notices) == (index == 0), "of the processes one speaks"
+        assert len(checkpoints.notices) == (index == 0), "only one process reports"
         like = {
             "w": jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=columns),
             "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
@@ -64,7 +64,7 @@ def main(directory: Path, port: str, index: int) -> None:
         for shard in back["w"].addressable_shards:
             assert np.array_equal(shard.data, value(2)[shard.index])
         assert jax.random.key_data(back["rng"]).tolist() == [0, 5]
-        drifted = value(9) + np.float32(index)  # in what should be two copies of one array
+        drifted = value(9) + np.float32(index)  # in replicas of one array
         w = jax.make_array_from_callback(drifted.shape, whole, lambda i: drifted[i])
         checkpoints.save(9, {"w": w}, {})
         expected = (DeviceError, "w: cpu:") if index == 0 else (CheckpointError, "was not sealed")
@@ -74,14 +74,14 @@ def main(directory: Path, port: str, index: int) -> None:
         read_otherwise(checkpoints, like, index)
     removed(directory.with_name("removed"), state(7), index)
     with pytest.MonkeyPatch.context() as patch:
-        if index:  # as if the other had saved a step between two looks
+        if index:  # as if the other process had saved a step between two listings
             patch.setattr(weights_source, "_step", lambda *_: 2)
         assert weights_source.find(str(directory)).where == str(directory / "4")
     apart(index)
 
 
 def read_otherwise(checkpoints: CheckpointManager, like: dict, index: int) -> None:
-    """A leaf that both have whole, and of which the second reads another bit than was saved."""
+    """Restore a replicated leaf of which process 1 reads another bit than was saved."""
     right = storage.read
 
     def wrong(*args: Any, **words: Any) -> dict:
@@ -92,11 +92,11 @@ def read_otherwise(checkpoints: CheckpointManager, like: dict, index: int) -> No
         patch.setattr(storage, "read", wrong)
         with pytest.raises(DeviceError, match=r"4: process 1 read other values than were saved"):
             checkpoints.restore(4, like)
-    assert checkpoints.restore(4, like)["step"] == 4, "it was left where it is"
+    assert checkpoints.restore(4, like)["step"] == 4, "it was not set aside"
 
 
 def removed(directory: Path, state: dict, index: int) -> None:
-    """Saves a step that the first deletes as soon as it may; the second is slow to look at it."""
+    """Save a step that the first process deletes at once, while the second checks it slowly."""
     quick = layout.find_faults
 
     def slow(*args: Any, **words: Any) -> list:
@@ -112,7 +112,7 @@ def removed(directory: Path, state: dict, index: int) -> None:
 
 
 def apart(index: int) -> None:
-    """What both know by the same name has to be the same."""
+    """Check that values that differ between processes are refused."""
     check_equal({"the key": "1", f"part {index}": f"{index}"}, "at step 3")
     with pytest.raises(PeerError, match=r"at step 3 .* the key is .* in process [01], and"):
         check_equal({"the config": "same", "the key": f"{index}"}, "at step 3")

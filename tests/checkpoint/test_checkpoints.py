@@ -1,4 +1,4 @@
-"""Saved and restored is the same state, whatever it is made of and wherever it lies."""
+"""A restored state equals the saved one, for any leaves and any sharding."""
 
 import json
 import signal
@@ -23,7 +23,7 @@ def checkpoints(tmp_path: Path):
 
 
 def names(directory: Path) -> list[str]:
-    """What lies there, but who writes."""
+    """Return the names in a directory, without the lock file."""
     return sorted(p.name for p in directory.iterdir() if p.name != lock.NAME)
 
 
@@ -33,7 +33,7 @@ def sharding(devices: int, axes: str, *spec: str | None):
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
 
 
-def test_gives_back_every_bit_and_every_container(checkpoints: CheckpointManager):
+def test_restores_every_bit_and_every_container(checkpoints: CheckpointManager):
     state = make_state(3)
     checkpoints.save(3, state, {})
     back = checkpoints.restore(3, like(state))
@@ -41,12 +41,12 @@ def test_gives_back_every_bit_and_every_container(checkpoints: CheckpointManager
     assert isinstance(back, State)
     assert type(back.opt_state[0]) is type(state.opt_state[0])
     assert jax.random.key_impl(back.rng["rbg"]) == jax.random.key_impl(state.rng["rbg"])
-    assert not same_bits(back, make_state(4)), "a comparison that sees no difference proves nothing"
+    assert not same_bits(back, make_state(4)), "the comparison must see differences"
     for there, here in zip(jax.tree.leaves(back), jax.tree.leaves(state), strict=True):
         assert there.sharding.is_equivalent_to(here.sharding, here.ndim)
 
 
-def test_gives_numpy_where_nothing_is_said_about_devices(checkpoints: CheckpointManager):
+def test_restores_numpy_without_a_sharding(checkpoints: CheckpointManager):
     state = {
         "w": jnp.arange(6.0).reshape(2, 3),
         "step": jnp.int32(4),
@@ -109,7 +109,7 @@ def test_restores_into_any_layout(tmp_path: Path, devices: int, axes: str, spec:
         (0, "loss", [4, 3, 2, 5], [1, 2, 3, 4], 3),
     ],
 )
-def test_keeps_the_newest_and_the_best(tmp_path, keep, best, values, kept, expected_best):
+def test_retains_the_newest_and_the_best(tmp_path, keep, best, values, kept, expected_best):
     with CheckpointManager(tmp_path, keep=keep, best=best) as checkpoints:
         for step, value in enumerate(values, start=1):
             checkpoints.save(step, {"step": jnp.int32(step)}, {}, best_value=value)
@@ -118,12 +118,12 @@ def test_keeps_the_newest_and_the_best(tmp_path, keep, best, values, kept, expec
         assert checkpoints.best() == expected_best
         assert checkpoints.newest() == 4
         assert names(tmp_path) == sorted(map(str, kept))
-    # Another object, and another process, sees the same: nothing of it lives in memory.
+    # Another manager sees the same: nothing is only in memory.
     again = CheckpointManager(tmp_path, keep=keep, best=best)
     assert (again.steps(), again.best()) == (kept, expected_best)
 
 
-def test_a_best_by_another_number_does_not_count(tmp_path: Path):
+def test_a_best_by_another_metric_does_not_count(tmp_path: Path):
     with CheckpointManager(tmp_path, best="loss") as checkpoints:
         checkpoints.save(1, {"step": jnp.int32(1)}, {}, best_value=-5.0)
     with CheckpointManager(tmp_path, best="highest accuracy") as checkpoints:
@@ -133,7 +133,7 @@ def test_a_best_by_another_number_does_not_count(tmp_path: Path):
         assert checkpoints.best() == 2
 
 
-def test_the_same_step_again_takes_the_place_of_the_first(checkpoints: CheckpointManager):
+def test_a_second_save_of_a_step_replaces_the_first(checkpoints: CheckpointManager):
     for value in (1, 2):
         checkpoints.save(7, {"x": jnp.int32(value)}, {"value": value})
     back = checkpoints.restore(7, like({"x": jnp.int32(0)}))
@@ -141,17 +141,17 @@ def test_the_same_step_again_takes_the_place_of_the_first(checkpoints: Checkpoin
     assert names(checkpoints.directory) == ["7"]
 
 
-def test_a_start_goes_on_from_what_was_being_replaced_when_the_process_died(tmp_path: Path):
+def test_resumes_from_a_checkpoint_that_was_being_replaced_at_a_kill(tmp_path: Path):
     with CheckpointManager(tmp_path) as before:
         for step in (1, 2):
             before.save(step, make_state(step), {})
-    (tmp_path / "2").rename(tmp_path / "2.replaced")  # the other renaming did not come
+    (tmp_path / "2").rename(tmp_path / "2.replaced")  # the second rename did not happen
     with CheckpointManager(tmp_path) as after:
         assert after.resume() == 2
     assert same_bits(after.restore(2, like(make_state(2))), make_state(2))
 
 
-def test_says_what_was_said_of_it(checkpoints: CheckpointManager):
+def test_about_is_stored_with_the_checkpoint(checkpoints: CheckpointManager):
     about = {"config": "name: a\nlr: 1e-3\n", "versions": {"jax": jax.__version__}, "loss": 1.25}
     checkpoints.save(1, {"x": jnp.int32(1)}, about)
     checkpoints.wait()
@@ -160,7 +160,7 @@ def test_says_what_was_said_of_it(checkpoints: CheckpointManager):
     assert stored["leaves"] == {"x": "int32[]"}
 
 
-def test_looking_on_changes_nothing(tmp_path: Path):
+def test_reading_a_directory_changes_nothing(tmp_path: Path):
     directory = tmp_path / "runs" / "checkpoints"
     looking = CheckpointManager(directory)
     assert (looking.steps(), looking.newest(), looking.best()) == ([], None, None)
@@ -171,14 +171,14 @@ def test_looking_on_changes_nothing(tmp_path: Path):
     looking.close()
 
 
-# One that comes in a callback of the garbage collector is told and goes no further.
+# An interrupt in a callback of the garbage collector is printed and not raised.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_in_a_save_harms_nothing(tmp_path: Path):
     def interrupt(*_):
         raise KeyboardInterrupt
 
     state = {"w": jnp.arange(500_000.0), "step": jnp.int32(0)}
-    # Compiled and imported before, so that the delays below reach every part of a save.
+    # Compile and import first, so that the delays below reach every part of a save.
     with CheckpointManager(tmp_path / "first") as first:
         first.save(0, state, {})
     before = signal.signal(signal.SIGALRM, interrupt)
@@ -203,7 +203,7 @@ def test_ctrl_c_in_a_save_harms_nothing(tmp_path: Path):
                 assert int(checkpoints.restore(step, like(state))["step"]) == step
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert interrupted >= 5, "too few to show anything"
+    assert interrupted >= 5, "too few to prove anything"
 
 
 def test_orbax_is_imported_only_where_it_is_used():
@@ -229,7 +229,9 @@ def test_prepares_beside_the_first_compilation(tmp_path: Path):
         ({"x": np.zeros(2)}, {"loss": np.float32(1)}, "float(x) converts an array"),
     ],
 )
-def test_refuses_what_cannot_be_stored(checkpoints: CheckpointManager, state, about, advice):
+def test_a_state_that_cannot_be_stored_is_refused(
+    checkpoints: CheckpointManager, state, about, advice
+):
     with pytest.raises(CheckpointError) as refusal:
         checkpoints.save(1, state, about)
     assert advice in str(refusal.value)

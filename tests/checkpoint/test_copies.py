@@ -1,4 +1,4 @@
-"""Copies of a leaf that have drifted apart are seen at the next save, with the device's name."""
+"""Replicas of a leaf that differ are detected at the next save, with the name of the device."""
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from jtrain.checkpoint import CheckpointManager, fingerprint, replica_check
 from jtrain.errors import DeviceError
 
-# How a leaf is split over 4 x 2 devices, and who is named when a bit of device 5 is another.
+# How a leaf is sharded over 4 x 2 devices, and who is named when device 5 has a flipped bit.
 SPLITS = {
     "copied everywhere": (P(), ["cpu:5"]),
     "rows over fsdp": (P("fsdp"), ["cpu:4", "cpu:5"]),
@@ -18,8 +18,8 @@ SPLITS = {
 }
 
 
-def held(spec: P, flipped: int | None) -> jax.Array:
-    """8 x 8 numbers in which one device has one bit otherwise."""
+def array_with_flip(spec: P, flipped: int | None) -> jax.Array:
+    """Return 8 x 8 numbers of which one device has one bit flipped."""
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "fsdp"))
     sharding, whole = NamedSharding(mesh, spec), np.arange(64, dtype=np.float32).reshape(8, 8)
     parts = []
@@ -32,8 +32,8 @@ def held(spec: P, flipped: int | None) -> jax.Array:
 
 
 @pytest.mark.parametrize(("spec", "named"), SPLITS.values(), ids=SPLITS)
-def test_a_flipped_bit_in_one_copy(spec, named):
-    found = replica_check.seen(fingerprint.begin({"w": held(spec, 5)}))
+def test_a_flipped_bit_in_one_replica(spec, named):
+    found = replica_check.seen(fingerprint.begin({"w": array_with_flip(spec, 5)}))
     assert len(found["w"]) == 2
     odd = min(found["w"].values(), key=len)
     groups = [[name.split()[0] for name in group] for group in found["w"].values()]
@@ -43,11 +43,11 @@ def test_a_flipped_bit_in_one_copy(spec, named):
 
 
 @pytest.mark.parametrize(("spec", "named"), SPLITS.values(), ids=SPLITS)
-def test_leaves_of_one_program_are_told_apart(spec, named):
-    odd = held(spec, 5)
+def test_leaves_of_one_program_are_reported_separately(spec, named):
+    odd = array_with_flip(spec, 5)
     alone = replica_check.seen(fingerprint.begin({"w": odd}))["w"]
     for beside in (P(), P("data"), P("data", "fsdp")):
-        other = held(beside, None)
+        other = array_with_flip(beside, None)
         single = jax.device_put(np.arange(4.0, dtype=np.float32), jax.devices()[3])
         every = {"a": other, "w": odd, "host": np.arange(3), "b": other, "single": single}
         found = replica_check.seen(fingerprint.begin(every))
@@ -58,16 +58,16 @@ def test_leaves_of_one_program_are_told_apart(spec, named):
 
 
 @pytest.mark.parametrize("spec", [*(spec for spec, _ in SPLITS.values()), P("data", "fsdp")])
-def test_without_one_there_is_no_alarm(spec):
-    begun = fingerprint.begin({"w": held(spec, None), "host": np.arange(3)})
+def test_equal_replicas_are_accepted(spec):
+    begun = fingerprint.begin({"w": array_with_flip(spec, None), "host": np.arange(3)})
     assert replica_check.agreed(replica_check.seen(begun), 7) == fingerprint.read(begun)
 
 
-def test_it_is_not_saved_and_the_one_before_stays(tmp_path):
+def test_a_step_with_differing_replicas_is_not_saved(tmp_path):
     with CheckpointManager(tmp_path) as checkpoints:
-        checkpoints.save(1, {"w": held(P(), None)}, {})
+        checkpoints.save(1, {"w": array_with_flip(P(), None)}, {})
         checkpoints.wait()
-        checkpoints.save(2, {"w": held(P(), 5)}, {})
+        checkpoints.save(2, {"w": array_with_flip(P(), 5)}, {})
         with pytest.raises(DeviceError, match="w: cpu:5 of process 0 of 8 devices"):
             checkpoints.wait()
         assert checkpoints.steps() == [1]

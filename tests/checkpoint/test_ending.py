@@ -1,4 +1,4 @@
-"""No program exits with 0 without the checkpoint that it was promised."""
+"""No program exits with 0 without the checkpoint that it has saved."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("writing_process.py")
     ("how", "code", "told"),
     [("end", 0, ""), ("exit", 0, ""), ("raise", 1, "RuntimeError: a mistake of somebody's\n")],
 )
-def test_a_program_that_ends_while_it_saves_ends_when_that_is_sealed(tmp_path, how, code, told):
+def test_a_program_that_ends_during_a_save_waits_for_the_seal(tmp_path, how, code, told):
     command = [sys.executable, str(SCRIPT), str(tmp_path), how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.endswith(told)) == (code, True), done.stderr
@@ -25,7 +25,7 @@ def test_a_program_that_ends_while_it_saves_ends_when_that_is_sealed(tmp_path, h
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
-def test_a_program_whose_last_save_fails_says_so_and_exits_with_70(tmp_path: Path):
+def test_a_program_whose_last_save_fails_exits_with_70(tmp_path: Path):
     command = [sys.executable, str(SCRIPT), str(tmp_path), "full"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 70

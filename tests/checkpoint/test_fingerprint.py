@@ -1,4 +1,4 @@
-"""A leaf is known by its fingerprint wherever it lies, and by no other leaf's."""
+"""A fingerprint depends only on the values of a leaf, not on its device or sharding."""
 
 import json
 import random
@@ -19,7 +19,7 @@ def of(leaf) -> str:
 
 
 def by_hand(words: list[int]) -> str:
-    """The sums, said once more in Python's own integers."""
+    """Compute the sums in Python's own integers."""
     full, sums = 2**32 - 1, [0, 0]
     for place, word in enumerate(words):
         at = place * 0x9E3779B1 & full
@@ -44,8 +44,8 @@ def test_is_the_same_on_a_device_and_on_the_host_for_every_type(dtype: str):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64", "uint64", "complex128"])
-def test_of_64_bits_is_the_same_where_jax_would_cut_them_short(dtype: str):
-    """A thread does not know of the `enable_x64` that it was begun under."""
+def test_of_64_bits_is_the_same_where_jax_would_truncate(dtype: str):
+    """Compute in a new thread, which does not inherit the `enable_x64` of its creator."""
     numbers = (np.random.default_rng(0).normal(size=(3, 4)) * 2**40).astype(dtype)
     with jax.enable_x64(True):
         leaf = jnp.asarray(numbers)
@@ -64,7 +64,7 @@ def test_a_state_of_64_bits_is_restored(tmp_path: Path):
     assert found["x"].dtype == "float64"
 
 
-def test_is_what_it_says_by_hand():
+def test_equals_the_sums_in_python_integers():
     words = np.random.default_rng(0).integers(0, 2**32, (3, 4, 5), np.uint32)
     assert of(words) == of(jnp.asarray(words)) == by_hand(words.ravel().tolist())
     wide = np.arange(5, dtype=">i8") - 2
@@ -85,7 +85,7 @@ def test_is_the_same_under_any_sharding():
     assert of(jax.device_put(leaf, there)) == of(leaf)
 
 
-def test_every_flipped_bit_and_every_swap_is_seen():
+def test_every_flipped_bit_and_every_swap_is_detected():
     leaf = np.random.default_rng(0).normal(size=2000).astype(np.float32)
     draw, known = random.Random(0), of(leaf)
     seen = set()
@@ -103,13 +103,13 @@ def test_every_flipped_bit_and_every_swap_is_seen():
     assert len(set(zeros)) == 3
 
 
-def test_a_leaf_that_changed_on_its_way_is_named_though_its_files_are_whole(tmp_path: Path):
+def test_a_changed_leaf_is_named_though_its_files_are_valid(tmp_path: Path):
     state = {"a": jnp.arange(9.0), "b": jnp.arange(9.0) + 1, "c": jnp.float32(2)}
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, state, {})
         checkpoints.save(2, {**state, "b": state["b"].at[3].set(0)}, {})
         checkpoints.wait()
-        about = tmp_path / "2" / "about.json"  # what was on the device is told by step 1
+        about = tmp_path / "2" / "about.json"  # the values on the device were those of step 1
         said = json.loads(about.read_text())
         said["fingerprints"] = json.loads((tmp_path / "1" / "about.json").read_text())[
             "fingerprints"
@@ -128,8 +128,8 @@ def test_a_leaf_that_changed_on_its_way_is_named_though_its_files_are_whole(tmp_
                 checkpoints.restore(2, ask)
             message = str(refusal.value)
             assert "its files are valid, but b has the fingerprint" in message
-            assert message.count("fingerprint") == 1, "a and c are as they were"
+            assert message.count("fingerprint") == 1, "a and c are unchanged"
         assert checkpoints.resume() == 2
         with pytest.raises(CheckpointError, match=r"it was set aside as .*2\.damaged\. There are"):
             checkpoints.restore(2, like(state))
-        assert checkpoints.resume() == 1, "what trains does not take it a second time"
+        assert checkpoints.resume() == 1, "a run that trains does not use it again"

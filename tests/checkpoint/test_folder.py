@@ -1,4 +1,4 @@
-"""A checkpoint comes and goes whole, wherever the process stops."""
+"""A checkpoint is committed and deleted atomically, wherever the process stops."""
 
 import errno
 import json
@@ -21,7 +21,7 @@ def write(directory: Path, step: int, text: str) -> None:
 
 
 def whole(directory: Path) -> dict[int, str]:
-    """What each listed checkpoint holds, having been checked."""
+    """Return the content of each listed checkpoint, after a check."""
     for step in layout.steps(directory):
         record = layout.record(directory, step)
         layout.check(directory, step)
@@ -32,11 +32,11 @@ def whole(directory: Path) -> dict[int, str]:
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours catches it."""
+    """Stand-in for SIGKILL: no code of jtrain catches it."""
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, count: int) -> list[str]:
-    """Dies before the n-th change of the directory; gives back what was done before."""
+    """Raise before the n-th change of the directory; return the changes before it."""
     done: list[str] = []
 
     def watched(what, function):
@@ -59,7 +59,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, count: int) -> list[str]:
     return done
 
 
-def test_a_kill_before_any_change_loses_nothing_that_was_whole(tmp_path: Path):
+def test_a_kill_before_any_change_loses_no_valid_checkpoint(tmp_path: Path):
     outcomes = set()
     for count in range(100):
         directory = tmp_path / str(count)
@@ -85,7 +85,7 @@ def test_a_kill_before_any_change_loses_nothing_that_was_whole(tmp_path: Path):
             break
     else:
         pytest.fail("the writing never came to its end")
-    # Each state on the way was met, and no other.
+    # Each intermediate state occurred, and no other.
     assert outcomes == {
         json.dumps({1: "one", 2: "two"}),
         json.dumps({1: "one", 2: "two", 3: "three"}),
@@ -110,7 +110,7 @@ def test_other_files_are_left_alone(tmp_path: Path):
     ]
 
 
-def test_a_missing_checkpoint_says_what_is_there(tmp_path: Path):
+def test_the_error_for_a_missing_checkpoint_lists_the_others(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"does not exist. Train first"):
         layout.record(tmp_path / "none", 3)
     with pytest.raises(CheckpointError, match=r"is empty. Train first"):
@@ -120,14 +120,14 @@ def test_a_missing_checkpoint_says_what_is_there(tmp_path: Path):
         layout.record(tmp_path, 3)
     write(tmp_path, 1, "one")
     write(tmp_path, 20, "twenty")
-    with pytest.raises(CheckpointError, match=r"there are 1, 20. Ask .* the newest \(20\)"):
+    with pytest.raises(CheckpointError, match=r"there are 1, 20. Name .* the newest \(20\)"):
         layout.record(tmp_path, 3)
     assert layout.record(tmp_path, 20)["about"] == {"text": "twenty"}
 
 
 @pytest.mark.parametrize("name", ["state/data", "about.json"])
 @pytest.mark.parametrize("damage", ["cut", "gone", "emptied"])
-def test_a_damaged_checkpoint_says_so_and_what_to_do(tmp_path: Path, name: str, damage: str):
+def test_the_error_for_a_damaged_checkpoint_has_advice(tmp_path: Path, name: str, damage: str):
     write(tmp_path, 1, "one")
     write(tmp_path, 2, "two")
     path = tmp_path / "2" / name
@@ -145,12 +145,12 @@ def test_a_damaged_checkpoint_says_so_and_what_to_do(tmp_path: Path, name: str, 
     assert layout.set_aside(tmp_path, 2) == tmp_path / "2.damaged"
     layout.clear_leftovers(tmp_path)
     assert whole(tmp_path) == {1: "one"}
-    assert (tmp_path / "2.damaged").is_dir(), "it may be all that is left of somebody's work"
+    assert (tmp_path / "2.damaged").is_dir(), "it may be the only rest of somebody's work"
 
 
 @pytest.mark.parametrize("suffix", [".saving", ".deleting", ".replaced"])
 @pytest.mark.parametrize("kind", ["file", "link", "folder"])
-def test_whatever_has_the_name_of_a_leftover_goes(tmp_path: Path, suffix: str, kind: str):
+def test_any_entry_with_the_name_of_a_leftover_is_removed(tmp_path: Path, suffix: str, kind: str):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("theirs")
@@ -173,7 +173,7 @@ def test_whatever_has_the_name_of_a_leftover_goes(tmp_path: Path, suffix: str, k
     assert (outside / "kept").read_text() == "theirs"
 
 
-def test_what_cannot_be_removed_is_told_and_goes_when_it_can(tmp_path: Path, monkeypatch):
+def test_a_leftover_that_cannot_be_removed_is_reported_and_retried(tmp_path: Path, monkeypatch):
     told = []
 
     def refuses(path, **_):
@@ -195,7 +195,7 @@ def test_what_cannot_be_removed_is_told_and_goes_when_it_can(tmp_path: Path, mon
             "2.deleting",
             "3.deleting",
         ]
-        assert len(told) == 3, "each once"
+        assert len(told) == 3, "each line once"
         place = tmp_path / "1.deleting"
         assert told[0].startswith(
             f"{place} cannot be removed (Operation not permitted: {place}). Write permission"
@@ -206,7 +206,7 @@ def test_what_cannot_be_removed_is_told_and_goes_when_it_can(tmp_path: Path, mon
         assert checkpoints.steps() == [5]
 
 
-def test_a_checkpoint_that_cannot_be_renamed_stays_and_the_save_is_one(tmp_path: Path, monkeypatch):
+def test_a_save_succeeds_if_an_older_one_cannot_be_renamed(tmp_path: Path, monkeypatch):
     told, rename = [], Path.rename
 
     def refuses(path, target):

@@ -1,4 +1,4 @@
-"""What a run shows beside its numbers: trackers, pictures, tables; and a report has them all."""
+"""Trackers, pictures and tables of a run, and their report."""
 
 import json
 import time
@@ -51,7 +51,7 @@ def test_a_report_has_the_pictures_and_tables_that_a_run_made(home: Path, capsys
     assert main(["report", str(outcome.directory.path)]) == 0
     text = (outcome.directory.path / "report.html").read_text()
     assert text.count("data:image/png;base64,") == 2
-    assert text.count('class="heat"') == 2  # of training and of validation
+    assert text.count('class="heat"') == 2  # training and validation
     assert "valid/confusion, step 12" in text
     assert capsys.readouterr().err == ""
     assert main(["eval", str(outcome.directory.path)]) == 0
@@ -62,7 +62,7 @@ def test_a_report_has_the_pictures_and_tables_that_a_run_made(home: Path, capsys
     assert np.trace(found["confusion"]) > 0.5
 
 
-def test_a_tracker_that_fails_changes_nothing_but_a_line_in_the_log(home: Path, monkeypatch):
+def test_a_failing_tracker_only_adds_a_line_to_the_log(home: Path, monkeypatch):
     path = write_study(home)
     plain = trained(path, "name=plain")
 
@@ -83,7 +83,7 @@ def test_a_tracker_that_fails_changes_nothing_but_a_line_in_the_log(home: Path, 
     assert "tracker tensorboard: 14 of 14 rows lost (ConnectionError: nobody there)" in log
 
 
-def test_a_tracker_without_its_package_is_told_before_training(home: Path, monkeypatch):
+def test_a_tracker_without_its_package_is_refused_before_training(home: Path, monkeypatch):
     path = write_study(home)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"Type: pip install 'jtrain\[tensorboard\]'"):
@@ -103,7 +103,7 @@ def test_trackers_are_a_list_of_choices_in_a_config(home: Path):
     assert config_of(path).trackers[0].mode == "offline"
 
 
-def test_pictures_of_bytes_are_those_that_were_drawn(home: Path):
+def test_pictures_of_bytes_are_stored_exactly(home: Path):
     path = write_study(home, code=SHOWS)
     outcome = trained(path, "steps=1", "evaluate.every=0", "name=once")
     picture = (outcome.directory.pictures / "weights-1.png").read_bytes()

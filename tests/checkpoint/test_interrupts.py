@@ -1,4 +1,4 @@
-"""A Ctrl-C at any moment of a save, or of its end, changes nothing of what comes after."""
+"""A Ctrl-C at any moment of a save or of its end does not affect later saves."""
 
 import gc
 from pathlib import Path
@@ -18,7 +18,7 @@ def save(checkpoints: CheckpointManager, step: int) -> None:
     checkpoints.wait()
 
 
-# One that comes in a callback of the garbage collector is told and goes no further.
+# An interrupt in a callback of the garbage collector is printed and not raised.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     "stride",
@@ -27,8 +27,8 @@ def save(checkpoints: CheckpointManager, step: int) -> None:
         pytest.param(1, marks=pytest.mark.slow),
     ],
 )
-def test_the_next_save_is_whole_and_so_are_those_before(tmp_path: Path, stride: int):
-    def all_of_it(checkpoints: CheckpointManager, step: int) -> None:
+def test_saves_after_an_interrupt_are_valid_and_so_are_earlier_ones(tmp_path: Path, stride: int):
+    def save_and_wait(checkpoints: CheckpointManager, step: int) -> None:
         checkpoints.prepare()
         save(checkpoints, step)
         checkpoints.close()
@@ -37,7 +37,7 @@ def test_the_next_save_is_whole_and_so_are_those_before(tmp_path: Path, stride: 
     moment, step, came = 0, 0, True
     with CheckpointManager(tmp_path / "kept", keep=3) as checkpoints:
         while came:
-            came = interrupted(lambda step=step: all_of_it(checkpoints, step), moment, kept)
+            came = interrupted(lambda step=step: save_and_wait(checkpoints, step), moment, kept)
             save(checkpoints, step + 1)
             assert step + 1 in checkpoints.steps()
             for each in checkpoints.steps():
@@ -45,7 +45,7 @@ def test_the_next_save_is_whole_and_so_are_those_before(tmp_path: Path, stride: 
                 assert same_bits(found, STATE | {"step": jnp.int32(each)})
             step += 2
             moment += stride
-    assert len(kept) >= 80, "too few to show anything"
-    # The files that an interrupt left open are closed here, not in whatever test comes next.
+    assert len(kept) >= 80, "too few to prove anything"
+    # Files that an interrupt left open are closed here, not in the next test.
     kept.clear()
     gc.collect()

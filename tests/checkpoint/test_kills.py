@@ -1,4 +1,4 @@
-"""A process that is killed while it saves loses nothing that it had saved."""
+"""A process that is killed during a save loses no earlier checkpoint."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).with_name("killed_process.py")
 
 
 def start_and_kill(directory: Path, sign: str) -> None:
-    """Starts the process, and kills it (SIGKILL) when a path that `sign` matches appears."""
+    """Start the process, and kill it (SIGKILL) when a path that matches `sign` appears."""
     with subprocess.Popen([sys.executable, str(SCRIPT), str(directory)]) as process:
         try:
             end = time.monotonic() + 60
@@ -26,8 +26,8 @@ def start_and_kill(directory: Path, sign: str) -> None:
     assert process.returncode == -9
 
 
-def check_whole(directory: Path, at_least: int) -> int:
-    """The newest step, after every listed one was restored and compared."""
+def check_all_steps(directory: Path, at_least: int) -> int:
+    """Restore and compare every listed step, and return the newest."""
     checkpoints = CheckpointManager(directory)
     steps = checkpoints.steps()
     assert steps, "nothing was saved"
@@ -40,16 +40,16 @@ def check_whole(directory: Path, at_least: int) -> int:
     return steps[-1]
 
 
-def test_kill_9_in_a_save_leaves_the_older_ones_whole(tmp_path: Path):
+def test_kill_9_during_a_save_leaves_older_checkpoints_valid(tmp_path: Path):
     start_and_kill(tmp_path, "3.saving")
     assert layout.leftovers(tmp_path), "the kill came between two saves: it proves nothing"
-    newest = check_whole(tmp_path, at_least=2)
+    newest = check_all_steps(tmp_path, at_least=2)
 
     start_and_kill(tmp_path, f"{newest + 2}.saving/state.*/**/d/*")
     assert layout.leftovers(tmp_path), "the kill came between two saves: it proves nothing"
-    newest = check_whole(tmp_path, at_least=newest + 1)
+    newest = check_all_steps(tmp_path, at_least=newest + 1)
 
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(newest + 1, state_of(newest + 1), {"step": newest + 1})
     assert layout.leftovers(tmp_path) == []
-    assert check_whole(tmp_path, at_least=newest + 1) == newest + 1
+    assert check_all_steps(tmp_path, at_least=newest + 1) == newest + 1

@@ -1,4 +1,4 @@
-"""What differs between two states is said leaf by leaf."""
+"""Differences between two states are listed leaf by leaf."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jtrain.core import pytree
 from jtrain.errors import CheckpointError
 
 
-def test_a_table_of_what_differs():
+def test_a_table_of_differing_leaves():
     stored = {
         "params": {
             "mlp": {"kernel": jnp.zeros((16, 32)), "bias": jnp.zeros(32)},
@@ -56,7 +56,7 @@ def test_the_same_states_pass():
     leaf_table.check_same(pytree.describe(state), jax.eval_shape(lambda: state), "checkpoint 5")
 
 
-def test_flat_and_back_is_the_same_tree():
+def test_unflatten_inverts_flatten():
     state = {
         "a": [jnp.zeros(3), {"b": jnp.ones(())}],
         "key": jax.random.split(jax.random.key(0), 2),

@@ -1,4 +1,4 @@
-"""One process writes in a directory; a second is told at once who that is."""
+"""One process writes to a directory; a second is refused at once with the name of the first."""
 
 import gc
 import json
@@ -19,7 +19,7 @@ from jtrain.errors import CheckpointError
 SCRIPT = Path(__file__).with_name("writing_process.py")
 
 
-def begun(directory: Path, how: str) -> subprocess.Popen:
+def spawn(directory: Path, how: str) -> subprocess.Popen:
     command = [sys.executable, str(SCRIPT), str(directory), how]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -27,8 +27,8 @@ def begun(directory: Path, how: str) -> subprocess.Popen:
     return process
 
 
-def test_a_second_writer_is_refused_in_a_second_and_a_dead_one_gives_way(tmp_path: Path):
-    with begun(tmp_path, "hold") as process:
+def test_a_second_writer_is_refused_and_a_dead_one_gives_way(tmp_path: Path):
+    with spawn(tmp_path, "hold") as process:
         try:
             second = CheckpointManager(tmp_path)
             for attempt in (second.prepare, second.resume, lambda: second.save(1, STATE, {})):
@@ -36,28 +36,28 @@ def test_a_second_writer_is_refused_in_a_second_and_a_dead_one_gives_way(tmp_pat
                 with pytest.raises(CheckpointError) as refusal:
                     attempt()
                 assert time.monotonic() - start < 1
-            assert second.steps() == [], "reading is free"
+            assert second.steps() == [], "reading is allowed"
         finally:
             process.kill()
     told = str(refusal.value)
     assert re.search(rf"process {process.pid} on \S+ writes there since \d{{4}}-", told)
     assert f"stop it (kill {process.pid})" in told
     assert "name=..." in told
-    assert (tmp_path / lock.NAME).exists(), "it died with it"
+    assert (tmp_path / lock.NAME).exists(), "the lock file remains"
     second.save(1, STATE, {})
     second.close()
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
 def test_a_forked_child_does_not_hold_what_its_parent_held(tmp_path: Path):
-    with begun(tmp_path, "fork") as process:
+    with spawn(tmp_path, "fork") as process:
         process.kill()
         process.wait()
         with CheckpointManager(tmp_path) as checkpoints:
             checkpoints.save(1, STATE, {})
 
 
-def test_the_one_who_closes_gives_it_back(tmp_path: Path):
+def test_close_releases_the_lock(tmp_path: Path):
     for step in (1, 2):
         with CheckpointManager(tmp_path) as checkpoints, CheckpointManager(tmp_path) as other:
             checkpoints.save(step, STATE, {})
@@ -68,19 +68,19 @@ def test_the_one_who_closes_gives_it_back(tmp_path: Path):
     assert lock.holder(tmp_path) == {}
 
 
-def test_a_lock_that_says_nothing_is_taken_over(tmp_path: Path):
+def test_an_unreadable_lock_record_is_replaced(tmp_path: Path):
     for left in ("", "no json", json.dumps([1]), json.dumps({"pid": "x"})):
         (tmp_path / lock.NAME).write_text(left)
         held = lock.Lock(tmp_path)
         (tmp_path / lock.NAME).write_text(left)
         with pytest.raises(CheckpointError, match=rf"process {os.getpid()} on \S+ writes there\. "):
-            lock.Lock(tmp_path)  # as the kernel says
+            lock.Lock(tmp_path)  # the holder by /proc/locks
         held.release()
 
 
-def test_without_the_file_the_directory_is_held_yet(tmp_path: Path):
-    """Whoever removes `.writer` lets nobody in, also where the process had it for a while."""
-    with begun(tmp_path, "hold") as process:
+def test_removing_the_lock_file_does_not_release_the_lock(tmp_path: Path):
+    """Removing `.writer` admits nobody, also after the process has held the lock for a while."""
+    with spawn(tmp_path, "hold") as process:
         try:
             (tmp_path / lock.NAME).unlink()
             with pytest.raises(CheckpointError) as refusal:
@@ -93,7 +93,7 @@ def test_without_the_file_the_directory_is_held_yet(tmp_path: Path):
         checkpoints.save(1, STATE, {})
 
 
-def test_the_holder_says_again_who_it_is(tmp_path: Path):
+def test_renew_restores_the_lock_file(tmp_path: Path):
     held = lock.Lock(tmp_path)
     assert held.renew() == ""
     (tmp_path / lock.NAME).unlink()
@@ -103,7 +103,7 @@ def test_the_holder_says_again_who_it_is(tmp_path: Path):
     held.release()
 
 
-def test_a_directory_that_went_is_held_again_unless_another_has_it(tmp_path: Path):
+def test_a_moved_directory_is_locked_again_unless_another_holds_it(tmp_path: Path):
     place, elsewhere = tmp_path / "run" / "checkpoints", tmp_path / "elsewhere"
     held = lock.Lock(place)
     place.rename(elsewhere)
@@ -124,7 +124,7 @@ def test_a_directory_that_went_is_held_again_unless_another_has_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["folder", "link"])
-def test_what_is_in_the_place_of_the_file_is_named(tmp_path: Path, kind: str):
+def test_an_entry_in_place_of_the_lock_file_is_named(tmp_path: Path, kind: str):
     path = tmp_path / lock.NAME
     path.mkdir() if kind == "folder" else path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=rf"is no file .*Remove it: rm -r {path}"):
@@ -132,8 +132,8 @@ def test_what_is_in_the_place_of_the_file_is_named(tmp_path: Path, kind: str):
 
 
 @pytest.mark.thorough
-def test_many_who_take_turns_are_never_two(tmp_path: Path):
-    """The file goes away with each; whoever had it open must not believe it is the lock."""
+def test_processes_in_turn_never_hold_the_lock_together(tmp_path: Path):
+    """Take turns: each process removes the file, and an open one must not pass for the lock."""
     code = """
 import sys, pathlib, jtrain.checkpoint.lock as lock
 lock._PATIENCE = 20
@@ -164,14 +164,14 @@ def test_a_file_system_without_locks_refuses_nobody(tmp_path: Path, monkeypatch)
 STATE = {"x": jnp.int32(1)}
 
 
-def test_what_a_process_left_at_its_very_end_is_removed(tmp_path):
+def test_leftovers_of_a_dead_process_are_removed(tmp_path):
     (tmp_path / lock.NAME).write_text('{"pid": 1}')
     (tmp_path / "3.saving").mkdir()
     CheckpointManager(tmp_path).remove_leftovers()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_of_one_who_writes_there_is_removed(tmp_path):
+def test_leftovers_of_a_running_writer_stay(tmp_path):
     with CheckpointManager(tmp_path) as writer:
         writer.acquire()
         (tmp_path / "3.saving").mkdir()
@@ -179,11 +179,11 @@ def test_nothing_of_one_who_writes_there_is_removed(tmp_path):
         assert {path.name for path in tmp_path.iterdir()} == {lock.NAME, "3.saving"}
 
 
-# One that comes while a lock is dropped is told and goes no further.
+# An interrupt while a lock is collected is printed and not raised.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("way", ["lock", "acquire", "close"])
-def test_ctrl_c_at_any_moment_leaves_nothing_held(tmp_path: Path, way: str, monkeypatch):
-    """Also where a notebook keeps the traceback, and with it all that the frames refer to."""
+def test_ctrl_c_at_any_moment_leaves_no_lock(tmp_path: Path, way: str, monkeypatch):
+    """Interrupt at each moment, and keep the traceback with its frames, like a notebook."""
     kept: list[KeyboardInterrupt] = []
     moment, came = -1, True
     while came:
@@ -197,7 +197,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing_held(tmp_path: Path, way: str, monk
         checkpoints.close()
         with monkeypatch.context() as patch:
             patch.setattr(lock, "_PATIENCE", 0.0)
-            lock.Lock(place).release()  # or it was held at that moment
-    assert len(kept) >= 20, "too few to show anything"
+            lock.Lock(place).release()  # fails if the lock is still held
+    assert len(kept) >= 20, "too few to prove anything"
     kept.clear()
-    gc.collect()  # what an interrupt left open is closed here, not in the next test
+    gc.collect()  # closes what an interrupt left open, before the next test

@@ -1,4 +1,4 @@
-"""Copies of checkpoints in an object store: whole or not there, wherever the copying is cut off."""
+"""Copies of checkpoints in an object store are complete or absent, wherever copying stops."""
 
 import json
 import uuid
@@ -17,7 +17,7 @@ from jtrain.io.object_store import ObjectStore, ObjectStoreError, is_address
 
 
 class Killed(BaseException):
-    """As if the process had been killed here."""
+    """Stand-in for a kill of the process."""
 
 
 def state(step: int) -> dict:
@@ -26,7 +26,7 @@ def state(step: int) -> dict:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run's directory with checkpoints 1, 2 and 3."""
+    """Create the directory of a run with checkpoints 1, 2 and 3."""
     run = tmp_path_factory.mktemp("runs") / "small"
     with CheckpointManager(run / "checkpoints", keep=9) as checkpoints:
         for step in (1, 2, 3):
@@ -51,7 +51,7 @@ def mirror_of(objects: ObjectStore, run: Path, **more) -> ObjectStoreCopy:
 
 
 def read(run: Path) -> int:
-    """The newest step in a run's directory, whose state is read, every byte of it verified."""
+    """Restore the newest step of a run, after verifying every byte, and return it."""
     with CheckpointManager(run / "checkpoints") as checkpoints:
         step = checkpoints.resume()
         assert step is not None
@@ -61,7 +61,9 @@ def read(run: Path) -> int:
     return step
 
 
-def test_copies_are_whole_and_older_ones_go(objects: ObjectStore, saved: Path, tmp_path: Path):
+def test_copies_are_valid_and_older_ones_are_removed(
+    objects: ObjectStore, saved: Path, tmp_path: Path
+):
     mirror = mirror_of(objects, saved)
     for step in (1, 2, 3):
         mirror.copy(step)
@@ -85,7 +87,7 @@ def test_the_best_stays(objects: ObjectStore, saved: Path):
 def cut_off(
     objects: ObjectStore, monkeypatch: pytest.MonkeyPatch, after: int, error: BaseException
 ):
-    """From its `after`-th change on, nothing reaches the store."""
+    """Drop every change of the store after the first `after`."""
     count = [0]
 
     def counted(change: Callable) -> Callable:
@@ -102,10 +104,10 @@ def cut_off(
     return count
 
 
-def test_a_kill_before_any_change_leaves_a_whole_copy(
+def test_a_kill_before_any_change_leaves_a_valid_copy(
     objects: ObjectStore, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Copying 3 over a store that has 1 and 2, cut off before each of its changes in turn."""
+    """Copy 3 over a store that has 1 and 2, killed before each change in turn."""
     after, ended = 0, False
     while not ended:
         with monkeypatch.context() as patch:
@@ -124,7 +126,7 @@ def test_a_kill_before_any_change_leaves_a_whole_copy(
         assert news == []
         assert step == read(back)
         assert step in (2, 3)
-        again = mirror_of(fresh, saved)  # the next process, whatever the one before has left
+        again = mirror_of(fresh, saved)  # the next process
         again.copy(3)
         assert object_store_layout.steps(fresh) == [2, 3]
         assert list(object_store_layout.listed(fresh)) == [2, 3]
@@ -132,7 +134,7 @@ def test_a_kill_before_any_change_leaves_a_whole_copy(
     assert after > 15
 
 
-def test_what_a_store_refuses_is_told_and_copied_later(
+def test_a_refused_copy_is_reported_and_copied_later(
     objects: ObjectStore, saved: Path, monkeypatch: pytest.MonkeyPatch
 ):
     told: list[str] = []
@@ -152,7 +154,7 @@ def test_what_a_store_refuses_is_told_and_copied_later(
     assert object_store_layout.steps(objects) == [1, 2]
 
 
-def test_who_began_last_copies_and_the_one_before_ends(objects: ObjectStore, saved: Path):
+def test_a_later_process_takes_over_the_copies(objects: ObjectStore, saved: Path):
     first = mirror_of(objects, saved)
     first.copy(1)
     second = mirror_of(objects, saved)
@@ -165,16 +167,14 @@ def test_who_began_last_copies_and_the_one_before_ends(objects: ObjectStore, sav
     assert object_store_layout.steps(objects) == [1, 2]
 
 
-def test_steps_that_a_run_went_back_from_go_before_the_next_is_copied(
-    objects: ObjectStore, saved: Path
-):
+def test_copies_after_a_rollback_point_are_removed(objects: ObjectStore, saved: Path):
     mirror = mirror_of(objects, saved)
     for step in (1, 3, 2):
         mirror.copy(step)
     assert object_store_layout.steps(objects) == [1, 2]
 
 
-def test_a_damaged_copy_is_passed_over_and_nothing_of_it_stays(
+def test_a_damaged_copy_is_skipped_without_leftovers(
     objects: ObjectStore, saved: Path, tmp_path: Path
 ):
     mirror = mirror_of(objects, saved)
@@ -191,12 +191,14 @@ def test_a_damaged_copy_is_passed_over_and_nothing_of_it_stays(
     assert sorted(path.name for path in (tmp_path / "back" / "checkpoints").iterdir()) == ["1"]
 
 
-def test_a_name_that_leads_outside_is_not_written(saved: Path, tmp_path: Path):
+def test_an_object_name_that_leads_outside_is_not_written(saved: Path, tmp_path: Path):
     objects = ObjectStore(f"memory://{uuid.uuid4()}/small")
     mirror_of(objects, saved).copy(1)
     sizes = {**object_store_layout.listed(objects)[1], "../../../out": 1}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(object_store_layout, "listed", lambda objects: {1: sizes})
+        patch.setattr(
+            object_store_layout, object_store_layout.listed.__name__, lambda objects: {1: sizes}
+        )
         assert object_store_layout.fetch(objects, 1, tmp_path / "checkpoints") == [
             "../../../out: is no name of a file of a checkpoint"
         ]
@@ -211,7 +213,7 @@ def test_a_name_that_leads_outside_is_not_written(saved: Path, tmp_path: Path):
         ("gs://bucket/runs", r"needs gcsfs, .*pip install 'jtrain\[gcs\]'"),
     ],
 )
-def test_a_store_that_cannot_be_reached_is_told_by_what_to_type(
+def test_an_unreachable_store_gets_its_own_advice(
     address: str, words: str, monkeypatch: pytest.MonkeyPatch
 ):
     import sys

@@ -1,4 +1,4 @@
-"""Of a write that fails one error is told, and nothing of what failed with it."""
+"""A failed write is reported by one error, without its consequential errors."""
 
 import gc
 import logging
@@ -34,7 +34,7 @@ with CheckpointManager(Path(sys.argv[1])) as checkpoints:
 
 
 @pytest.mark.thorough
-def test_a_write_that_fails_is_told_in_a_line(tmp_path: Path):
+def test_a_failed_write_is_reported_in_one_line(tmp_path: Path):
     ran = subprocess.run(
         [sys.executable, "-c", SAVES, str(tmp_path / "kept"), str(STEPS)],
         capture_output=True,
@@ -49,7 +49,7 @@ def test_a_write_that_fails_is_told_in_a_line(tmp_path: Path):
         )
 
 
-def test_only_what_orbax_leaves_behind_is_dropped(caplog: pytest.LogCaptureFixture):
+def test_only_messages_of_orbax_are_hidden(caplog: pytest.LogCaptureFixture):
     silence()
     log = logging.getLogger("asyncio")
     text = (
@@ -64,12 +64,12 @@ def test_only_what_orbax_leaves_behind_is_dropped(caplog: pytest.LogCaptureFixtu
     assert told == ["mine", "Error writing mine", lost.format("mine")]
 
 
-def test_only_coroutines_of_others_are_said_not_to_be_awaited():
+def test_only_coroutines_of_orbax_may_stay_unawaited():
     async def async_serialize_from_host() -> None:
-        """As Orbax calls its own."""
+        """Name of a coroutine of Orbax."""
 
     async def mine() -> None:
-        """Not Orbax's."""
+        """Name of a foreign coroutine."""
 
     for each in (async_serialize_from_host, mine):
         each.__qualname__ = each.__name__

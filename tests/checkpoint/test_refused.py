@@ -1,4 +1,4 @@
-"""What the system refuses to a save or a deletion is told, with what to do about just that."""
+"""System errors of saves and deletions are reported with specific advice."""
 
 import os
 import shutil
@@ -23,22 +23,22 @@ def save(checkpoints: CheckpointManager, step: int, sealed=lambda step: None) ->
     checkpoints.wait()
 
 
-def locked(checkpoint: Path) -> None:
-    """No file of it can be deleted."""
+def lock_files(checkpoint: Path) -> None:
+    """Make the files of a checkpoint undeletable."""
     (checkpoint / "state").chmod(0o555)
 
 
-def unlocked(directory: Path) -> None:
+def unlock_files(directory: Path) -> None:
     for path in directory.rglob("state"):
         path.chmod(0o755)
 
 
-def test_an_older_one_that_cannot_be_deleted_is_no_failure_of_the_save(tmp_path: Path):
+def test_a_save_succeeds_if_an_older_one_cannot_be_deleted(tmp_path: Path):
     told: list[str] = []
     with permissions_hold(), CheckpointManager(tmp_path, keep=1) as checkpoints:
         retries = SaveRetries(checkpoints, told.append)
         save(checkpoints, 1)
-        locked(tmp_path / "1")
+        lock_files(tmp_path / "1")
         for step in (2, 3, 4):
             retries.save(step, STATE, {})
             retries.settle()
@@ -48,11 +48,11 @@ def test_an_older_one_that_cannot_be_deleted_is_no_failure_of_the_save(tmp_path:
     assert line.startswith(f"{tmp_path / '1.deleting'} cannot be removed (Permission denied: ")
     assert "chmod u+rwx" in line
     assert "room" not in line
-    unlocked(tmp_path)
+    unlock_files(tmp_path)
 
 
 @pytest.mark.parametrize("how", ["permission", "a file", "too large"])
-def test_a_save_that_is_refused_says_why_and_not_to_make_room(how: str, tmp_path: Path):
+def test_a_refused_save_names_the_cause(how: str, tmp_path: Path):
     directory = tmp_path / "checkpoints"
     words, hurt, mend = {
         "permission": (
@@ -77,7 +77,7 @@ def test_a_save_that_is_refused_says_why_and_not_to_make_room(how: str, tmp_path
         message = str(refusal.value)
         assert words in message
         assert "ake room" not in message
-        assert " free" not in message, "what is free says nothing of it"
+        assert " free" not in message, "the free space is irrelevant"
         assert not refusal.value.room, "deletions would not help"
         mend()
         save(checkpoints, 3)
@@ -94,7 +94,7 @@ def _swap(directory: Path, *, back: bool = False) -> None:
         directory.write_text("in the way")
 
 
-def test_where_what_follows_a_save_fails_the_save_is_not_called_lost(tmp_path: Path):
+def test_a_failed_announcement_is_no_failed_save(tmp_path: Path):
     def refused(step: int) -> None:
         raise PermissionError(13, "Permission denied", f"{tmp_path}/run.json")
 
@@ -110,7 +110,7 @@ def test_where_what_follows_a_save_fails_the_save_is_not_called_lost(tmp_path: P
         assert checkpoints.steps() == [36]
 
 
-def test_a_step_that_is_saved_again_in_vain_is_gone_on_from_as_it_was(tmp_path: Path):
+def test_a_failed_second_save_leaves_the_first(tmp_path: Path):
     with CheckpointManager(tmp_path) as checkpoints:
         save(checkpoints, 1)
         with files_of_at_most(20_000), pytest.raises(SaveError) as refusal:
@@ -119,13 +119,13 @@ def test_a_step_that_is_saved_again_in_vain_is_gone_on_from_as_it_was(tmp_path: 
 
 
 @pytest.mark.parametrize("arguments", [("--step", "1"), ("--damaged",)])
-def test_ckpt_rm_says_what_the_system_refuses(arguments, tmp_path: Path, capfd):
+def test_ckpt_rm_names_the_system_error(arguments, tmp_path: Path, capfd):
     with CheckpointManager(tmp_path / "checkpoints") as checkpoints:
         save(checkpoints, 1)
         save(checkpoints, 2)
     shutil.copytree(tmp_path / "checkpoints/1", tmp_path / "checkpoints/0.damaged")
     for path in (tmp_path / "checkpoints").glob("[0-9]*"):
-        locked(path)
+        lock_files(path)
     with permissions_hold():
         assert main(["ckpt", "rm", str(tmp_path), *arguments]) == 2
     err = capfd.readouterr().err
@@ -133,11 +133,11 @@ def test_ckpt_rm_says_what_the_system_refuses(arguments, tmp_path: Path, capfd):
     assert "the system refuses it (Permission denied: " in err
     assert "Write permission is missing: check the owner" in err
     assert "Traceback" not in err
-    unlocked(tmp_path)
+    unlock_files(tmp_path)
     assert main(["ckpt", "rm", str(tmp_path), "--step", "2", "--force"]) == 0
 
 
-def test_a_rename_that_is_refused_is_told_too(tmp_path: Path):
+def test_a_refused_rename_is_reported(tmp_path: Path):
     if os.geteuid() != 0:
         pytest.skip("only root can make a folder whose entries may be read and not renamed")
     with CheckpointManager(tmp_path) as checkpoints:
@@ -175,7 +175,7 @@ def test_each_error_has_its_own_advice(error, words, room):
     assert found.room == room
 
 
-def test_an_export_that_is_refused_says_why(tmp_path: Path):
+def test_a_refused_export_names_the_cause(tmp_path: Path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.safetensors").mkdir()
     with pytest.raises(CheckpointError, match="A file is where a directory is needed"):

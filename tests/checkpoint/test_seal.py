@@ -1,4 +1,4 @@
-"""Whatever happens to a file of a checkpoint is seen, and what was whole is gone on with."""
+"""Any damage to a file of a checkpoint is detected, and a run resumes from the newest valid one."""
 
 import json
 import os
@@ -25,13 +25,13 @@ from chaos.corruption import (
 from jtrain.checkpoint import CheckpointManager, directory_entries, layout, seal
 from jtrain.errors import CheckpointError, DamagedError
 
-# What keeps all names and sizes is seen when the bytes are read, and not by listing.
+# Damage that keeps names and sizes is detected by reading the bytes, not by listing.
 QUIETLY = (flip, flip_in_any_file, zero, swap, from_another_step)
 FORMATS = Path(__file__).with_name("formats")
 
 
 def saved(directory: Path) -> dict:
-    """Two steps in a directory; the state of the second."""
+    """Save two steps in a directory; return the state of the second."""
     state = lambda step: {
         "w": jax.random.normal(jax.random.key(step), (64, 64)),
         "zeros": jnp.zeros((64, 64)),
@@ -46,55 +46,57 @@ def saved(directory: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory):
-    """Two steps in a directory, and the state of the second."""
+    """Save two steps in a directory; return it and the state of the second."""
     directory = tmp_path_factory.mktemp("whole")
     return directory, saved(directory)
 
 
 @pytest.fixture
-def hurt(whole, tmp_path: Path) -> Path:
-    """A copy of them, to be damaged."""
+def damaged(whole, tmp_path: Path) -> Path:
+    """Copy the two checkpoints, to be damaged."""
     return shutil.copytree(whole[0], tmp_path / "hurt")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_damage_is_seen(kind, hurt: Path):
-    kept = shutil.copytree(hurt / "2", hurt.parent / "kept")
-    assert layout.find_faults(hurt, 2, full=True) == []
+def test_every_damage_is_detected(kind, damaged: Path):
+    kept = shutil.copytree(damaged / "2", damaged.parent / "kept")
+    assert layout.find_faults(damaged, 2, full=True) == []
     for seed in range(6):
-        damage, found = seen(hurt, seed, kinds=(kind,))
+        damage, found = seen(damaged, seed, kinds=(kind,))
         assert found, f"{damage} (seed {seed})"
         assert len(found[0]) < 300
-        assert 2 not in layout.steps(hurt) or kind in QUIETLY, f"{damage} is listed"
-        shutil.rmtree(hurt / "2")
-        shutil.copytree(kept, hurt / "2")
-    assert layout.find_faults(hurt, 1, full=True) == layout.find_faults(hurt, 2, full=True) == []
+        assert 2 not in layout.steps(damaged) or kind in QUIETLY, f"{damage} is listed"
+        shutil.rmtree(damaged / "2")
+        shutil.copytree(kept, damaged / "2")
+    assert (
+        layout.find_faults(damaged, 1, full=True) == layout.find_faults(damaged, 2, full=True) == []
+    )
 
 
-def test_a_flipped_bit_is_refused_with_its_file_and_nothing_is_read(hurt: Path, whole):
-    path = next(path for path in files_of(hurt / "2") if path.parent.name == "d")
+def test_a_flipped_bit_is_refused_with_the_name_of_its_file(damaged: Path, whole):
+    path = next(path for path in files_of(damaged / "2") if path.parent.name == "d")
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with CheckpointManager(hurt) as checkpoints:
+    with CheckpointManager(damaged) as checkpoints:
         assert checkpoints.newest() == 2, "listing reads no bytes"
         with pytest.raises(CheckpointError) as refusal:
             checkpoints.restore(2, like(whole[1]))
     told = str(refusal.value)
     assert told.startswith(
-        f"checkpoint 2 is damaged: {path.relative_to(hurt / '2')}: its digest is"
+        f"checkpoint 2 is damaged: {path.relative_to(damaged / '2')}: its digest is"
     )
     assert "jtrain eval takes --step 1" in told
 
 
-def test_each_damaged_step_is_set_aside_in_a_line_and_the_newest_whole_one_taken(hurt: Path, whole):
+def test_resume_sets_damaged_steps_aside_and_takes_the_newest_valid(damaged: Path, whole):
     for step in (3, 4):
-        shutil.copytree(hurt / "2", hurt / str(step))  # their seals are those of step 2
-    (hurt / "2" / "state" / "manifest.ocdbt").write_bytes(b"")
-    with CheckpointManager(hurt) as checkpoints:
+        shutil.copytree(damaged / "2", damaged / str(step))  # with the seals of step 2
+    (damaged / "2" / "state" / "manifest.ocdbt").write_bytes(b"")
+    with CheckpointManager(damaged) as checkpoints:
         assert checkpoints.resume() == 1
         assert [line.split(":")[0] for line in checkpoints.notices] == [
-            f"checkpoint {step} is damaged and was set aside as {hurt / f'{step}.damaged'}"
+            f"checkpoint {step} is damaged and was set aside as {damaged / f'{step}.damaged'}"
             for step in (4, 3, 2)
         ]
         assert checkpoints.steps() == [1]
@@ -102,50 +104,54 @@ def test_each_damaged_step_is_set_aside_in_a_line_and_the_newest_whole_one_taken
         for step in (2, 3):
             checkpoints.save(step, {"x": jnp.int32(step)}, {})
         checkpoints.wait()
-        assert checkpoints.steps() == [2, 3], "those that are kept"
-    assert {path.name for path in hurt.glob("*.damaged")} == {"2.damaged", "3.damaged", "4.damaged"}
-    (hurt / "3" / "about.json").unlink()
-    with CheckpointManager(hurt) as checkpoints:
+        assert checkpoints.steps() == [2, 3], "the retained ones"
+    assert {path.name for path in damaged.glob("*.damaged")} == {
+        "2.damaged",
+        "3.damaged",
+        "4.damaged",
+    }
+    (damaged / "3" / "about.json").unlink()
+    with CheckpointManager(damaged) as checkpoints:
         assert checkpoints.resume() == 2
-    assert (hurt / "3.damaged-2").is_dir(), "the first one is not overwritten"
+    assert (damaged / "3.damaged-2").is_dir(), "the first one is not overwritten"
 
 
-def test_where_none_is_to_be_passed_over_the_newest_decides(hurt: Path):
-    with CheckpointManager(hurt, fall_back=False) as checkpoints:
+def test_without_fallback_the_newest_must_be_valid(damaged: Path):
+    with CheckpointManager(damaged, fall_back=False) as checkpoints:
         assert checkpoints.resume() == 2
-    (hurt / "1" / "state" / "manifest.ocdbt").write_bytes(b"")
-    with CheckpointManager(hurt, fall_back=False) as checkpoints:
-        assert checkpoints.resume() == 2, "an older one is not asked for"
-    (hurt / "2" / "about.json").unlink()
+    (damaged / "1" / "state" / "manifest.ocdbt").write_bytes(b"")
+    with CheckpointManager(damaged, fall_back=False) as checkpoints:
+        assert checkpoints.resume() == 2, "older ones do not matter"
+    (damaged / "2" / "about.json").unlink()
     refused = pytest.raises(DamagedError, match=r"damaged: about\.json.* nothing was renamed")
-    with CheckpointManager(hurt, fall_back=False) as checkpoints, refused:
+    with CheckpointManager(damaged, fall_back=False) as checkpoints, refused:
         checkpoints.resume()
-    assert {path.name for path in hurt.iterdir()} == {"1", "2"}
-    shutil.rmtree(hurt)
-    with CheckpointManager(hurt, fall_back=False) as checkpoints:
+    assert {path.name for path in damaged.iterdir()} == {"1", "2"}
+    shutil.rmtree(damaged)
+    with CheckpointManager(damaged, fall_back=False) as checkpoints:
         assert checkpoints.resume() is None
 
 
-def test_where_all_are_damaged_nothing_is_deleted(hurt: Path):
+def test_if_all_are_damaged_nothing_is_deleted(damaged: Path):
     for step in (1, 2):
-        (hurt / str(step) / "seal.json").write_text("{}")
-    with CheckpointManager(hurt) as checkpoints:
+        (damaged / str(step) / "seal.json").write_text("{}")
+    with CheckpointManager(damaged) as checkpoints:
         assert checkpoints.resume() is None
         assert len(checkpoints.notices) == 2
-    assert sorted(path.name for path in hurt.iterdir()) == ["1.damaged", "2.damaged"]
+    assert sorted(path.name for path in damaged.iterdir()) == ["1.damaged", "2.damaged"]
 
 
-def test_reading_takes_nothing_away(hurt: Path, whole):
-    (hurt / "2" / "about.json").write_text("{}")
-    before = sorted(path.name for path in hurt.iterdir())
-    looking = CheckpointManager(hurt)
+def test_reading_sets_nothing_aside(damaged: Path, whole):
+    (damaged / "2" / "about.json").write_text("{}")
+    before = sorted(path.name for path in damaged.iterdir())
+    looking = CheckpointManager(damaged)
     assert looking.newest() == 1
     with pytest.raises(CheckpointError, match=r"checkpoint 2 is damaged: about\.json"):
         looking.restore(2, like(whole[1]))
-    assert sorted(path.name for path in hurt.iterdir()) == before
+    assert sorted(path.name for path in damaged.iterdir()) == before
 
 
-def test_the_seal_is_written_after_all_is_on_the_disk(tmp_path: Path, monkeypatch):
+def test_the_seal_is_written_after_all_files_are_flushed(tmp_path: Path, monkeypatch):
     events: list[str] = []
     sync, rename, write = seal.sync, Path.rename, Path.write_text
     told = lambda path: path.relative_to(tmp_path).as_posix()
@@ -164,7 +170,7 @@ def test_the_seal_is_written_after_all_is_on_the_disk(tmp_path: Path, monkeypatc
     assert set(events[:-6]) == {"1.saving/about.json!", *files} - {"1.saving/seal.json"}
 
 
-def test_no_step_is_named_while_it_is_written(tmp_path: Path):
+def test_no_step_is_listed_while_it_is_written(tmp_path: Path):
     named: list[tuple[int, list[int]]] = []
     with CheckpointManager(tmp_path) as checkpoints:
         for step in (1, 2, 3):
@@ -174,8 +180,8 @@ def test_no_step_is_named_while_it_is_written(tmp_path: Path):
     assert named == [(1, [1]), (2, [1, 2]), (3, [1, 2, 3])]
 
 
-def test_two_saves_of_one_state_have_one_seal_but_for_the_names(tmp_path: Path):
-    """Else the digests would say nothing of the contents."""
+def test_two_saves_of_one_state_have_equal_digests(tmp_path: Path):
+    """Different digests would say nothing about the contents."""
     state = {"x": jnp.arange(100.0)}
     for name in "ab":
         with CheckpointManager(tmp_path / name) as checkpoints:
@@ -190,7 +196,7 @@ def test_two_saves_of_one_state_have_one_seal_but_for_the_names(tmp_path: Path):
     assert len(digests[0] & digests[1]) >= 3
 
 
-def test_a_checkpoint_of_a_later_format_is_not_taken_for_damage(tmp_path: Path, monkeypatch):
+def test_a_later_format_is_no_damage(tmp_path: Path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(seal, "FORMAT", 3)
         saved(tmp_path)
@@ -202,7 +208,7 @@ def test_a_checkpoint_of_a_later_format_is_not_taken_for_damage(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_every_format_there_ever_was_is_read(version: int, tmp_path: Path):
+def test_every_released_format_is_read(version: int, tmp_path: Path):
     directory = shutil.copytree(FORMATS / str(version), tmp_path / "old")
     state = {
         "params": {"kernel": jnp.arange(12.0).reshape(3, 4) / 7, "low": jnp.arange(5.0)},
@@ -218,11 +224,11 @@ def test_every_format_there_ever_was_is_read(version: int, tmp_path: Path):
     assert layout.steps(directory) == [3, 4]
     cut = next(path for path in files_of(directory / "3") if path.parent.name == "d")
     cut.write_bytes(cut.read_bytes()[:-1])
-    assert layout.steps(directory) == [4], "an old one is known by its sizes"
+    assert layout.steps(directory) == [4], "format 1 is checked by sizes"
 
 
-def test_a_digest_is_that_of_another_program(tmp_path: Path):
-    """Of `xxhsum -H2`, and so of anything that speaks XXH3."""
+def test_a_digest_equals_that_of_xxhsum(tmp_path: Path):
+    """Compare with `xxhsum -H2`, and so with any other XXH3."""
     (tmp_path / "empty").write_bytes(b"")
     assert seal.digest(tmp_path / "empty") == "99aa06d3014798d86001c324468d497f"
     long = np.arange(3_000_000, dtype=np.uint8).tobytes()
@@ -232,11 +238,11 @@ def test_a_digest_is_that_of_another_program(tmp_path: Path):
     assert seal.digest(tmp_path / "long") == xxhash.xxh3_128_hexdigest(long)
 
 
-# What is no checkpoint, or cannot be read: passed over in words, and waited for by nobody.
+# Invalid or unreadable entries: skipped with a message, and without waiting.
 
 
-def resealed(checkpoint: Path, **changes) -> None:
-    """Writes a seal with other parts, whose own digest holds."""
+def reseal(checkpoint: Path, **changes) -> None:
+    """Rewrite a seal with other entries and a valid digest of its own."""
     said = json.loads((checkpoint / "seal.json").read_text()) | changes
     said.pop("seal")
     (checkpoint / "seal.json").write_text(seal._text(said))
@@ -247,7 +253,7 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def made_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
@@ -261,12 +267,12 @@ STRANGE = {
     "a seal of 5,000 digits": lambda step: (step / "seal.json").write_text("1" * 5000),
     "a seal without end": lambda step: os.truncate(step / "seal.json", 1 << 40),
     "a seal that is a pipe": lambda step: pipe(step / "seal.json"),
-    "a seal that is a folder": lambda step: made_folder(step / "seal.json"),
-    "no files": lambda step: resealed(step, files=None),
-    "files of nothing": lambda step: resealed(step, files={"about.json": None}),
-    "sizes of text": lambda step: resealed(step, files={"about.json": ["1", "2"]}),
-    "a step of text": lambda step: resealed(step, step="2"),
-    "a run of numbers": lambda step: resealed(step, run=3),
+    "a seal that is a folder": lambda step: make_folder(step / "seal.json"),
+    "no files": lambda step: reseal(step, files=None),
+    "files of nothing": lambda step: reseal(step, files={"about.json": None}),
+    "sizes of text": lambda step: reseal(step, files={"about.json": ["1", "2"]}),
+    "a step of text": lambda step: reseal(step, step="2"),
+    "a run of numbers": lambda step: reseal(step, run=3),
     "an about that is a pipe": lambda step: pipe(step / "about.json"),
     "an array that is a pipe": lambda step: pipe(next((step / "state" / "d").iterdir())),
     "an emptied folder": lambda step: (shutil.rmtree(step), step.mkdir()),
@@ -278,24 +284,24 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("kind", STRANGE)
-def test_what_is_no_checkpoint_is_set_aside_in_words_for_the_one_before_it(kind, hurt: Path, whole):
-    STRANGE[kind](hurt / "2")
+def test_resume_sets_invalid_entries_aside(kind, damaged: Path, whole):
+    STRANGE[kind](damaged / "2")
     with permissions_hold():
-        assert layout.steps(hurt) == [1]
-        (fault,) = layout.find_faults(hurt, 2, full=True)[:1]
+        assert layout.steps(damaged) == [1]
+        (fault,) = layout.find_faults(damaged, 2, full=True)[:1]
         assert len(fault) < 300
         with pytest.raises(DamagedError, match="checkpoint 2 is damaged: "):
-            layout.check(hurt, 2)
+            layout.check(damaged, 2)
         if not kind.startswith("an array"):
             with pytest.raises(DamagedError, match="checkpoint 2 is damaged: "):
-                layout.record(hurt, 2)
-        with CheckpointManager(hurt) as checkpoints:
+                layout.record(damaged, 2)
+        with CheckpointManager(damaged) as checkpoints:
             assert checkpoints.resume() == 1
-            aside = f"checkpoint 2 is damaged and was set aside as {hurt / '2.damaged'}: {fault}"
+            aside = f"checkpoint 2 is damaged and was set aside as {damaged / '2.damaged'}: {fault}"
             assert [line.startswith(aside) for line in checkpoints.notices] == [True]
             assert int(checkpoints.restore(1, like(whole[1]))["step"]) == 1
-    if (hurt / "2.damaged").is_dir():
-        (hurt / "2.damaged").chmod(0o700)
+    if (damaged / "2.damaged").is_dir():
+        (damaged / "2.damaged").chmod(0o700)
 
 
 @pytest.mark.parametrize(
@@ -313,45 +319,45 @@ def test_what_is_no_checkpoint_is_set_aside_in_words_for_the_one_before_it(kind,
         {"step": "2"},
     ],
 )
-def test_a_record_of_other_types_is_told_though_its_seal_holds(change, hurt: Path, whole):
-    about = hurt / "2" / "about.json"
+def test_a_record_with_wrong_types_is_refused_despite_its_seal(change, damaged: Path, whole):
+    about = damaged / "2" / "about.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | change))
-    seal.seal(hurt / "2", 2)
+    seal.seal(damaged / "2", 2)
     with pytest.raises(CheckpointError):
-        CheckpointManager(hurt).restore(2, like(whole[1]))
-    assert CheckpointManager(hurt, best="loss").best() is None
+        CheckpointManager(damaged).restore(2, like(whole[1]))
+    assert CheckpointManager(damaged, best="loss").best() is None
 
 
-def test_a_checkpoint_of_format_1_is_of_its_step_too(tmp_path: Path):
+def test_a_checkpoint_of_format_1_is_checked_for_its_step(tmp_path: Path):
     shutil.copytree(FORMATS / "1", tmp_path / "old")
     (tmp_path / "old" / "3").rename(tmp_path / "old" / "4")
     assert layout.find_faults(tmp_path / "old", 4, full=True) == ["about.json: is of step 3"]
 
 
-def test_a_checkpoint_under_another_name_is_named_and_not_gone_on_from(hurt: Path):
-    (hurt / "2").rename(hurt / "2.bak")
-    shutil.copytree(hurt / "1", hurt / "copy of 1")
-    (hurt / "notes").mkdir()
-    assert directory_entries.strays(hurt) == [("2.bak", 2), ("copy of 1", 1)]
-    with CheckpointManager(hurt) as checkpoints:
+def test_a_renamed_checkpoint_is_reported_and_not_resumed_from(damaged: Path):
+    (damaged / "2").rename(damaged / "2.bak")
+    shutil.copytree(damaged / "1", damaged / "copy of 1")
+    (damaged / "notes").mkdir()
+    assert directory_entries.strays(damaged) == [("2.bak", 2), ("copy of 1", 1)]
+    with CheckpointManager(damaged) as checkpoints:
         assert checkpoints.resume() == 1
     (line,) = checkpoints.notices
-    assert f"checkpoint 2 lies in {hurt} as 2.bak" in line
+    assert f"checkpoint 2 lies in {damaged} as 2.bak" in line
     source, target = line.rpartition(": mv ")[2].split()
     Path(source).rename(target)
-    with CheckpointManager(hurt) as checkpoints:
+    with CheckpointManager(damaged) as checkpoints:
         assert checkpoints.resume() == 2
 
 
-def test_where_the_system_refuses_to_set_a_damaged_one_aside_what_to_type_is_told(hurt: Path):
-    (hurt / "2" / "seal.json").write_text("{}")
-    if os.geteuid() == 0:  # nobody but their owner may rename what is in a sticky folder
-        os.chown(hurt, 65534, -1)
-        os.chown(hurt / "2", 65534, -1)
-        hurt.chmod(0o1777)
+def test_a_damaged_checkpoint_that_cannot_be_renamed_is_reported(damaged: Path):
+    (damaged / "2" / "seal.json").write_text("{}")
+    if os.geteuid() == 0:  # in a sticky folder only owners may rename
+        os.chown(damaged, 65534, -1)
+        os.chown(damaged / "2", 65534, -1)
+        damaged.chmod(0o1777)
     else:
         pytest.skip("only root can make a folder whose entries may be read and not renamed")
-    checkpoints = CheckpointManager(hurt)
+    checkpoints = CheckpointManager(damaged)
     checkpoints.acquire()
     with permissions_hold(), pytest.raises(DamagedError) as refusal:
         checkpoints.resume()

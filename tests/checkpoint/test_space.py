@@ -1,4 +1,4 @@
-"""A disk that is full or cannot be written is found before training, or at the next call."""
+"""A full or unwritable disk is found before training, or at the next call."""
 
 import gc
 import shutil
@@ -16,13 +16,13 @@ from jtrain.checkpoint import CheckpointManager, bytes_of, check_writable, lock
 from jtrain.checkpoint.disk_space import on_disk
 from jtrain.errors import CheckpointError
 
-# The storage library's own tasks complain, now and then, when those that failed are collected.
+# Failed tasks of the storage library sometimes log when they are collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.fixture(autouse=True)
 def _collected() -> Iterator[None]:
-    """So that they do it here, and not in the test of another file."""
+    """Collect failed tasks in this file, not in the test of another file."""
     yield
     gc.collect()
 
@@ -36,7 +36,7 @@ def save_and_wait(checkpoints: CheckpointManager, step: int) -> None:
 
 
 def save_and_check(checkpoints: CheckpointManager, step: int) -> None:
-    """Saves, and goes on as a training loop does, which never waits."""
+    """Save, and continue like a training loop, which never waits."""
     checkpoints.save(step, STATE, {})
     end = time.monotonic() + 30
     while time.monotonic() < end:
@@ -57,7 +57,7 @@ def test_a_checkpoint_takes_about_the_bytes_of_its_state(tmp_path: Path):
     assert bytes_of(STATE) <= taken < bytes_of(STATE) + 20_000
 
 
-def test_what_a_tiny_checkpoint_takes_on_the_disk_is_known(tmp_path: Path):
+def test_disk_usage_of_a_tiny_checkpoint_is_estimated(tmp_path: Path):
     state = {f"w{i}": jnp.zeros(3) for i in range(8)}
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, state, {})
@@ -65,14 +65,14 @@ def test_what_a_tiny_checkpoint_takes_on_the_disk_is_known(tmp_path: Path):
     assert bytes_of(state) < blocks < on_disk(state) < 2 * blocks
 
 
-def test_too_little_room_is_found_before_training(tmp_path: Path):
+def test_too_little_space_is_found_before_training(tmp_path: Path):
     free = shutil.disk_usage(tmp_path).free
     check_writable(tmp_path / "new" / "checkpoints", free // 2)
     with pytest.raises(CheckpointError, match=r"its disk has .* free: make room.*checkpoint.keep"):
         check_writable(tmp_path, 2 * free)
 
 
-def test_the_advice_to_keep_fewer_works(tmp_path: Path):
+def test_the_advice_to_lower_keep_works(tmp_path: Path):
     free = shutil.disk_usage(tmp_path).free
     third = jax.ShapeDtypeStruct((free // 3,), jnp.uint8)
     with pytest.raises(CheckpointError, match=r"lower checkpoint\.keep"):
@@ -80,7 +80,7 @@ def test_the_advice_to_keep_fewer_works(tmp_path: Path):
     CheckpointManager(tmp_path, keep=1).check_room({"w": third})
 
 
-def test_a_directory_that_cannot_be_made_is_found_before_training(tmp_path: Path):
+def test_an_uncreatable_directory_is_found_before_training(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(
         CheckpointError, match=r"\(Not a directory\)\. A file is where a directory is"
@@ -89,13 +89,13 @@ def test_a_directory_that_cannot_be_made_is_found_before_training(tmp_path: Path
     check_writable(tmp_path / "another" / "checkpoints", 1)
 
 
-def test_a_disk_that_takes_no_byte_is_found_before_training(tmp_path: Path):
+def test_an_unwritable_disk_is_found_before_training(tmp_path: Path):
     refused = pytest.raises(CheckpointError, match=r"cannot be written \(File too large\)")
     with files_of_at_most(0), refused:
         check_writable(tmp_path, 1)
 
 
-def test_a_write_that_fails_is_raised_by_wait(tmp_path: Path, capfd):
+def test_a_failed_write_is_raised_by_wait(tmp_path: Path, capfd):
     with files_of_at_most(100_000):
         checkpoints = CheckpointManager(tmp_path)
         checkpoints.save(1, {"step": jnp.int32(1)}, {})
@@ -107,14 +107,14 @@ def test_a_write_that_fails_is_raised_by_wait(tmp_path: Path, capfd):
         assert "it takes 886 kB" in message
         assert message.endswith("and run again: it resumes from step 1.")
         assert len(message) < 700
-        assert checkpoints.steps() == [1], "what failed is not listed"
-        assert {p.name for p in tmp_path.iterdir()} == {"1", lock.NAME}, "its room is given back"
-        checkpoints.wait()  # told once
+        assert checkpoints.steps() == [1], "a failed save is not listed"
+        assert {p.name for p in tmp_path.iterdir()} == {"1", lock.NAME}, "its space is freed"
+        checkpoints.wait()  # raised only once
         checkpoints.close()
         assert capfd.readouterr().err == ""
 
 
-def test_a_write_that_fails_is_raised_by_the_next_call(tmp_path: Path):
+def test_a_failed_write_is_raised_by_the_next_call(tmp_path: Path):
     with files_of_at_most(100_000), CheckpointManager(tmp_path) as checkpoints:
         with pytest.raises(CheckpointError, match="checkpoint 1 could not be written"):
             save_and_check(checkpoints, 1)
@@ -123,7 +123,7 @@ def test_a_write_that_fails_is_raised_by_the_next_call(tmp_path: Path):
         assert checkpoints.steps() == [2]
 
 
-def test_after_room_was_made_the_same_object_saves_again(tmp_path: Path):
+def test_the_same_manager_saves_again_after_space_is_freed(tmp_path: Path):
     with CheckpointManager(tmp_path) as checkpoints:
         with files_of_at_most(100_000), pytest.raises(CheckpointError, match="raise the limit"):
             save_and_wait(checkpoints, 1)

@@ -1,4 +1,4 @@
-"""Parameters to start from: found, renamed, partly taken; what does not fit is told at once."""
+"""Initial weights are found, renamed and partly loaded; leaves that do not fit are listed."""
 
 import shutil
 
@@ -29,15 +29,15 @@ def tree(seed: int, shapes=SHAPES):
 PARAMS, STATE = tree(0), tree(1, EXTRA)
 
 
-def placed(params=None, extra=None):
-    """A model's first weights, split over four devices."""
+def shard(params=None, extra=None):
+    """Return the initial weights of a model, sharded over four devices."""
     weights = (tree(2) if params is None else params, tree(3, EXTRA) if extra is None else extra)
     return jax.device_put(weights, MESHED.shardings(weights))
 
 
 @pytest.fixture(scope="module", name="stored")
 def _stored(tmp_path_factory) -> str:
-    """A checkpoint of PARAMS and STATE, with what else a state has."""
+    """Save a checkpoint of PARAMS and STATE, and other values of a state."""
     directory = tmp_path_factory.mktemp("stored") / "checkpoints"
     with CheckpointManager(directory) as checkpoints:
         state = {"params": PARAMS, "extra": STATE, "opt_state": {"mu": PARAMS}, "step": np.int32(7)}
@@ -46,7 +46,7 @@ def _stored(tmp_path_factory) -> str:
 
 
 def as_torch(params) -> dict[str, np.ndarray]:
-    """PARAMS by the names of another library, kernels transposed."""
+    """Return PARAMS by the names of another library, kernels transposed."""
     found = {"wte.weight": params["tokens"], "lm_head.weight": params["head"].T}
     for i, block in params["blocks"].items():
         found[f"h.{i}.ln_1.weight"] = block["norm"]["scale"]
@@ -72,85 +72,85 @@ def _file(tmp_path_factory) -> str:
     return str(path)
 
 
-def same(got, want) -> None:
+def check_equal(got, want) -> None:
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
-def laid_out(got, like) -> None:
+def check_shardings(got, like) -> None:
     for name, leaf in named_leaves(got).items():
         other = named_leaves(like)[name]
         assert (leaf.sharding, leaf.dtype) == (other.sharding, other.dtype), name
 
 
-def test_a_checkpoint_comes_back_in_the_shardings_of_the_model(stored):
-    weights = placed()
+def test_a_checkpoint_is_loaded_in_the_shardings_of_the_model(stored):
+    weights = shard()
     assert len(weights[0]["tokens"].sharding.device_set) == 4
     assert not weights[0]["tokens"].is_fully_replicated
     start = starting(InitFrom(path=stored), *weights)
     params, extra = start.read(weights)
-    same(params, PARAMS)
-    laid_out((params, extra), weights)
-    same(extra, weights[1])
+    check_equal(params, PARAMS)
+    check_shardings((params, extra), weights)
+    check_equal(extra, weights[1])
     assert (start.left, start.missing, start.unused) == ((), (), ())
     assert starting(InitFrom(path=stored, extra=True), *weights).unused == ()
 
 
-def test_what_stands_beside_the_parameters_is_taken_where_it_is_asked_for(stored):
-    weights = placed()
+def test_extra_is_loaded_on_request(stored):
+    weights = shard()
     params, extra = starting(InitFrom(path=stored, extra=True), *weights).read(weights)
-    same((params, extra), (PARAMS, STATE))
+    check_equal((params, extra), (PARAMS, STATE))
     only = InitFrom(path=stored, extra=True, include=("extra/*",))
     params, extra = starting(only, *weights).read(weights)
-    same((params, extra), (weights[0], STATE))
+    check_equal((params, extra), (weights[0], STATE))
 
 
 def test_tensors_are_renamed_and_transposed(file):
-    weights = placed()
+    weights = shard()
     start = starting(InitFrom(path=file, rename=RENAME, transpose=TRANSPOSE), *weights)
     params, extra = start.read(weights)
-    same(params, PARAMS)
-    laid_out((params, extra), weights)
+    check_equal(params, PARAMS)
+    check_shardings((params, extra), weights)
 
 
-def test_a_checkpoint_is_renamed_and_transposed_too(stored):
+def test_leaves_of_a_checkpoint_are_renamed_and_transposed(stored):
     shapes = {"embedding": (8, 12), "head": (8, 12)}
-    weights = placed(tree(5, shapes))
+    weights = shard(tree(5, shapes))
     asked = InitFrom(path=stored, rename=(("tokens", "embedding"),), transpose=("embedding",))
     start = starting(asked, *weights)
     params, _ = start.read(weights)
-    same(params, {"embedding": PARAMS["tokens"].T, "head": PARAMS["head"]})
-    laid_out(params, weights[0])
+    check_equal(params, {"embedding": PARAMS["tokens"].T, "head": PARAMS["head"]})
+    check_shardings(params, weights[0])
     assert start.unused == tuple(n for n in named_leaves(PARAMS) if n.startswith("blocks"))
 
 
-def test_numbers_become_those_of_the_model(stored, file):
-    weights = placed(jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree(2)))
+def test_leaves_are_cast_to_the_dtypes_of_the_model(stored, file):
+    weights = shard(jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree(2)))
     for asked in (
         InitFrom(path=stored),
         InitFrom(path=file, rename=RENAME, transpose=TRANSPOSE),
     ):
         params, _ = starting(asked, *weights).read(weights)
-        same(params, jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), PARAMS))
-        laid_out(params, weights[0])
+        check_equal(params, jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), PARAMS))
+        check_shardings(params, weights[0])
 
 
-def test_what_is_not_taken_starts_by_the_seed(stored):
-    weights = placed({**tree(2), "new": np.ones(3, np.float32)})
+def test_leaves_that_are_not_loaded_start_from_the_seed(stored):
+    weights = shard({**tree(2), "new": np.ones(3, np.float32)})
     asked = InitFrom(path=stored, exclude=("head", "*/1/*"), partial=True)
     start = starting(asked, *weights)
     params, _ = start.read(weights)
-    same(params["blocks"]["0"], PARAMS["blocks"]["0"])
+    check_equal(params["blocks"]["0"], PARAMS["blocks"]["0"])
     for name in ("head", "new"):
-        same(params[name], weights[0][name])
-    same(params["blocks"]["1"], weights[0]["blocks"]["1"])
+        check_equal(params[name], weights[0][name])
+    check_equal(params["blocks"]["1"], weights[0]["blocks"]["1"])
     assert start.missing == ("new",)
     assert set(start.left) == {n for n in named_leaves(PARAMS) if n == "head" or "/1/" in n}
     only = starting(InitFrom(path=stored, include=("tokens",)), *weights)
-    assert set(only.taken) == {"tokens"}
+    assert set(only.loaded) == {"tokens"}
 
 
-def test_the_table_says_what_was_loaded_left_and_missing(file):
-    weights = placed({**tree(2), "new": np.ones(3, jnp.bfloat16)})
+def test_the_table_lists_loaded_left_and_missing_leaves(file):
+    weights = shard({**tree(2), "new": np.ones(3, jnp.bfloat16)})
     asked = InitFrom(
         path=file, rename=RENAME, transpose=TRANSPOSE, exclude=("*/1/*",), partial=True
     )
@@ -174,7 +174,7 @@ def test_a_long_table_is_cut(stored, tmp_path):
     assert lines[-1] == "  loaded      and 5 more"
 
 
-def test_all_that_does_not_fit_is_told_at_once(file):
+def test_all_leaves_that_do_not_fit_are_listed(file):
     params = {**tree(2), "tokens": np.ones((12, 9), np.float32), "head": np.ones((8, 12), np.int32)}
     params["blocks"]["1"]["up"]["biases"] = params["blocks"]["1"]["up"].pop("bias")
     with pytest.raises(CheckpointError) as error:
@@ -194,7 +194,7 @@ def test_all_that_does_not_fit_is_told_at_once(file):
     assert "init_from.partial=true" in told
 
 
-def test_taking_nothing_at_all_is_refused_even_in_part(file):
+def test_loading_no_leaf_is_refused_even_with_partial(file):
     with pytest.raises(CheckpointError, match="should give 8 leaves, and 8 do not fit"):
         starting(InitFrom(path=file, partial=True), PARAMS, ())
 
@@ -203,7 +203,10 @@ PATTERNS = {
     "include": (InitFrom(include=("*/kernels",)), r"include\[0\] is '\*/kernels', which matches"),
     "exclude": (InitFrom(exclude=("head", "had")), r"exclude\[1\] is 'had'.*Nearest: head"),
     "transpose": (InitFrom(transpose=("x",)), r"transpose\[0\] is 'x'.* 8 leaves of this model"),
-    "rename": (InitFrom(rename=(("hed", "head"),)), r"rename\[0\] is 'hed'.*there. Nearest: head"),
+    "rename": (
+        InitFrom(rename=(("hed", "head"),)),
+        r"rename\[0\] is 'hed'.*of the source. Nearest: head",
+    ),
     "two of one name": (
         InitFrom(rename=(("head", "tokens"),)),
         "rename calls two leaves tokens: .*before the others",
@@ -212,19 +215,19 @@ PATTERNS = {
 
 
 @pytest.mark.parametrize("case", PATTERNS)
-def test_a_pattern_that_names_nothing_is_told(case, stored):
+def test_a_pattern_without_a_match_is_refused(case, stored):
     asked, told = PATTERNS[case]
     asked = InitFrom(**{**vars(asked), "path": stored})
     with pytest.raises(ConfigError, match=told):
         starting(asked, PARAMS, ())
 
 
-def test_a_rename_has_as_many_stars_on_both_sides():
+def test_a_rename_has_equal_stars_on_both_sides():
     with pytest.raises(ValueError, match=r"as many \* in both names.*found 1 in h/\* and 0 in x"):
         InitFrom(rename=(("h/*", "x"),))
 
 
-def test_a_damaged_checkpoint_is_told(stored, tmp_path):
+def test_a_damaged_checkpoint_is_refused(stored, tmp_path):
     copy = tmp_path / "checkpoints" / "7"
     shutil.copytree(stored, copy)
     largest = max((p for p in copy.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)

@@ -1,4 +1,4 @@
-"""A state of another structure is refused with all that differs, and cast only when asked."""
+"""A state of another structure is refused with all differences, and cast only on request."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def without(name: str) -> dict[str, jax.Array]:
 
 
 def another(how: str, name: str) -> tuple[dict, str]:
-    """A state that differs in one leaf in one way, and the row that says so."""
+    """Return a state that differs in one leaf in one way, and the expected row."""
     leaf = pytree.named_leaves(LEAVES)[name]
     was = pytree.describe(LEAVES)[name]
     if how == "missing":
@@ -74,7 +74,7 @@ def test_every_difference_of_one_leaf_is_a_row_with_its_nearest_name(cast: bool)
     assert len(CASES) * 2 >= 60
 
 
-def test_all_differences_are_told_at_once():
+def test_all_differences_are_listed():
     state = dict(pytree.named_leaves(LEAVES))
     del state["step"]
     state["params/kernal"] = state.pop("params/kernel")
@@ -86,7 +86,7 @@ def test_all_differences_are_told_at_once():
         assert f"\n  {name} " in str(refusal.value)
 
 
-def test_a_leaf_comes_in_another_dtype_only_when_that_is_asked_for(tmp_path: Path):
+def test_a_leaf_is_cast_only_on_request(tmp_path: Path):
     state = {"w": jnp.linspace(-3, 3, 12).reshape(3, 4), "n": jnp.int32(7)}
     asked = {
         "w": jax.ShapeDtypeStruct((3, 4), jnp.bfloat16, sharding=state["w"].sharding),

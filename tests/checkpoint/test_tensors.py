@@ -1,4 +1,4 @@
-"""Files of tensors are read as their own library writes them, and broken ones are told."""
+"""Files of tensors are read as the safetensors library writes them; broken ones are refused."""
 
 import json
 
@@ -28,7 +28,7 @@ def _path(tmp_path):
     return path
 
 
-def test_gives_what_the_library_wrote(path):
+def test_reads_files_of_the_safetensors_library(path):
     found = tensors(path)
     assert set(found) == set(ARRAYS)
     for name, array in ARRAYS.items():
@@ -80,13 +80,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("content", BROKEN)
-def test_a_broken_file_is_told(content, tmp_path):
+def test_a_broken_file_is_refused(content, tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(BROKEN[content][0])
     with pytest.raises(CheckpointError, match=BROKEN[content][1]):
         tensors(path)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(CheckpointError, match=r"cannot be .No such file.*init_from.path"):
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"cannot be read .No such file.*init_from.path"):
         tensors(tmp_path / "x.safetensors")

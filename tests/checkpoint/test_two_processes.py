@@ -19,7 +19,7 @@ def test_two_processes_save_what_one_restores(tmp_path: Path):
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     checkpoints = CheckpointManager(tmp_path / "c")
     assert checkpoints.steps() == [2, 4]
-    assert (tmp_path / "c" / "5.damaged").is_dir(), "both went on from 4"
+    assert (tmp_path / "c" / "5.damaged").is_dir(), "both resumed from 4"
     like = {
         "w": jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=one),
         "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=one),

@@ -15,7 +15,7 @@ from jtrain.checkpoint import CheckpointManager
 
 
 def main(directory: Path, how: str) -> None:
-    """Saves a step, and ends without `close`."""
+    """Save a step, and end without `close`."""
     checkpoints = CheckpointManager(directory)
     if how == "hold":
         checkpoints.prepare()

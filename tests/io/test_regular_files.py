@@ -1,4 +1,4 @@
-"""A file that is none, or is too much, is told at once: nothing waits and no memory is filled."""
+"""Irregular and oversized files are refused at once: nothing waits, no memory is filled."""
 
 import os
 import resource
@@ -27,10 +27,8 @@ def test_a_regular_file_is_read_and_written_as_by_open(tmp_path: Path):
 
 @pytest.mark.parametrize("mode", ["rb", "ab", "wb", "r+b"])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "socket", "device"])
-def test_what_is_no_file_is_refused_at_once_and_called_by_its_kind(
-    kind, mode, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)  # a socket's path is short
+def test_an_irregular_file_is_refused_at_once_by_its_kind(kind, mode, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the path of a socket is short
     path = Path("/dev/zero") if kind == "device" else Path("x")
     with socket.socket(socket.AF_UNIX) as listener:
         if kind == "pipe":
@@ -51,10 +49,10 @@ def test_a_missing_file_is_missing(tmp_path: Path):
         open_regular(tmp_path / "none", "r+b")
 
 
-def test_a_file_longer_than_asked_for_is_not_read(tmp_path: Path):
+def test_a_file_longer_than_the_limit_is_not_read(tmp_path: Path):
     path = tmp_path / "long"
     with path.open("wb") as file:
-        file.truncate(1 << 40)  # takes no room on the disk
+        file.truncate(1 << 40)  # sparse
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(TooLargeError, match="is longer than 1,000,000 bytes"):
         read_bytes(path, most=1_000_000)
@@ -64,7 +62,7 @@ def test_a_file_longer_than_asked_for_is_not_read(tmp_path: Path):
 @pytest.mark.parametrize(
     "deep", ["[" * 65 + "]" * 65, '{"a":' * 3000 + "1" + "}" * 3000, "[" * 10**6]
 )
-def test_json_without_end_is_no_json(deep: str, tmp_path: Path):
+def test_json_nested_without_end_is_refused(deep: str, tmp_path: Path):
     with pytest.raises(ValueError, match="nested deeper than 64 levels"):
         parse_json(deep)
     (tmp_path / "deep.json").write_text(deep)

@@ -1,4 +1,4 @@
-"""What a piece of code did behind our back, as Python's own audit hook tells it."""
+"""Audit of Python code: recorded side effects, by Python's own audit hook."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ class Event(NamedTuple):
         return f"{self.name}{tuple(str(a)[:80] for a in self.args)}"
 
 
-# What is never done by reading a config, a checkpoint or a run's directory.
+# Events that reading a config, a checkpoint or a run must never cause.
 NEVER = (
     "subprocess.",
     "os.system",
@@ -62,14 +62,14 @@ _installed: list[bool] = []
 
 def _hook(name: str, args: tuple[Any, ...]) -> None:
     seen = getattr(_watching, "seen", None)
-    for each in (seen, *_everywhere):
-        if each is not None:
-            each.append(Event(name, args))
+    for events in (seen, *_everywhere):
+        if events is not None:
+            events.append(Event(name, args))
 
 
 @contextlib.contextmanager
 def watched(*, everywhere: bool = False) -> Iterator[list[Event]]:
-    """The events within, in order: of this thread, or of all of them."""
+    """Record the events inside, in order: of this thread, or of all threads."""
     if not _installed:
         sys.addaudithook(_hook)
         _installed.append(True)
@@ -86,21 +86,23 @@ def watched(*, everywhere: bool = False) -> Iterator[list[Event]]:
 
 
 def unwanted(events: list[Event], *within: Path) -> list[str]:
-    """Of events those that reading data may not cause: code that runs, a module, a file that is
-    written, or one that is read outside of `within`."""
+    """Return the events that reading data must not cause.
+
+    These are running code, importing a module, writing a file, or reading one outside of `within`.
+    """
     found = []
     for event in events:
         name = event.name
-        bad = name == "import" or any(
+        is_unwanted = name == "import" or any(
             name == n or (n[-1] == "." and name.startswith(n)) for n in NEVER
         )
-        if name == "socket.__new__":  # asyncio wakes itself by a pair of its own
-            bad = event.args[1] != socket.AF_UNIX
+        if name == "socket.__new__":  # asyncio wakes itself through a socket pair
+            is_unwanted = event.args[1] != socket.AF_UNIX
         if name == "open" and isinstance(event.args[0], str | bytes | os.PathLike):
             path = Path(os.fsdecode(event.args[0])).absolute()
             flags = event.args[2] if isinstance(event.args[2], int) else 0
             inside = any(path.resolve().is_relative_to(w.resolve()) for w in within)
-            bad = bool(flags & _WRITES) or not inside
-        if bad:
+            is_unwanted = bool(flags & _WRITES) or not inside
+        if is_unwanted:
             found.append(str(event))
     return found

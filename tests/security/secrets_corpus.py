@@ -1,4 +1,4 @@
-"""What must not be written down, and what must stay as it is.
+"""Corpus of secrets to hide, and of texts to leave unchanged.
 
 Every secret is made up here: put together of parts, so that none stands in this file in the shape
 by which scanners know it.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 _rng = random.Random(7)
 
 
-def drawn(count: int, alphabet: str = string.ascii_letters + string.digits) -> str:
+def noise(count: int, alphabet: str = string.ascii_letters + string.digits) -> str:
     return "".join(_rng.choice(alphabet) for _ in range(count))
 
 
@@ -22,82 +22,82 @@ UPPER = string.ascii_uppercase + string.digits
 class Leak(NamedTuple):
     name: str
     text: str
-    secret: str  # the part of the text that may not be seen
+    secret: str  # the part of the text that must be hidden
 
 
 def leak(name: str, text: str, secret: str) -> Leak:
     return Leak(name, text.format(secret), secret)
 
 
-# By the shape that an issuer gives, with no name beside it.
+# Secrets by the shape of their issuer, without a name.
 SHAPES = [
-    leak("hugging face", "downloading with {} from the hub", "hf_" + drawn(34)),
-    leak("github", "cloned by {}", "ghp_" + drawn(36)),
-    leak("github, of an app", "{}", "ghs_" + drawn(36)),
-    leak("github, fine-grained", "{} was refused", "github_pat_" + drawn(22) + "_" + drawn(59)),
-    leak("gitlab", "ci {}.", "glpat-" + drawn(20)),
-    leak("openai", "({})", "sk-" + drawn(48)),
-    leak("openai, of a project", "<{}>", "sk-proj-" + drawn(48)),
-    leak("anthropic", "{}", "sk-ant-api03-" + drawn(90)),
-    leak("stripe", "paid with {}", "sk_live_" + drawn(24)),
-    leak("aws", "{} may not read s3://bucket", "AKIA" + drawn(16, UPPER)),
-    leak("aws, for a session", "{}", "ASIA" + drawn(16, UPPER)),
-    leak("google", "GET /v1?x={}", "AIza" + drawn(35)),
-    leak("google, of a person", "{}", "ya29." + drawn(60)),
-    leak("google, of a client", "{}", "GOCSPX-" + drawn(28)),
-    leak("slack", "posted by {}", "xoxb-" + "-".join((drawn(11), drawn(11), drawn(24)))),
-    leak("npm", "{}", "npm_" + drawn(36)),
-    leak("pypi", "upload: {}", "pypi-" + drawn(80)),
-    leak("json web token", "{}", "eyJ" + drawn(30) + "." + drawn(50) + "." + drawn(43)),
-    leak("nvidia", "{}", "nvapi-" + drawn(60)),
-    leak("replicate", "{}", "r8_" + drawn(37)),
-    leak("databricks", "by {}", "dapi" + drawn(32, HEX)),
-    leak("databricks, of a workspace", "{}", "dapi" + drawn(32, HEX) + "-2"),
-    leak("digitalocean", "{} was refused", "dop_v1_" + drawn(64, HEX)),
-    leak("digitalocean, refreshed", "{}", "dor_v1_" + drawn(64, HEX)),
-    leak("mailgun", "api:{}", "key-" + "4f" + drawn(30, HEX)),
-    leak("sendgrid", "{}", "SG." + drawn(22) + "." + drawn(43)),
-    leak("twilio", "{}", "SK" + drawn(32, HEX)),
-    leak("groq", "{}", "gsk_" + drawn(52)),
-    leak("xai", "{}", "xai-" + drawn(80)),
-    leak("linear", "{}", "lin_api_" + drawn(40)),
-    leak("notion", "{}", "ntn_" + drawn(46)),
-    leak("grafana", "{}", "glsa_" + drawn(32) + "_" + drawn(8, HEX)),
-    leak("vault", "{}", "hvs." + drawn(90)),
-    leak("40 hexadecimal digits, of weights and biases", "{}", drawn(40, HEX)),
-    leak("40 hexadecimal digits in a sentence", "logged in with {}, refused", drawn(40, HEX)),
-    leak("40 hexadecimal digits as a value", "data.path={}", drawn(40, HEX)),
+    leak("hugging face", "downloading with {} from the hub", "hf_" + noise(34)),
+    leak("github", "cloned by {}", "ghp_" + noise(36)),
+    leak("github, of an app", "{}", "ghs_" + noise(36)),
+    leak("github, fine-grained", "{} was refused", "github_pat_" + noise(22) + "_" + noise(59)),
+    leak("gitlab", "ci {}.", "glpat-" + noise(20)),
+    leak("openai", "({})", "sk-" + noise(48)),
+    leak("openai, of a project", "<{}>", "sk-proj-" + noise(48)),
+    leak("anthropic", "{}", "sk-ant-api03-" + noise(90)),
+    leak("stripe", "paid with {}", "sk_live_" + noise(24)),
+    leak("aws", "{} may not read s3://bucket", "AKIA" + noise(16, UPPER)),
+    leak("aws, for a session", "{}", "ASIA" + noise(16, UPPER)),
+    leak("google", "GET /v1?x={}", "AIza" + noise(35)),
+    leak("google, of a person", "{}", "ya29." + noise(60)),
+    leak("google, of a client", "{}", "GOCSPX-" + noise(28)),
+    leak("slack", "posted by {}", "xoxb-" + "-".join((noise(11), noise(11), noise(24)))),
+    leak("npm", "{}", "npm_" + noise(36)),
+    leak("pypi", "upload: {}", "pypi-" + noise(80)),
+    leak("json web token", "{}", "eyJ" + noise(30) + "." + noise(50) + "." + noise(43)),
+    leak("nvidia", "{}", "nvapi-" + noise(60)),
+    leak("replicate", "{}", "r8_" + noise(37)),
+    leak("databricks", "by {}", "dapi" + noise(32, HEX)),
+    leak("databricks, of a workspace", "{}", "dapi" + noise(32, HEX) + "-2"),
+    leak("digitalocean", "{} was refused", "dop_v1_" + noise(64, HEX)),
+    leak("digitalocean, refreshed", "{}", "dor_v1_" + noise(64, HEX)),
+    leak("mailgun", "api:{}", "key-" + "4f" + noise(30, HEX)),
+    leak("sendgrid", "{}", "SG." + noise(22) + "." + noise(43)),
+    leak("twilio", "{}", "SK" + noise(32, HEX)),
+    leak("groq", "{}", "gsk_" + noise(52)),
+    leak("xai", "{}", "xai-" + noise(80)),
+    leak("linear", "{}", "lin_api_" + noise(40)),
+    leak("notion", "{}", "ntn_" + noise(46)),
+    leak("grafana", "{}", "glsa_" + noise(32) + "_" + noise(8, HEX)),
+    leak("vault", "{}", "hvs." + noise(90)),
+    leak("40 hexadecimal digits, of weights and biases", "{}", noise(40, HEX)),
+    leak("40 hexadecimal digits in a sentence", "logged in with {}, refused", noise(40, HEX)),
+    leak("40 hexadecimal digits as a value", "data.path={}", noise(40, HEX)),
     leak("a private key", "key file:\n{}\ndone",
-         "-----BEGIN RSA PRIVATE" + " KEY-----\n" + drawn(60) + "\n-----END RSA PRIVATE KEY-----"),
-    leak("a private key that is cut off", "{}", "-----BEGIN PRIVATE" + " KEY-----\n" + drawn(60)),
+         "-----BEGIN RSA PRIVATE" + " KEY-----\n" + noise(60) + "\n-----END RSA PRIVATE KEY-----"),
+    leak("a private key that is cut off", "{}", "-----BEGIN PRIVATE" + " KEY-----\n" + noise(60)),
 ]  # fmt: skip
 
-# By the name beside it.
+# Secrets by their name.
 NAMED = [
-    leak("an argument", "jtrain run x.yaml model.api_key={}", drawn(20)),
+    leak("an argument", "jtrain run x.yaml model.api_key={}", noise(20)),
     leak("an option", "--password {}", "correct-horse"),
     leak("an option with a sign", "--password={}", "correct-horse"),
-    leak("a variable", "WANDB_API_KEY={}", drawn(40, "0123456789abcdef")),
-    leak("a variable of aws", "AWS_SECRET_ACCESS_KEY={}", drawn(40)),
-    leak("a variable of hugging face", "HF_TOKEN={}", drawn(12)),
+    leak("a variable", "WANDB_API_KEY={}", noise(40, "0123456789abcdef")),
+    leak("a variable of aws", "AWS_SECRET_ACCESS_KEY={}", noise(40)),
+    leak("a variable of hugging face", "HF_TOKEN={}", noise(12)),
     leak("a line of YAML", "password: {}", "hunter2"),
     leak("a line of YAML in quotes", "password: '{}'", "hunter2 and more"),
     leak("a quoted text with a space", 'secret: "{}"', "two words"),
-    leak("JSON", '{{"client_secret": "{}"}}', drawn(16)),
+    leak("JSON", '{{"client_secret": "{}"}}', noise(16)),
     leak("a Python dict", "{{'api_key': '{}'}}", "abc-123-def"),
-    leak("camel case", "wandbApiKey={}", drawn(20)),
-    leak("with hyphens", "x-api-key: {}", drawn(20)),
-    leak("a header", "Authorization: Bearer {}", drawn(24)),
+    leak("camel case", "wandbApiKey={}", noise(20)),
+    leak("with hyphens", "x-api-key: {}", noise(20)),
+    leak("a header", "Authorization: Bearer {}", noise(24)),
     leak("a basic header", "authorization: Basic {}", "dXNlcjpodW50ZXIy"),
-    leak("a bearer alone", "sent Bearer {} to the server", drawn(24)),
-    leak("a query", "https://host/run?token={}&x=1", drawn(24)),
+    leak("a bearer alone", "sent Bearer {} to the server", noise(24)),
+    leak("a query", "https://host/run?token={}&x=1", noise(24)),
     leak("a cookie", "Cookie: {}", "session1234567"),
     leak("a key that is no word", "key={}", "a1b2c3d4e5f6"),
     leak("a token that is no word", "token: {}", "a1b2c3d4e5f6"),
     leak("an access token", "access_token={}", "abcdefgh"),
     leak("a passphrase", "passphrase = {}", "swordfish"),
-    leak("azure", "AccountKey={};EndpointSuffix=core", drawn(60)),
-    leak("misspelt, a letter too many", "data.api_keyy={}: is no key of data", drawn(20)),
+    leak("azure", "AccountKey={};EndpointSuffix=core", noise(60)),
+    leak("misspelt, a letter too many", "data.api_keyy={}: is no key of data", noise(20)),
     leak("misspelt, plain", "data.pasword={}: is no key of data", "hunter2"),
     leak("misspelt, swapped", "toy.yaml:3: model.secert: {}", "hunter2"),
     leak("misspelt, another letter", "tracker.authorisation={}", "abcd-efgh"),
@@ -106,19 +106,19 @@ NAMED = [
     leak("a traceback", "  File 'x.py', line 3\n    connect(password='{}')", "hunter2"),
 ]  # fmt: skip
 
-# By the place.
+# Secrets by their position.
 PLACES = [
     leak("a server", "uri: https://me:{}@mlflow.example.org", "hunter2"),
     leak("a data base", "postgresql+psycopg2://jtrain:{}@db:5432/runs", "p4ssw0rd"),
     leak("a password with signs", "redis://:{}@cache:6379/0", "a+b=c!"),
-    leak("a token for a user", "git clone https://{}@host.example.org/x", drawn(20)),
-    leak("drawn, and nothing said", "the server answered {} and closed", drawn(32)),
-    leak("drawn, long", "{}", drawn(64)),
+    leak("a token for a user", "git clone https://{}@host.example.org/x", noise(20)),
+    leak("drawn, and nothing said", "the server answered {} and closed", noise(32)),
+    leak("drawn, long", "{}", noise(64)),
 ]
 
 LEAKS = [*SHAPES, *NAMED, *PLACES]
 
-# Nothing of these may change.
+# Texts that must not change.
 KEPT = [
     "num_tokens: 1000",
     "tokens=2048",

@@ -1,4 +1,4 @@
-"""Reading a checkpoint runs nothing that it names, and opens nothing outside of it."""
+"""Reading a checkpoint runs no code that it names, and opens no file outside of it."""
 # ruff: noqa: E501  (a case reads best on a line)
 
 import json
@@ -26,7 +26,7 @@ EXPORTED = "out.safetensors"
 PICKLE = b"cos\nsystem\n(S'touch OWNED'\ntR."
 
 
-def edited(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:
+def edit(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:
     def change_file(step: Path) -> None:
         (path,) = step.rglob(name)
         said = json.loads(path.read_text())
@@ -36,24 +36,24 @@ def edited(name: str, change: Callable[[dict], object]) -> Callable[[Path], None
     return change_file
 
 
-def named(said: dict, value: str) -> None:
-    """Puts a name of Python wherever a text is."""
+def replace_texts(said: dict, value: str) -> None:
+    """Replace every text by a name of Python."""
     for key, old in said.items():
         if isinstance(old, dict):
-            named(old, value)
+            replace_texts(old, value)
         elif isinstance(old, str):
             said[key] = value
 
 
-def replaced(name: str, content: bytes) -> Callable[[Path], None]:
+def replace(name: str, content: bytes) -> Callable[[Path], None]:
     return lambda step: next(iter(step.rglob(name))).write_bytes(content)
 
 
-def added(name: str, content: bytes = PICKLE) -> Callable[[Path], None]:
+def add(name: str, content: bytes = PICKLE) -> Callable[[Path], None]:
     return lambda step: (step / name).write_bytes(content) and None
 
 
-def linked(name: str, target: str) -> Callable[[Path], None]:
+def link_file(name: str, target: str) -> Callable[[Path], None]:
     def link(step: Path) -> None:
         path = next(iter(step.rglob(name)))
         path.unlink()
@@ -63,23 +63,23 @@ def linked(name: str, target: str) -> Callable[[Path], None]:
 
 
 CASES: dict[str, Callable[[Path], None]] = {
-    "a handler of its own": edited("_CHECKPOINT_METADATA", lambda x: x.update(item_handlers="owned.Owned")),
-    "a class for each text": edited("_CHECKPOINT_METADATA", lambda x: named(x, "owned.Owned")),
-    "a class in the tree": edited("_METADATA", lambda x: named(x, "owned.Owned")),
-    "a custom type": edited("_METADATA", lambda x: x.update(custom_metadata={"py/object": "owned.Owned"})),
-    "a function in what is said": edited("about.json", lambda x: x["about"].update({"__reduce__": ["os.system", ["touch OWNED"]]})),
-    "a config that is code": edited("about.json", lambda x: x["about"].update(config={"experiment": "owned", "_target_": "owned.Owned"})),
-    "a leaf of a type to import": edited("about.json", lambda x: x["leaves"].update({"params/w": "owned.Owned[4, 4]"})),
-    "a leaf with a path": edited("about.json", lambda x: x["leaves"].update({"../../../owned": "float32[4, 4]"})),
-    "a pickle for the tree": replaced("_METADATA", PICKLE),
-    "a pickle for what is said": replaced("about.json", PICKLE),
-    "a pickle for the sharding": replaced("_sharding", PICKLE),
-    "a pickle for the manifest": replaced("manifest.ocdbt", PICKLE),
-    "a pickle beside it": added("model.pkl"),
-    "Python beside it": added("__init__.py", OWNED.encode()),
-    "a link to a secret": linked("_METADATA", "/etc/passwd"),
-    "a link for what is said": linked("about.json", "/etc/passwd"),
-    "a sharding of another world": edited("_sharding", lambda x: named(x, "owned.Owned")),
+    "a handler of its own": edit("_CHECKPOINT_METADATA", lambda x: x.update(item_handlers="owned.Owned")),
+    "a class for each text": edit("_CHECKPOINT_METADATA", lambda x: replace_texts(x, "owned.Owned")),
+    "a class in the tree": edit("_METADATA", lambda x: replace_texts(x, "owned.Owned")),
+    "a custom type": edit("_METADATA", lambda x: x.update(custom_metadata={"py/object": "owned.Owned"})),
+    "a function in what is said": edit("about.json", lambda x: x["about"].update({"__reduce__": ["os.system", ["touch OWNED"]]})),
+    "a config that is code": edit("about.json", lambda x: x["about"].update(config={"experiment": "owned", "_target_": "owned.Owned"})),
+    "a leaf of a type to import": edit("about.json", lambda x: x["leaves"].update({"params/w": "owned.Owned[4, 4]"})),
+    "a leaf with a path": edit("about.json", lambda x: x["leaves"].update({"../../../owned": "float32[4, 4]"})),
+    "a pickle for the tree": replace("_METADATA", PICKLE),
+    "a pickle for what is said": replace("about.json", PICKLE),
+    "a pickle for the sharding": replace("_sharding", PICKLE),
+    "a pickle for the manifest": replace("manifest.ocdbt", PICKLE),
+    "a pickle beside it": add("model.pkl"),
+    "Python beside it": add("__init__.py", OWNED.encode()),
+    "a link to a secret": link_file("_METADATA", "/etc/passwd"),
+    "a link for what is said": link_file("about.json", "/etc/passwd"),
+    "a sharding of another world": edit("_sharding", lambda x: replace_texts(x, "owned.Owned")),
 }  # fmt: skip
 INSTALLED = [Path(place) for place in {*sys.path, *sysconfig.get_paths().values()} if place]
 INSTALLED += [Path("/proc"), Path("/sys"), Path("/dev")]
@@ -92,12 +92,12 @@ def _kept(tmp_path_factory) -> Path:
     with CheckpointManager(directory) as checkpoints:
         checkpoints.save(3, state, {"config": {"experiment": "quick"}})
     with CheckpointManager(directory) as checkpoints:
-        checkpoints.restore(3, LIKE)  # now all that it needs is imported
+        checkpoints.restore(3, LIKE)  # imports everything that a restore needs
     return directory
 
 
 def read_in_every_way(directory: Path) -> list[str]:
-    """What was refused, of all that reads a checkpoint."""
+    """Read a checkpoint by all readers; return the refusals."""
     told = []
     for reads in (
         lambda: CheckpointManager(directory).restore(3, LIKE),
@@ -125,23 +125,23 @@ def test_hostile_checkpoints(hurt, sealed: bool, kept: Path, tmp_path: Path, mon
     directory = tmp_path / "run" / "checkpoints"
     shutil.copytree(kept.parent, tmp_path / "run")
     hurt(directory / "3")
-    if sealed:  # by who knows how: a seal is no signature
+    if sealed:  # by an attacker: a seal is no signature
         (directory / "3" / seal.SEAL).unlink()
         seal.seal(directory / "3", 3)
     with watched(everywhere=True) as events:
         told = read_in_every_way(directory)
     wrong = unwanted(events, tmp_path, *INSTALLED)
-    assert not [line for line in wrong if not ours(line)], told
+    assert not [line for line in wrong if not is_expected(line)], told
     assert "owned" not in sys.modules
     assert not list(tmp_path.rglob("OWNED"))
     if not sealed:
-        assert told, "what was changed since it was sealed is refused"
+        assert told, "changes after the seal are refused"
     shown = capsys.readouterr()
     assert "Traceback" not in shown.out + shown.err
 
 
-def ours(line: str) -> bool:
-    """Modules that are first needed here, dataclasses they make, and the file that was asked for."""
+def is_expected(line: str) -> bool:
+    """Return whether an event is an import, a dataclass or the requested file."""
     loads = line.startswith(("import(", "exec(", "compile(")) and "owned" not in line
     return loads or line.startswith("os.mkdir('.'") or EXPORTED in line
 

@@ -40,7 +40,7 @@ def setting(text: str) -> tuple[str, tuple[str, ...]]:
     return YAML, (text,)
 
 
-# Each would make the file OWNED beside it, read SECRET, or say where it was run.
+# Each would create the file OWNED beside it, read SECRET, or reveal where it ran.
 CASES = {
     **{f"_target_ {name}": config(YAML + MODEL + f"_target_: {name}\n  args: [OWNED, w]\n") for name in TARGETS[:10]},
     **{f"a tag {name}": config(YAML + MODEL + f"title: !!python/object/apply:{name} ['touch OWNED']\n") for name in TARGETS[10:]},
@@ -84,13 +84,13 @@ CASES = {
 OWNED_CODE = "open('OWNED', 'w').close()\nclass Owned:\n    def __init__(self, *a, **k): open('OWNED', 'w').close()\n"
 
 
-# Read to find experiments that packages bring; never run.
+# Read to find experiments of packages; never run.
 INSTALLED = [Path(place) for place in sys.path if place]
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A config beside modules that leave a trace when they are imported."""
+    """Write a config beside modules that leave a trace when they are imported."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     sys.modules.pop("owned", None)
     monkeypatch.setenv("JTRAIN_SECRET", "hunter2")
@@ -102,7 +102,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     secret.write_text("user: me\npassword: hunter2\n")
     (path.parent / "link.yaml").symlink_to(secret)
     os.mkfifo(path.parent / "pipe.yaml")
-    resolve(path)  # now all that a config needs is imported
+    resolve(path)  # imports everything that a config needs
     with contextlib.suppress(ConfigError):
         resolve(path, ["steps=none", "optimzer=1"])
     return path
@@ -114,7 +114,7 @@ def files(directory: Path) -> dict[str, int]:
     }
 
 
-def done_by(path: Path, settings: tuple[str, ...]) -> tuple[list[Event], str]:
+def events_of(path: Path, settings: tuple[str, ...]) -> tuple[list[Event], str]:
     told = ""
     with watched() as events:
         try:
@@ -129,7 +129,7 @@ def test_hostile_configs(case, path: Path):
     text, settings = case
     path.write_text(text)
     before, variables = files(path.parents[1]), dict(os.environ)
-    events, told = done_by(path, settings)
+    events, told = events_of(path, settings)
     assert not unwanted(events, path.parents[1], *INSTALLED), told
     assert files(path.parents[1]) == before
     assert dict(os.environ) == variables
@@ -142,7 +142,7 @@ def test_hostile_configs_are_60():
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_hostile_configs_are_told_without_a_traceback(case, path: Path, capsys):
+def test_hostile_configs_are_refused_without_a_traceback(case, path: Path, capsys):
     text, settings = case
     path.write_text(text)
     code = main(["show", str(path), *settings])
@@ -152,8 +152,8 @@ def test_hostile_configs_are_told_without_a_traceback(case, path: Path, capsys):
     assert "hunter2" not in told.out + told.err
 
 
-def test_the_watch_sees_what_it_is_to_see(path: Path):
-    """Each of these is noticed: so none of the cases passes because nobody looked."""
+def test_the_audit_hook_sees_every_kind_of_event(path: Path):
+    """Check the hook: no case may pass for lack of detection."""
     seen = {
         "import": lambda: __import__("owned"),
         "exec": lambda: importlib.import_module("experiments._owned"),
@@ -171,7 +171,7 @@ def test_the_watch_sees_what_it_is_to_see(path: Path):
     assert len(unwanted(events, path.parents[1])) == 1
 
 
-def test_nothing_is_imported_but_the_experiment_that_is_named(tmp_path: Path, monkeypatch):
+def test_only_the_named_experiment_is_imported(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = write_study(tmp_path)
     for name in ("other", "another"):

@@ -1,4 +1,4 @@
-"""Paths stay inside: names, links and what files say of other files; 40 that try to get out."""
+"""Paths stay inside their directory: names, links and file references; 40 that try to escape."""
 # ruff: noqa: E501  (a case reads best on a line)
 
 import json
@@ -46,7 +46,7 @@ def test_hostile_paths_in_the_name_of_a_run(name: str, tmp_path: Path):
 
 @pytest.mark.parametrize("name", LINKS)
 def test_hostile_paths_by_a_link_in_a_run(name: str, tmp_path: Path):
-    """Nothing is read or written through it, and it is told before anything is trained."""
+    """Refuse the run before training, and read or write nothing through the link."""
     outside, link = tmp_path / "outside", Path("runs/quick") / name
     outside.mkdir()
     target = outside / "file" if "." in name else outside
@@ -93,7 +93,7 @@ def unfinished(folder: Path, name: object) -> None:
 
 @pytest.mark.parametrize("reads", [index, token_folder, unfinished])
 @pytest.mark.parametrize("name", MEMBERS, ids=ascii)
-def test_hostile_paths_that_a_file_says(
+def test_hostile_paths_in_a_file(
     name: object, reads: Callable[[Path, object], None], tmp_path: Path
 ):
     if name == "link":
@@ -104,8 +104,8 @@ def test_hostile_paths_that_a_file_says(
     assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
-def test_a_run_that_is_elsewhere_as_a_whole_is_gone_on_with(tmp_path: Path):
-    """A disk of its own for runs/ is no attack."""
+def test_a_run_in_a_linked_folder_is_resumed(tmp_path: Path):
+    """Accept a separate disk for runs/, which is no attack."""
     (tmp_path / "disk").mkdir()
     Path("runs").symlink_to(tmp_path / "disk")
     assert trained(CONFIG, "steps=1", "log.every=1", "checkpoint.every=0").status == "done"
@@ -130,7 +130,7 @@ def test_a_run_that_is_elsewhere_as_a_whole_is_gone_on_with(tmp_path: Path):
     ],
     ids=repr,
 )
-def test_a_header_that_lies_about_its_tensors_is_told(entry: object, tmp_path: Path):
+def test_a_header_that_lies_about_its_tensors_is_refused(entry: object, tmp_path: Path):
     text = json.dumps({"x": entry}).encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
@@ -144,14 +144,14 @@ def test_a_header_that_lies_about_its_tensors_is_told(entry: object, tmp_path: P
     ids=str,
 )
 def test_tensors_that_share_bytes_are_refused(places: list[tuple[int, int]], tmp_path: Path):
-    """1,000 tensors of all of a file would be a thousand times its size in memory."""
+    """1,000 tensors that each span a file would take a thousand times its size in memory."""
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors(places))
     with pytest.raises(CheckpointError, match=r"at \d+ to \d+ overlaps [ab]"):
         tensors(path)
 
 
-def test_tensors_beside_one_another_and_empty_ones_are_no_overlap(tmp_path: Path):
+def test_adjacent_and_empty_tensors_do_not_overlap(tmp_path: Path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors([(8, 16), (8, 8), (0, 8), (16, 16), (0, 0)]))
     assert {name: array.size for name, array in tensors(path).items()} == {
@@ -164,7 +164,7 @@ def test_tensors_beside_one_another_and_empty_ones_are_no_overlap(tmp_path: Path
 
 
 def safetensors(places: list[tuple[int, int]]) -> bytes:
-    """A file of 16 bytes of tensors a, b ... at these places."""
+    """Return a file of 16 bytes with tensors a, b ... at these offsets."""
     entry = lambda first, last: {
         "dtype": "F32",
         "shape": [(last - first) // 4],

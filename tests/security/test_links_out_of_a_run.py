@@ -1,4 +1,4 @@
-"""Who reads a run that somebody else made reads nothing that its links lead to."""
+"""Readers of a foreign run never follow its links."""
 # ruff: noqa: E501  (a list reads best on a line)
 
 import itertools
@@ -38,7 +38,7 @@ READERS = [
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Iterator[Path]:
-    """A study with a run of two steps and a copy of it."""
+    """Create a study with a run of two steps and a copy of it."""
     home = tmp_path_factory.mktemp("home")
     write_study(home)
     with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Iterator[P
 
 @pytest.fixture
 def outside(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the reader's, and the study copied beside it."""
+    """Create a private folder of the reader, with a copy of the study."""
     shutil.copytree(home, tmp_path / "home")
     monkeypatch.chdir(tmp_path / "home")
     outside = tmp_path / "outside"
@@ -61,7 +61,7 @@ def outside(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def link(name: str, outside: Path) -> None:
-    """Put a link out of the run in the place of one of its files or folders."""
+    """Replace a file or folder of the run by a link out of it."""
     path = Path("runs/quick") / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
@@ -77,7 +77,7 @@ def link(name: str, outside: Path) -> None:
 
 
 def cases() -> Iterator[Any]:
-    """Every reader with every link; a quarter of those that nobody would open are thorough."""
+    """Yield every reader with every link; a quarter of the irrelevant pairs are thorough."""
     others = itertools.count()
     for name in FILES + FOLDERS:
         for words in READERS:
@@ -88,7 +88,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "words"), list(cases()))
-def test_no_reader_of_a_run_opens_what_its_links_lead_to(
+def test_no_reader_of_a_run_follows_its_links(
     name: str, words: list[str], outside: Path, capfd: pytest.CaptureFixture[str]
 ):
     link(name, outside)
@@ -102,7 +102,7 @@ def test_no_reader_of_a_run_opens_what_its_links_lead_to(
         if event.name in ("open", "os.listdir", "os.scandir")
         and not (event.name == "open" and event.args[2] & os.O_NOFOLLOW)
         and isinstance(event.args[0], str | bytes | os.PathLike)
-        # The lock is opened by an opener with O_NOFOLLOW, whose own event is the one that counts.
+        # The lock has an opener with O_NOFOLLOW, which has an event of its own.
         and not (event.args[1:2] == ("r+",) and str(event.args[0]).endswith(".writer"))
         and Path(os.fsdecode(event.args[0])).resolve().is_relative_to(outside)
     ]
@@ -127,7 +127,7 @@ def test_no_reader_of_a_run_opens_what_its_links_lead_to(
         ("pictures", "pictures is a link to "),
     ],
 )
-def test_the_report_says_which_file_was_left_out(
+def test_the_report_names_the_skipped_file(
     name: str, words: str, outside: Path, capsys: pytest.CaptureFixture[str]
 ):
     link(name, outside)
@@ -147,7 +147,7 @@ def test_a_linked_step_is_damaged_and_is_not_read(
     assert "is a link to" in capsys.readouterr().err
 
 
-def test_linked_checkpoints_are_read_by_their_own_name_alone(
+def test_linked_checkpoints_are_read_only_by_their_real_path(
     outside: Path, capsys: pytest.CaptureFixture[str]
 ):
     link("checkpoints", outside)
@@ -156,7 +156,7 @@ def test_linked_checkpoints_are_read_by_their_own_name_alone(
     assert main(["ckpt", "ls", str(outside / "checkpoints")]) == 0
 
 
-def test_a_file_inside_is_opened_through_no_link(tmp_path: Path):
+def test_a_file_inside_is_opened_without_following_links(tmp_path: Path):
     run = tmp_path / "run"
     (run / "sub").mkdir(parents=True)
     (run / "sub" / "file").write_bytes(b"inside")
@@ -174,7 +174,7 @@ def test_a_file_inside_is_opened_through_no_link(tmp_path: Path):
         read_bytes(run / "sub" / "file" / "x", most=9, inside=run)
     with pytest.raises(IsADirectoryError):
         read_bytes(run / "sub", most=9, inside=run)
-    (tmp_path / "way").symlink_to(run)  # how the run itself is reached is its reader's own choice
+    (tmp_path / "way").symlink_to(run)  # the path to the run itself may be a link
     assert read_bytes(tmp_path / "way" / "sub" / "file", most=9, inside=tmp_path / "way")
     with open_regular(run / "new", "ab", inside=run) as file:
         file.write(b"x")

@@ -1,4 +1,4 @@
-"""Nothing in the package can turn bytes of a file, or a text, into code; the exceptions by name."""
+"""No module turns bytes of a file, or a text, into code; exceptions are listed by name."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "jtrain").rglob("*.py"))
 
-# What unpickles, or runs what it reads. `np.load` is looked at by its argument.
+# Functions that unpickle or run what they read. `np.load` is checked by its argument.
 MODULES = {
     "pickle",
     "_pickle",
@@ -25,7 +25,7 @@ MODULES = {
     "imp",
     "jax.experimental.serialize_executable",
 }
-CALLS = {"eval", "exec", "compile", "__import__"}  # of Python itself, by their bare names
+CALLS = {"eval", "exec", "compile", "__import__"}  # builtins, by their bare names
 METHODS = {
     "torch.load",
     "yaml.load",
@@ -39,7 +39,7 @@ METHODS = {
     "jax.experimental.serialize_executable",
 }
 
-# File, what it does, and why it may. SECURITY.md says the same.
+# File, call, and justification, as in SECURITY.md.
 EXEMPT = {
     (
         "jtrain/parallel/program_cache.py",
@@ -54,7 +54,7 @@ EXEMPT = {
 
 
 def findings(text: str) -> Iterator[tuple[int, str]]:
-    """What of a module is not allowed: line and name."""
+    """Yield the forbidden calls and imports of a module: line and name."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -72,7 +72,7 @@ def findings(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _under(name: str) -> bool:
-    """Whether it is a module below a forbidden one, or says how it was called."""
+    """Return whether a name is a module below a forbidden one, or a call of it."""
     return name.split(".")[0] in MODULES or "=" in name
 
 
@@ -94,7 +94,7 @@ def _calls(node: ast.Call) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_module_can_run_what_it_reads(path: Path):
+def test_no_module_runs_data(path: Path):
     here = path.relative_to(ROOT).as_posix()
     found = {name: line for line, name in findings(path.read_text()) if (here, name) not in EXEMPT}
     assert not found, (
@@ -103,7 +103,7 @@ def test_no_module_can_run_what_it_reads(path: Path):
     )
 
 
-def test_each_exemption_is_still_needed_and_is_told():
+def test_each_exemption_is_needed_and_documented():
     told = (ROOT / "SECURITY.md").read_text()
     for path, name in EXEMPT:
         assert name in {found for _, found in findings((ROOT / path).read_text())}, (path, name)
@@ -141,7 +141,7 @@ def test_each_exemption_is_still_needed_and_is_told():
         "AutoModel.from_pretrained(name, trust_remote_code=True)",
     ],
 )
-def test_each_forbidden_thing_is_found(text: str):
+def test_each_forbidden_call_is_found(text: str):
     assert list(findings(text))
 
 
@@ -159,5 +159,5 @@ def test_each_forbidden_thing_is_found(text: str):
         "importlib.import_module(f'jtrain.cli.{verb}')",
     ],
 )
-def test_what_only_sounds_like_it_is_left_alone(text: str):
+def test_similar_names_are_allowed(text: str):
     assert not list(findings(text))

@@ -1,4 +1,4 @@
-"""What a run writes is its user's alone, and lands in the run's directory."""
+"""Files of a run are private to its user, and stay in the directory of the run."""
 
 import os
 import stat
@@ -29,7 +29,7 @@ def modes(directory: Path) -> dict[str, int]:
 
 
 def trained(where: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A run of two steps in `where`/runs/small, by a user whose umask hides nothing."""
+    """Train two steps in `where`/runs/small, as a user with an open umask."""
     words = ["run", str(write_study(where)), "steps=2", "name=small", "checkpoint.every=1"]
     code = f"import os, sys; os.umask(0); from jtrain.cli import main; sys.exit(main({words!r}))"
     env = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
@@ -45,7 +45,7 @@ def trained(where: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_run_and_its_compile_cache_are_of_one_user_alone(tmp_path: Path):
+def test_a_run_and_its_compile_cache_are_private(tmp_path: Path):
     done = trained(tmp_path)
     assert done.returncode == 0, done.stderr
     run = modes(tmp_path / "runs" / "small")
@@ -58,7 +58,7 @@ def test_a_run_and_its_compile_cache_are_of_one_user_alone(tmp_path: Path):
         assert mode & 0o077 == 0, f"{name}: {mode:o}"
 
 
-def test_the_mask_is_given_back_and_may_be_another(tmp_path: Path, monkeypatch):
+def test_the_umask_is_restored_and_configurable(tmp_path: Path, monkeypatch):
     monkeypatch.delenv(UMASK, raising=False)
     before = os.umask(0o022)
     try:
@@ -79,7 +79,7 @@ def test_the_mask_is_given_back_and_may_be_another(tmp_path: Path, monkeypatch):
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
-    """The usual compile cache, which is not there yet, and the one that takes its place."""
+    """Return the usual compile cache, which does not exist yet, and its replacement."""
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     (tmp_path / "tmp").mkdir()
@@ -93,23 +93,23 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pa
     jax.config.update("jax_compilation_cache_dir", before)
 
 
-def given_to_another(path: Path) -> None:
+def chown_to_other(path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can give a file to another user")
     os.chown(path, 12345, 12345)
 
 
-def linked(path: Path) -> None:
+def replace_by_link(path: Path) -> None:
     path.rmdir()
     path.symlink_to("/etc")
 
 
 UNTRUSTED = {
-    "made by another": lambda cache: given_to_another(cache),
-    "below another's": lambda cache: given_to_another(cache.parent),
-    "a program of another": lambda cache: given_to_another(program_in(cache)),
+    "made by another": lambda cache: chown_to_other(cache),
+    "below another's": lambda cache: chown_to_other(cache.parent),
+    "a program of another": lambda cache: chown_to_other(program_in(cache)),
     "a link as a program": lambda cache: (cache / "jit_step-1-cache").symlink_to("/etc/passwd"),
-    "another's, one folder down": lambda cache: given_to_another(program_in(cache / "processes")),
+    "another's, one folder down": lambda cache: chown_to_other(program_in(cache / "processes")),
     "open to all": lambda cache: cache.chmod(0o777),
     "open to a group": lambda cache: cache.chmod(0o770),
     "its folder open to all": lambda cache: cache.parent.chmod(0o777),
@@ -118,7 +118,7 @@ UNTRUSTED = {
         program_in(cache).chmod(0o666),
         cache.chmod(0o755),
     ),
-    "a link to another's": linked,
+    "a link to another's": replace_by_link,
 }
 
 
@@ -129,7 +129,7 @@ def program_in(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", UNTRUSTED)
-def test_a_compile_cache_that_others_could_write_to_is_not_used(
+def test_a_compile_cache_that_others_can_write_is_not_used(
     how: str, caches: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ):
     usual, other = caches
@@ -145,14 +145,14 @@ def test_a_compile_cache_that_others_could_write_to_is_not_used(
     assert "another user may have put programs into" in said
     assert f"{other} is used instead" in said
     assert f"mv {usual.parent} {usual.parent}.old" in said
-    # The advice helps, unless the fault lies above what it moves.
+    # The advice helps, unless the fault is above the path that it moves.
     usual.parent.rename(usual.parent.with_suffix(".old"))
     usual.parent.parent.chmod(0o755)
     assert keep_compiled_programs() == usual
     assert caplog.text == ""
 
 
-def test_where_no_directory_is_the_users_own_the_compile_cache_is_off(
+def test_without_a_private_directory_the_compile_cache_is_off(
     caches: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ):
     for cache in caches:
@@ -164,7 +164,7 @@ def test_where_no_directory_is_the_users_own_the_compile_cache_is_off(
     assert "each run compiles anew" in caplog.text
 
 
-def test_a_compile_cache_of_the_users_own_is_closed_to_readers_without_a_word(
+def test_a_compile_cache_of_the_user_becomes_private_silently(
     caches: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ):
     usual, _ = caches
@@ -172,12 +172,12 @@ def test_a_compile_cache_of_the_users_own_is_closed_to_readers_without_a_word(
     program_in(usual)
     assert keep_compiled_programs() == usual
     assert stat.S_IMODE(usual.stat().st_mode) == 0o700
-    program_in(usual).chmod(0o664)  # a umask of 002; nobody else may enter its folder
+    program_in(usual).chmod(0o664)  # as with umask 002; nobody else may enter its folder
     assert keep_compiled_programs() == usual
     assert caplog.text == ""
 
 
-def test_a_compile_cache_that_is_no_folder_makes_none(tmp_path: Path, monkeypatch):
+def test_a_file_in_place_of_the_compile_cache_disables_it(tmp_path: Path, monkeypatch):
     settings: Any = jax.config
     before = settings.jax_compilation_cache_dir
     monkeypatch.chdir(tmp_path)
@@ -190,7 +190,7 @@ def test_a_compile_cache_that_is_no_folder_makes_none(tmp_path: Path, monkeypatc
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-def test_a_file_that_is_written_follows_no_link(tmp_path: Path):
+def test_a_written_file_follows_no_link(tmp_path: Path):
     other = tmp_path / "other"
     other.write_text("mine")
     (tmp_path / "run.json.new").symlink_to(other)
@@ -202,7 +202,7 @@ def test_a_file_that_is_written_follows_no_link(tmp_path: Path):
     assert (other.read_text(), (tmp_path / "file").read_bytes()) == ("mine", b"new")
 
 
-def test_links_within_a_run_are_no_matter_and_those_out_of_it_are_told(tmp_path: Path):
+def test_links_within_a_run_are_allowed_and_links_out_of_it_refused(tmp_path: Path):
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     check_no_links(tmp_path / "nothing")

@@ -1,5 +1,4 @@
-"""No secret is written down: by name, by shape, by place, or drawn at random; and nothing else is
-touched."""
+"""No secret is written: by name, shape, position or randomness; other text is unchanged."""
 
 import json
 import subprocess
@@ -20,7 +19,7 @@ from jtrain.train.run_dir import RunDir
 LEAKS, KEPT = corpus.LEAKS, corpus.KEPT
 
 
-def test_the_corpus_is_large_and_no_case_is_there_twice():
+def test_the_corpus_is_large_and_has_no_duplicates():
     assert len(LEAKS) + len(KEPT) >= 80
     assert len({case.name for case in LEAKS}) == len(LEAKS)
     assert len(set(KEPT)) == len(KEPT)
@@ -37,13 +36,13 @@ def test_secrets_in_a_text_are_hidden(case):
 
 
 @pytest.mark.parametrize("text", KEPT)
-def test_secrets_are_not_seen_where_there_are_none(text):
+def test_text_without_secrets_is_unchanged(text):
     assert redact(text) == text
     assert redact_values({"why": [text]}) == {"why": [text]}
 
 
 @pytest.mark.parametrize("case", LEAKS, ids=[case.name for case in LEAKS])
-def test_secrets_in_what_a_run_writes_are_hidden(case, tmp_path: Path):
+def test_secrets_in_the_files_of_a_run_are_hidden(case, tmp_path: Path):
     there, lines = RunDir(tmp_path / "run"), []
     there.path.mkdir()
     there.write_status("failed", why=case.text, argv=["jtrain", "run", "x.yaml", case.text])
@@ -75,8 +74,8 @@ def test_values_are_hidden_by_the_names_of_their_keys():
     assert not is_secret("num_tokens", "a1b2c3d4e5")
 
 
-def test_of_texts_drawn_at_random_nearly_all_are_seen_and_of_names_in_the_code_none():
-    drawn = [corpus.drawn(32) for _ in range(2000)]
+def test_random_texts_are_detected_and_names_in_the_code_are_not():
+    drawn = [corpus.noise(32) for _ in range(2000)]
     missed = [text for text in drawn if redact(text) == text]
     assert len(missed) <= 20, missed  # 0.4 % (10,000 of 32 letters and digits, measured)
     root = Path(__file__).parents[2]
@@ -87,12 +86,12 @@ def test_of_texts_drawn_at_random_nearly_all_are_seen_and_of_names_in_the_code_n
             assert redact(line) == line, f"{path}:{number}"
 
 
-def test_the_config_of_a_run_has_no_secret_and_the_run_goes_on_all_the_same(tmp_path, monkeypatch):
+def test_the_stored_config_has_no_secret_and_the_run_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = write_study(tmp_path)
     secret = "https://me:hunter2@host"
     config = resolve(path, [f"model.title={json.dumps(secret)}"]).config
-    assert config.model.title == secret, "the run itself has it"
+    assert config.model.title == secret, "the run itself uses it"
     there = RunDir(tmp_path / "run")
     there.begin(config)
     there.write_status("running", step=1)
@@ -100,10 +99,10 @@ def test_the_config_of_a_run_has_no_secret_and_the_run_goes_on_all_the_same(tmp_
     assert there.check_config(config, "") == []
 
 
-def test_what_is_shown_and_told_on_the_command_line_has_no_secret(tmp_path, monkeypatch, capsys):
+def test_output_of_the_command_line_has_no_secret(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = str(write_study(tmp_path))
-    secret = "ghp_" + corpus.drawn(36)
+    secret = "ghp_" + corpus.noise(36)
     assert main(["show", path, f"model.title={secret}"]) == 0
     assert main(["show", path, "--json", f"model.title={secret}"]) == 0
     assert main(["show", path, f"steps={secret}"]) == 2
@@ -114,7 +113,7 @@ def test_what_is_shown_and_told_on_the_command_line_has_no_secret(tmp_path, monk
     assert secret not in to_plain.out + to_plain.err
 
 
-def test_a_fault_of_the_command_line_is_told_without_secrets(tmp_path):
+def test_a_crash_of_the_command_line_shows_no_secret(tmp_path):
     code = (
         "import jtrain.cli as cli, sys, types\n"
         "def main(argv): raise RuntimeError('no answer from https://me:hunter2@host')\n"

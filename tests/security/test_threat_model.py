@@ -1,4 +1,4 @@
-"""SECURITY.md names a test for each promise, and each of them is there and can fail."""
+"""Each promise in SECURITY.md names a test that exists and runs."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ PROMISES = TEXT.split("\n## What is promised")[1].split("\n## ")[0]
 
 
 def names_in(path: Path) -> set[str]:
-    """The tests in a file that no mark leaves out."""
+    """Return the tests of a file that no mark deselects."""
     return {
         node.name
         for node in ast.parse(path.read_text()).body
@@ -20,7 +20,7 @@ def names_in(path: Path) -> set[str]:
     }  # fmt: skip
 
 
-def test_each_promise_names_tests_that_are_run():
+def test_each_promise_names_tests_that_run():
     rows = [line for line in PROMISES.splitlines() if line.startswith("|")][2:]
     assert len(rows) >= 5
     for row in rows:
@@ -30,6 +30,6 @@ def test_each_promise_names_tests_that_are_run():
             assert test in names_in(ROOT / path), f"{path} has no {test} that is run always"
 
 
-def test_each_file_that_it_speaks_of_is_there():
+def test_each_named_file_exists():
     for path in re.findall(r"`((?:jtrain|tests)/[\w/]+\.py)", TEXT):
         assert (ROOT / path).is_file(), path
