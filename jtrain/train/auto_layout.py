@@ -1,4 +1,4 @@
-"""`parallel.kind: auto` settled: the layout that its memory asks for, and why."""
+"""Layout of `parallel.kind: auto`, chosen by the memory that a step needs."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -17,34 +17,34 @@ from jtrain.train.schedule_steps import resolve_durations
 
 
 def layout_of(config: RunConfig, among: Sequence[Device] | None) -> tuple[Layout, str]:
-    """The layout that a config names; or one in the place of `auto`, and why that.
+    """Return the layout of a config; for `auto`, a layout that fits and the reason for it.
 
-    For `auto` the loss is traced once to see what it keeps for its backward pass, and once under
-    each layout that splits more than rows and state, to see that the model has the dims for it.
+    For `auto` the loss is traced once to count its residuals, and once under each layout that
+    splits more than rows and state, to check that the model has dims for it.
 
     Raises:
-        UserError: as `assemble`; or if the rows of a batch divide into no layout.
+        UserError: as `set_up`; or if the rows of a batch divide into no layout.
     """
     if not isinstance(config.parallel, Auto):
         return config.parallel, ""
-    there = config.parallel.among(among)
+    devices = config.parallel.among(among)
 
     def check(layout: Axes) -> None:
         if max(layout.expert, layout.tensor, layout.context) > 1 or layout.offload:
-            traced(config, layout, there)
+            traced(config, layout, devices)
 
-    needs = traced(config, Axes(), there[:1])
-    return config.parallel.choose(needs, there, check)
+    needs = traced(config, Axes(), devices[:1])
+    return config.parallel.choose(needs, devices, check)
 
 
-def traced(config: RunConfig, layout: Axes, there: Sequence[Device]) -> MemoryNeeds:
-    """What the config's step takes, its model and loss traced under this layout.
+def traced(config: RunConfig, layout: Axes, devices: Sequence[Device]) -> MemoryNeeds:
+    """Return the memory needs of a step, its model and loss traced under this layout.
 
     Raises:
         ShardingError: if an axis of the layout is of no use to it, or does not divide it.
-        UserError: as `assemble`.
+        UserError: as `set_up`.
     """
-    strategy = dataclasses.replace(layout, devices=0).build(there)
+    strategy = dataclasses.replace(layout, devices=0).build(devices)
     run = resolve_durations(config, lambda values: build_experiment(values, strategy.placement))
     config, x = run.config, run.experiment
     weights, state = makers(config, x)
@@ -70,7 +70,7 @@ def traced(config: RunConfig, layout: Axes, there: Sequence[Device]) -> MemoryNe
 
 
 def _loss(config: RunConfig, x: Experiment, like: TrainState) -> tuple[tuple, Callable]:
-    """What the loss of a microbatch takes, as shapes, and the loss, a scalar of it."""
+    """Return the shapes of the loss's arguments for a microbatch, and the loss as a scalar."""
     terms = normalize_loss(x.loss, ragged=x.train.ragged)
     rows = shapes(x.train, parts=config.microbatches)
     copy = jax.eval_shape(lambda p: cast_params(p, config.precision.compute), like.params)

@@ -1,4 +1,4 @@
-"""What a run does about bad steps: the hooks that the config's `guard` stands for, and the file."""
+"""Bad steps: the hooks that the config's `guard` asks for, and their log."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,36 +21,36 @@ from jtrain.train.setup import TrainSetup
 
 
 class BadStepPolicy:
-    """Use it in a `with` block.
+    """Policy for bad steps; a context manager.
 
     Args:
-        directory: of the run, if it has one; of several processes the first writes there.
-        start: the step of the checkpoint that the run goes on from; None at its beginning.
-        earlier: the bad steps for which it went back.
-        known: what `about` gave when the checkpoint was saved.
+        directory: of the run, if it has one; only the first process writes there.
+        start: the step of the checkpoint that the run resumes from; None for a new run.
+        earlier: the bad steps after which the run rolled back.
+        known: the result of `about` when the checkpoint was saved.
     """
 
     def __init__(
         self,
-        parts: TrainSetup,
+        setup: TrainSetup,
         directory: RunDir | None = None,
         *,
         start: int | None = None,
         earlier: Sequence[int] = (),
         known: Mapping[str, Any] = {},
     ):
-        self._parts, self._earlier, self._known = parts, earlier, known
+        self._setup, self._earlier, self._known = setup, earlier, known
         writes = directory is not None and directory.first
         self.events = BadStepLog(
             directory.events if directory and writes else None,
             resumed_at=start,
             lost=directory.lost if directory else lambda line: None,
         )
-        """Where they are written."""
-        scaled = isinstance(parts.like.scale, LossScale) and not isinstance(
-            parts.config.guard, SkipPolicy
+        """Log of bad steps."""
+        scaled = isinstance(setup.like.scale, LossScale) and not isinstance(
+            setup.config.guard, SkipPolicy
         )
-        self._overflow = OverflowCheck(parts) if scaled else None
+        self._overflow = OverflowCheck(setup) if scaled else None
         self._guard: BadStepGuard | None = None
         self._finite: SkippedSteps | None = None
         self._inputs: NonfiniteData | None = None
@@ -58,13 +58,13 @@ class BadStepPolicy:
     def hooks(
         self, state: TrainState, *, every: int, tell: Callable[[str], None]
     ) -> Sequence[Hook]:
-        """Those that see the steps after `state`.
+        """Return the hooks for the steps after `state`.
 
         Args:
-            every: steps between two lines of warning, where bad steps are skipped.
+            every: steps between two warnings, where bad steps are skipped.
             tell: takes a line of warning.
         """
-        policy, minimum = self._parts.config.guard, getattr(state.scale, "minimum", 0.0)
+        policy, minimum = self._setup.config.guard, getattr(state.scale, "minimum", 0.0)
         if not isinstance(policy, SkipPolicy):
             scaled = {"helps": self._overflow.helps} if self._overflow else {}
             self._guard = BadStepGuard(
@@ -76,11 +76,11 @@ class BadStepPolicy:
                 **scaled,
             )
             return [self._guard]
-        config = self._parts.config
+        config = self._setup.config
         recent = RecentSteps(every=config.steps_per_call)
 
         def skipped(bad: BadStep) -> None:
-            self.wrote(bad, "skipped")
+            self.record(bad, "skipped")
             inputs.skipped(bad.step)
 
         self._finite = SkippedSteps(
@@ -108,32 +108,32 @@ class BadStepPolicy:
 
     @property
     def saw(self) -> Callable[[int, Batch], None] | None:
-        """Takes what each call of the step is going to be given; None where nobody asks."""
+        """Function that takes the batch of each call beforehand; None where nothing needs it."""
         return self._overflow and self._overflow.observe
 
     def _not_finite(self, step: int) -> str:
-        """What is not finite in the data that a step took, in words; empty if all is."""
-        found = first_not_finite(self._parts.train[step - 1])
+        """Describe what is not finite in the data of a step; empty if all is finite."""
+        found = first_not_finite(self._setup.train[step - 1])
         if found is None:
             return ""
-        rows = step_report(self._parts, step).get("rows")
+        rows = step_report(self._setup, step).get("rows")
         row = f"row {rows[found.row]}" if rows else f"row {found.row} of the batch of step {step}"
         return f"{row} of `{found.array}` has {found}"
 
     @property
     def bad(self) -> BadStep | None:
-        """The step that ends the run, or sends it back: nothing after it is worth keeping."""
+        """Step that ends the run or rolls it back: no later state is worth saving."""
         return self._guard and self._guard.bad
 
     def about(self, step: int) -> dict[str, Any]:
-        """What the checkpoint of a step keeps: the windows left out, and what the guard knows."""
+        """Return what the checkpoint of a step records: skipped windows, and the guard's state."""
         known = self._guard.means.state() if self._guard else {}
         if self._finite:
             self._finite.catch_up(step)
             known = self._finite.state()
         if self._inputs:
             known = {**known, "bad_inputs": self._inputs.state()}
-        return {"without": [list(window) for window in self._parts.windows], "guard": known}
+        return {"without": [list(window) for window in self._setup.windows], "guard": known}
 
     def ended(self, step: int) -> None:
         """Count the steps up to the last that was taken, and warn of those that were skipped."""
@@ -141,9 +141,9 @@ class BadStepPolicy:
             self._finite.catch_up(step)
             self._finite.warn(step)
 
-    def wrote(self, bad: BadStep, done: Done, **more: Any) -> None:
-        """Has a bad step on the disk, with the data that it took."""
-        self.events.append(bad, done, **step_report(self._parts, bad.step), **more)
+    def record(self, bad: BadStep, done: Done, **more: Any) -> None:
+        """Append a bad step to the log, with the data that it took."""
+        self.events.append(bad, done, **step_report(self._setup, bad.step), **more)
 
     def __enter__(self) -> "BadStepPolicy":
         return self

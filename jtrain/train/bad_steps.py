@@ -1,4 +1,4 @@
-"""What is known of a bad step: the data it took, and the leaf of the parameters it shows in."""
+"""Reports of a bad step: the data it took, and the leaf of the parameters that shows it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,54 +19,55 @@ from jtrain.train.hooks.bad_step_log import BadStep
 from jtrain.train.setup import TrainSetup
 
 
-def step_report(parts: TrainSetup, step: int) -> dict[str, Any]:
-    """The number of the batch that a step took, from 0, and its rows in the data set, if it tells.
+def step_report(setup: TrainSetup, step: int) -> dict[str, Any]:
+    """Return the number of the batch that a step took, from 0, and its rows in the data set.
 
-    The first step is 1. All rows of the batch, whichever process read them.
+    The first step is 1. Rows are those of the whole batch, whichever process read them; they are
+    left out where the data set does not number them.
     """
-    number = parts.train.number(step - 1)
-    indices = getattr(parts.experiment.train, "indices", None)
+    number = setup.train.number(step - 1)
+    indices = getattr(setup.experiment.train, "indices", None)
     return {"batch": number, **({"rows": indices(number).tolist()} if indices else {})}
 
 
-def describe_bad_step(parts: TrainSetup, state: TrainState, bad: BadStep, last: int) -> str:
-    """What a person wants to know of a bad step when a run was ended by it, and what to type.
+def describe_bad_step(setup: TrainSetup, state: TrainState, bad: BadStep, last: int) -> str:
+    """Describe the bad step that ended a run, and what to type.
 
-    A program for its gradient is compiled, so each process of the run calls this.
+    This compiles a program for its gradient, so every process of the run calls it.
 
     Args:
-        state: after step `last`, which may be later: the one before the bad step is no more.
+        state: after step `last`, which may be later: the state before the bad step is gone.
     """
-    number, run = step_report(parts, bad.step)["batch"], f"runs/{parts.config.name}/config.yaml"
+    number, run = step_report(setup, bad.step)["batch"], f"runs/{setup.config.name}/config.yaml"
     if bad.is_only_update:
         return (
             f"It took batch {number}, and loss and gradient of that are finite: the update alone "
-            f"is not, which is no matter of the data. {_smaller_updates(parts, run)}"
+            f"is not, so the data is not the cause. {_smaller_updates(setup, run)}"
         )
     return (
         f"It took batch {number}; of its gradient at the parameters after step {last}, leaf by "
-        f"leaf, {_leaf(parts, state, bad.step)} To go on without that batch: jtrain run {run} "
+        f"leaf, {_leaf(setup, state, bad.step)} To go on without that batch: jtrain run {run} "
         f"guard.without='[[{number}, {number + 1}]]'"
     )
 
 
-def _smaller_updates(parts: TrainSetup, run: str) -> str:
-    """What to type for them."""
-    optimizer = parts.config.optimizer
+def _smaller_updates(setup: TrainSetup, run: str) -> str:
+    """Return what to type for smaller updates."""
+    optimizer = setup.config.optimizer
     if not isinstance(optimizer, OptimizerConfig):  # one that was handed over whole
         return "Lower its learning rate, or clip the gradient: optax.clip_by_global_norm(1.0)."
     clip = "" if optimizer.clip or optimizer.kind == "lbfgs" else " or set optimizer.clip=1.0"
     return (
         f"Lower optimizer.lr{clip}, in a run of its own: jtrain run {run} "
-        f"name={parts.config.name}-2 optimizer.lr={min(1e-3, optimizer.lr / 10):g}"
+        f"name={setup.config.name}-2 optimizer.lr={min(1e-3, optimizer.lr / 10):g}"
     )
 
 
-def _leaf(parts: TrainSetup, state: TrainState, step: int) -> str:
-    """The leaf whose gradient a step's batch makes largest, or not finite, at this state."""
-    batch = parts.strategy.place(parts.train[step - 1])
+def _leaf(setup: TrainSetup, state: TrainState, step: int) -> str:
+    """Describe the leaf of the largest, or not finite, gradient of a step's batch at this state."""
+    batch = setup.strategy.place(setup.train[step - 1])
     state = dataclasses.replace(state, step=jnp.full_like(state.step, step - 1))
-    norms = jax.device_get(parts.strategy.compile(_norms(parts), parts.like, batch)(state, batch))
+    norms = jax.device_get(setup.strategy.compile(_norms(setup), setup.like, batch)(state, batch))
     broken = [name for name, x in norms.items() if not np.isfinite(x)]
     if broken:
         count = f"{len(broken)} of {len(norms)} are not finite"

@@ -1,4 +1,4 @@
-"""What is trained: the values every experiment takes, and the pure functions it gives."""
+"""Experiments: the config that every run has, and the pure functions that it builds."""
 
 import abc
 import dataclasses
@@ -31,57 +31,56 @@ Pictures: TypeAlias = Shaped[Array, "b h w c"]
 
 @configclass
 class Prompt:
-    """What a text begins with, and how it goes on."""
+    """Prompt of a text, and how it is continued."""
 
     text: str = ""
-    """The beginning; empty: one of the experiment's own."""
+    """Beginning of the text; empty: one of the experiment's own."""
     tokens: int = Field(default=400, ge=0)
-    """Tokens drawn after it."""
+    """Tokens drawn after the beginning."""
     temperature: float = Field(default=0.8, ge=0)
-    """What the logits are divided by: below 1 likelier tokens, above 1 stranger ones; 0 takes the
-    likeliest."""
+    """Divisor of the logits: below 1 favours likely tokens; 0 takes the likeliest."""
     top_k: int = Field(default=0, ge=0)
-    """Only so many of the likeliest tokens are drawn from; 0: all."""
+    """Number of likeliest tokens to draw from; 0: all."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Only the likeliest whose chances add up to this are drawn from; 1: all."""
+    """Probability mass of the likeliest tokens to draw from; 1: all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Pure functions, batches and an optimizer; no device is named."""
+    """Pure functions, batches and an optimizer, bound to no device."""
 
     init: Callable[[Key], tuple[Params, Extra]] | tuple[Params, Extra]
-    """The parameters and what is carried beside them, `()` where there is nothing: what makes them
-    of a key, or themselves."""
+    """`(params, extra)`, or a function that makes them of a key; `extra` is `()` where nothing is
+    carried beside the parameters."""
     loss: LossFn | Stateful
     train: Batches
     optimizer: OptimizerConfig | optax.GradientTransformation | BuildOptimizer
     """The config of an optimizer (`self.optimizer`), an optax transformation, or a function that
     makes one of the number of steps of the run."""
     valid: FiniteBatches | Mapping[str, FiniteBatches] | None = None
-    """What it is judged by, the whole of it at each evaluation, without dropout; several sets by
-    name, of which the first is what it is mostly judged by."""
+    """Validation set, evaluated in full and without dropout; several sets by name, the first of
+    which is the main one."""
     dims: Mapping[str, Dims] = dataclasses.field(default_factory=dict)
-    """The names of the dims of parameters, by the parameters' own (`Model.dims`): rules map them
-    to the axes of a mesh. A parameter that is not there is split by its largest dim."""
+    """Names of the dims of parameters (`Model.dims`): rules map them to the axes of a mesh. A
+    parameter without names is split along its largest dim."""
     couples: Couples = "nothing"
-    """Whether the loss makes rows meet; see `make_step`."""
+    """Whether the loss couples rows; see `make_step`."""
     tokens: int = 0
-    """Tokens a row, for the speed that is shown; 0 counts rows."""
+    """Tokens in a row, for the speed that is logged; 0 counts rows."""
     tokenizer: str = ""
-    """The fingerprint of what its tokens are by; a run goes on, and is used, with no other."""
+    """Fingerprint of the tokenizer; a run is resumed and used with no other."""
     model: Model | None = None
-    """The model, for who loads a run: `jt.load(RUN).model`."""
+    """The model, for `jt.load(RUN).model`."""
     predict: Callable[[Params, Extra, Batch], Any] | None = None
-    """What the model makes of each row of a batch, without dropout: a pytree of arrays b ...;
-    `jt.load(RUN).predict` and `jtrain predict` ask for it."""
+    """Prediction for each row of a batch, without dropout: a pytree of arrays b ...; used by
+    `jt.load(RUN).predict` and `jtrain predict`."""
     sample: Callable[[Params, Extra, Key], str] | None = None
     """A text that shows what the model has learned."""
     complete: Callable[[Params, Extra, Key, Prompt], str] | None = None
-    """The text of a prompt and what the model makes of it; `jtrain sample` asks for it."""
+    """The text of a prompt and its continuation; used by `jtrain sample`."""
     pictures: Callable[[Params, Extra, Key], Mapping[str, Pictures]] | None = None
-    """Images that show what the model has learned, of each name b h w c: bytes 0 .. 255 of 1, 3 or
-    4 channels. They lie in the run's directory as pictures/NAME-STEP.png."""
+    """Images that show what the model has learned, by name, b h w c: bytes 0 .. 255 of 1, 3 or 4
+    channels. They are written to pictures/NAME-STEP.png of the run's directory."""
 
     @property
     def transformation(self) -> optax.GradientTransformation:
@@ -100,33 +99,33 @@ class Experiment:
 
 @configclass
 class RunConfig(BaseConfig, abc.ABC):
-    """The values of any run; an experiment's Config adds its data and its model, and builds."""
+    """Config of any run; an experiment's Config adds its data and model, and builds them."""
 
     optimizer: Optimizer
-    """How the parameters are updated."""
+    """Update rule of the parameters."""
     precision: Precision = F32()
-    """The type that the loss computes in; parameters, sums and the optimizer stay in float32."""
+    """Type that the loss computes in; parameters, sums and the optimizer stay in float32."""
     parallel: Parallel = Mirrored()
-    """How the work is split over devices. It changes no result."""
+    """Strategy over devices. It changes no result."""
     workers: Workers = Workers()
-    """Who reads the batches. It changes no result."""
+    """Workers that read the batches. They change no result."""
     trackers: tuple[Tracker, ...] = ()
-    """Services that the run's numbers are written to, beside its own files."""
+    """Services that get the run's metrics, beside its own files."""
 
     @abc.abstractmethod
     def build(self, place: Placement) -> Experiment:
-        """The experiment that these values stand for.
+        """Return the experiment of this config.
 
         Args:
-            place: what its model names the dims of its arrays to.
+            place: the placement that the model names the dims of its arrays to.
         """
 
 
 def build_experiment(config: RunConfig, place: Placement) -> Experiment:
-    """Return what the config's `build` gives.
+    """Return the experiment that the config's `build` makes.
 
     Raises:
-        ConfigError: if that is no Experiment.
+        ConfigError: if it is no Experiment.
         CodeError: if `build` fails in the user's own code, or names a file that is not there.
         DataError: if the data is not what the config says it is.
     """
@@ -134,7 +133,7 @@ def build_experiment(config: RunConfig, place: Placement) -> Experiment:
         experiment = config.build(place)
     if not isinstance(experiment, Experiment):
         raise ConfigError(
-            f"experiment {config.experiment}: `build` is to return a jt.Experiment and returned a "
+            f"experiment {config.experiment}: `build` must return a jt.Experiment and returned a "
             f"{type(experiment).__name__}. Write `return jt.Experiment(init=..., loss=..., "
             f"train=..., optimizer=self.optimizer)`."
         )

@@ -1,4 +1,4 @@
-"""What an experiment is made of, before anything of it lies on a device."""
+"""Initial weights, state and batch shapes of an experiment, before anything is on a device."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -18,8 +18,8 @@ Weights: TypeAlias = tuple[Params, Extra]
 def makers(
     config: RunConfig, x: Experiment
 ) -> tuple[Callable[[], Weights], Callable[[Weights], TrainState]]:
-    """The weights by the seed; and the state before the first step, from weights."""
-    keys = lambda: jax.random.split(jax.random.key(config.seed))  # of the weights, of the run
+    """Return functions that make the weights of the seed, and the initial state of weights."""
+    keys = lambda: jax.random.split(jax.random.key(config.seed))  # for the weights, for the run
     weights = lambda: _drawn(x.init, keys()[0]) if callable(x.init) else x.init
 
     def state(weights: Weights) -> TrainState:
@@ -43,10 +43,11 @@ def _drawn(init: Callable[[Key], Weights], key: Key) -> Weights:
 
 
 def shapes(batches: Any, *stack: int, parts: int = 1, part: tuple[int, int] | None = None) -> Batch:
-    """A whole batch, or one of so many `parts`, as shapes and dtypes alone; or a stack of them.
+    """Return the shapes and dtypes of a batch, of one of `parts` slices of it, or of a stack.
 
-    `part` is that of the rows which are read to find out: `Strategy.part`; none said, this
-    process's of all processes.
+    Args:
+        part: index and number of the shard of rows that is read to find the shapes
+            (`Strategy.part`); by default this process's of all processes.
     """
     of = lambda array: jax.ShapeDtypeStruct(
         (*stack, batches.size // parts, *array.shape[1:]),

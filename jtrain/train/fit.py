@@ -1,4 +1,4 @@
-"""Trains from a script or a notebook: what a config says, said by a call."""
+"""`jt.fit`: training from a script or a notebook, without a config file."""
 
 import dataclasses
 import functools
@@ -80,7 +80,7 @@ def fit(
     check_batch: bool = True,
     quiet: bool = False,
 ) -> Fitted:
-    """Trains `params` to make `loss` small, over all devices, and gives what it came to.
+    """Train `params` to minimise `loss`, over all devices, and return the result.
 
     Processes that a launcher started train together, as those of `jt.run`; a script that makes
     arrays before it calls `jt.join_processes` first.
@@ -150,7 +150,7 @@ def fit(
 
     @configclass
     class Config(RunConfig):
-        """What the call said."""
+        """Config of the call."""
 
         optimizer: Any
 
@@ -160,7 +160,7 @@ def fit(
                 init=start.init,
                 loss=start.loss,
                 train=training,
-                optimizer=(lambda steps: handed) if handed else self.optimizer,
+                optimizer=handed or self.optimizer,
                 valid=judged,
                 couples=start.couples,
                 tokens=tokens,
@@ -182,7 +182,7 @@ def fit(
             optimizer=updates,
             precision=fit_arguments.precision(precision),
             parallel=fit_arguments.strategy(parallel, devices),
-            guard=fit_arguments.guard(guard, kept=kept),
+            guard=fit_arguments.guard(guard, has_checkpoints=kept),
             evaluate=EvaluateConfig(every=evaluated, batch=valid_batch, couples=valid_couples),
             checkpoint=Checkpoint(every=saved, best=best),
             log=LogConfig(every=told),
@@ -206,18 +206,18 @@ def fit(
 
 
 def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None) -> Fitted:
-    """Trains, and writes nothing."""
+    """Train without writing anything."""
     keep_compiled_programs()
     HEARTBEAT.phase("start")
     with StartupProgress(functools.partial(print, file=screen, flush=True)):
-        parts = paced(config)
-        check_rate(parts.config)
-        step, state = compile_step(parts, parts.fresh)
+        setup = paced(config)
+        check_rate(setup.config)
+        step, state = compile_step(setup, setup.fresh)
     with (
         Signals(every=config.steps_per_call) as signals,
-        RunHooks(parts, screen=screen) as watch,
+        RunHooks(setup, screen=screen) as watch,
     ):
-        ended = run_steps(parts, step, state, watch, signals, hooks=hooks)
+        ended = run_steps(setup, step, state, watch, signals, hooks=hooks)
         stop = ended.stop or Stop("", "finished")
         if stop.kind == "failed":
             raise LossError(stop.why)
@@ -227,7 +227,7 @@ def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | No
         if ended.numbers:
             watch.history.row(ended.step, "", ended.numbers)
         found = watch.best()
-        last = parts.evaluation_params(ended.state), ended.state.extra
+        last = setup.evaluation_params(ended.state), ended.state.extra
         params, extra = watch.held or last
         if ended.stop:
             watch.lines.print(f"ended after step {ended.step}: {stop.why}")
@@ -249,7 +249,7 @@ def _kept(
     hooks: Sequence[Observer],
     screen: TextIO | None,
 ) -> Fitted:
-    """Trains in a directory, or goes on there."""
+    """Train in a directory, or resume the run there."""
     again = "the same call of jt.fit again"
     outcome = run(config, hooks=hooks, screen=screen, directory=directory, again=again)
     if outcome.status == "failed" and not outcome.lost:
@@ -259,14 +259,14 @@ def _kept(
     goal = BestMetric.parse(config.checkpoint.best)
     of = outcome.sets.get(goal.name.rpartition("/")[0], outcome.results) if goal else {}
     which: Literal["newest", "best"] = "best" if of else "newest"
-    step, parts, state = trained(config, directory, which)
+    step, setup, state = trained(config, directory, which)
     numbers = MetricHistory()
     for row in read(outcome.directory.metrics):
         numbers.row(row.pop("step"), "", row)
     if outcome.numbers:  # the file has no row for a step at which the run was interrupted
         numbers.row(outcome.step, "", outcome.numbers)
     return Fitted(
-        params=parts.evaluation_params(state),
+        params=setup.evaluation_params(state),
         extra=state.extra,
         state=state if step == outcome.step else trained(config, directory)[2],
         history=numbers.numbers,

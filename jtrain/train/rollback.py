@@ -1,9 +1,9 @@
-"""Where a run goes on, and without which batches: after a bad step, or a kill in the midst of it.
+"""Rollback: the step that a run resumes from, and the batches that it skips from there.
 
-A decision to leave batches out is a line in events.jsonl, which is on the disk before anything is
-thrown away. All else follows from it: a checkpoint that took those batches, and does not know of
-the decision, is of a run that is no more. So to go back is to decide, and then to begin as any run
-that goes on: what dies between the two begins there too.
+A decision to skip batches is a line in events.jsonl, which is on the disk before anything is
+deleted. All else follows from it: a checkpoint that took those batches without knowing of the
+decision is deleted. So a rollback is a decision followed by an ordinary resume, and a process that
+dies between the two resumes at the same place.
 """
 
 import dataclasses
@@ -26,85 +26,85 @@ from jtrain.train.setup import TrainSetup
 
 @dataclasses.dataclass(frozen=True)
 class ResumePoint:
-    """What a run begins from."""
+    """State of a run at the step that it starts or resumes from."""
 
     start: int | None
-    """The step of its checkpoint; None at its beginning."""
-    parts: TrainSetup
-    """That leave out what is to be left out."""
+    """Step of its checkpoint; None for a new run."""
+    setup: TrainSetup
+    """Setup that skips the batches to be skipped."""
     earlier: Sequence[int]
-    """The bad steps for which it went back."""
+    """Bad steps after which the run rolled back."""
     known: Mapping[str, Any]
-    """What its guard knew at the checkpoint."""
+    """State of its guard at the checkpoint."""
     rows: Mapping[str, Mapping[str, Any]]
-    """What its files were at the checkpoint."""
+    """Sizes and digests of its files at the checkpoint."""
     extended: Sequence[LengthChange]
-    """The changes of its length so far, the one at this step last."""
+    """Changes of its length so far, the one at this step last."""
 
 
 def resume_point(
-    parts: TrainSetup, directory: RunDir, checkpoints: CheckpointManager
+    setup: TrainSetup, directory: RunDir, checkpoints: CheckpointManager
 ) -> ResumePoint:
-    """Where a run goes on, its data at that place. Every process of the run calls this.
+    """Return where a run resumes, with its data at that place. Every process calls this.
 
     Raises:
         ConfigError: if guard.without names batches that the run has taken.
     """
-    asked = parts.config.guard.without
+    asked = setup.config.guard.without
     found = broadcast_from_first(lambda: _agree(asked, directory, checkpoints))
     if found["taken"]:
         raise ConfigError(found["taken"])
     start = checkpoints.resume()
     about = {} if start is None else checkpoints.about(start)
     windows = merged(map(_window, [*asked, *found["windows"], *about.get("without", [])]))
-    parts = parts.without(windows)
-    parts.calls.restore(about.get("batches", {}))
-    extended = [] if start is None else changes(parts.config, start, about)
+    setup = setup.without(windows)
+    setup.calls.restore(about.get("batches", {}))
+    extended = [] if start is None else changes(setup.config, start, about)
     return ResumePoint(
-        start, parts, found["steps"], about.get("guard", {}), about.get("rows", {}), extended
+        start, setup, found["steps"], about.get("guard", {}), about.get("rows", {}), extended
     )
 
 
-def decide_rollback(parts: TrainSetup, guarded: BadStepPolicy, why: Rollback) -> str:
-    """Writes down what is left out from now on; a line that says it."""
-    first = max(0, parts.train.number(why.step - 1) - why.back)
+def decide_rollback(setup: TrainSetup, guarded: BadStepPolicy, why: Rollback) -> str:
+    """Record the batches that are skipped from now on; return a line for the log."""
+    first = max(0, setup.train.number(why.step - 1) - why.back)
     window = [first, first + why.skip]
     bad = guarded.bad or BadStep(why.step, why.why, math.nan, math.nan)
-    guarded.wrote(bad, "rolled back", without=window)
-    return f"{why.why} Going back, and on without batches {first} to {window[1] - 1}."
+    guarded.record(bad, "rolled back", without=window)
+    return f"{why.why} Rolling back; batches {first} to {window[1] - 1} are skipped."
 
 
 def apply_decisions(config: RunConfig, directory: RunDir) -> RunConfig:
-    """The same values, and in `guard.without` what the run has decided to leave out too."""
+    """Return the config with the run's own decisions added to `guard.without`."""
     windows = [*config.guard.without, *(each.window for each in decisions(directory.events))]
     guard = dataclasses.replace(config.guard, without=merged(windows))
     return dataclasses.replace(config, guard=guard)
 
 
 def _agree(asked: Sequence[Window], directory: RunDir, checkpoints: CheckpointManager) -> dict:
-    """The decisions so far; checkpoints that stand against one are gone. In the first process."""
-    apply_decisions = decisions(directory.events)
-    for step in reversed(checkpoints.steps() if apply_decisions or asked else []):
+    """Return the decisions so far, after deleting checkpoints that contradict one."""
+    decided = decisions(directory.events)
+    for step in reversed(checkpoints.steps() if decided or asked else []):
         try:
             known = merged(map(_window, checkpoints.about(step).get("without", [])))
         except CheckpointError:  # damaged, which whoever resumes finds too
             continue
-        if _took(step, known, [each.window for each in apply_decisions]):
+        if _took(step, known, [each.window for each in decided]):
             checkpoints.remove(step)
         elif windows := _took(step, known, asked):
             first, stop = windows[0]
             return {
                 "taken": f"guard.without names the window [{first}, {stop}], and checkpoint {step} "
-                f"was trained on batches of it: what was learned is not unlearned. Go back by "
+                f"was trained on batches of it, which cannot be unlearned. Roll back by "
                 f"hand: jtrain ckpt rm {directory.checkpoints / str(step)}, or start a new run "
                 f"with name=..."
             }
-    windows = [list(each.window) for each in apply_decisions]
-    return {"taken": "", "windows": windows, "steps": [each.step for each in apply_decisions]}
+    windows = [list(each.window) for each in decided]
+    return {"taken": "", "windows": windows, "steps": [each.step for each in decided]}
 
 
 def _took(step: int, known: Sequence[Window], windows: Sequence[Window]) -> list[Window]:
-    """The windows of which a checkpoint of a step may have taken a batch."""
+    """Return the windows of which the checkpoint of a step may have taken a batch."""
     apart = lambda a, b: any(first <= a and b <= stop for first, stop in known)
     return [(a, b) for a, b in windows if not apart(a, b) and number_of(step, known) > a]
 

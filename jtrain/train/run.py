@@ -1,4 +1,4 @@
-"""Wire an experiment into a run: the one module that sees all of the above."""
+"""`jt.run`: train a config in its directory, or resume the run there."""
 
 import contextlib
 import dataclasses
@@ -57,26 +57,26 @@ ENDS: Mapping[str, Status] = {"finished": "done", "interrupted": "stopped", "fai
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """How a run ended."""
+    """Result of a run."""
 
     directory: RunDir
     status: Status
     step: int
-    """The last that it took."""
-    kept: int | None
-    """That of the newest checkpoint, from which it goes on; None: there is none."""
+    """Last step that it took."""
+    checkpoint: int | None
+    """Step of the newest checkpoint; `run` resumes from it. None: there is none."""
     why: str
     sets: Mapping[str, Results]
-    """Of each set, the first first, and each step at which it was evaluated the numbers."""
+    """Metrics by set and step of evaluation; the main set first."""
     sample: str = ""
     numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The metrics of the last step; none where this call took no step."""
+    """Metrics of the last step; empty where this call took no step."""
     lost: Sequence[str] = ()
-    """What others removed or cut of its files; a run that has taken all its steps fails by it."""
+    """Files of the run that were removed or truncated by others; a complete run fails for it."""
 
     @property
     def results(self) -> Results:
-        """Those of the first set; none if there is no set."""
+        """Metrics of the main set by step; empty if there is no set."""
         return next(iter(self.sets.values()), {})
 
 
@@ -91,311 +91,335 @@ def run(
     directory: Path | None = None,
     again: str = "",
 ) -> RunResult:
-    """Trains `config` in runs/NAME, or goes on where that run was stopped.
+    """Train `config` in runs/NAME, or resume that run.
 
-    With more steps than a finished run has taken, it is trained longer.
+    A finished run is trained longer where the config has more steps than it took.
 
     Args:
         source: the file the config was read from, for advice.
         hooks: observers of your own, beside those of the config; plain functions too, by the names
             of what they take: (step, numbers), (step, state) or (step, results).
-        screen: where it is told; standard output by default.
+        screen: stream to print to; standard output by default.
         directory: of the run, where it is not runs/NAME.
-        again: what to do to go on with it; by default `jtrain run runs/NAME/config.yaml`, or where
-            `directory` is given, this call.
+        again: how to resume the run, for messages; by default `jtrain run runs/NAME/config.yaml`,
+            or this call where `directory` is given.
 
     Raises:
-        UserError: for what config, data or disk do not allow; then nothing was trained.
+        UserError: for what is wrong with config, data or disk, before anything is trained.
         PeerError: if another process of the run does not come.
     """
     keep_compiled_programs()
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
     path = directory or Path("runs") / config.name
     again = again or ("the same call of jt.run again" if directory else "")
-    HEARTBEAT.begins(path, config.checkpoint.grace)
+    HEARTBEAT.begin_run(path, config.checkpoint.grace)
     cluster = join(config, path)
-    there = RunDir(path, again, cluster.index)
-    another = f"name={config.name}-2"
-    another = another if again else f"{program()} run {source or 'CONFIG'} ... {another}"
-    fetched = fetch_for_all(config, there, cluster.processes)
-    advice_of = functools.partial(ways_out, there, config, another, again)
-    stored = there.stored(type(config))
+    run_dir = RunDir(path, again, cluster.index)
+    other_run = f"name={config.name}-2"
+    other_run = other_run if again else f"{program()} run {source or 'CONFIG'} ... {other_run}"
+    fetched = fetch_for_all(config, run_dir, cluster.processes)
+    advice_of = functools.partial(ways_out, run_dir, config, other_run, again)
+    stored = run_dir.stored(type(config))
     config = keep_lengths(config, stored)
-    changed = there.refuse_another(config, advice_of, also=lengths(config))
-    finished, again_for = _finished(there, config, stored, cluster.processes)
+    changed = run_dir.check_config(config, advice_of, also=lengths(config))
+    finished, again_for = _finished_result(run_dir, config, stored, cluster.processes)
     if finished:
-        copy_finished(config, there, finished.step)
+        copy_finished(config, run_dir, finished.step)
         return finished
-    there.check_files()
-    changed += copied(there, identity := _of_first(there.identify, cluster.processes))
-    owner = there.adopt(identity, config)
+    run_dir.check_files()
+    changed += copied(run_dir, identity := _of_first(run_dir.identify, cluster.processes))
+    owner = run_dir.adopt(identity, config)
     check_installed(config.trackers)
-    kept = config.checkpoint
+    checkpointing = config.checkpoint
     with (
         Watchdog(path, cluster.index),
-        Signals(every=config.steps_per_call, grace=kept.grace) as signals,
+        Signals(every=config.steps_per_call, grace=checkpointing.grace) as signals,
         CheckpointManager(
-            there.checkpoints,
-            keep=kept.keep,
-            best=kept.best,
-            first=there.first,
-            fall_back=kept.on_damage == "fall_back",
-            lost=there.lost,
+            run_dir.checkpoints,
+            keep=checkpointing.keep,
+            best=checkpointing.best,
+            first=run_dir.first,
+            fall_back=checkpointing.on_damage == "fall_back",
+            lost=run_dir.lost,
             owner=owner,
         ) as checkpoints,
     ):
-        checkpoints.take()  # or it is refused, before any data is read
+        checkpoints.acquire()  # an error if another process writes there, before any data is read
         tell: Callable[[str], None] = functools.partial(print, file=screen, flush=True)
-        with StartupProgress(tell) if there.first else contextlib.nullcontext():
-            parts = paced(config, there.pace)
-            checkpoints.prepare()  # beside the compiler; it asks for devices, which are settled now
-            there.refuse_another_tokenizer(parts.experiment.tokenizer)
-            there.refuse_other_data(parts.data, another)
-            checkpoints.check_room(parts.like)
-            begin, step, state = _begun(config, parts, there, checkpoints, another)
-        parts, start = begin.parts, begin.start
-        again_for += gone(there, checkpoints, start)
-        # A run that goes on has all in its checkpoint, wherever its first parameters came from.
-        drawn = parts.begins.lines() if start is None and parts.begins else []
-        there.begin(config)
-        refuse_unshared(there)
-        mirror = make_mirror(config, there, checkpoints)
-        longer = [change for change in begin.extended if change.step == start]
-        told = [line for change in longer for line in describe(parts.config, change)]
-        news = [*cluster.news(), *fetched, *again_for, *checkpoints.news, *drawn, *changed, *told]
-        with _crashes(there, checkpoints, tell):
-            return _trained(
-                begin,
+        with StartupProgress(tell) if run_dir.first else contextlib.nullcontext():
+            setup = paced(config, run_dir.pace)
+            checkpoints.prepare()  # during compilation; it needs devices, which are initialised now
+            run_dir.check_tokenizer(setup.experiment.tokenizer)
+            run_dir.check_data(setup.data, other_run)
+            checkpoints.check_room(setup.like)
+            resume, step, state = _resume(config, setup, run_dir, checkpoints, other_run)
+        setup, start = resume.setup, resume.start
+        again_for += gone(run_dir, checkpoints, start)
+        # A resumed run has all in its checkpoint, wherever its first parameters came from.
+        drawn = setup.begins.lines() if start is None and setup.begins else []
+        run_dir.begin(config)
+        refuse_unshared(run_dir)
+        mirror = make_mirror(config, run_dir, checkpoints)
+        longer = [change for change in resume.extended if change.step == start]
+        extensions = [line for change in longer for line in describe(setup.config, change)]
+        notices = [
+            *cluster.describe(),
+            *fetched,
+            *again_for,
+            *checkpoints.notices,
+            *drawn,
+            *changed,
+            *extensions,
+        ]
+        with _record_crash(run_dir, checkpoints, tell):
+            return _train(
+                resume,
                 step,
                 state,
-                there,
+                run_dir,
                 checkpoints,
                 signals,
                 hooks=hooks,
                 screen=screen,
-                facts=_facts(parts),
-                news=news,
+                facts=_facts(setup),
+                notices=notices,
                 mirror=mirror,
             )
 
 
-def _facts(parts: TrainSetup) -> dict[str, Any]:
+def _facts(setup: TrainSetup) -> dict[str, Any]:
     """Return what run.json says of a run beside its status."""
-    facts = {"sets": list(parts.sets), "data": parts.data, **environment(parts.devices)}
-    facts |= {"layout": dict(parts.strategy.axes), "shards": parts.strategy.shares}
-    facts["steps"] = parts.config.steps
-    if parts.experiment.tokenizer:
-        facts["tokenizer"] = parts.experiment.tokenizer
-    if parts.lengths.seconds:
-        facts["seconds_per_step"] = parts.lengths.seconds
+    facts = {"sets": list(setup.sets), "data": setup.data, **environment(setup.devices)}
+    facts |= {"layout": dict(setup.strategy.axes), "shards": setup.strategy.shares}
+    facts["steps"] = setup.config.steps
+    if setup.experiment.tokenizer:
+        facts["tokenizer"] = setup.experiment.tokenizer
+    if setup.lengths.seconds:
+        facts["seconds_per_step"] = setup.lengths.seconds
     return facts
 
 
-def _trained(
-    begin: ResumePoint,
+def _train(
+    resume: ResumePoint,
     step: StepFn,
     state: TrainState,
-    there: RunDir,
+    run_dir: RunDir,
     checkpoints: CheckpointManager,
     signals: Signals,
     *,
     hooks: Sequence[Observer],
     screen: TextIO | None,
     facts: Mapping[str, Any],
-    news: Sequence[str],
+    notices: Sequence[str],
     mirror: ObjectStoreCopy | None,
 ) -> RunResult:
-    """How the steps ended, all of them, those before which it went back among them."""
+    """Train to the end, resuming after each rollback."""
     while True:
-        parts, start = begin.parts, begin.start
-        there.check_rows(begin.rows, start or 0)
+        setup, start = resume.setup, resume.start
+        run_dir.check_rows(resume.rows, start or 0)
         before: dict[str, Any] = {
-            "earlier": begin.earlier,
-            "known": begin.known,
-            "extended": begin.extended,
+            "earlier": resume.earlier,
+            "known": resume.known,
+            "extended": resume.extended,
         }
         if mirror is not None:
             before["copy"] = mirror.copy
-        with RunHooks(parts, there, checkpoints, start=start, screen=screen, **before) as watch:
-            if there.first:
-                readers = gone_on(there.stands(), start or 0, jax.process_count())
-                there.say("running", step=start or 0, why="", readers=readers, **facts)
+        with RunHooks(
+            setup, run_dir, checkpoints, start=start, screen=screen, **before
+        ) as run_hooks:
+            if run_dir.first:
+                readers = gone_on(run_dir.facts(), start or 0, jax.process_count())
+                run_dir.write_status("running", step=start or 0, why="", readers=readers, **facts)
             ended = run_steps(
-                parts, step, state, watch, signals, hooks=hooks, start=start, news=news
+                setup, step, state, run_hooks, signals, hooks=hooks, start=start, notices=notices
             )
             if not isinstance(ended.stop, Rollback):
-                outcome = _finish(parts, there, checkpoints, watch, signals, ended)
+                outcome = _finish(setup, run_dir, checkpoints, run_hooks, signals, ended)
                 if mirror is not None:
-                    mirror.finish(outcome.kept)
+                    mirror.finish(outcome.checkpoint)
                 return outcome
-            watch.ended("stopped")
-            news = [decide_rollback(parts, watch.guarded, ended.stop)]
-        del state, ended  # room for the one that comes
+            run_hooks.ended("stopped")
+            notices = [decide_rollback(setup, run_hooks.guarded, ended.stop)]
+        del state, ended  # frees memory for the next state
         checkpoints.wait()
-        told = len(checkpoints.news)
+        known = len(checkpoints.notices)
         with HEARTBEAT.during("restore"):
-            begin = resume_point(parts, there, checkpoints)
-            state = _state(begin, checkpoints)
-        news += checkpoints.news[told:]  # of those that were passed over on the way back
+            resume = resume_point(setup, run_dir, checkpoints)
+            state = _state(resume, checkpoints)
+        notices += checkpoints.notices[known:]  # of checkpoints that the rollback passed over
 
 
 @contextlib.contextmanager
-def _crashes(
-    directory: RunDir, checkpoints: CheckpointManager, tell: Callable[[str], None]
+def _record_crash(
+    run_dir: RunDir, checkpoints: CheckpointManager, tell: Callable[[str], None]
 ) -> Iterator[None]:
-    """Where an error ends what is within, the directory says so; a kill leaves it at running."""
+    """Record an error that ends the block as status `crashed`; a kill leaves `running`."""
     try:
         yield
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        lines = LogLines(directory.log if directory.is_there else None, screen=tell)
+        lines = LogLines(run_dir.log if run_dir.is_in_place else None, screen=tell)
         lines.write(f"ended by an error: {why}")
-        if directory.first:
+        if run_dir.first:
             try:
-                checkpoints.wait()  # until a save that was begun has said that it is done
+                checkpoints.wait()  # so that a save in progress is recorded
             except Exception as second:
                 lines.print(f"and a save has failed: {second}")
             with contextlib.suppress(OSError):  # a full disk, which may be what ends it
-                directory.say("crashed", why=why.partition("\n")[0])
+                run_dir.write_status("crashed", why=why.partition("\n")[0])
         raise
 
 
-def _finished(
-    directory: RunDir, config: RunConfig, stored: RunConfig | None, processes: int
+def _finished_result(
+    run_dir: RunDir, config: RunConfig, stored: RunConfig | None, processes: int
 ) -> tuple[RunResult | None, list[str]]:
-    """How a run ended that was finished before, or a line that says why it has to go on."""
-    stands = directory.stands()
-    if stands.get("status") != "done" or (stored and _goes_further(config, stored)):
+    """Return the result of a run that is finished, or a line that says why it must resume."""
+    facts_before = run_dir.facts()
+    if facts_before.get("status") != "done" or (stored and _goes_further(config, stored)):
         return None, []
-    step, owner = stands.get("step"), directory.owner()
-    checkpoints = CheckpointManager(directory.checkpoints, first=directory.first, owner=owner)
-    checkpoints.tidy()
+    step, owner = facts_before.get("step"), run_dir.owner()
+    checkpoints = CheckpointManager(run_dir.checkpoints, first=run_dir.first, owner=owner)
+    checkpoints.remove_leftovers()
 
     def look() -> dict[str, str]:
-        steps = config.steps if isinstance(config.steps, int) else stands.get("steps", step)
-        if step != steps and not stands.get("why"):
+        steps = config.steps if isinstance(config.steps, int) else facts_before.get("steps", step)
+        if step != steps and not facts_before.get("why"):
             return {"not": f"of {steps}, and nothing says why it should have ended there"}
-        if step is None or not checkpoints.is_whole(step):
+        if step is None or not checkpoints.is_valid(step):
             return {"not": "of which the checkpoint is damaged or gone"}
-        directory.check_rows(checkpoints.about(step).get("rows", {}), step)
-        return {"not": "and has lost rows since" if directory.lost.found else ""}
+        run_dir.check_rows(checkpoints.about(step).get("rows", {}), step)
+        return {"not": "and has lost rows since" if run_dir.lost.found else ""}
 
     wrong = _of_first(look, processes)["not"]
     if step is None or wrong:
         return None, [f"was done at step {step}, {wrong}"]
-    found = {name: results(directory.metrics, name) for name in stands.get("sets", ["valid"])}
-    return RunResult(directory, "done", step, step, "it was finished before", found), []
+    results_by_set = {
+        name: results(run_dir.metrics, name) for name in facts_before.get("sets", ["valid"])
+    }
+    return RunResult(run_dir, "done", step, step, "it was finished before", results_by_set), []
 
 
 def _of_first(make: Callable[[], dict[str, Any]], processes: int) -> dict[str, Any]:
-    """What the first process makes; one alone does not ask JAX which it is: that starts devices."""
+    """Return what the first process makes; a single process does not initialise JAX for it."""
     return broadcast_from_first(make) if processes > 1 else make()
 
 
 def _goes_further(config: RunConfig, stored: RunConfig) -> bool:
-    """Whether a run that was finished as `stored` may have more to do."""
+    """Return whether a run that was finished as `stored` may have more to do."""
     patience = config.evaluate.patience != stored.evaluate.patience
     return patience or lengths(config) != stored_lengths(config, stored)
 
 
-def _begun(
+def _resume(
     config: RunConfig,
-    parts: TrainSetup,
-    directory: RunDir,
+    setup: TrainSetup,
+    run_dir: RunDir,
     checkpoints: CheckpointManager,
-    another: str,
+    other_run: str,
 ) -> tuple[ResumePoint, StepFn, TrainState]:
-    """Where a run begins, its compiled step, and the state there, of a checkpoint that holds."""
-    check_rate(parts.config)
+    """Return where a run starts, its compiled step, and the state of a valid checkpoint."""
+    check_rate(setup.config)
     while True:
         with HEARTBEAT.during("restore"):  # every byte of a checkpoint is read
-            begin = resume_point(parts, directory, checkpoints)
-        if begin.start is not None:
-            about = checkpoints.about(begin.start)
+            resume = resume_point(setup, run_dir, checkpoints)
+        if resume.start is not None:
+            about = checkpoints.about(resume.start)
             where, disk_advice = (
-                directory.checkpoints / str(begin.start),
-                f"Start a new run: {another}",
+                run_dir.checkpoints / str(resume.start),
+                f"Start a new run: {other_run}",
             )
             check_about(about, config, where, disk_advice, also=lengths(config))
-            directory.refuse_other_data(parts.data, another, known=about.get("data"))
-        check_steps(parts.config, begin.start or 0, directory.path, another)
-        make = functools.partial(_state, begin, checkpoints)
+            run_dir.check_data(setup.data, other_run, known=about.get("data"))
+        check_steps(setup.config, resume.start or 0, run_dir.path, other_run)
+        make = functools.partial(_state, resume, checkpoints)
         with contextlib.suppress(SetAsideError):  # its arrays are not what was saved: one before it
-            return begin, *compile_step(begin.parts, make, begin.start)
+            return resume, *compile_step(resume.setup, make, resume.start)
 
 
-def _state(begin: ResumePoint, checkpoints: CheckpointManager) -> TrainState:
-    """That a run begins from."""
-    parts = begin.parts
-    if begin.start is None:
-        return parts.fresh()
-    return checkpoints.restore(begin.start, parts.like)
+def _state(resume: ResumePoint, checkpoints: CheckpointManager) -> TrainState:
+    """Return the state that a run starts from."""
+    setup = resume.setup
+    if resume.start is None:
+        return setup.fresh()
+    return checkpoints.restore(resume.start, setup.like)
 
 
 def _finish(
-    parts: TrainSetup,
-    directory: RunDir,
+    setup: TrainSetup,
+    run_dir: RunDir,
     checkpoints: CheckpointManager,
-    watch: RunHooks,
+    run_hooks: RunHooks,
     signals: Signals,
     ended: LoopResult[TrainState],
 ) -> RunResult:
-    """Keeps the last state, says how it ended, and shows what was learned."""
+    """Save the last state, record the status, and write sample and pictures."""
     stop, sample = ended.stop or Stop("", "finished"), ""
     try:
-        for evaluation in watch.evaluations.values() if stop.kind == "finished" else ():
+        for evaluation in run_hooks.evaluations.values() if stop.kind == "finished" else ():
             evaluation.at(ended.step, ended.state)
-        watch.save.at(ended.step, ended.state)
+        run_hooks.save.at(ended.step, ended.state)
         if stop.kind == "finished":
-            sample = _shown(parts, directory, watch, signals, ended)
-    except StoppedError as asked:  # all steps are taken; the rest is done when it goes on
+            sample = _show_sample(setup, run_dir, run_hooks, signals, ended)
+    except StoppedError as asked:  # all steps are taken; the rest follows at the next start
         stop = asked.stop
-        watch.save.at(ended.step, ended.state)
+        run_hooks.save.at(ended.step, ended.state)
     with HEARTBEAT.during("save"):
-        watch.settle(ended.step, ended.state)  # what is announced is on the disk
+        run_hooks.settle(ended.step, ended.state)  # whatever was announced is on the disk
     status, why = ENDS[stop.kind], stop.why
-    if status == "done" and directory.lost.found:
-        status, why = "failed", directory.lost.why
-    directory.say(status, step=ended.step, why=why)
-    watch.ended(status)
-    # The end of one may be that of all, and the first has more to do. Who is gone is no matter.
+    if status == "done" and run_dir.lost.found:
+        status, why = "failed", run_dir.lost.why
+    run_dir.write_status(status, step=ended.step, why=why)
+    run_hooks.ended(status)
+    # One process that exits may end all, and the first has more to do. A missing one is ignored.
     with HEARTBEAT.during("end"), contextlib.suppress(RuntimeError, ValueError):
         barrier()
-    found = {name: evaluation.results for name, evaluation in watch.evaluations.items()}
-    lost = tuple(directory.lost.found)
+    results_by_set = {
+        name: evaluation.results for name, evaluation in run_hooks.evaluations.items()
+    }
+    lost = tuple(run_dir.lost.found)
     return RunResult(
-        directory, status, ended.step, checkpoints.newest(), why, found, sample, ended.numbers, lost
+        run_dir,
+        status,
+        ended.step,
+        checkpoints.newest(),
+        why,
+        results_by_set,
+        sample,
+        ended.numbers,
+        lost,
     )
 
 
-def _write_sample(path: Path, text: str, watch: RunHooks) -> None:
-    """Writes it; where that is refused the run is done all the same, and says so."""
+def _write_sample(path: Path, text: str, run_hooks: RunHooks) -> None:
+    """Write the sample; a failure is logged, and the run is done all the same."""
     try:
         with open_regular(path, "wb") as file:
             file.write(f"{text}\n".encode("utf-8", "replace"))
     except OSError as error:
         todo = disk_advice(error, path).words
-        watch.lines.print(f"the sample could not be written to {path} ({error.strerror}). {todo}.")
+        run_hooks.lines.print(
+            f"the sample could not be written to {path} ({error.strerror}). {todo}."
+        )
 
 
-def _shown(
-    parts: TrainSetup,
-    directory: RunDir,
-    watch: RunHooks,
+def _show_sample(
+    setup: TrainSetup,
+    run_dir: RunDir,
+    run_hooks: RunHooks,
     signals: Signals,
     ended: LoopResult[TrainState],
 ) -> str:
-    """The sample of what was learned, empty if there is none; and pictures, drawn."""
-    sample = parts.experiment.sample
+    """Write the sample and draw the pictures; return the sample, empty if there is none."""
+    sample = setup.experiment.sample
     text = ""
     if sample is not None:
-        with watch.pause("sampling"), signals.interruptible():
-            here = parts.here(ended.state)
-            text = sample(*here) if directory.first else ""
+        with run_hooks.pause("sampling"), signals.interruptible():
+            here = setup.here(ended.state)
+            text = sample(*here) if run_dir.first else ""
             barrier()
-        if directory.first:
-            _write_sample(directory.samples, text, watch)
-    if watch.pictures is not None:
+        if run_dir.first:
+            _write_sample(run_dir.samples, text, run_hooks)
+    if run_hooks.pictures is not None:
         with signals.interruptible():
-            watch.pictures.at(ended.step, ended.state)
+            run_hooks.pictures.at(ended.step, ended.state)
     return text

@@ -1,4 +1,4 @@
-"""The hooks of a run, put together: what it says, writes, measures and keeps."""
+"""Hooks of a run: logging, metrics, evaluation, the guard against bad steps, checkpoints."""
 
 import contextlib
 import io
@@ -45,25 +45,29 @@ from jtrain.train.save_state import CheckpointSaver
 from jtrain.train.setup import TrainSetup
 from jtrain.train.trackers import End
 
-_PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}  # as the pulse says it
+_PHASES = {
+    "saving": "save",
+    "sampling": "sampling",
+    "drawing": "sampling",
+}  # as the heartbeat names them
 
 
 class RunHooks:
-    """What observes a run from `start` on; use it in a `with` block.
+    """Observers of a run from `start` on; a context manager.
 
-    Without a directory and checkpoints it keeps in memory what is measured, and writes nothing.
+    Without a directory and checkpoints, metrics stay in memory and nothing is written.
 
     Args:
-        start: the step of the checkpoint that the run goes on from; None at its beginning.
+        start: the step of the checkpoint that the run resumes from; None for a new run.
         earlier, known: as `BadStepPolicy` takes them.
         extended: the changes of the run's length before `start`.
-        screen: where it is told.
+        screen: stream that the log is printed to.
         copy: as `CheckpointSaver` takes it.
     """
 
     def __init__(
         self,
-        parts: TrainSetup,
+        setup: TrainSetup,
         directory: RunDir | None = None,
         checkpoints: CheckpointManager | None = None,
         *,
@@ -74,18 +78,18 @@ class RunHooks:
         screen: TextIO | None = None,
         copy: Callable[[int], None] = lambda step: None,
     ):
-        config, x = parts.config, parts.experiment
+        config, x = setup.config, setup.experiment
         every = min(config.log.every, config.steps)  # a short run says something too
         first = directory if directory and directory.first else None  # the process that writes
         lost = directory.lost if directory else LostFiles()
-        self._parts, self._directory, self._extended = parts, directory, extended
+        self._setup, self._directory, self._extended = setup, directory, extended
         self.waited = lambda: 0.0
-        """Gives the seconds that the loop has waited for data; set where the data is read."""
+        """Return the seconds that the loop has waited for data; set by the reader."""
         self.reading: Callable[[Iterable[Batch], str], Iterable[Batch]] = lambda batches, _: batches
-        """Hands on the batches of an evaluation, and says what goes on between; set likewise."""
+        """Pass on the batches of an evaluation, and handle signals between them; set likewise."""
         self._stack = contextlib.ExitStack()
         if directory and not first:
-            screen = io.StringIO()  # of the processes one speaks
+            screen = io.StringIO()  # one process prints
         self.speed = Speed(
             first and first.speed,
             every=every,
@@ -98,7 +102,7 @@ class RunHooks:
             lost=lost,
         )
         self.history = MetricHistory(every=every)
-        """What was measured, if there is no directory, or another process writes in it."""
+        """Metrics in memory, where there is no directory or another process writes in it."""
         self.metrics = (
             Metrics(first.metrics, every=every, resumed_at=start, lost=lost)
             if first
@@ -108,19 +112,21 @@ class RunHooks:
         self.record = directory and StepRecorder(
             first and first.steps, every=call, resumed_at=start, lost=lost
         )
-        """What is recorded of every step, where there is a directory."""
-        self.twice = RecomputeCheck.where(config.checks.recompute, steps_per_call=call, start=start or 0)
-        """What computes some steps twice, if the config asks for it."""
+        """Record of every step, where there is a directory."""
+        self.twice = RecomputeCheck.build(
+            config.checks.recompute, steps_per_call=call, start=start or 0
+        )
+        """Check that computes some steps twice, if configured."""
         for file in (self.record, self.speed, self.metrics):
             self._stack.callback(file.close if file else lambda: None)
         self.guarded = self._stack.enter_context(
-            BadStepPolicy(parts, directory, start=start, earlier=earlier, known=known)
+            BadStepPolicy(setup, directory, start=start, earlier=earlier, known=known)
         )
-        """What is done about bad steps."""
+        """Policy for bad steps."""
         self.evaluations = {
-            name: self._evaluation(parts, directory, name, start) for name in parts.sets
+            name: self._evaluation(setup, directory, name, start) for name in setup.sets
         }
-        """By set, the first of which the run is mostly judged by."""
+        """Evaluations by set, the main one first."""
         judged = next(iter(self.evaluations.values()), None)
         valid = judged.latest if judged else None
         self.progress = ProgressBar(
@@ -134,10 +140,10 @@ class RunHooks:
         log, progress = directory and directory.log, self.progress
         self.lines = LogLines(log, screen=progress.print, live=progress.live)
         self.retries = checkpoints and SaveRetries(checkpoints, self.lines.print)
-        self.keep = directory and self.retries and self._keep(parts, directory, self.retries, copy)
+        self.keep = directory and self.retries and self._keep(setup, directory, self.retries, copy)
         self.save = _save(config, self.keep or self._hold)
         self.held: tuple[Params, Extra] | None = None
-        """The best weights, where a best is kept and there is no directory for it."""
+        """Best weights, where a best is retained and there is no directory for it."""
         self._log = LogHook(
             every=every,
             stop=config.steps,
@@ -157,10 +163,10 @@ class RunHooks:
         self._looks: list[LeafLog] = []
         self._tracking: Tracking | None = None
         if directory and config.log.leaves:
-            self._looks.append(leaves(parts, first and first.leaves, self.pause, start, lost))
+            self._looks.append(leaves(setup, first and first.leaves, self.pause, start, lost))
             self._stack.callback(self._looks[0].close)
         self.pictures: Pictures | None = None
-        """Draws a state, where the experiment makes pictures and there is a directory."""
+        """Pictures of a state, where the experiment draws them and there is a directory."""
         if directory and x.pictures is not None:
             self.pictures = self._pictures(directory, x.pictures)
         if first and config.trackers:
@@ -169,18 +175,18 @@ class RunHooks:
                 first.path,
                 self.speed,
                 run=first.id,
-                tell=self.lines.print,
+                log=self.lines.print,
                 resumed_at=start,
             )
-            self._stack.callback(self._tracking.close, "failed")  # unless the end was told
+            self._stack.callback(self._tracking.close, "failed")  # unless `ended` was called
 
     def hooks(self, own: Sequence[Observer], state: TrainState) -> list[Hook]:
-        """All of them in the order they act, `own` before what is kept.
+        """Return all hooks in the order they are called, `own` before those that save.
 
         Raises:
-            ConfigError: if one of `own` is no hook, or waits for a set that there is not.
+            ConfigError: if one of `own` is no hook, or waits for a set that does not exist.
         """
-        config = self._parts.config
+        config = self._setup.config
         mine = [hook_of(each, steps_per_call=config.steps_per_call) for each in own]
         if config.evaluate.patience:
             mine.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
@@ -205,23 +211,23 @@ class RunHooks:
         ]
 
     def saw(self, call: int, batch: Batch) -> None:
-        """Take what a call of the step is going to be given, the first being 0; on any thread."""
+        """Receive the batch of a call before the call, the first being 0; on any thread."""
         for takes in (self.record and self.record.observe, self.guarded.saw):
             if takes:
                 takes(call, batch)
 
     def settle(self, step: int, state: TrainState) -> None:
-        """Returns when what was to be saved is on the disk; `state` where it could not be."""
+        """Wait until pending saves are on the disk; save `state` where one could not be written."""
         while self.retries and self.retries.settle():
             self.save.again(step, state)
 
     def catch_up(self, step: int | None, state: TrainState) -> None:
-        """Measures what was due at the step that a run goes on from, and was given up for a signal.
+        """Evaluate what was due at the step that a run resumes from, and was skipped for a signal.
 
         Call it after `hooks`.
         """
-        if not step or step == self._parts.config.steps:
-            return  # at the last step there is an evaluation in any case
+        if not step or step == self._setup.config.steps:
+            return  # the last step is evaluated in any case
         due = [
             x for x in self.evaluations.values() if step % x.every == 0 and step not in x.results
         ]
@@ -232,12 +238,12 @@ class RunHooks:
             self.save.at(step, state)
 
     def over(self) -> Stop | None:
-        """Why a run that was killed is done, if what was measured before says so."""
+        """Return why a resumed run is done already, if its earlier evaluations say so."""
         return next((stop for each in self.evaluations.values() if (stop := each.verdict())), None)
 
     @contextlib.contextmanager
     def pause(self, what: str) -> Iterator[None]:
-        """Shows what is done beside training, and counts no time for it."""
+        """Show an activity beside training, and exclude its time from the speed."""
         with (
             self.speed.pause(),
             self.progress.during(what),
@@ -255,21 +261,21 @@ class RunHooks:
         self._stack.close()
 
     def _evaluation(
-        self, parts: TrainSetup, directory: RunDir | None, name: str, start: int | None
+        self, setup: TrainSetup, directory: RunDir | None, name: str, start: int | None
     ) -> EvaluateEvery:
-        asked = parts.config.evaluate
+        asked = setup.config.evaluate
         every = asked.sets[name].every if name in asked.sets else asked.every
 
         def measure(state: TrainState) -> dict[str, float]:
             with self.pause("evaluating"):
-                return parts.measure(state, name, lambda batches: self.reading(batches, "eval"))
+                return setup.measure(state, name, lambda batches: self.reading(batches, "eval"))
 
         return EvaluateEvery(
-            every=every or parts.config.steps,
+            every=every or setup.config.steps,
             measure=measure,
             log=lambda step, numbers: self._results(step, name, numbers),
             name=name,
-            best=parts.config.checkpoint.best.replace(f"{name}/", ""),
+            best=setup.config.checkpoint.best.replace(f"{name}/", ""),
             # Another process may not yet have cut off what came after the checkpoint.
             earlier={
                 step: numbers
@@ -286,22 +292,22 @@ class RunHooks:
     def _pictures(self, directory: RunDir, make: Callable[..., Mapping[str, Any]]) -> Pictures:
         def draw(state: TrainState) -> Mapping[str, Any]:
             with self.pause("drawing"):
-                here = self._parts.here(state)
+                here = self._setup.here(state)
                 made = make(*here) if directory.first else {}
                 barrier()
                 return made
 
-        every = self._parts.config.log.pictures or self._parts.config.steps
+        every = self._setup.config.log.pictures or self._setup.config.steps
         return Pictures(directory.pictures, every=every, draw=draw)
 
     def ended(self, status: End) -> None:
-        """Tells the trackers how the run ended, and waits a little for them."""
+        """Send the trackers the run's status, and wait a little for them."""
         if self._tracking:
             self._tracking.close(status)
 
     def best(self) -> EvaluateEvery | None:
-        """The evaluation whose best is kept; None if none is."""
-        goal = BestMetric.parse(self._parts.config.checkpoint.best)
+        """Return the evaluation whose best is retained; None if none is."""
+        goal = BestMetric.parse(self._setup.config.checkpoint.best)
         if goal is None or not self.evaluations:
             return None
         name, _, _ = goal.name.rpartition("/")
@@ -309,13 +315,13 @@ class RunHooks:
 
     def _keep(
         self,
-        parts: TrainSetup,
+        setup: TrainSetup,
         directory: RunDir,
         retries: SaveRetries,
         copy: Callable[[int], None],
     ) -> CheckpointSaver:
         return CheckpointSaver(
-            parts,
+            setup,
             directory,
             retries,
             guarded=self.guarded,
@@ -330,13 +336,13 @@ class RunHooks:
         )
 
     def _files(self) -> list[JsonlWriter]:
-        """The files of rows that go with a checkpoint; times do not."""
+        """Return the files of rows that belong to a checkpoint; timings do not."""
         of = (self.metrics, self.record, *self._looks, self.guarded.events)
         return [rows for each in of if (rows := getattr(each, "rows", None))]
 
     def _hold(self, step: int, state: TrainState) -> None:
         del step
-        weights = self._parts.evaluation_params(state), state.extra
+        weights = self._setup.evaluation_params(state), state.extra
         self.held = jax.tree.map(jnp.copy, weights)
 
 

@@ -1,4 +1,4 @@
-"""What is done when a state of a run is kept: told, compared, saved with all that goes with it."""
+"""Saving a state of a run: flush its files, compare processes, write the checkpoint."""
 
 import hashlib
 import time
@@ -28,7 +28,7 @@ from jtrain.train.setup import TrainSetup
 
 
 class CheckpointSaver:
-    """Saves a state in a run's directory, unless a bad step came before it.
+    """Saver of states in a run's directory; it saves nothing after a bad step.
 
     Args:
         guarded: what goes with a state about bad steps.
@@ -44,7 +44,7 @@ class CheckpointSaver:
 
     def __init__(
         self,
-        parts: TrainSetup,
+        setup: TrainSetup,
         directory: RunDir,
         retries: SaveRetries,
         *,
@@ -58,17 +58,17 @@ class CheckpointSaver:
         pause: Callable[[str], AbstractContextManager[None]],
         copy: Callable[[int], None] = lambda step: None,
     ):
-        stands = directory.stands() if directory.first else {}
+        stands = directory.facts() if directory.first else {}
         self.seconds: float | None = stands.get("seconds_per_save")
-        """That the last save took until it was on the disk; None: not measured."""
-        self._parts, self._directory, self._retries = parts, directory, retries
+        """Seconds of the last save, until it was on the disk; None: not measured."""
+        self._setup, self._directory, self._retries = setup, directory, retries
         self._guarded, self._evaluations, self._best = guarded, evaluations, best
         self._extended = [change._asdict() for change in extended]
         self._files, self._record, self._twice = files, record, twice
         self._pause, self._began, self._copy = pause, 0.0, copy
 
     def __call__(self, step: int, state: TrainState) -> None:
-        """Returns when the state may be donated.
+        """Save a state; return when it may be donated.
 
         Raises:
             SaveError: if it could not be saved, nor those before it.
@@ -88,9 +88,9 @@ class CheckpointSaver:
             self._retries.save(step, state, about, number, self._sealed, before=before)
 
     def _before(self, step: int, state: TrainState, about: dict[str, Any]) -> None:
-        """Has all numbers up to a step on the disk, and the processes of the run agree.
+        """Flush all numbers up to a step to the disk, and compare the processes of the run.
 
-        The checkpoint keeps what the files were, so that who goes on from it knows what is missing.
+        The checkpoint records the sizes of the files, so that a resumed run finds what is missing.
         """
         if self._record:
             self._record.sync()
@@ -101,15 +101,15 @@ class CheckpointSaver:
             self._refuse_apart(step, state, self._record.newest)
 
     def _about(self, step: int) -> dict[str, Any]:
-        """What a checkpoint says of itself."""
+        """Return the record that a checkpoint carries."""
         found = {name: each.results.get(step, {}) for name, each in self._evaluations.items()}
         return {
-            "config": to_plain(self._parts.config),
+            "config": to_plain(self._setup.config),
             "jtrain": version("jtrain"),
             "jax": jax.__version__,
-            "data": self._parts.data,
+            "data": self._setup.data,
             "valid": {},
-            "batches": merge_shards(self._parts.calls.state(step)),
+            "batches": merge_shards(self._setup.calls.state(step)),
             **({"extended": self._extended} if self._extended else {}),
             **self._guarded.about(step),
             **{name: _numbers(results) for name, results in found.items()},
@@ -117,12 +117,12 @@ class CheckpointSaver:
         }
 
     def _refuse_apart(self, step: int, state: TrainState, batch: int) -> None:
-        """Of several processes, they compare where they are."""
+        """Check that all processes have the same config, step, key and batch."""
         if jax.process_count() == 1:
             return
-        index, count = self._parts.strategy.part
+        index, count = self._setup.strategy.part
         facts = {
-            "the config": hashlib.sha256(dump(self._parts.config).encode()).hexdigest()[:16],
+            "the config": hashlib.sha256(dump(self._setup.config).encode()).hexdigest()[:16],
             "the step": f"{int(state.step)}",
             "the key": " ".join(f"{x:08x}" for x in np.ravel(gather(state.seed)).tolist()),
             f"part {index + 1} of {count} of the last batch": f"{batch:016x}",
@@ -130,14 +130,14 @@ class CheckpointSaver:
         check_equal(facts, f"at step {step}")
 
     def _sealed(self, step: int) -> None:
-        """Says it when it is so: run.json names no step that a power cut would take."""
-        HEARTBEAT.kept(step)
+        """Record the step in run.json: it names no step that a power cut would take."""
+        HEARTBEAT.saved(step)
         self.seconds = time.monotonic() - self._began
-        self._directory.say("running", step=step, seconds_per_save=round(self.seconds, 3))
+        self._directory.write_status("running", step=step, seconds_per_save=round(self.seconds, 3))
         if self._directory.first:
             self._copy(step)
 
 
 def _numbers(results: Mapping[str, Any]) -> dict[str, float]:
-    """What of an evaluation is a number; arrays, a confusion matrix say, are in metrics.jsonl."""
+    """Return the scalars of an evaluation; arrays (a confusion matrix) are in metrics.jsonl."""
     return {name: x for name, x in results.items() if isinstance(x, int | float)}

@@ -1,4 +1,4 @@
-"""The parts of a run, put together and compiled; nothing is trained here."""
+"""TrainSetup: a config, its experiment, its strategy and the programs compiled for them."""
 
 import copy
 import dataclasses
@@ -42,7 +42,7 @@ from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainSetup:
-    """An experiment under a strategy."""
+    """Experiment under a strategy."""
 
     config: RunConfig
     strategy: Strategy
@@ -59,7 +59,7 @@ class TrainSetup:
         return _of_experiment(self.requested, self.strategy, self.why, seconds, self.unresolved)
 
     def fresh(self) -> TrainState:
-        """The state before the first step, made straight into its shardings.
+        """Return the state before the first step, made straight into its shardings.
 
         Raises:
             UserError: if `init_from` names what is not there or does not fit.
@@ -79,7 +79,7 @@ class TrainSetup:
 
     @functools.cached_property
     def begins(self) -> WeightsPlan | None:
-        """What a new state takes from elsewhere, if anything; see `fresh` for what it raises."""
+        """Weights that a new state starts from, if configured; raises as `fresh`."""
         asked = self.config.init_from
         if not asked.path:
             return None
@@ -87,7 +87,7 @@ class TrainSetup:
 
     @functools.cached_property
     def loss(self) -> LossFn | Stateful:
-        """The loss, computed in the config's precision; one object, that it is traced once."""
+        """Loss in the config's precision; cached, so that it is traced once."""
         x, compute = self.experiment, self.config.precision.compute
         return compute_in(x.loss, compute, self._sharding.params)
 
@@ -97,11 +97,11 @@ class TrainSetup:
 
     @functools.cached_property
     def calls(self) -> StackedBatches:
-        """What each call of the step takes, as numpy arrays: this process's rows."""
+        """Batches of each call of the step, as numpy arrays: this process's rows."""
         return StackedBatches(self.train, self.config.steps_per_call)
 
     def calls_from(self, start: int, stop: int) -> BatchReader:
-        """What the calls `start` .. `stop - 1` take, read by the config's workers; to be closed.
+        """Return a reader of the batches of calls `start` .. `stop - 1`; close it after use.
 
         Raises:
             DataError: if several workers cannot read these batches.
@@ -111,11 +111,11 @@ class TrainSetup:
 
     @functools.cached_property
     def train(self) -> SkipBatches:
-        """The batch of each step, as this process reads it."""
+        """Batch of each step, as this process reads it."""
         return SkipBatches(self.mine(self.experiment.train), self.windows)
 
     def without(self, windows: tuple[Window, ...]) -> "TrainSetup":
-        """The same parts, all that was compiled among them, which leave these batches out."""
+        """Return the same setup, compiled programs included, that skips these batches."""
         other = copy.copy(self)
         for made in ("train", "calls"):
             vars(other).pop(made, None)
@@ -124,33 +124,33 @@ class TrainSetup:
 
     @functools.cached_property
     def data(self) -> str:
-        """The fingerprint of what is trained on; empty where the batches cannot say."""
+        """Fingerprint of the training data; empty where the batches have none."""
         return fingerprint(self.experiment.train)
 
     @functools.cached_property
     def devices(self) -> list[Device]:
-        """Return the devices that the layout takes, of all processes, by their ids."""
+        """Devices of the layout, of all processes, by their ids."""
         taken = jax.tree.leaves(self.like)[0].sharding.device_set
         return sorted(taken, key=lambda device: device.id)
 
     def mine(self, batches: Any) -> Any:
-        """The same batches, of which this process reads only the rows of its devices."""
+        """Return the same batches, of which this process reads only the rows of its devices."""
         return batches.shard(*self.strategy.part)
 
     def place(self, batch: Batch) -> Batch:
-        """What a call of the step takes, on the devices."""
+        """Put the batch of a call on the devices."""
         return self.strategy.place(batch, stacked=bool(self._stack))
 
     def compile_step(self) -> StepFn:
-        """The step, or `steps_per_call` of them in one program; raises what `lower_step` does."""
+        """Compile the step, or `steps_per_call` steps in one program; raises as `lower_step`."""
         return self.strategy.compile(*self._step(), **self._how)
 
     def lower_step(self) -> Lowered:
-        """The same, traced; on devices that are not here it can be compiled, too.
+        """Lower the step; the result compiles also for devices of another machine.
 
         Raises:
-            LossError: if the loss or the model keeps no contract.
-            ShardingError: if an axis of the mesh is of no use to it.
+            LossError: if the loss or the model violates its contract.
+            ShardingError: if an axis of the mesh splits nothing of it.
         """
         return self.strategy.lower(*self._step(), **self._how)
 
@@ -159,7 +159,7 @@ class TrainSetup:
         return {"stacked": bool(self._stack), "keeps": True}
 
     def _step(self) -> tuple[StepFn, TrainState, Batch]:
-        """What is compiled, and what for."""
+        """Return the step function, and the shapes that it is compiled for."""
         config, x, strategy = self.config, self.experiment, self.strategy
         terms, params = self._terms(self._alike(x.train)), self._weights[0]
         check_unused_params(terms, params)
@@ -194,14 +194,14 @@ class TrainSetup:
 
     @functools.cached_property
     def sets(self) -> Mapping[str, FiniteBatches]:
-        """What the experiment is judged by, by name; a single set is called `valid`."""
+        """Validation sets by name; a single set is called `valid`."""
         valid = self.experiment.valid
         if isinstance(valid, Mapping):
             return valid
         return {} if valid is None else {"valid": valid}
 
     def check_evaluation(self) -> None:
-        """Traces the evaluation, so that what is wrong with it is told before training.
+        """Trace the evaluation, so that its errors are raised before training.
 
         Raises:
             LossError: if the loss does not take the rows of `valid`.
@@ -219,7 +219,7 @@ class TrainSetup:
         name: str = "valid",
         reading: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
     ) -> dict[str, float]:
-        """The metrics of a state over all of a set; `reading` hands on its batches.
+        """Return the metrics of a state over all of a set; `reading` passes on its batches.
 
         Raises:
             LossError: if rows meet that are in several batches.
@@ -255,7 +255,7 @@ class TrainSetup:
 
     @property
     def _couples(self) -> Couples:
-        """How the rows of an evaluation meet, as is known of training."""
+        """Coupling of rows in an evaluation, as known from training."""
         couples = self.experiment.couples
         return self.config.evaluate.couples if couples == "batch" else couples
 
@@ -264,20 +264,18 @@ class TrainSetup:
         return set()
 
     def evaluation_params(self, state: TrainState) -> Params:
-        """What a state is measured and sampled by: an average of the optimizer's, or `params`.
+        """Return the parameters to evaluate a state with: the optimizer's average, or `params`.
 
-        Laid out as the trained ones, on the devices. Made once for a whole evaluation, by a program
-        beside it.
+        They are sharded as the trained ones, and computed once for a whole evaluation.
         """
         if not isinstance(self.experiment.transformation, WithEvalParams):
             return to_device(state.params, self.like.params)
         return self._evaluation_params(state)
 
     def here(self, state: TrainState) -> tuple[Params, Extra, Key]:
-        """What samples and pictures are made of: parameters to measure by, extra, the step's key.
+        """Return evaluation parameters, extra and the step's key, for samples and pictures.
 
-        Every process of several calls this, and has them as arrays of its own, whole: so that one
-        alone can use them.
+        Every process calls this, and gets unsharded arrays of its own.
         """
         params, extra = self.evaluation_params(state), state.extra
         if jax.process_count() == 1:
@@ -297,11 +295,11 @@ class TrainSetup:
 
     @property
     def _weights(self) -> Weights:
-        """What an evaluation takes, as shapes: on the devices."""
+        """Shapes of the weights that an evaluation takes, on the devices."""
         return device_shardings((self.like.params, self.like.extra))
 
     def _evaluation(self, name: str) -> EvaluateFn:
-        """Compiled at its first use; sets whose batches are alike share one."""
+        """Return the evaluation program of a set; sets of the same shapes share one."""
         rows, strategy = self.sets[name], self.strategy
         kind = rows.ragged, repr(self._shapes(rows))
         if kind not in self._evaluations:
@@ -316,8 +314,7 @@ class TrainSetup:
         return {}
 
     def _alike(self, batches: Any) -> Batch:
-        """A batch of as many rows as a whole one, to trace what is traced with values: of this
-        process's rows, again and again."""
+        """Return a full-size batch of this process's rows, repeated, to trace with values."""
         own, parts = self.mine(batches)[0], self.strategy.part[1]
         return own if parts == 1 else {n: np.concatenate([x] * parts) for n, x in own.items()}
 
@@ -333,11 +330,11 @@ class TrainSetup:
 def set_up(
     config: RunConfig, seconds: float = 0.0, *, among: Sequence[Device] | None = None
 ) -> TrainSetup:
-    """The parts that a config stands for.
+    """Set up a config: layout, experiment, durations in steps, shapes and shardings.
 
     Args:
-        among: devices that it is laid out over in the place of those of this machine.
-        seconds: that a step takes, where the config says durations in time. While it is 0 their
+        among: devices to use in the place of those of this machine.
+        seconds: of a step, by which durations in time are counted. While it is 0 their
             steps are provisional; `jtrain.train.step_time.paced` measures it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How long a step takes, measured once, and a run whose durations in time are counted by it."""
+"""Time of a step, measured once, by which durations in time are counted in steps."""
 
 import math
 import time
@@ -21,10 +21,10 @@ SECONDS, LIMIT = 1.5, 15.0  # to measure in; even fewer calls than LEAST, not to
 
 
 def paced(config: RunConfig, seconds: float = 0.0) -> TrainSetup:
-    """The parts of a run, in which durations in time are the steps that take so long here.
+    """Set up a run, with durations in time counted by the time of a step.
 
     Args:
-        seconds: that a step takes, as it was measured before; 0: it is measured, if asked for.
+        seconds: of a step, as measured before; 0: it is measured, if a duration needs it.
 
     Raises:
         UserError: as `set_up` and the compilation of a step.
@@ -33,16 +33,16 @@ def paced(config: RunConfig, seconds: float = 0.0) -> TrainSetup:
     return setup.at_pace(seconds_per_step(setup)) if setup.lengths.provisional else setup
 
 
-def seconds_per_step(parts: TrainSetup) -> float:
-    """Seconds that a step takes, data and all, the same in all processes.
+def seconds_per_step(setup: TrainSetup) -> float:
+    """Return the seconds of a step, data included, the same in all processes.
 
     The run's own program trains a state of its own, which is thrown away.
     """
-    step, state = compile_step(parts, parts.fresh)
-    each = parts.config.steps_per_call
-    last = parts.config.steps // each
-    reader = parts.config.workers.build(_Again(parts.calls, last), start=0, stop=None)
-    read = lambda call: parts.place(reader(call))
+    step, state = compile_step(setup, setup.fresh)
+    each = setup.config.steps_per_call
+    last = setup.config.steps // each
+    reader = setup.config.workers.build(_Again(setup.calls, last), start=0, stop=None)
+    read = lambda call: setup.place(reader(call))
     feed = ReadAhead(read, start=0, stop=None, close=reader.close)
 
     def timed(calls: int) -> float:
@@ -62,7 +62,7 @@ def seconds_per_step(parts: TrainSetup) -> float:
 
 
 class _Again:
-    """The calls of a run, from the first again after the last; can be sent to another process."""
+    """Batches of a run, repeated from the first after the last; picklable."""
 
     def __init__(self, calls: StackedBatches, last: int):
         self._calls, self._last = calls, last
@@ -72,7 +72,7 @@ class _Again:
 
 
 def _agreed(seconds: float) -> float:
-    """What the first process measured."""
+    """Return what the first process measured."""
     if jax.process_count() == 1:
         return seconds
     return float(multihost_utils.broadcast_one_to_all(np.float32(seconds)))

@@ -1,4 +1,4 @@
-"""The steps of a run, compiled, fed and watched."""
+"""Steps of a run: compile the step, feed it, and call the hooks."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -24,41 +24,41 @@ from jtrain.train.setup import TrainSetup
 
 
 def run_steps(
-    parts: TrainSetup,
+    setup: TrainSetup,
     step: StepFn,
     state: TrainState,
-    watch: RunHooks,
+    run_hooks: RunHooks,
     signals: Signals,
     *,
     hooks: Sequence[Observer] = (),
     start: int | None = None,
-    news: Sequence[str] = (),
+    notices: Sequence[str] = (),
 ) -> LoopResult[TrainState]:
-    """Where training ended, from the state at `start` on, and why if before the last step.
+    """Train from the state at `start`; return the last state, and why it stopped early if it did.
 
     Args:
-        hooks: observers of the caller's, beside those of `watch`.
-        start: the step that it goes on from; None for a run that begins.
-        news: lines that are said beside the opening ones.
+        hooks: observers of the caller, beside those of `run_hooks`.
+        start: the step that the run resumes from; None for a new run.
+        notices: lines to log after the banner.
 
     Raises:
-        ConfigError: if one of `hooks` is no hook, or waits for what there is not.
+        ConfigError: if one of `hooks` is no hook, or waits for a set that does not exist.
     """
-    config = parts.config
-    with make_reader(parts, start or 0, watch.saw) as feed:
-        watch.waited = lambda: feed.waited
-        for line in [*opening(parts, start), *news]:
-            watch.lines.print(line)
-        observers = [signals, *watch.hooks(hooks, state)]
-        signals.fits, watch.reading = watch.grace.fits, signals.through
+    config = setup.config
+    with make_reader(setup, start or 0, run_hooks.saw) as feed:
+        run_hooks.waited = lambda: feed.waited
+        for line in [*opening(setup, start), *notices]:
+            run_hooks.lines.print(line)
+        observers = [signals, *run_hooks.hooks(hooks, state)]
+        signals.fits, run_hooks.reading = run_hooks.grace.fits, signals.through
         try:
-            watch.catch_up(start, state)
+            run_hooks.catch_up(start, state)
         except StoppedError as asked:
             return LoopResult(state, start or 0, asked.stop)
-        over = watch.over()
+        over = run_hooks.over()
         try:
             ended = train_loop(
-                watch.twice.wrap(step) if watch.twice else step,
+                run_hooks.twice.wrap(step) if run_hooks.twice else step,
                 state,
                 signals.through(feed),
                 start=start or 0,
@@ -67,76 +67,82 @@ def run_steps(
                 steps_per_call=config.steps_per_call,
             )
         except TypeError as error:
-            explained = explain_kept(error, parts.experiment.loss)
+            explained = explain_kept(error, setup.experiment.loss)
             if explained is None:
                 raise
             raise explained from error
-    watch.guarded.ended(ended.step)
+    run_hooks.guarded.ended(ended.step)
     stop = ended.stop or (over if start else None)
     if stop is not None and stop.kind == "failed":
-        bad, blame = watch.guarded.bad, _blame(parts, ended.step)
+        bad, blame = run_hooks.guarded.bad, _blame(setup, ended.step)
         if bad:  # in every process, each of which has read rows of its own
             first = next((each for each in all_gather(blame) if "every value" not in each), blame)
             late = f"The numbers of a step are read up to {IN_FLIGHT} calls late: it was found at "
             found = f"{late}step {ended.step}. " if ended.step > bad.step else ""
-            blame = f"{found}{first} {describe_bad_step(parts, ended.state, bad, ended.step)}"
+            blame = f"{found}{first} {describe_bad_step(setup, ended.state, bad, ended.step)}"
         why = f"{stop.why} {blame}"
         if bad:
-            watch.guarded.wrote(bad, "stopped", why=why)
+            run_hooks.guarded.record(bad, "stopped", why=why)
         stop = dataclasses.replace(stop, why=why)
     return dataclasses.replace(ended, stop=stop)
 
 
 def compile_step(
-    parts: TrainSetup, make: Callable[[], TrainState], start: int | None = None
+    setup: TrainSetup, make: Callable[[], TrainState], start: int | None = None
 ) -> tuple[StepFn, TrainState]:
-    """The compiled step, and the state that `make` gives beside its compilation.
+    """Return the compiled step, and the state that `make` makes during compilation.
 
     Args:
-        start: the step that the run goes on from, whose batch is looked at.
+        start: the step that the run resumes from, whose batch is checked.
 
     Raises:
         UserError: for what is wrong with the loss, or with the first batch that it gets.
     """
-    looked = look(parts, start or 0)  # traced here, where a caller's `with jax...` holds
+    looked = look(setup, start or 0)  # traced here, where a caller's `with jax...` holds
     with ThreadPoolExecutor(1) as beside:
-        state, checked = beside.submit(make), beside.submit(parts.check_evaluation)
-        others = beside.submit(_searched, parts, looked)
+        state, checked = beside.submit(make), beside.submit(setup.check_evaluation)
+        others = beside.submit(_searched, setup, looked)
         with HEARTBEAT.during("compile"):
-            step = parts.compile_step()
+            step = setup.compile_step()
         with HEARTBEAT.during("restore"):
             made = state.result()
         checked.result()
-        check(parts, others.result(), made)
+        check(setup, others.result(), made)
         return step, made
 
 
-def _searched(parts: TrainSetup, looked: Sequence[FirstBatch]) -> list[FirstBatch]:
+def _searched(setup: TrainSetup, looked: Sequence[FirstBatch]) -> list[FirstBatch]:
     """These and the first batches of the sets, each searched."""
-    found = [*looked, *look_at_sets(parts)]
+    found = [*looked, *look_at_sets(setup)]
     return [each for each in found if each.suspects is not None]
 
 
 def make_reader(
-    parts: TrainSetup, start: int, saw: Callable[[int, Batch], None] | None = None
+    setup: TrainSetup, start: int, saw: Callable[[int, Batch], None] | None = None
 ) -> ReadAhead:
-    """What each call of the step takes, from step `start` on; `saw` is shown it beforehand."""
-    each = parts.config.steps_per_call
-    start, stop = start // each, parts.config.steps // each
-    calls = parts.calls_from(start, stop)
+    """Return the reader of the batches of each call, from step `start` on.
+
+    Args:
+        saw: called with the number and the batch of each call when it is read.
+    """
+    each = setup.config.steps_per_call
+    start, stop = start // each, setup.config.steps // each
+    calls = setup.calls_from(start, stop)
 
     def read(call: int) -> Batch:
         batch = calls(call)
         if saw:
             saw(call, batch)
-        return parts.place(batch)
+        return setup.place(batch)
 
     return ReadAhead(read, start=start, stop=stop, close=calls.close)
 
 
-def _blame(parts: TrainSetup, last: int) -> str:
-    """What in the data may be why the loss is not finite any more."""
-    window = getattr(parts.config.guard, "window", 0)  # the steps that the verdict is about
-    seen = min(window, parts.config.steps) + 10 * parts.config.steps_per_call  # some were in flight
-    rows_of = lambda step: step_report(parts, step).get("rows", ())
-    return not_finite(parts.train, range(max(1, last - seen), last + 1), rows_of)
+def _blame(setup: TrainSetup, last: int) -> str:
+    """Describe values of the data that are not finite and may be why the loss is not."""
+    window = getattr(setup.config.guard, "window", 0)  # the steps that the verdict is about
+    recent = (
+        min(window, setup.config.steps) + 10 * setup.config.steps_per_call
+    )  # some were in flight
+    rows_of = lambda step: step_report(setup, step).get("rows", ())
+    return not_finite(setup.train, range(max(1, last - recent), last + 1), rows_of)

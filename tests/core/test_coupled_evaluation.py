@@ -66,7 +66,7 @@ def test_all_rows_meet_in_one_batch(how):
 def test_what_would_cut_them_is_refused_and_its_advice_works(size):
     with pytest.raises(LossError, match=rf"batches of {size} would cut the data into") as caught:
         jt.evaluate(towers, PARAMS, DATA, batch=size, couples="batch")
-    assert "(batch=64, or data in a batch of its own)" in str(caught.value)
+    assert "(batch=64, or data in a single batch)" in str(caught.value)
     apart = jt.evaluate(towers, PARAMS, DATA, batch=size, couples="slice")["loss"]
     parts = [{n: x[i : i + size] for n, x in DATA.items()} for i in range(0, ROWS, size)]
     alone = [jt.evaluate(towers, PARAMS, part, couples="batch")["loss"] for part in parts]

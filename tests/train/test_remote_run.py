@@ -50,7 +50,7 @@ def test_a_run_whose_directory_is_gone_comes_back_and_ends_as_it_would_have(
     setting = f"checkpoint.store={store}"
     stopped = trained(CONFIG, setting, hooks=[stop_at(7)])
     assert stopped.status == "stopped"
-    assert 7 <= (kept := stopped.kept or 0) < 12  # steps are dispatched ahead
+    assert 7 <= (kept := stopped.checkpoint or 0) < 12  # steps are dispatched ahead
     shutil.rmtree("runs/quick")
     done = trained(CONFIG, setting)
     assert done.status == "done"

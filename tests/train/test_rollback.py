@@ -68,7 +68,7 @@ def test_a_run_that_goes_back_ends_as_one_that_never_saw_those_batches():
         assert checkpoints.about(12)["without"] == [[5, 8]]
     log = Path("runs/went/log.txt").read_text()
     assert "Going back, and on without batches 5 to 7." in log
-    assert "goes on from step 4 of 12" in log
+    assert "resumes from step 4 of 12" in log
     assert events("never") == []
 
 
@@ -113,7 +113,7 @@ def test_a_run_that_stops_names_step_rows_and_leaf_and_what_to_type():
         "guard.without='[[6, 7]]'",
     ):
         assert part in outcome.why
-    assert (outcome.step, outcome.kept) == (8, 4)
+    assert (outcome.step, outcome.checkpoint) == (8, 4)
     (event,) = events("stops")
     assert (event["step"], event["done"], event["batch"]) == (7, "stopped", 6)
     assert ran(given, "stops").status == "failed"
