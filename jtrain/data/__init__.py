@@ -1,12 +1,10 @@
 """Data sets as rows by index, and batches as functions of the step; numpy only.
 
-Config dataclasses live in modules of their own, because they import pydantic:
+Configs import pydantic and are in modules of their own:
 
-- `jtrain.data.text`: `text.Text`, `shakespeare.Shakespeare`, `token_corpus.Tokens`,
-  `mixture.Mixture`, `line_corpus.TextLines`;
-- `jtrain.data.images`: `fashion_mnist.FashionMnist`, `digits.Digits`, `augment.Augment`,
-  `image_folder.ImageFolder`;
-- `jtrain.data.batches.workers.Workers`.
+- text: `Text`, `Shakespeare`, `TinyShakespeare`, `Tokens`, `Mixture`, `TextLines`;
+- images: `FashionMnist`, `Digits`, `IdxImages`, `ImageFolder`, `Augment`;
+- batches: `Workers`.
 """
 
 from jtrain.data.batches.by_step import InOrder, Shuffled

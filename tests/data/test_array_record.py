@@ -56,7 +56,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path):
         ArrayRecords(tmp_path / "a.png")
 
 
-def test_a_damaged_record_is_told_by_file_and_place(tmp_path: Path):
+def test_a_damaged_record_is_reported_by_file_and_place(tmp_path: Path):
     path = write_records(tmp_path / "a.arrayrecord", RECORDS)
     data = bytearray(path.read_bytes())
     place = data.index(RECORDS[5]) if RECORDS[5] in data else 300

@@ -1,4 +1,4 @@
-"""Flip, crop, mixup and cutmix: what is drawn, in what proportion, and what comes out."""
+"""Flip, crop, mixup and cutmix: the draws, their rates, and the resulting images."""
 
 import hashlib
 
@@ -18,7 +18,7 @@ CLASSES = 5
 ROWS = 40
 IMAGES = np.random.default_rng(0).integers(0, 256, (ROWS, 6, 5, 3), np.uint8)
 LABELS = (np.arange(ROWS) % CLASSES).astype(np.int32)
-# A picture of one value, which is its class: what is mixed can be read off.
+# Each image has a single value, its class, so a mixture can be read from the pixels.
 FLAT = np.broadcast_to(LABELS[:, None, None, None], (ROWS, 8, 8, 1)).astype(np.float32)
 MANY = np.arange(20_000)
 EVERY = {
@@ -43,7 +43,7 @@ def assert_same(got: dict, expected: dict) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_row_draws_the_same_however_the_batch_is_shared_out(name: str):
+def test_a_row_draws_the_same_however_the_batch_is_sharded(name: str):
     whole = batches(EVERY[name])
     for count in (2, 16):
         for step in (0, 7):
@@ -63,29 +63,29 @@ def test_a_step_is_the_same_bit_for_bit_whatever_was_read_before(name: str):
 
 
 @pytest.mark.parametrize("end", ["cross", "drop", "pad"])
-def test_rows_and_masks_stay_as_they_were(end: str):
+def test_rows_and_masks_are_unchanged(end: str):
     plain = batches(Augment(), end=end)
     changed = batches(EVERY["all"], end=end)
     for step in range(4):
         for name in ("row", "mask", "label"):
             np.testing.assert_array_equal(changed[step][name], plain[step][name], strict=True)
-    for known in ("size", "ragged", "rows", "end"):  # an epoch's length is asked of them
+    for known in ("size", "ragged", "rows", "end"):  # an epoch's length depends on them
         assert getattr(changed, known) == getattr(plain, known)
     assert [changed.epoch_of(step) for step in range(9)] == [plain.epoch_of(s) for s in range(9)]
 
 
-def test_nothing_is_wrapped_where_there_is_nothing_to_do():
+def test_batches_without_changes_are_not_wrapped():
     assert isinstance(batches(Augment()), Shuffled)
 
 
-def test_the_source_is_left_alone():
+def test_the_source_is_unchanged():
     kept = IMAGES.copy()
     for augment in EVERY.values():
         batches(augment)[0]["image"][:] = 0
     np.testing.assert_array_equal(IMAGES, kept)
 
 
-def test_images_are_flipped_as_often_as_was_asked():
+def test_images_are_flipped_at_the_configured_rate():
     plain, changed = batches(Augment(), size=40), batches(Augment(flip=0.3), size=40)
     flips = 0
     for step in range(50):
@@ -118,7 +118,7 @@ def test_every_crop_is_a_window_of_the_padded_image(image: np.ndarray):
     np.testing.assert_array_equal(centre, image)
 
 
-def test_every_crop_is_drawn_as_often():
+def test_every_crop_is_equally_likely():
     draws = whole(0, 5, MANY, 1, 9)
     counts = np.bincount(draws, minlength=9)
     assert len(counts) == 9
@@ -165,7 +165,7 @@ def test_shares_are_those_of_a_beta(alpha: float):
 
 
 def test_partners_are_drawn_from_the_whole_set():
-    """Every class is mixed into a batch that has only one."""
+    """Mix every class into a batch that has only one."""
     labels = np.repeat(np.arange(CLASSES), ROWS // CLASSES).astype(np.int32)
     image = np.broadcast_to(labels[:, None, None], (ROWS, 4, 4)).astype(np.float32)
     changed = Augment(mixup=1.0).build(
@@ -194,12 +194,14 @@ def test_the_loss_of_mixed_rows_is_the_mixture_of_their_losses():
     logits = np.random.default_rng(1).normal(size=(16, CLASSES)).astype(np.float32)
     given = jnp.asarray(logits), jnp.asarray(batch["chances"]), jnp.asarray(batch["mask"])
     loss = soft_cross_entropy(*given)[0].value()
-    by_class = np.log(np.exp(logits).sum(1, keepdims=True)) - logits  # that of each class alone
+    by_class = (
+        np.log(np.exp(logits).sum(1, keepdims=True)) - logits
+    )  # the loss of each single class
     assert (batch["chances"].max(1) < 0.99).any()
     assert abs(loss - (by_class * batch["chances"]).sum(1).mean()) < 1e-5
 
 
-def test_draws_are_pinned_and_lanes_have_nothing_to_do_with_one_another():
+def test_draws_are_pinned_and_lanes_are_independent():
     row = np.arange(1000)
     digest = hashlib.sha256(bits(7, 123, row, 5).astype("<u8").tobytes()).hexdigest()
     assert digest[:16] == PINNED, "runs that were measured stay comparable"
@@ -234,12 +236,12 @@ PINNED = "d8a305b1b705ad1a"
         ),
     ],
 )
-def test_what_cannot_be_changed_is_told_with_what_was_found(augment, arrays, says):
+def test_what_cannot_be_augmented_is_reported_with_what_was_found(augment, arrays, says):
     changed = augment.build(Shuffled(Arrays(**arrays), size=4), classes=CLASSES)
     with pytest.raises(DataError, match=says):
         changed[0]
 
 
-def test_the_crop_that_is_advised_works():
+def test_the_advised_crop_works():
     source = Arrays(image=np.zeros((9, 8, 4)))
     Augment(crop=1).build(Shuffled(source, size=4), classes=1)[0]

@@ -21,7 +21,7 @@ def test_numbers_are_places_in_the_order_of_the_characters():
     assert vocabulary == Vocabulary("egabc")
 
 
-def test_numbers_take_as_few_bytes_as_they_can():
+def test_numbers_take_the_fewest_bytes():
     many = Vocabulary("".join(map(chr, range(300))))
     assert Vocabulary("ab").encode("ab").dtype == np.uint8
     assert many.encode(chr(299)).dtype == np.uint16
@@ -42,7 +42,7 @@ def test_a_byte_order_mark_is_no_character(tmp_path: Path):
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25])
-def test_the_end_of_a_text_is_kept_to_judge_by(tmp_path: Path, share: float):
+def test_the_end_of_a_text_is_held_out_for_validation(tmp_path: Path, share: float):
     text = "".join(chr(97 + i % 26) for i in range(1000))
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     corpus = Text(path=str(tmp_path / "a.txt"), context=16, validation=share).build()

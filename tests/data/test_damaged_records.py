@@ -1,4 +1,4 @@
-"""A record that is not what was written is told by file and record, or left out."""
+"""Damaged records: reported by file and record, or skipped."""
 
 import logging
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_the_checksum_is_that_of_its_definition(count: int):
     assert crc32c(data) == bit_by_bit(data)
 
 
-def test_each_flipped_bit_of_a_record_is_told_by_file_and_record(tmp_path: Path):
+def test_each_flipped_bit_of_a_record_is_reported_by_file_and_record(tmp_path: Path):
     path = write_records(tmp_path / "a.tfrecord", RECORDS)
     whole, begin, record = path.read_bytes(), len(framed(RECORDS[0])), 1
     last = len(framed(RECORDS[record]))
@@ -59,7 +59,7 @@ def test_each_flipped_bit_of_a_record_is_told_by_file_and_record(tmp_path: Path)
     assert TFRecords(path)[record] == RECORDS[record]
 
 
-def test_damaged_records_are_left_out_where_that_is_asked(tmp_path: Path, caplog):
+def test_damaged_records_are_skipped_on_request(tmp_path: Path, caplog):
     path = write_records(tmp_path / "a.tfrecord", RECORDS)
     begins = np.cumsum([0, *(len(framed(record)) for record in RECORDS)])
     for damaged in (2, 4):
@@ -78,8 +78,8 @@ def test_damaged_records_are_left_out_where_that_is_asked(tmp_path: Path, caplog
         TFRecords(path, damaged="skip")[0]
 
 
-def test_flipped_bits_of_an_array_record_are_told_or_harmless(tmp_path: Path):
-    """Its own checksums find them; what they do not cover changes nothing that is read."""
+def test_flipped_bits_of_an_array_record_are_reported_or_harmless(tmp_path: Path):
+    """Flip bits: the format's checksums find them, or no record changes."""
     wrote = [np.random.default_rng(row).bytes(200) for row in range(12)]
     path = write_array_records(tmp_path / "a.arrayrecord", wrote)
     whole, told = path.read_bytes(), 0
@@ -94,14 +94,14 @@ def test_flipped_bits_of_an_array_record_are_told_or_harmless(tmp_path: Path):
 
 
 def outcome(path: Path, row: int) -> tuple[bytes, str]:
-    """The record, or what is said of it."""
+    """Return the record, or the error message."""
     try:
         return ArrayRecords(path)[row], ""
     except DataError as error:
         return b"", str(error)
 
 
-def test_a_damaged_array_record_is_left_out_where_that_is_asked(tmp_path: Path):
+def test_a_damaged_array_record_is_skipped_on_request(tmp_path: Path):
     wrote = [np.random.default_rng(row).bytes(5000) for row in range(4)]
     path = write_array_records(tmp_path / "a.arrayrecord", wrote)
     flipped(path, 8 * path.read_bytes().index(wrote[1][2000:2020]))

@@ -1,4 +1,4 @@
-"""A data set is known again, and another is told from it."""
+"""Fingerprints: equal for equal data, different for different data."""
 
 import itertools
 from collections.abc import Callable
@@ -103,14 +103,14 @@ SOURCES: dict[str, Build] = {
     "a part": lambda f, c: keep_back(rows(f, c), 0.3)[0],
     "shuffled": lambda f, c: Shuffled(rows(f, c), size=4, seed=1),
     "in order": lambda f, c: InOrder(rows(f, c), size=4),
-    "whole": lambda f, c: FullBatches(rows(f, c)),
-    "changed": lambda f, c: Augmented(Shuffled(rows(f, c), size=4), Augmentation(flip=0.5)),
+    "full": lambda f, c: FullBatches(rows(f, c)),
+    "augmented": lambda f, c: Augmented(Shuffled(rows(f, c), size=4), Augmentation(flip=0.5)),
     "mixed": lambda f, c: MixedBatches({"a": (rows(f, 0), 1), "b": (rows(f, c), 2)}, size=4),
 }
 
 
 @pytest.mark.parametrize("build", SOURCES.values(), ids=SOURCES)
-def test_it_is_the_same_wherever_the_data_lies_and_another_where_a_row_is(build: Build, tmp_path):
+def test_a_fingerprint_depends_on_the_rows_and_not_on_the_path(build: Build, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
@@ -123,14 +123,14 @@ def test_it_is_the_same_wherever_the_data_lies_and_another_where_a_row_is(build:
 
 
 @pytest.mark.parametrize("build", SOURCES.values(), ids=SOURCES)
-def test_each_process_has_that_of_the_whole(build: Build, tmp_path):
+def test_each_process_has_the_fingerprint_of_the_complete_data(build: Build, tmp_path):
     data = build(tmp_path, 0)
     if not hasattr(data, "shard"):
         data = Shuffled(data, size=4)
     assert {fingerprint(data.shard(i, 2)) for i in range(2)} == {fingerprint(data)}
 
 
-def test_rows_that_are_others_each_time_and_what_is_only_streamed_have_none():
+def test_random_rows_and_loaders_have_no_fingerprint():
     class Drawn:
         def __len__(self) -> int:
             return 100
@@ -139,14 +139,14 @@ def test_rows_that_are_others_each_time_and_what_is_only_streamed_have_none():
             return {"x": np.random.default_rng().random(len(indices))}
 
     assert fingerprint(Shuffled(Drawn(), size=4)) == ""
-    opened = lambda: iter([{"x": np.zeros(4)}])
-    assert fingerprint(LoaderBatches(opened, size=4)) == ""
+    open_loader = lambda: iter([{"x": np.zeros(4)}])
+    assert fingerprint(LoaderBatches(open_loader, size=4)) == ""
 
 
-def test_of_a_large_array_blocks_all_over_it_are_read(tmp_path: Path):
+def test_blocks_spread_over_a_large_array_are_read(tmp_path: Path):
     path, count = tmp_path / "large.bin", 1 << 32
     with path.open("wb") as file:
-        file.truncate(count)  # a hole: it takes no room on the disk
+        file.truncate(count)  # a sparse file: it takes no room on the disk
 
     def known(changed: int | None = None) -> str:
         array = np.memmap(path, np.uint8, "r+")
@@ -161,12 +161,12 @@ def test_of_a_large_array_blocks_all_over_it_are_read(tmp_path: Path):
     places = sorted(_places(count, 1 << 16, BLOCKS))
     for changed in (0, count - 1, places[7], places[100] + (1 << 16) - 1):
         assert known(changed) != first
-    assert known(places[7] - 1) == first, "one byte between the blocks is not seen"
-    for part in range(100):  # but any hundredth of the whole lies on some block
+    assert known(places[7] - 1) == first, "one byte between the blocks is not read"
+    for part in range(100):  # but every hundredth of the array has a block
         assert any(part * count // 100 <= p < (part + 1) * count // 100 for p in places)
 
 
-def test_places_are_the_first_the_last_and_evenly_between():
+def test_blocks_are_the_first_the_last_and_evenly_between():
     assert list(_places(10, 4, 5)) == [0, 4, 8]
     assert list(_places(0, 4, 5)) == []
     places = sorted(_places(1_000_000, 10, 100))

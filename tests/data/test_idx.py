@@ -1,4 +1,4 @@
-"""Arrays of idx files, against the format's description, and files that are not whole."""
+"""Arrays of idx files, against the format's description, and damaged files."""
 
 import gzip
 import tracemalloc
@@ -29,7 +29,7 @@ def test_a_plain_file_of_bytes_is_mapped_and_not_read(tmp_path: Path):
     assert not got.flags.writeable
 
 
-def test_what_is_packed_is_held_once(tmp_path: Path):
+def test_a_packed_file_is_held_in_memory_once(tmp_path: Path):
     path = write_idx(tmp_path / "images.gz", np.zeros((5000, 40, 40), np.uint8))
     tracemalloc.start()
     got = read_idx(path)
@@ -78,7 +78,7 @@ def test_every_flipped_bit_of_a_packed_file_is_noticed_or_harmless(tmp_path: Pat
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_file_that_goes_on_behind_its_end_is_refused(suffix: str, tmp_path: Path):
+def test_a_file_with_more_data_behind_its_end_is_refused(suffix: str, tmp_path: Path):
     data = idx_bytes(IMAGES) + b"\0"
     path = tmp_path / f"images{suffix}"
     path.write_bytes(gzip.compress(data) if suffix else data)
@@ -86,7 +86,7 @@ def test_a_file_that_goes_on_behind_its_end_is_refused(suffix: str, tmp_path: Pa
         read_idx(path)
 
 
-def test_sizes_that_cannot_be_are_refused_before_memory_is_asked_for(tmp_path: Path):
+def test_impossible_sizes_are_refused_before_memory_is_allocated(tmp_path: Path):
     path = tmp_path / "images.gz"
     path.write_bytes(gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12))
     with pytest.raises(DataError, match=r"at byte 4 .* 4294967295 x 4294967295 x 4294967295"):
@@ -101,7 +101,7 @@ def test_a_foreign_file_is_refused_with_what_it_begins_with(data: bytes, tmp_pat
         read_idx(path)
 
 
-def test_a_name_that_says_packed_of_a_plain_file_is_told(tmp_path: Path):
+def test_a_plain_file_named_gz_is_reported(tmp_path: Path):
     path = tmp_path / "images.gz"
     path.write_bytes(idx_bytes(IMAGES))
     with pytest.raises(DataError, match=r"take \.gz off its name"):

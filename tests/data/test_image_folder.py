@@ -1,4 +1,4 @@
-"""Images in folders by class: what Pillow reads, of one size; what cannot be read, in words."""
+"""Images in folders by class: decoding to one size, and errors."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ def saved(path: Path, image: Image.Image, **how) -> Path:
     return path
 
 
-def test_rows_are_the_images_and_the_places_of_their_classes(tmp_path: Path):
+def test_rows_are_the_images_and_the_indices_of_their_classes(tmp_path: Path):
     for number, name in enumerate(["ant", "bee", "cat"]):
         for row in range(4):
             image = Image.fromarray(pixels(seed=10 * number + row))
@@ -44,7 +44,7 @@ def test_rows_are_the_images_and_the_places_of_their_classes(tmp_path: Path):
     built = folder(tmp_path, validation=0.25).build()
     assert (built.image, built.classes) == ((8, 8, 3), 3)
     assert (len(built.train), len(built.validation), len(built.test)) == (9, 3, 3)
-    files = built.train.source  # of the rows that are not kept back
+    files = built.train.source  # the training rows
     assert len(files) == 12
     rows = files[np.array([11, 0, 5])]
     assert rows["label"].tolist() == [2, 0, 1]
@@ -52,7 +52,7 @@ def test_rows_are_the_images_and_the_places_of_their_classes(tmp_path: Path):
         np.testing.assert_array_equal(got, pixels(seed=seed))
 
 
-def test_folders_of_their_own_to_judge_by(tmp_path: Path):
+def test_separate_folders_are_validation_and_test(tmp_path: Path):
     write_image_folder(tmp_path / "train", classes=3, each=4)
     write_image_folder(tmp_path / "val", classes=2, each=2)
     built = folder(tmp_path).build()
@@ -63,7 +63,7 @@ def test_folders_of_their_own_to_judge_by(tmp_path: Path):
 
 @pytest.mark.parametrize("fit", ["crop", "pad", "squash"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_every_image_comes_to_one_size_as_pillow_does_it(tmp_path: Path, fit: str, channels: int):
+def test_every_image_is_resized_as_by_pillow(tmp_path: Path, fit: str, channels: int):
     image = Image.fromarray(pixels(30, 50))
     path = saved(tmp_path / "a.png", image)
     got = decode_image(path, ImageSize(height=12, width=8, channels=channels, fit=fit))
@@ -90,10 +90,10 @@ def test_a_palette_with_transparency_warns_of_nothing(tmp_path: Path):
     assert decode_image(path, SIZE).shape == (8, 8, 3)
 
 
-def test_a_photograph_stands_upright(tmp_path: Path):
+def test_a_photograph_is_turned_upright(tmp_path: Path):
     image = Image.fromarray(pixels(8, 8))
     exif = Image.Exif()
-    exif[0x0112] = 6  # lies on its side
+    exif[0x0112] = 6  # rotated by 90 degrees
     path = saved(tmp_path / "a.png", image, exif=exif)
     np.testing.assert_array_equal(decode_image(path, SIZE), np.rot90(np.asarray(image), -1))
 
@@ -106,7 +106,7 @@ def test_a_large_jpeg_is_decoded_smaller_and_looks_the_same(tmp_path: Path):
     assert np.abs(got - expected).max() <= 12, "a JPEG's own loss; another image differs by 255"
 
 
-# What cannot be read
+# Files that cannot be decoded
 
 
 def jpeg(path: Path) -> Path:
@@ -142,7 +142,7 @@ def sixteen_bits(path: Path) -> None:
 
 
 def bomb(path: Path, side: int = 60_000) -> None:
-    """A PNG of a few kB that says it is 3.6 billion pixels."""
+    """Write a PNG of a few kB that claims 3.6 billion pixels."""
     chunk = lambda kind, data: (
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
     )
@@ -155,7 +155,7 @@ def bomb(path: Path, side: int = 60_000) -> None:
 
 
 def large(path: Path) -> None:
-    bomb(path, 9_000)  # 81 million: Pillow itself says nothing
+    bomb(path, 9_000)  # 81 million: below Pillow's own warning
 
 
 BROKEN = {
@@ -165,13 +165,13 @@ BROKEN = {
     empty: r"is not: it is empty",
     gif: r"is not: it begins with b'GIF",
     sixteen_bits: r"at most 8 bits a channel and has Pillow's mode I;16",
-    bomb: r"at most 67,108,864 pixels and has more than 89,478,485 pixels; a small file can claim so many",
+    bomb: r"at most 67,108,864 pixels and has more than 89,478,485 pixels; a small file can claim",
     large: r"at most 67,108,864 pixels and has 9000 x 9000 = 81,000,000 pixels",
 }
 
 
 @pytest.mark.parametrize("make", BROKEN, ids=lambda make: make.__name__)
-def test_a_file_that_cannot_be_decoded_is_told_by_name(tmp_path: Path, make):
+def test_a_file_that_cannot_be_decoded_is_reported_by_name(tmp_path: Path, make):
     path = tmp_path / "a.jpg"
     make(path)
     with pytest.raises(DataError, match=BROKEN[make]) as caught:
@@ -180,14 +180,14 @@ def test_a_file_that_cannot_be_decoded_is_told_by_name(tmp_path: Path, make):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_told(tmp_path: Path):
+def test_an_unreadable_file_is_reported(tmp_path: Path):
     path = jpeg(tmp_path / "a" / "a.jpg")
     path.chmod(0)
     with pytest.raises(DataError, match=r"cannot be \(Permission denied\).*chmod u\+r"):
         decode_image(path, SIZE)
 
 
-def test_a_file_that_is_gone_or_no_file_is_told(tmp_path: Path):
+def test_a_missing_file_or_a_folder_is_reported(tmp_path: Path):
     (tmp_path / "folder.jpg").mkdir()
     for name, why in {"gone.jpg": "No such file", "folder.jpg": "Is a directory"}.items():
         with pytest.raises(DataError, match=rf"cannot be read \({why}"):
@@ -201,7 +201,7 @@ def test_the_advice_about_a_large_image_works(tmp_path: Path):
     assert decode_image(path, ImageSize(height=8, width=8, pixels=89_478_485)).shape == (8, 8, 3)
 
 
-def test_damaged_files_can_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_damaged_files_can_be_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     write_image_folder(tmp_path, classes=2, each=3)
     broken = sorted((tmp_path / "class0").iterdir())
     for path in broken[1:]:
@@ -221,42 +221,42 @@ def test_damaged_files_can_be_left_out(tmp_path: Path, caplog: pytest.LogCapture
         files[np.arange(2)]
 
 
-# What a folder lacks
+# Incomplete folders
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path):
+def test_a_missing_folder_is_reported(tmp_path: Path):
     with pytest.raises(DataError, match=r"no folder .*gone.* Set data.folder="):
         folder(tmp_path / "gone").build()
 
 
-def test_a_folder_without_classes_is_told(tmp_path: Path):
+def test_a_folder_without_classes_is_reported(tmp_path: Path):
     jpeg(tmp_path / "a.jpg")
     with pytest.raises(DataError, match=r"a folder for each class and has none; it holds a\.jpg"):
         folder(tmp_path).build()
 
 
-def test_a_class_without_images_is_told(tmp_path: Path):
+def test_a_class_without_images_is_reported(tmp_path: Path):
     jpeg(tmp_path / "ant" / "a.jpg")
     (tmp_path / "bee").mkdir()
     with pytest.raises(DataError, match=r"hold images of the class bee and holds none .*\.jpeg"):
         folder(tmp_path).build()
 
 
-def test_nothing_to_judge_by_is_told_with_advice_that_works(tmp_path: Path):
+def test_no_validation_images_are_reported_with_working_advice(tmp_path: Path):
     write_image_folder(tmp_path / "train", classes=2, each=4)
     with pytest.raises(DataError, match=r"none to validate on.*data.folder=.*train"):
         folder(tmp_path).build()
     assert len(folder(tmp_path / "train", validation=0.25).build().validation) == 2
 
 
-def test_another_class_to_judge_by_is_told(tmp_path: Path):
+def test_an_unknown_class_in_the_validation_images_is_reported(tmp_path: Path):
     write_image_folder(tmp_path / "train", classes=2, each=2)
     write_image_folder(tmp_path / "val", classes=3, each=2)
     with pytest.raises(DataError, match=r"training classes \(class0, class1\).* class2"):
         folder(tmp_path).build()
 
 
-def test_a_link_that_leads_outside_is_told(tmp_path: Path):
+def test_a_link_out_of_the_folder_is_reported(tmp_path: Path):
     write_image_folder(tmp_path / "set", classes=2, each=2)
     outside = jpeg(tmp_path / "secret.jpg")
     link = tmp_path / "set" / "class0" / "x.jpg"
@@ -272,23 +272,23 @@ def test_a_link_that_leads_outside_is_told(tmp_path: Path):
     with pytest.raises(DataError, match=r"is a link to"):
         folder(tmp_path / "set").build()
     link.unlink()
-    link.symlink_to("../class1/0.png")  # within
+    link.symlink_to("../class1/0.png")  # within the folder
     assert len(folder(tmp_path / "set", validation=0.2).build().train.source) == 5
     whole = tmp_path / "whole"
-    whole.symlink_to(tmp_path / "set")  # the folder itself may be one
+    whole.symlink_to(tmp_path / "set")  # the folder itself may be a link
     assert len(folder(whole, validation=0.2).build().train.source) == 5
     (tmp_path / "set" / "class2").symlink_to(tmp_path)
     with pytest.raises(DataError, match=r"class2 should stay within"):
         folder(tmp_path / "set").build()
 
 
-def test_no_pillow_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_missing_pillow_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
     with pytest.raises(DataError, match=r"needs PIL.*pip install 'jtrain\[images\]'"):
         decode_image(tmp_path / "a.jpg", SIZE)
 
 
-def test_the_fingerprint_knows_other_images_sizes_and_classes(tmp_path: Path):
+def test_the_fingerprint_depends_on_images_sizes_and_classes(tmp_path: Path):
     write_image_folder(tmp_path / "a", classes=2, each=4)
     write_image_folder(tmp_path / "b", classes=2, each=4)
     print_ = lambda path, **values: fingerprint(

@@ -1,4 +1,4 @@
-"""Files read in turn: every row once, in the order that taking turns gives."""
+"""Interleaving: every row once, in the order of the turns."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from jtrain.errors import DataError
 
 
 class Numbered:
-    """Rows that follow from their index; perhaps none."""
+    """Rows that depend on their index; possibly none."""
 
     def __init__(self, first: int, rows: int):
         self.first, self.rows = first, rows
@@ -32,7 +32,7 @@ def numbered(*lengths: int) -> list[Numbered]:
 
 
 def by_hand(*lengths: int) -> list[int]:
-    """The rows in turn, taken one by one."""
+    """Return the rows in turn, one by one."""
     left, out = [list(100 * i + np.arange(n)) for i, n in enumerate(lengths)], []
     while any(left):
         out += [rows.pop(0) for rows in left if rows]
@@ -49,7 +49,7 @@ def test_rows_come_in_turn(lengths: tuple[int, ...]):
     assert [int(batch["x"][0]) for batch in map(InOrder(source, size=1).__getitem__, [0])] == [0]
 
 
-def test_sources_without_a_row_or_of_two_shapes_are_told():
+def test_sources_without_a_row_or_of_two_shapes_are_reported():
     empty = Numbered(0, 0)
     with pytest.raises(DataError, match="2 sources should be read in turn, and none has a row"):
         Interleaved([empty, empty])
@@ -58,7 +58,7 @@ def test_sources_without_a_row_or_of_two_shapes_are_told():
         odd[np.arange(2)]
 
 
-def test_its_fingerprint_knows_each_source():
+def test_the_fingerprint_depends_on_each_source():
     assert fingerprint(Interleaved(numbered(3, 2))) == fingerprint(Interleaved(numbered(3, 2)))
     assert fingerprint(Interleaved(numbered(3, 2))) != fingerprint(Interleaved(numbered(2, 3)))
 
@@ -71,14 +71,14 @@ def files(tmp_path: Path) -> list[Path]:
     return sorted(tmp_path.glob("*.txt"))
 
 
-def test_streams_take_turns_and_go_on_from_a_kept_place(files: list[Path]):
-    opened = lambda: InterleavedStream([Lines(path, buffer=1) for path in files[:3]])
-    stream = opened()
+def test_streams_take_turns_and_resume_from_a_saved_state(files: list[Path]):
+    open_stream = lambda: InterleavedStream([Lines(path, buffer=1) for path in files[:3]])
+    stream = open_stream()
     began = [stream.next() for _ in range(7)]
     assert began == ["0 0", "1 0", "2 0", "0 1", "1 1", "2 1", "0 2"]
     state = json.loads(json.dumps(stream.state()))
     after = [stream.next() for _ in range(20)]
-    again = opened()
+    again = open_stream()
     again.restore(state)
     assert [again.next() for _ in range(20)] == after
     with pytest.raises(DataError, match=r"2 streams are read in turn .* data\.interleave=3"):
@@ -87,7 +87,7 @@ def test_streams_take_turns_and_go_on_from_a_kept_place(files: list[Path]):
 
 @pytest.mark.parametrize("buffer", [1, 6])
 def test_a_corpus_reads_files_in_turn_and_every_line_of_an_epoch(files: list[Path], buffer: int):
-    """Files of one length, that an epoch of each ends with that of all."""
+    """Read files of one length, so that all epochs end together."""
     for path in files:
         path.write_text("".join(f"{path.stem} {line}\n" for line in range(4)))
     pattern = str(files[0].parent / "*.txt")

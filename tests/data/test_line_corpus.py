@@ -1,4 +1,4 @@
-"""Lines from a config: rows of tokens to train on, every line once to judge by."""
+"""Lines from a config: rows of tokens for training, every line once for validation."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_lines_are_rows_of_tokens(tmp_path: Path):
     assert rows[0]["tokens"][1].tolist() == list(b"longe")
 
 
-def test_says_what_cannot_be_judged_by_and_what_sharing_there_is(tmp_path: Path):
+def test_reports_an_empty_validation_file_and_the_sharding_of_files(tmp_path: Path):
     (tmp_path / "empty.txt").write_text("\n")
     asked = TextLines(path=f"{tmp_path}/empty.txt", validation=f"{tmp_path}/empty.txt")
     with pytest.raises(DataError, match=r"has no line with text in it\. Name a file"):

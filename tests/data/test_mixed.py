@@ -26,7 +26,7 @@ def test_after_every_row_each_source_has_its_share_to_one_row(weights: list[floa
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_any_weights_are_kept_to_one_row(seed: int):
+def test_any_weights_are_exact_to_one_row(seed: int):
     rng = np.random.default_rng(seed)
     weights = rng.integers(1, 60, int(rng.integers(2, 9))) ** int(rng.integers(1, 3))
     assert_shares(weights.tolist())
@@ -40,13 +40,13 @@ def assert_shares(weights: list[float]) -> None:
     for number, weight in enumerate(weights):
         share = Fraction(repr(float(weight))) / total
         counts = np.cumsum(source == number)
-        # In whole numbers: |count - share x rows| < 1.
+        # In integers: |count - share x rows| < 1.
         off = np.abs(counts * share.denominator - share.numerator * (places + 1))
         assert off.max() < share.denominator
         assert before[source == number].tolist() == list(range(counts[-1]))
 
 
-def test_a_place_is_known_without_those_before_it():
+def test_a_place_is_computed_without_earlier_places():
     found, places = Proportions([5, 3, 1]), np.arange(1000)
     source, before = found.at(places)
     some = np.random.default_rng(0).permutation(1000)[:50]
@@ -80,7 +80,7 @@ def test_each_source_goes_through_its_own_epochs():
         epochs = [mine[i : i + length] for i in range(0, len(mine) - length, length)]
         assert len(epochs) > 10
         assert all(sorted(epoch) == list(range(length)) for epoch in epochs)
-        assert len({tuple(epoch) for epoch in epochs}) > 1, "each in another order"
+        assert len({tuple(epoch) for epoch in epochs}) > 1, "each epoch in another order"
 
 
 def test_a_batch_is_a_function_of_the_seed_and_the_step():
@@ -90,7 +90,7 @@ def test_a_batch_is_a_function_of_the_seed_and_the_step():
         assert jumping[step]["x"].tolist() == expected[step]
     assert mixed(seed=1)[0]["x"].tolist() != expected[0]
     whole = np.concatenate([mixed(size=4)[step]["x"] for step in range(60)])
-    assert whole.tolist() == np.concatenate(expected).tolist(), "and not of the size of a batch"
+    assert whole.tolist() == np.concatenate(expected).tolist(), "independent of the batch size"
 
 
 def test_the_order_of_a_mixture_is_pinned():
@@ -101,7 +101,7 @@ def test_the_order_of_a_mixture_is_pinned():
     assert found == 0x7B2BDAF2
 
 
-def test_processes_share_a_batch_out():
+def test_processes_shard_a_batch():
     whole, parts = mixed(), [mixed().shard(index, 4) for index in range(4)]
     for step in (0, 11):
         for name in ("of", "x", "row", "mask"):
@@ -115,7 +115,7 @@ def test_a_source_that_comes_once_in_many_batches_is_in_its_place():
     assert sum(batches[step]["x"].sum() for step in range(100)) == 2
 
 
-def test_one_source_alone_is_gone_through_as_by_itself():
+def test_a_single_source_is_read_as_without_a_mixture():
     source = Arrays(x=np.arange(11))
     mine, alone = MixedBatches({"x": (source, 2.0)}, size=4), Shuffled(source, size=4)
     rows = lambda batches: [x for step in range(11) for x in batches[step]["x"].tolist()]
@@ -153,7 +153,7 @@ TOKENS = np.arange(50)
         ),
     ],
 )
-def test_weights_that_are_none_are_refused_and_the_advice_works(parts, says, right):
+def test_invalid_weights_are_refused_and_the_advice_works(parts, says, right):
     build = lambda parts: MixedBatches(
         {name: (Windows(TOKENS, context=4), weight) for name, weight in parts.items()}, size=4
     )
@@ -163,7 +163,7 @@ def test_weights_that_are_none_are_refused_and_the_advice_works(parts, says, rig
     build(right)[0]
 
 
-def test_rows_that_do_not_go_together_are_refused():
+def test_rows_with_different_arrays_are_refused():
     unlike = {"a": (Windows(TOKENS, context=4), 1.0), "b": (Windows(TOKENS, context=5), 1.0)}
     with pytest.raises(DataError, match=r"tokens int32\[5\].*tokens int32\[6\].*one context"):
         MixedBatches(unlike, size=4)

@@ -20,7 +20,7 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mixture(**changed: object) -> Mixture:
-    """As a config says it."""
+    """Build a mixture from a config."""
     parts = {"verse": {"path": "verse", "weight": 0.7}, "prose": {"path": "prose", "weight": 0.3}}
     asked = {"kind": "mixture", "parts": parts, "context": 4, **changed}
     return TypeAdapter(Mixture).validate_python(asked)
@@ -36,7 +36,7 @@ def of_verse(corpus: MixedCorpus, tokens: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("step", [0, 3, 10**6])
-def test_each_batch_has_the_shares_that_the_config_says(step: int):
+def test_each_batch_has_the_configured_shares(step: int):
     corpus = mixture().build()
     batches = corpus.shuffled(size=10, seed=0)
     verse = [of_verse(corpus, row) for row in batches[step]["tokens"]]
@@ -45,7 +45,7 @@ def test_each_batch_has_the_shares_that_the_config_says(step: int):
     np.testing.assert_array_equal(np.concatenate(halves), batches[step]["tokens"])
 
 
-def test_each_text_is_judged_by_itself():
+def test_each_text_has_its_own_evaluation():
     corpus = mixture().build()
     sets = corpus.in_order(size=4)
     assert list(sets) == ["verse", "prose"]
@@ -71,7 +71,7 @@ def test_documents_can_be_packed():
         ({"parts": {"all": {"kind": "mixture", "parts": {"verse": part("verse")}}}}, "all.kind"),
     ],
 )
-def test_what_is_no_mixture_is_refused_where_it_is_written(changed: dict, says: str):
+def test_an_invalid_mixture_is_refused_in_the_config(changed: dict, says: str):
     with pytest.raises(ValidationError, match=says):
         mixture(**changed)
 

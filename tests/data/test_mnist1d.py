@@ -1,4 +1,4 @@
-"""MNIST-1D: the numbers that its package makes."""
+"""MNIST-1D: the numbers of its package."""
 
 import sys
 import types
@@ -10,13 +10,13 @@ from comparison import assert_close
 from jtrain.data.images.mnist1d import MNIST1D
 
 
-def test_the_curves_are_those_of_the_package():
+def test_the_curves_equal_those_of_the_package():
     train, test = MNIST1D().build()
     curves, labels = train.arrays["curve"], train.arrays["label"]
     assert curves.shape == (4000, 40)
     assert curves.dtype == np.float32
     assert len(test) == 1000
-    # What mnist1d 0.0.2.post1 makes by make_dataset(get_dataset_args()).
+    # From mnist1d 0.0.2.post1: make_dataset(get_dataset_args()).
     first = [
         [-0.33200567, -0.47191037, -0.77869708, -1.00974083],
         [1.96548088, 2.30021254, 2.21339278, 1.98917376],
@@ -39,7 +39,11 @@ def test_fewer_rows_have_as_many_of_each_digit():
 
 @pytest.mark.slow
 def test_every_number_is_the_packages(monkeypatch: pytest.MonkeyPatch):
-    for name in ("requests", "matplotlib", "matplotlib.pyplot"):  # for what is not asked of it
+    for name in (
+        "requests",
+        "matplotlib",
+        "matplotlib.pyplot",
+    ):  # imported by the package, and not used here
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     published = pytest.importorskip("mnist1d.data")
     wanted = published.make_dataset(published.get_dataset_args())

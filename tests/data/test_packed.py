@@ -12,8 +12,8 @@ from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import DataError
 
 
-def one_after_another(lengths: list[int], capacity: int) -> list[list[int]]:
-    """Best fit decreasing as it is told: each length into the fullest row that has room."""
+def pack_sequentially(lengths: list[int], capacity: int) -> list[list[int]]:
+    """Pack by best fit decreasing, one length at a time, into the fullest row with room."""
     rows: list[list[int]] = []
     for length in sorted(lengths, reverse=True):
         fits = [row for row in rows if sum(row) + length <= capacity]
@@ -25,19 +25,21 @@ def one_after_another(lengths: list[int], capacity: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_are_as_full_as_one_after_another_makes_them(seed: int):
+def test_rows_are_as_full_as_by_sequential_best_fit(seed: int):
     rng = np.random.default_rng(seed)
     capacity = int(rng.integers(1, 40))
     lengths = rng.integers(1, capacity + 1, int(rng.integers(1, 300)))
     rows = best_fit(lengths, capacity)
     parts = np.split(rows.pieces, rows.begins[1:-1])
     assert sorted(rows.pieces.tolist()) == list(range(len(lengths)))
-    found = [int(lengths[part].sum()) for part in parts]  # rows as full may have changed places
-    assert sorted(found) == sorted(map(sum, one_after_another(lengths.tolist(), capacity)))
+    found = [
+        int(lengths[part].sum()) for part in parts
+    ]  # equally full rows may be in another order
+    assert sorted(found) == sorted(map(sum, pack_sequentially(lengths.tolist(), capacity)))
 
 
 def ragged(context: int, documents: int = 90) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens that are all different, in documents of every length that could go wrong."""
+    """Return distinct tokens, in documents of every critical length."""
     odd = [1, 2, context, context + 1, context + 2, 2 * context, 2 * context + 1, 2 * context + 2]
     drawn = np.random.default_rng(context).integers(1, 4 * context, documents)
     edges = np.cumsum([0, *odd, *drawn.tolist()])
@@ -46,7 +48,7 @@ def ragged(context: int, documents: int = 90) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("context", [1, 2, 7, 16])
 @pytest.mark.parametrize("epoch", [0, 3])
-def test_in_an_epoch_no_token_is_lost_or_doubled(context: int, epoch: int):
+def test_no_token_is_lost_or_repeated_in_an_epoch(context: int, epoch: int):
     tokens, edges = ragged(context)
     source = Packed(tokens, context=context, documents=edges)
     batches = Shuffled(source, size=4, seed=epoch, end="pad")
@@ -64,12 +66,14 @@ def test_in_an_epoch_no_token_is_lost_or_doubled(context: int, epoch: int):
         assert (document[rows[:, 1:][real]] == document[rows[:, :-1][real]]).all()
     first = np.isin(tokens, edges[:-1])
     assert (targets == ~first).all(), "every token but the first of a document, exactly once"
-    cuts = np.maximum(-(-(np.diff(edges) - 1) // context), 1) - 1  # a cut's token is in two rows
+    cuts = (
+        np.maximum(-(-(np.diff(edges) - 1) // context), 1) - 1
+    )  # the token at a cut is in two rows
     assert (seen >= 1).all()
     assert seen.sum() == len(tokens) + cuts.sum()
 
 
-def test_what_fits_lies_in_a_row_whole():
+def test_a_document_that_fits_is_complete_in_one_row():
     tokens, edges = ragged(16)
     rows = Packed(tokens, context=16, documents=edges)
     got = rows[np.arange(len(rows))]
@@ -84,7 +88,7 @@ def test_what_fits_lies_in_a_row_whole():
     assert rows.filled == used.sum() / got["tokens"].size > 0.97
 
 
-def test_short_documents_leave_little_room():
+def test_short_documents_leave_little_padding():
     lengths = np.random.default_rng(0).integers(2, 60, 20_000)
     packed = Packed(
         np.zeros(lengths.sum(), int), context=256, documents=np.cumsum([0, *lengths.tolist()])
@@ -92,7 +96,7 @@ def test_short_documents_leave_little_room():
     assert packed.filled > 0.999
 
 
-def test_the_order_is_by_seed_and_epoch_and_any_processes_share_it():
+def test_the_order_depends_on_seed_and_epoch_and_shards_over_processes():
     tokens, edges = ragged(7)
     build = lambda: Packed(tokens, context=7, documents=edges)
     whole = Shuffled(build(), size=8, seed=3)

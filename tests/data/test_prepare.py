@@ -1,4 +1,4 @@
-"""Text becomes token files that are the same whatever happened on the way."""
+"""Text to token files: the same bytes after any interruption."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def written(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """A long file, a short one, one without text, and JSON lines."""
+    """Write a long file, a short one, one without text, and JSON lines."""
     found = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt", "d.jsonl")]
     found[0].write_text(text(60_000), encoding="utf-8", newline="")
     found[1].write_text("Exeunt.", encoding="utf-8")
@@ -64,13 +64,13 @@ def test_what_is_written_is_the_text(files: list[Path], tmp_path: Path, tokenizi
     for i, document in enumerate(expected):
         numbers = read[begins[i] : begins[i + 1]]
         end = [] if read.tokenizer.end is None else [read.tokenizer.end]
-        # A file that was read in pieces has the tokens of the whole.
+        # A file that is read in pieces has the same tokens as the complete text.
         assert numbers.tolist() == [*read.tokenizer.encode(document).tolist(), *end]
         assert read.tokenizer.decode(numbers) == document
     assert begins[-1] == len(read)
 
 
-def test_pieces_are_short_and_follow_from_where_they_begin(files: list[Path]):
+def test_pieces_are_short_and_depend_on_their_start_only(files: list[Path]):
     found = list(pieces(files))
     assert "".join(piece.text for piece in found) == "".join(documents(files))
     assert max(len(piece.text.encode()) for piece in found) <= PIECE
@@ -79,7 +79,7 @@ def test_pieces_are_short_and_follow_from_where_they_begin(files: list[Path]):
         assert rest == found[number + 1 :]
 
 
-def test_a_text_without_a_space_is_parted_between_characters(tmp_path: Path):
+def test_a_text_without_a_space_is_split_between_characters(tmp_path: Path):
     path = tmp_path / "a.txt"
     path.write_text("é" * PIECE, encoding="utf-8")  # two bytes each
     found = list(pieces([path]))
@@ -87,7 +87,7 @@ def test_a_text_without_a_space_is_parted_between_characters(tmp_path: Path):
     assert [piece.ends for piece in found] == [False, False, True]
 
 
-def test_a_line_is_a_document_where_that_is_asked(tmp_path: Path):
+def test_a_line_is_a_document_on_request(tmp_path: Path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\n\n  \nthree")
     found = list(pieces([tmp_path / "a.txt"], by="line"))
     assert [piece.text for piece in found] == ["one", "two", "three"]
@@ -109,7 +109,7 @@ prepare(sys.argv[3:], sys.argv[2], **asked, every=0.0, report=tell)
 """
 
 
-def test_killed_and_called_again_it_writes_the_same_bytes(
+def test_a_killed_call_resumes_and_writes_the_same_bytes(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("jtrain.data.text.documents.PIECE", 8192)
@@ -117,22 +117,22 @@ def test_killed_and_called_again_it_writes_the_same_bytes(
     learning = len(list(pieces(files)))  # calls
     prepare(files, tmp_path / "whole", **asked)
     again, names, left = tmp_path / "again", [str(path) for path in files], []
-    for calls in (3, learning + 2, 5, 1):  # while it learns, and some steps after that
+    for calls in (3, learning + 2, 5, 1):  # during training of the tokenizer, and afterwards
         process = subprocess.run([sys.executable, "-c", KILLED, str(calls), str(again), *names])
         assert process.returncode == -signal.SIGKILL
         left.append(json.loads((again / "progress.json").read_bytes()).get("place"))
         assert not (again / "header.json").exists()
-    assert left[0] is None, "the first died while the tokenizer was learned"
+    assert left[0] is None, "the first call died while training the tokenizer"
     places = [DocumentCursor(*place) for place in left[1:]]
-    assert places == sorted(set(places)), "each went on from where the one before was"
+    assert places == sorted(set(places)), "each call resumed where the previous one died"
     seen: list[PrepareProgress] = []
     prepare(files, again, **asked, report=seen.append)
     assert seen[0].phase == "tokenizing"
-    assert seen[0].tokens > 30_000, "the last one began where the others had come to"
+    assert seen[0].tokens > 30_000, "the last call resumed where the others died"
     assert written(again) == written(tmp_path / "whole")
 
 
-def test_what_was_written_after_the_last_note_is_written_again(files: list[Path], tmp_path: Path):
+def test_data_after_the_last_progress_note_is_written_again(files: list[Path], tmp_path: Path):
     asked = {"tokenizing": ByteTokens(), "shard": 50_000}
     prepare(files, tmp_path / "whole", **asked)
     out = tmp_path / "again"
@@ -150,7 +150,7 @@ def test_what_was_written_after_the_last_note_is_written_again(files: list[Path]
     assert written(out) == written(tmp_path / "whole")
 
 
-def test_called_again_when_done_it_reads_nothing(files: list[Path], tmp_path: Path):
+def test_a_repeated_call_reads_nothing(files: list[Path], tmp_path: Path):
     first = prepare(files, tmp_path / "out", tokenizing=ByteTokens())
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     seen: list[PrepareProgress] = []
@@ -167,7 +167,7 @@ def test_progress_goes_up_to_all_of_the_text(files: list[Path], tmp_path: Path):
     assert seen[-1].tokens == header["tokens"]
 
 
-def test_a_tokenizer_that_is_there_is_taken(files: list[Path], tmp_path: Path):
+def test_an_existing_tokenizer_is_used(files: list[Path], tmp_path: Path):
     prepare(files[3:], tmp_path / "one", tokenizing=BytePairTokens(vocab=300))
     known = PretrainedTokenizer(path=str(tmp_path / "one" / "tokenizer.json"))
     prepare(files[1:2], tmp_path / "two", tokenizing=known)
@@ -191,7 +191,7 @@ def test_tokens_are_read_from_any_place_over_any_files(files: list[Path], tmp_pa
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.9])
-def test_a_split_has_every_token_once_and_parts_documents_where_it_can(
+def test_a_split_has_every_token_once_and_falls_between_documents(
     files: list[Path], tmp_path: Path, share: float
 ):
     prepare(files[3:], tmp_path / "out", tokenizing=ByteTokens())
@@ -208,7 +208,7 @@ def test_a_split_has_every_token_once_and_parts_documents_where_it_can(
     assert len(train.documents()) + len(valid.documents()) == len(read.ends) + 2
 
 
-def test_one_document_is_split_within(tmp_path: Path):
+def test_a_single_document_is_split(tmp_path: Path):
     (tmp_path / "a.txt").write_text("x" * 999, encoding="utf-8")
     prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByteTokens())
     train, valid = TokenFiles(tmp_path / "out").split(0.25)

@@ -1,4 +1,4 @@
-"""Tokens that mean nothing: each used, and a vocabulary of numbers."""
+"""Random tokens: uniform, with a vocabulary of numbers."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from jtrain.data.text.tokenizer import Tokenizer
 from jtrain.errors import DataError
 
 
-def test_every_token_comes_about_as_often():
+def test_every_token_is_about_equally_frequent():
     rows = UniformTokens(vocab=16, context=63, rows=512).build().train
     tokens = rows[np.arange(512)]["tokens"]
     assert tokens.shape == (512, 64)

@@ -43,11 +43,11 @@ def test_has_no_headings_directions_or_licences():
 
 def test_has_the_words_everybody_knows():
     assert "HAMLET:\nTo be, or not to be: that is the question:\n" in plays()["hamlet"]
-    assert "Tomorrow" not in plays()["macbeth"]  # the spelling is that of the edition
+    assert "Tomorrow" not in plays()["macbeth"]  # the spelling of the edition
     assert "To-morrow, and to-morrow, and to-morrow,\n" in plays()["macbeth"]
 
 
-def test_nothing_is_lost_or_shared_between_the_two_parts():
+def test_the_two_parts_are_disjoint_and_complete():
     for play in plays().values():
         train, validation = split(play)
         assert train + validation == play
@@ -60,7 +60,7 @@ def test_both_parts_are_alike():
     assert corpus.vocabulary.decode(corpus.train.tokens[:9]) == "THESEUS:\n"
     share = len(corpus.validation.tokens) / len(corpus.train.tokens)
     assert 0.1 < share < 0.12
-    # Nats a character of single characters, by the training part's counts: as on the training part.
+    # Unigram nats a character by the training part's counts: equal on both parts.
     nats = [nats_a_character(corpus.train.tokens, part.tokens) for part in corpus[:2]]
     assert abs(nats[0] - nats[1]) < 0.03
 
@@ -70,7 +70,7 @@ def nats_a_character(counted, judged) -> float:
     return float(-np.log(shares[judged]).mean())
 
 
-def test_every_character_that_is_judged_is_a_target_once():
+def test_every_validation_character_is_a_target_once():
     corpus = Shakespeare(context=64).build()
     batches = InOrder(corpus.validation, size=64)
     targets = sum(int(batch["length"][batch["mask"]].sum()) for batch in batches)

@@ -14,7 +14,7 @@ def order(rows: int, *, seed: int = 0, epoch: int = 0) -> np.ndarray:
 
 
 def sigmas(counts: np.ndarray, freedom: int) -> float:
-    """How many standard deviations a chi-square of equal expectations lies above its mean."""
+    """Return the standard deviations of a chi-square of equal expectations above its mean."""
     expected = counts.mean()
     return (((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
 
@@ -31,13 +31,13 @@ def test_stays_the_same_on_any_machine_and_with_any_numpy():
     assert shuffled(places, 10**12, seed=42, epoch=7).tolist() == GOLDEN_LARGE
 
 
-def test_one_place_alone_has_the_row_it_has_among_all():
+def test_a_single_place_has_the_same_row_as_among_all():
     whole = order(1000, seed=5, epoch=3)
     alone = [int(shuffled(np.array([i]), 1000, seed=5, epoch=3)[0]) for i in range(0, 1000, 37)]
     assert alone == whole[::37].tolist()
 
 
-def test_places_of_many_epochs_have_the_rows_that_each_epoch_gives_them():
+def test_places_of_many_epochs_have_the_rows_of_each_epoch():
     rng = np.random.default_rng(0)
     for rows in (1, 6, 97, 1438):
         places, epochs = rng.integers(0, rows, (2, 40)), rng.integers(0, 10**9, (2, 40))
@@ -53,7 +53,7 @@ def test_seeds_and_epochs_give_other_orders():
     assert len(orders) == 400
 
 
-def test_every_order_of_four_rows_is_as_likely():
+def test_every_order_of_four_rows_is_equally_likely():
     orders = {p: 0 for p in itertools.permutations(range(4))}
     for epoch in range(2400):
         orders[tuple(order(4, epoch=epoch).tolist())] += 1
@@ -61,7 +61,7 @@ def test_every_order_of_four_rows_is_as_likely():
 
 
 @pytest.mark.parametrize("rows", [10, 100])
-def test_every_row_is_as_likely_at_every_place(rows: int):
+def test_every_row_is_equally_likely_at_every_place(rows: int):
     counts = np.zeros((rows, rows))
     for epoch in range(2000):
         counts[np.arange(rows), order(rows, epoch=epoch)] += 1
@@ -77,7 +77,7 @@ def test_neighbours_are_no_closer_than_chance():
     assert sigmas(steps[1:], 98) < 4
 
 
-def test_an_epoch_says_nothing_of_the_next():
+def test_consecutive_epochs_are_uncorrelated():
     # The correlation of two random orders of n rows has a standard deviation of 1 / sqrt(n - 1).
     first, second = order(10_000, epoch=0), order(10_000, epoch=1)
     assert abs(np.corrcoef(first, second)[0, 1]) < 4 / np.sqrt(9_999)

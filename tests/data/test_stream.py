@@ -31,11 +31,11 @@ def test_a_buffer_of_one_keeps_the_order(files: list[Path]):
     assert some(Lines(files, buffer=1), 2 * 57 + 5) == [*LINES, *LINES, *LINES[:5]]
 
 
-def test_each_line_comes_once_an_epoch_but_for_those_held(files: list[Path]):
+def test_each_line_occurs_once_an_epoch_except_for_the_buffer(files: list[Path]):
     found = some(Lines(files, buffer=10), 57 * 20)
     counts = Counter(found)
     assert set(counts) == set(LINES)
-    # So far 57 x 20 lines and the 10 that are held were read: each line 20 or 21 times.
+    # So far 57 x 20 lines and the 10 in the buffer were read: each line 20 or 21 times.
     assert sum(abs(counts[line] - 20) for line in LINES) <= 20
     assert found[:57] != LINES
     assert some(Lines(files, buffer=10, seed=1), 57) != found[:57]
@@ -43,9 +43,7 @@ def test_each_line_comes_once_an_epoch_but_for_those_held(files: list[Path]):
 
 @pytest.mark.parametrize("buffer", [1, 10, 200])
 @pytest.mark.parametrize("before", [0, 1, 56, 57, 133])
-def test_a_restored_stream_goes_on_as_if_nothing_had_been(
-    files: list[Path], buffer: int, before: int
-):
+def test_a_restored_stream_resumes_exactly(files: list[Path], buffer: int, before: int):
     stream = Lines(files, buffer=buffer)
     assert isinstance(stream, Stream)
     some(stream, before)
@@ -72,14 +70,16 @@ def test_a_batch_is_a_function_of_the_step(files: list[Path]):
     part = batches(files).shard(1, 2)
     assert part[7]["tokens"].tolist() == expected[7][2:]
     jumping[2]["tokens"][:] = 0
-    assert jumping[2]["tokens"].tolist() == expected[2], "what is done to a batch stays there"
+    assert jumping[2]["tokens"].tolist() == expected[2], (
+        "changing a batch does not change the stream"
+    )
 
 
-def test_what_is_kept_of_a_step_goes_on_from_there(files: list[Path]):
+def test_a_run_resumes_from_the_state_of_a_step(files: list[Path]):
     first = batches(files).shard(0, 1)
     expected = [first[step]["tokens"].tolist() for step in range(40)]
     kept = json.loads(json.dumps(first.state(33)))
-    assert kept["step"] == 30, "however far it has read"
+    assert kept["step"] == 30, "at any read position"
     read: list[int] = []
 
     class Counting(Lines):
@@ -89,15 +89,15 @@ def test_what_is_kept_of_a_step_goes_on_from_there(files: list[Path]):
 
     rows = line_rows(ByteTokenizer(), 6)
     again = Streamed(lambda: Counting(files, buffer=10), rows, size=4, every=5).shard(0, 1)
-    assert again[0]["tokens"].tolist() == expected[0], "as a run does, for the shapes"
+    assert again[0]["tokens"].tolist() == expected[0], "like a run, for the shapes"
     again.restore(kept)
     read.clear()
     assert [again[step]["tokens"].tolist() for step in (33, 34, 35)] == expected[33:36]
-    assert len(read) == 6 * 4, "from step 30 on, and not from the beginning"
+    assert len(read) == 6 * 4, "from step 30 on, not from the beginning"
     assert again[3]["tokens"].tolist() == expected[3]
 
 
-def test_only_the_places_that_are_needed_are_remembered(files: list[Path]):
+def test_only_the_needed_places_are_saved(files: list[Path]):
     long = Streamed(
         lambda: Lines(files, buffer=10), lambda line: {"x": np.int32(len(line))}, size=2, every=1
     )
@@ -106,7 +106,7 @@ def test_only_the_places_that_are_needed_are_remembered(files: list[Path]):
     assert [long.state(step)["step"] for step in (99, 84, 83, 5)] == [99, 84, 0, 0]
 
 
-def test_calls_keep_what_their_batches_do(files: list[Path]):
+def test_stacked_batches_save_the_state_of_their_batches(files: list[Path]):
     calls, again = StackedBatches(batches(files), 4), StackedBatches(batches(files), 4)
     expected = [calls[call]["tokens"].tolist() for call in range(5)]
     kept = calls.state(12)
@@ -118,7 +118,7 @@ def test_calls_keep_what_their_batches_do(files: list[Path]):
     plain.restore({})
 
 
-def test_rows_of_lines_have_their_end_and_are_cut():
+def test_rows_of_lines_have_an_end_token_and_are_cut():
     row = line_rows(ByteTokenizer(), 4)
     assert row("abc")["tokens"].tolist() == [97, 98, 99, 256, 0]
     assert row("abc")["length"] == 3
@@ -126,7 +126,7 @@ def test_rows_of_lines_have_their_end_and_are_cut():
     assert row("abcdefg")["length"] == 4
 
 
-def test_what_cannot_be_streamed_is_refused_and_the_advice_works(files: list[Path], tmp_path: Path):
+def test_invalid_streams_are_refused_and_the_advice_works(files: list[Path], tmp_path: Path):
     with pytest.raises(DataError, match="Set buffer=1"):
         Lines(files, buffer=0)
     (tmp_path / "c.txt").write_text("\n\n", encoding="utf-8")

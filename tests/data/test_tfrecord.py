@@ -17,7 +17,7 @@ RECORDS = [bytes(np.random.default_rng(size).bytes(size)) for size in (5, 0, 300
 
 
 def example_type():
-    """tf.train.Example, told to protobuf from its published description."""
+    """Build the class tf.train.Example from its published description."""
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", syntax="proto3", package="tf")
     field = descriptor_pb2.FieldDescriptorProto
     lists = (("Bytes", field.TYPE_BYTES), ("Float", field.TYPE_FLOAT), ("Int64", field.TYPE_INT64))
@@ -121,7 +121,7 @@ def test_a_feature_without_values_is_empty():
 
 
 @pytest.mark.parametrize("kept", range(1, 400, 7))
-def test_a_file_that_is_cut_off_anywhere_is_refused_and_the_advice_mends_it(kept, tmp_path: Path):
+def test_a_file_that_is_cut_off_anywhere_is_refused_and_the_advice_works(kept, tmp_path: Path):
     path = write_records(tmp_path / "a.tfrecord", RECORDS)
     data = path.read_bytes()
     ends = np.cumsum([len(framed(record)) for record in RECORDS]).tolist()
@@ -138,7 +138,7 @@ def test_a_file_that_is_cut_off_anywhere_is_refused_and_the_advice_mends_it(kept
         assert len(TFRecords(path)) == whole
 
 
-def test_a_damaged_length_is_told_by_its_record_and_byte(tmp_path: Path):
+def test_a_damaged_length_is_reported_by_record_and_byte(tmp_path: Path):
     path = write_records(tmp_path / "a.tfrecord", RECORDS)
     data = bytearray(path.read_bytes())
     data[21 + 16 + 1] ^= 1
@@ -163,7 +163,7 @@ def test_another_file_is_refused(data: bytes, says: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("record", [b"\x89PNG\r\n", b"\x0a\x05ab", b"\x0a\x04\x0a\x02\x12\x80"])
-def test_what_is_no_example_is_told(record: bytes):
+def test_a_record_that_is_no_example_is_reported(record: bytes):
     begins = record[:4].hex(" ")
     with pytest.raises(DataError, match=rf"{len(record)} bytes .*{begins}.*frombuffer"):
         read_example(record)

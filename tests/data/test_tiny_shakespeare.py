@@ -1,4 +1,4 @@
-"""The text on which small character models are compared: that one, or none."""
+"""Tiny Shakespeare: the published text, or an error."""
 
 import hashlib
 from pathlib import Path
@@ -18,7 +18,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "tinyshakespeare" / "input.txt"
 
 
-def test_where_it_is_missing_the_command_is_told(place):
+def test_a_missing_text_is_reported_with_the_command(place):
     with pytest.raises(DataError, match=r"curl --create-dirs -o .*tinyshakespeare/input.txt https"):
         TinyShakespeare().build()
 
@@ -29,7 +29,7 @@ def test_another_text_is_refused_and_can_be_trained_on_as_it_is(place):
         TinyShakespeare().build()
 
 
-def test_the_last_tenth_is_kept(place, monkeypatch):
+def test_the_last_tenth_is_held_out(place, monkeypatch):
     text = "To be, or not to be. " * 40
     place.write_text(text)
     digest = hashlib.sha256(text.encode()).hexdigest()

@@ -48,7 +48,7 @@ def test_decoding_gives_the_text_back(build):
     ]
 
 
-def test_built_again_or_from_its_description_it_is_the_same(build):
+def test_a_tokenizer_is_the_same_when_rebuilt_or_read_from_its_description(build):
     tokenizer = build()
     again = tokenizer_of(json.loads(json.dumps(tokenizer.description())))
     assert fingerprint(again) == fingerprint(tokenizer) == fingerprint(build())
@@ -56,7 +56,7 @@ def test_built_again_or_from_its_description_it_is_the_same(build):
     assert (len(again), again.end) == (len(tokenizer), tokenizer.end)
 
 
-def test_a_fingerprint_is_of_what_it_is_made_of():
+def test_a_fingerprint_depends_on_the_content():
     assert fingerprint(ByteTokenizer()) == "1b5ec18e7563"
     found = {fingerprint(build()) for build in KINDS.values()}
     found |= {fingerprint(Vocabulary("ab")), fingerprint(learned(VERSES, vocab=271, end="<|end|>"))}
@@ -97,7 +97,7 @@ def test_a_file_of_the_package_is_read(tmp_path: Path):
     assert PretrainedTokenizer(path=str(tmp_path / "tokenizer.json")).build([]).end is None
 
 
-def test_a_file_of_ours_is_read(tmp_path: Path, build):
+def test_a_file_of_jtrain_is_read(tmp_path: Path, build):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(build().description()), encoding="utf-8")
     assert fingerprint(read_tokenizer(path)) == fingerprint(build())
@@ -112,7 +112,7 @@ def test_numbers_past_65536_take_four_bytes():
     assert tokenizer.encode("w65536").tolist() == [65_536] == [tokenizer.end]
 
 
-def test_two_tokenizers_are_told_apart_with_what_to_type():
+def test_two_different_tokenizers_are_refused_with_the_command_to_type():
     one, other = ByteTokenizer(), Vocabulary("ab")
     refuse_mismatch({"data/a": one, "data/b": ByteTokenizer()})
     with pytest.raises(DataError) as refused:
@@ -121,7 +121,7 @@ def test_two_tokenizers_are_told_apart_with_what_to_type():
         assert part in str(refused.value)
 
 
-def test_without_the_package_it_is_said_how_to_get_it(monkeypatch):
+def test_a_missing_tokenizers_package_is_reported_with_its_pip_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(DataError, match=r"pip install 'jtrain\[text\]'"):
         BytePairTokens().build(VERSES)

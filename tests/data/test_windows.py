@@ -32,7 +32,7 @@ def test_the_last_window_may_be_short():
 
 @pytest.mark.parametrize("context", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("tokens", [9, 10, 17, 100])
-def test_by_strides_of_the_context_every_target_counts_once(tokens: int, context: int):
+def test_with_strides_of_the_context_every_target_counts_once(tokens: int, context: int):
     windows = Windows(np.arange(tokens, dtype=np.uint16), context=context, stride=context)
     targets = [
         int(t)

@@ -1,4 +1,4 @@
-"""Workers change no batch, tell what goes wrong in words, and leave nothing behind."""
+"""Workers: the same batches, errors at their step, and nothing left behind."""
 
 import multiprocessing
 import os
@@ -34,7 +34,7 @@ def images() -> Shuffled:
 
 
 class Failing:
-    """Batches of which one cannot be read; which end their process; or which take long."""
+    """Batches of which one cannot be read, ends the process, or takes long."""
 
     def __init__(self, at: int = -1, how: str = "raise", seconds: float = 0.0):
         self.at, self.how, self.seconds = at, how, seconds
@@ -43,7 +43,7 @@ class Failing:
         time.sleep(self.seconds)
         if step == self.at:
             if self.how == "raise":
-                raise DataError(f"row {step} is damaged. Mend it.")
+                raise DataError(f"row {step} is damaged. Fix it.")
             if self.how == "exit":
                 sys.exit(3)
             if self.how == "leave":
@@ -52,7 +52,7 @@ class Failing:
         return {"x": np.full((4, 4), step), "process": np.array([os.getpid()])}
 
 
-def taken(reader, start: int, stop: int) -> list[dict[str, np.ndarray]]:
+def read_all(reader, start: int, stop: int) -> list[dict[str, np.ndarray]]:
     try:
         return [reader(step) for step in range(start, stop)]
     finally:
@@ -68,7 +68,7 @@ def soon(condition, seconds: float = 10) -> bool:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """No process and no thread that reads, after any test."""
+    """Check after each test that no reading process or thread is left."""
     yield
     assert multiprocessing.active_children() == []
     names = {thread.name for thread in threading.enumerate()}
@@ -80,7 +80,7 @@ def test_any_number_of_workers_reads_the_same_batches(kind: str):
     changed = Augmented(images(), Augmentation(flip=0.5, crop=1, mixup=0.2), classes=7).shard(1, 2)
     for count, start in [(3, 5)] if kind == "processes" else [(1, 0), (2, 5), (3, 11)]:
         workers, stop = Workers(kind=kind, count=count), start + 9
-        got = taken(workers.build(changed.__getitem__, start=start, stop=stop), start, stop)
+        got = read_all(workers.build(changed.__getitem__, start=start, stop=stop), start, stop)
         for step, batch in enumerate(got, start):
             expected = changed[step]
             assert batch.keys() == expected.keys()
@@ -90,8 +90,8 @@ def test_any_number_of_workers_reads_the_same_batches(kind: str):
 
 
 def test_row_and_mask_stay_the_same_objects():
-    """So that they are put on the devices once."""
-    got = taken(ProcessWorkers(images().__getitem__, start=0, stop=7, workers=2), 0, 7)
+    """Keep the objects, so that they are put on the devices once."""
+    got = read_all(ProcessWorkers(images().__getitem__, start=0, stop=7, workers=2), 0, 7)
     assert len({id(batch["row"]) for batch in got}) == 1
     assert len({id(batch["mask"]) for batch in got}) == 2  # the last of an epoch is padded
     assert not got[0]["row"].flags.writeable
@@ -102,12 +102,12 @@ def test_stacked_calls_keep_their_masks_when_threads_read_them():
     expected = [calls[call] for call in range(20)]
     for _ in range(20):
         reader = Workers(count=8).build(calls.__getitem__, start=0, stop=20)
-        for one, other in zip(taken(reader, 0, 20), expected, strict=True):
+        for one, other in zip(read_all(reader, 0, 20), expected, strict=True):
             np.testing.assert_array_equal(one["mask"], other["mask"])
 
 
 class Plain:
-    """Batches without `several`."""
+    """Batches without `read_stacked`."""
 
     def __init__(self, batches: Shuffled):
         self._batches = batches
@@ -116,7 +116,7 @@ class Plain:
         return self._batches[step]
 
 
-def test_a_file_that_is_mapped_is_sent_as_its_name(tmp_path: Path):
+def test_a_mapped_file_is_sent_as_its_name(tmp_path: Path):
     (tmp_path / "a.txt").write_text("to be or not to be\n" * 40, encoding="utf-8")
     prepare(tmp_path / "a.txt", tmp_path / "a", tokenizing=ByteTokens(), by="line", shard=300)
     np.save(tmp_path / "b.npy", np.arange(5000, dtype=np.uint16))
@@ -126,13 +126,13 @@ def test_a_file_that_is_mapped_is_sent_as_its_name(tmp_path: Path):
     both = {"folder": folder, "part": part}
     reader = ProcessWorkers(Named(both).__getitem__, start=0, stop=4, workers=1)
     assert len(reader.payload) < 20_000, "the windows of the part alone would be 500 kB"
-    for step, batch in enumerate(taken(reader, 0, 4)):
+    for step, batch in enumerate(read_all(reader, 0, 4)):
         for name, batches in both.items():
             np.testing.assert_array_equal(batch[name], batches[step]["tokens"])
 
 
 class Named:
-    """The tokens of several batches, by name."""
+    """Return the tokens of several batches, by name."""
 
     def __init__(self, batches: dict[str, Shuffled]):
         self.batches = batches
@@ -155,7 +155,7 @@ def test_workers_read_at_once_and_ahead(kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_goes_wrong_is_raised_at_its_step(kind: str):
+def test_an_error_is_raised_at_its_step(kind: str):
     reader = Workers(kind=kind, count=2).build(Failing(at=5).__getitem__, start=0, stop=20)
     with ReadAhead(reader, start=0, stop=20, close=reader.close) as ahead:
         assert [int(next(ahead)["x"][0, 0]) for _ in range(5)] == [0, 1, 2, 3, 4]
@@ -165,14 +165,14 @@ def test_what_goes_wrong_is_raised_at_its_step(kind: str):
         assert "in __getitem__" in "".join(caught.value.__notes__)
 
 
-def test_a_source_that_exits_is_told_at_its_step():
+def test_a_source_that_exits_is_reported_at_its_step():
     reader = ProcessWorkers(Failing(at=1, how="exit").__getitem__, start=0, stop=9, workers=1)
     with pytest.raises(SystemExit):
-        taken(reader, 0, 9)
+        read_all(reader, 0, 9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_closing_in_the_middle_leaves_nothing(kind: str):
+def test_closing_in_the_middle_leaves_no_process_or_thread(kind: str):
     workers = Workers(kind=kind, count=2)
     reader = workers.build(Failing(seconds=0.05).__getitem__, start=4, stop=None)
     reader(4)
@@ -182,13 +182,13 @@ def test_closing_in_the_middle_leaves_nothing(kind: str):
     reader.close()
 
 
-def test_what_cannot_be_sent_is_told():
+def test_data_that_cannot_be_sent_is_reported():
     held = threading.Lock()
     with pytest.raises(DataError, match=r"cannot be sent .*pickle.* Set workers.kind=threads"):
         ProcessWorkers(lambda step: {"x": held}, start=0, stop=3, workers=2)
 
 
-def test_what_is_too_large_to_send_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_data_too_large_to_send_is_reported(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("jtrain.data.batches.process_workers.LARGEST", 1 << 12)
     with pytest.raises(DataError, match=r"MB in memory; at most .* Set workers.kind=threads"):
         ProcessWorkers(images().__getitem__, start=0, stop=3, workers=2)
@@ -211,10 +211,10 @@ from test_workers import Failing
 from jtrain.data.batches.process_workers import ProcessWorkers
 from jtrain.errors import PeerError
 
-def asked(number, frame):
+def handle(number, frame):
     os.write(1, b"asked\\n")
 
-def told(reader, steps):
+def report(reader, steps):
     began = time.monotonic()
     try:
         for step in steps:
@@ -228,13 +228,13 @@ if __name__ == "__main__":
     if sys.argv[1] == "dies":
         for how in "kill", "leave":
             batches = Failing(at=3, how=how)
-            told(ProcessWorkers(batches.__getitem__, start=0, stop=50, workers=2), range(50))
+            report(ProcessWorkers(batches.__getitem__, start=0, stop=50, workers=2), range(50))
         reader = ProcessWorkers(Failing(seconds=0.02).__getitem__, start=0, stop=None, workers=2)
         os.kill(int(reader(0)["process"][0]), signal.SIGKILL)
-        told(reader, range(1, 5000))
+        report(reader, range(1, 5000))
         sys.exit()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, asked)
+        signal.signal(number, handle)
     reader = ProcessWorkers(Failing(seconds=0.05).__getitem__, start=0, stop=None, workers=2)
     print("starts", flush=True)
     for step in range(31):
@@ -246,8 +246,8 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def script(tmp_path: Path):
-    """A process that reads, in a session of its own; begun by what it is given."""
-    path, begun = tmp_path / "reads.py", list[subprocess.Popen[str]]()
+    """Start a reading process in a session of its own, with the given mode."""
+    path, processes = tmp_path / "reads.py", list[subprocess.Popen[str]]()
     path.write_text(textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent)))
 
     def begin(what: str) -> subprocess.Popen[str]:
@@ -259,11 +259,11 @@ def script(tmp_path: Path):
             start_new_session=True,
             env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(Path(__file__).parent.parent)},
         )
-        begun.append(run)
+        processes.append(run)
         return run
 
     yield begin
-    for run in begun:
+    for run in processes:
         if run.poll() is None:
             os.killpg(run.pid, signal.SIGKILL)
         run.communicate()
@@ -274,8 +274,8 @@ def line(run: subprocess.Popen[str]) -> str:
     return run.stdout.readline().strip()
 
 
-def test_a_worker_that_dies_is_told_in_words(script):
-    """One that kills itself, one that leaves, and one that is killed while it does anything."""
+def test_a_worker_that_dies_is_reported(script):
+    """Report a worker that kills itself, one that exits, and one that is killed at any time."""
     run = script("dies")
     said, _ = run.communicate(timeout=200)
     kills, leaves, killed = said.splitlines()
@@ -310,11 +310,11 @@ def test_nothing_outlives_a_process_that_is_killed(script):
 
 
 def test_a_signal_to_all_ends_no_worker(script):
-    """As a Ctrl-C on a terminal, or Slurm's SIGTERM: the run saves and leaves when it will."""
+    """Send Ctrl-C, or Slurm's SIGTERM, to the process group: the run saves and exits by itself."""
     run = script("reads")
     while line(run) != "starts":
         pass
-    time.sleep(0.3)  # the workers have begun, and do not read yet
+    time.sleep(0.3)  # the workers have started, and do not read yet
     os.killpg(run.pid, signal.SIGINT)
     while line(run) != "5":
         pass

@@ -1,4 +1,4 @@
-"""A window of an image at its whole size: against Pillow, and how it is drawn."""
+"""Windows resized to the image: against Pillow, and their distribution."""
 
 import numpy as np
 import pytest
@@ -21,21 +21,21 @@ def whole(height: int, width: int) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize("shape", [(1, 7, 5, 3), (1, 7, 5), (1, 1, 1, 1)])
-def test_the_whole_image_is_itself(dtype, shape: tuple[int, ...]):
+def test_the_full_window_is_the_image(dtype, shape: tuple[int, ...]):
     image = np.random.default_rng(1).integers(0, 256, shape).astype(dtype)
     np.testing.assert_array_equal(zoomed(image, whole(*shape[1:3])), image, strict=True)
 
 
-def test_a_window_is_as_pillow_enlarges_it():
+def test_a_window_is_resized_as_by_pillow():
     box = (8, 4, 32, 24)  # left, top, right, bottom
     enlarged = Image.fromarray(SMOOTH).resize((48, 40), Image.Resampling.BILINEAR, box=box)
     got = zoomed(SMOOTH[None], np.array([[4.0, 8.0, 20.0, 24.0]]))[0].astype(int)
-    inner = (slice(2, -2), slice(2, -2))  # Pillow does not look beyond the box at its edge
+    inner = (slice(2, -2), slice(2, -2))  # Pillow does not read beyond the edge of the box
     far = np.abs(got - np.asarray(enlarged).astype(int))[inner]
     assert far.max() <= 2, "each rounds to whole numbers, Pillow twice"
 
 
-def test_windows_lie_within_and_have_the_share_and_shape_that_was_asked():
+def test_windows_are_within_the_image_and_have_the_configured_share_and_shape():
     draws = np.random.default_rng(2).random((4, 20_000))
     top, left, high, wide = windows((40, 60), 0.2, *draws).T
     assert (top >= 0).all()
@@ -47,7 +47,7 @@ def test_windows_lie_within_and_have_the_share_and_shape_that_was_asked():
     assert share.max() <= 1 + 1e-9
     assert shape.min() >= 0.75 - 1e-9
     assert shape.max() <= 4 / 3 + 1e-9
-    # Uniform in 0.2 .. 1, but for what is cut to the image, of windows above 0.75.
+    # Uniform in 0.2 .. 1, except for windows above 0.75, which are cut to the image.
     assert np.mean(share < 0.4) == pytest.approx(0.25, abs=0.02)  # 6 sigma of 20,000 draws
 
 

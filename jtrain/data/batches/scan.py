@@ -1,4 +1,4 @@
-"""Checks of a complete data set before training: finite values, labels in range."""
+"""Checks of data: finite values and labels in range, before training and in a run's batches."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The config of the workers that read batches in parallel."""
+"""Workers that read batches in parallel: their config, and readers by the caller or by threads."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable

@@ -1,4 +1,4 @@
-"""Rows are read from files of four kinds, and written to them, and what is wrong is told."""
+"""Rows in files of four kinds: read, written, and their errors."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_an_array_without_a_name_is_the_only_one_that_is_wanted():
         '"x.0","x.1"\n1.0,2e0\n3,4\n',
     ],
 )
-def test_columns_are_found_by_name_or_are_all_that_there_are(text: str):
+def test_columns_are_found_by_name_or_are_all_columns(text: str):
     Path("rows.csv").write_text(text)
     np.testing.assert_array_equal(read_rows(Path("rows.csv"), ONE)["x"], [[1, 2], [3, 4]])
 
@@ -97,13 +97,13 @@ def test_numbers_that_are_not_finite_and_truths_are_written_as_others_read_them(
         ("rows", "1 2", ONE, "ends with nothing"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_file_is_told(file: str, content, wanted, words: str):
+def test_errors_in_a_file_are_reported(file: str, content, wanted, words: str):
     Path(file).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=words):
         read_rows(Path(file), wanted)
 
 
-def test_a_folder_and_a_file_that_is_not_there_are_told():
+def test_a_folder_and_a_missing_file_are_reported():
     Path("rows.npz").mkdir()
     for file in ("rows.npz", "no.csv"):
         with pytest.raises(DataError, match=r"cannot be read \(.*\): give the path of a file"):
@@ -126,7 +126,7 @@ def test_types_that_would_change_numbers_are_refused(array, row, words: str):
         check_rows({"n": array}, {"n": row}, "it")
 
 
-def test_types_that_change_no_number_are_taken():
+def test_types_that_change_no_number_are_accepted():
     found = check_rows({"n": np.float64([3, 4])}, {"n": ROW("int32")}, "it")["n"]
     assert found.dtype == np.int32
     assert check_rows({"n": N}, {"n": ROW("float32")}, "it")["n"].dtype == np.float32

@@ -1,4 +1,4 @@
-"""A whole set as every batch: all of it, in order, and the same arrays each time."""
+"""Full batches: all rows, in order, and the same arrays at each step."""
 
 import numpy as np
 import pytest

@@ -6,7 +6,7 @@ from jtrain.data.batches.stacked import StackedBatches
 
 
 class Plain:
-    """Batches without the faster way."""
+    """Batches without `read_stacked`."""
 
     def __init__(self, batches):
         self._batches = batches
@@ -28,7 +28,7 @@ def test_a_call_stacks_the_batches_of_its_steps(end, process):
             np.testing.assert_array_equal(slow[call][name], wanted)
 
 
-def test_what_is_the_same_in_every_batch_stays_one_object():
+def test_arrays_shared_by_all_batches_stay_one_object():
     batches = Shuffled(Arrays(x=np.zeros((40, 2), np.float32)), size=5)
     for calls in (StackedBatches(batches, 3), StackedBatches(Plain(batches), 3)):
         assert calls[0]["row"] is calls[4]["row"]

@@ -1,4 +1,4 @@
-"""Fashion-MNIST and digits: what they build, and the shares that are kept back."""
+"""Fashion-MNIST and digits: their arrays, and the held-out shares."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_fashion_mnist_is_bytes_with_a_channel_and_whole_numbers(data: Path, suf
     assert len(built.test) == 20
 
 
-def test_a_share_of_fashion_mnist_is_kept_and_the_test_is_left_alone(data: Path):
+def test_a_share_of_fashion_mnist_is_held_out_and_the_test_is_unchanged(data: Path):
     write_fashion_mnist(data / "fashion-mnist")
     whole = all_rows(FashionMnist().build().train)["image"]
     built = FashionMnist(validation=0.25).build()
@@ -66,7 +66,7 @@ def test_digits_are_the_numbers_of_their_lines(data: Path):
     assert rows["image"].ravel()[:4].tolist() == [0.0, 1.0, 0.25, 0.5]
 
 
-def test_the_share_that_is_kept_is_pinned_and_mixed():
+def test_the_held_out_share_is_pinned_and_mixed():
     train, kept = keep_back(Arrays(x=np.arange(1000)), 0.1)
     rows = all_rows(kept)["x"]
     assert rows[:6].tolist() == [12, 20, 31, 38, 60, 68], "what was measured stays comparable"
@@ -80,7 +80,7 @@ def test_a_subset_has_its_rows_in_its_order():
     assert some[np.array([2, 0])]["x"].tolist() == [20, 70]
 
 
-def test_a_label_out_of_range_is_told_by_file_and_byte(data: Path):
+def test_a_label_out_of_range_is_reported_by_file_and_byte(data: Path):
     folder = write_fashion_mnist(data / "fashion-mnist")
     write_idx(folder / FILES[1], np.array([3] * 39 + [10], np.uint8))
     with pytest.raises(DataError, match=r"train-labels.* 0 \.\. 9; label 39, at byte 47, is 10"):
@@ -88,7 +88,7 @@ def test_a_label_out_of_range_is_told_by_file_and_byte(data: Path):
     assert (folder / FILES[1]).read_bytes()[47] == 10
 
 
-def test_files_that_were_swapped_are_told(data: Path):
+def test_files_that_were_swapped_are_reported(data: Path):
     folder = write_fashion_mnist(data / "fashion-mnist")
     write_idx(folder / FILES[0], np.zeros(40, np.uint8))
     with pytest.raises(DataError, match=r"uint8 of shape \(40,\).*images \(idx3-ubyte\) first"):
@@ -99,28 +99,28 @@ def test_files_that_were_swapped_are_told(data: Path):
         FashionMnist().build()
 
 
-def test_files_of_two_sets_are_told(data: Path):
+def test_files_of_two_sets_are_reported(data: Path):
     folder = write_fashion_mnist(data / "fashion-mnist")
     write_idx(folder / FILES[1], np.zeros(41, np.uint8))
     with pytest.raises(DataError, match=r"has 40 images and .* 41 labels"):
         FashionMnist().build()
 
 
-def test_images_of_two_sizes_are_told(data: Path):
+def test_images_of_two_sizes_are_reported(data: Path):
     folder = write_fashion_mnist(data / "fashion-mnist")
     write_idx(folder / FILES[2], np.zeros((20, 28, 30), np.uint8))
     with pytest.raises(DataError, match=r"images of 28 x 28 x 1 and .* of 28 x 30 x 1"):
         FashionMnist().build()
 
 
-def test_a_folder_of_ones_own_is_a_set(data: Path):
+def test_a_users_folder_is_a_set(data: Path):
     write_fashion_mnist(data / "my letters", suffix=".gz")
     built = IdxImages(folder=str(data / "my letters"), classes=12, validation=0.1).build()
     assert (len(built.train), len(built.validation), len(built.test)) == (36, 4, 20)
     assert built.classes == 12
 
 
-def test_a_folder_that_lacks_a_file_is_told_with_what_it_holds(data: Path):
+def test_a_folder_that_lacks_a_file_is_reported_with_its_content(data: Path):
     folder = write_fashion_mnist(data / "letters")
     (folder / FILES[3]).rename(folder / "labels.txt")
     with pytest.raises(DataError, match=rf"lacks {FILES[3]}.* holds labels\.txt, t10k-images"):
@@ -129,12 +129,12 @@ def test_a_folder_that_lacks_a_file_is_told_with_what_it_holds(data: Path):
         IdxImages(folder=str(data / "lettres"), classes=10).build()
 
 
-def test_a_set_that_is_missing_is_told_with_the_commands(data: Path):
+def test_a_missing_set_is_reported_with_the_commands(data: Path):
     with pytest.raises(DataError, match="apt-get install dataset-fashion-mnist"):
         FashionMnist().build()
 
 
-def test_a_line_that_is_no_digit_is_told_by_line_and_byte(data: Path):
+def test_a_line_that_is_no_digit_is_reported_by_line_and_byte(data: Path):
     line = ",".join(["1"] * 65) + "\n"
     for foreign in ("1,2,3", "a" + line[1:], "17" + line[1:], line[:-2] + "12"):
         (data / "digits.csv").write_text(line + foreign + "\n")
@@ -142,7 +142,7 @@ def test_a_line_that_is_no_digit_is_told_by_line_and_byte(data: Path):
             read_digits(data / "digits.csv")
 
 
-def test_a_share_that_keeps_nothing_or_all_is_told():
+def test_a_share_of_no_or_all_rows_is_reported():
     rows = Arrays(x=np.arange(20))
     for share, found in ((0.001, "none"), (0.99, "all")):
         with pytest.raises(DataError, match=rf"20 rows .* {found} of them.*validation=0\.1\."):

@@ -15,22 +15,22 @@ from jtrain.data.batches.stacked import StackedBatches
         ([(3, 3), (4, 2)], ()),
     ],
 )
-def test_windows_are_joined_where_they_meet(windows, one):
+def test_adjacent_windows_are_merged(windows, one):
     assert merged(windows) == one
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_batches_that_are_left_out_are_the_only_ones_that_nobody_takes(seed):
+def test_only_skipped_batches_are_missing(seed):
     draw = np.random.default_rng(seed)
     pairs = np.sort(draw.integers(0, 60, (draw.integers(1, 6), 2)), axis=1).tolist()
-    out = {n for first, stop in pairs for n in range(first, stop)}
-    wanted = [n for n in range(100) if n not in out]
+    skipped = {n for first, stop in pairs for n in range(first, stop)}
+    wanted = [n for n in range(100) if n not in skipped]
     windows = merged([(first, stop) for first, stop in pairs])
     assert [number_of(step, windows) for step in range(len(wanted))] == wanted
 
 
 class Count:
-    """0, 1, 2 ..., and where it is."""
+    """A stream of 0, 1, 2 ... and its position."""
 
     def __init__(self):
         self.at = 0
@@ -56,7 +56,7 @@ def shuffled() -> Shuffled:
 
 @pytest.mark.parametrize("make", [streamed, shuffled])
 @pytest.mark.parametrize("each", [1, 3])
-def test_calls_take_what_is_not_left_out(make, each):
+def test_calls_read_the_batches_that_are_not_skipped(make, each):
     windows = [(2, 4), (7, 8)]
     kept = [n for n in range(30) if n not in (2, 3, 7)]
     calls, plain = StackedBatches(SkipBatches(make(), windows), each), make()
@@ -66,10 +66,10 @@ def test_calls_take_what_is_not_left_out(make, each):
         np.testing.assert_array_equal(calls[call]["x"], wanted if each > 1 else wanted[0])
 
 
-def test_a_stream_goes_on_from_a_kept_place_with_windows_that_came_later():
+def test_a_stream_resumes_with_windows_that_were_added_later():
     first = StackedBatches(SkipBatches(streamed(), [(2, 4)]))
     for step in range(5):
-        first[step]  # of the batches 0 1 4 5 6
+        first[step]  # batches 0 1 4 5 6
     kept = first.state(5)
     again = StackedBatches(SkipBatches(streamed(), [(2, 4), (8, 10)]))
     again.restore(kept)
@@ -78,5 +78,5 @@ def test_a_stream_goes_on_from_a_kept_place_with_windows_that_came_later():
         np.testing.assert_array_equal(again[step]["x"], plain[number]["x"])
 
 
-def test_batches_that_the_step_says_keep_nothing():
+def test_batches_that_are_functions_of_the_step_have_no_state():
     assert StackedBatches(SkipBatches(shuffled(), [(2, 4)])).state(3) == {}

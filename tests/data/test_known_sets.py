@@ -1,4 +1,4 @@
-"""Sets that lie outside the package: where they are looked for, and what is said when missing."""
+"""Data sets outside the package: the folders searched, and the message if a set is missing."""
 
 import os
 import re
@@ -15,14 +15,14 @@ FILES = ["images", "labels"]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user without data."""
+    """Return the home of a user without data."""
     monkeypatch.delenv("JTRAIN_DATA", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
-def laid(folder: Path, *names: str) -> list[Path]:
+def write_files(folder: Path, *names: str) -> list[Path]:
     folder.mkdir(parents=True)
     for name in names:
         (folder / name).write_bytes(b"")
@@ -33,7 +33,7 @@ def package(root: Path) -> DataPackage:
     return debian("dataset-shirts", "/usr/share/datasets/shirts")._replace(root=root)
 
 
-def test_each_place_is_used_and_the_nearest_to_the_user_wins(home, tmp_path, monkeypatch):
+def test_each_folder_is_searched_and_the_users_own_comes_first(home, tmp_path, monkeypatch):
     system = tmp_path / "system"
     monkeypatch.setenv("JTRAIN_DATA", str(tmp_path / "mine"))
     places = [
@@ -43,33 +43,33 @@ def test_each_place_is_used_and_the_nearest_to_the_user_wins(home, tmp_path, mon
         home / ".cache/jtrain/data/shirts",
         tmp_path / "mine/shirts",
     ]
-    for place in places:  # from the farthest on
-        expected = laid(place, "images.gz", "labels")
+    for place in places:  # from the last in the search order
+        expected = write_files(place, "images.gz", "labels")
         assert find_set("shirts", FILES, package(system)) == expected
 
 
-def test_the_cache_is_where_the_desktop_says(home, tmp_path, monkeypatch):
+def test_the_cache_is_below_xdg_cache_home(home, tmp_path, monkeypatch):
     assert cache() == home / ".cache/jtrain/data"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fast disk"))
-    expected = laid(tmp_path / "fast disk/jtrain/data/shirts", *FILES)
+    expected = write_files(tmp_path / "fast disk/jtrain/data/shirts", *FILES)
     assert find_set("shirts", FILES, package(tmp_path)) == expected
 
 
-def test_a_plain_file_is_taken_before_a_packed_one(home, tmp_path):
-    laid(cache() / "shirts", "images", "images.gz", "labels.gz")
+def test_a_plain_file_is_preferred_to_a_packed_one(home, tmp_path):
+    write_files(cache() / "shirts", "images", "images.gz", "labels.gz")
     names = [path.name for path in find_set("shirts", FILES, package(tmp_path))]
     assert names == ["images", "labels.gz"]
 
 
 def test_files_are_never_taken_from_two_places(home, tmp_path):
-    laid(cache() / "shirts", "images")
-    laid(tmp_path / "usr/share/datasets/shirts", "labels")
+    write_files(cache() / "shirts", "images")
+    write_files(tmp_path / "usr/share/datasets/shirts", "labels")
     with pytest.raises(DataError, match=r"data/shirts, which lacks labels\n") as caught:
         find_set("shirts", FILES, package(tmp_path))
     assert f"{tmp_path}/usr/share/datasets/shirts, which lacks images\n" in str(caught.value)
 
 
-def test_what_is_missing_is_told_with_every_place_and_commands_that_mend_it(home, tmp_path):
+def test_a_missing_set_is_reported_with_every_folder_and_working_commands(home, tmp_path):
     with pytest.raises(DataError) as caught:
         find_set("shirts", FILES, package(tmp_path))
     message = str(caught.value)
@@ -80,18 +80,20 @@ def test_what_is_missing_is_told_with_every_place_and_commands_that_mend_it(home
     unpacked = re.search(r"mkdir -p (\S+) && dpkg-deb -x dataset-shirts_\*\.deb (\S+)\n", message)
     assert unpacked
     assert unpacked[1] == unpacked[2]
-    laid(Path(unpacked[2]) / "usr/share/datasets/shirts", *FILES)  # what dpkg-deb -x leaves there
+    write_files(
+        Path(unpacked[2]) / "usr/share/datasets/shirts", *FILES
+    )  # the result of dpkg-deb -x
     assert find_set("shirts", FILES, package(tmp_path))
 
 
-def test_what_is_said_of_a_folder_with_a_space_can_be_typed(home, tmp_path, monkeypatch):
+def test_commands_quote_a_folder_with_a_space(home, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fast disk"))
     with pytest.raises(DataError, match=rf"mkdir -p '{tmp_path}/fast disk/jtrain/data' &&"):
         find_set("shirts", FILES, package(tmp_path))
 
 
 def test_a_python_package_is_found_and_not_imported(home, tmp_path, monkeypatch):
-    (image,) = laid(tmp_path / "wardrobe/data", "shirts.csv.gz")
+    (image,) = write_files(tmp_path / "wardrobe/data", "shirts.csv.gz")
     (tmp_path / "wardrobe/__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     found = python_package("wardrobe-shirts", "wardrobe", "data")
@@ -99,10 +101,10 @@ def test_a_python_package_is_found_and_not_imported(home, tmp_path, monkeypatch)
     assert "wardrobe" not in sys.modules
 
 
-def test_a_python_package_that_is_missing_is_told_by_its_pip_line(home):
+def test_a_missing_python_package_is_reported_with_its_pip_command(home):
     absent = python_package("wardrobe-shirts", "no_such_wardrobe", "data")
     with pytest.raises(DataError, match=r"\n  pip install wardrobe-shirts\n"):
         find_set("shirts", ["shirts.csv"], absent)
-    expected = laid(cache() / "no_such_wardrobe/data", "shirts.csv")  # a wheel, unpacked
+    expected = write_files(cache() / "no_such_wardrobe/data", "shirts.csv")  # a wheel, unpacked
     assert find_set("shirts", ["shirts.csv"], absent) == expected
     assert "JTRAIN_DATA" not in os.environ

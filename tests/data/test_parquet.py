@@ -1,4 +1,4 @@
-"""Rows of Parquet files and of Hugging Face's data sets, against what was written."""
+"""Rows of Parquet files and of Hugging Face data sets, against the written values."""
 
 import sys
 from pathlib import Path
@@ -29,10 +29,12 @@ NUMBERS = ["image", "label", "flag"]
     ("module", "extra", "source"),
     [("pyarrow", "parquet", ParquetRows), ("datasets", "hf", HuggingFace)],
 )
-def test_a_missing_package_is_told_by_its_pip_line(module, extra, source, tmp_path, monkeypatch):
+def test_a_missing_package_is_reported_with_its_pip_command(
+    module, extra, source, tmp_path, monkeypatch
+):
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, module, None)  # simulate a missing package
     (tmp_path / "a.parquet").touch()
     with pytest.raises(DataError, match=rf"needs {module}, .*pip install 'jtrain\[{extra}\]'"):
         source(str(tmp_path / "a.parquet"))
@@ -49,7 +51,7 @@ def write_parquet(path: Path, columns: dict, *, group: int = 8) -> Path:
 
 @pytest.fixture
 def parquet(tmp_path: Path) -> str:
-    """The rows in two files, in groups of 8."""
+    """Write the rows to two files, in groups of 8."""
     for name, part in (("a", slice(0, 30)), ("b", slice(30, None))):
         columns = {column: values[part] for column, values in COLUMNS.items()}
         arrow = pytest.importorskip("pyarrow")
@@ -98,7 +100,7 @@ def test_a_row_of_parquet_has_its_strings(parquet: str):
         ("none", r"'none' was requested, and .*a\.parquet has image, label"),
     ],
 )
-def test_a_column_of_parquet_that_is_no_batch_is_told(column: str, says: str, parquet: str):
+def test_a_column_of_parquet_without_numbers_is_reported(column: str, says: str, parquet: str):
     with pytest.raises(DataError, match=says):
         ParquetRows(parquet, columns=["label", column])[np.arange(ROWS)]
 
@@ -114,7 +116,7 @@ def test_a_file_of_parquet_that_is_cut_off_is_refused_with_its_end(share: float,
 
 
 @pytest.mark.slow
-def test_a_damaged_page_of_parquet_is_told(tmp_path: Path):
+def test_a_damaged_page_of_parquet_is_reported(tmp_path: Path):
     path = write_parquet(tmp_path / "a.parquet", {"x": list(range(999))}, group=999)
     data = path.read_bytes()
     path.write_bytes(data[:4] + b"\xff" * 40 + data[44:])
@@ -123,7 +125,7 @@ def test_a_damaged_page_of_parquet_is_told(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_files_of_parquet_of_two_sets_are_told(tmp_path: Path):
+def test_parquet_files_of_two_sets_are_reported(tmp_path: Path):
     write_parquet(tmp_path / "a.parquet", {"x": [1]})
     write_parquet(tmp_path / "b.parquet", {"y": [1]})
     with pytest.raises(DataError, match=r"a\.parquet has x int64 and .*b\.parquet y int64"):
@@ -141,12 +143,12 @@ def test_rows_of_hugging_face_are_those_that_were_given(dataset):
     np.testing.assert_array_equal(got["image"].astype(np.float32), IMAGES[indices])
     np.testing.assert_array_equal(got["label"], np.array(COLUMNS["label"])[indices])
     got["label"][:] = 0
-    assert rows[indices]["label"].any(), "what is done to a batch does not reach the data"
+    assert rows[indices]["label"].any(), "changing a batch does not change the data"
     assert len(Shuffled(rows, size=16)[0]["flag"]) == 16
 
 
 @pytest.mark.slow
-def test_pictures_of_hugging_face_are_arrays():
+def test_images_of_hugging_face_are_arrays():
     datasets, pil = pytest.importorskip("datasets"), pytest.importorskip("PIL.Image")
     pictures = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), np.uint8)
     given = {"image": [pil.fromarray(picture) for picture in pictures]}
@@ -164,13 +166,13 @@ def test_pictures_of_hugging_face_are_arrays():
         ("none", r"'none' was requested, and the data set has image, label"),
     ],
 )
-def test_a_column_of_hugging_face_that_is_no_batch_is_told(column: str, says: str, dataset):
+def test_a_column_of_hugging_face_without_numbers_is_reported(column: str, says: str, dataset):
     with pytest.raises(DataError, match=says):
         HuggingFace(dataset, columns=["label", column])[np.arange(5)]
 
 
 @pytest.mark.slow
-def test_what_is_no_split_of_hugging_face_is_told(dataset):
+def test_a_data_set_without_a_split_of_hugging_face_is_reported(dataset):
     splits = pytest.importorskip("datasets").DatasetDict(train=dataset, test=dataset)
     with pytest.raises(DataError, match=r"has train, test\. Choose: HuggingFace\(dataset\['train'"):
         HuggingFace(splits)
@@ -181,7 +183,7 @@ def test_what_is_no_split_of_hugging_face_is_told(dataset):
 MILLIONS = 40_000_000  # rows of 8 bytes, 320 MB, in a file of about 1 kB
 
 
-def test_a_small_file_of_parquet_that_stands_for_gigabytes_is_refused_before_it_is_read(
+def test_a_small_parquet_file_that_expands_to_gigabytes_is_refused_before_it_is_read(
     tmp_path: Path,
 ):
     arrow = pytest.importorskip("pyarrow")
@@ -190,17 +192,17 @@ def test_a_small_file_of_parquet_that_stands_for_gigabytes_is_refused_before_it_
     assert path.stat().st_size < 2000
     rows = ParquetRows(path, group_bytes=1 << 28)
     before = arrow.total_allocated_bytes()
-    advice = r"320,000,000 bytes or more .* group_bytes=268,435,456 is the limit.*raise the limit \(group_"
+    advice = r"320,000,000 bytes or more .* group_bytes=268,435,456 is the limit.*limit \(group_"
     with pytest.raises(DataError, match=advice):
         rows[0]
     assert arrow.total_allocated_bytes() - before < 1 << 20
 
 
-def test_a_text_that_each_row_of_parquet_repeats_is_read_until_it_is_too_much(tmp_path: Path):
+def test_a_text_repeated_in_each_row_of_parquet_is_read_up_to_the_limit(tmp_path: Path):
     arrow = pytest.importorskip("pyarrow")
     text = arrow.DictionaryArray.from_arrays(np.zeros(20_000, np.int32), ["x" * 100_000])
     path = write_parquet(tmp_path / "bomb.parquet", {"text": text.cast("string")}, group=20_000)
-    assert path.stat().st_size < 60_000  # for 2 GB
+    assert path.stat().st_size < 60_000  # for 2 GB of text
     before = arrow.total_allocated_bytes()
     with pytest.raises(DataError, match=r"row group 0 takes .* write smaller row groups"):
         ParquetRows(path, group_bytes=1 << 24)[0]

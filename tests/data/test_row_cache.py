@@ -1,4 +1,4 @@
-"""A cache gives the rows of its source, whatever happened to it before."""
+"""Row caches: the rows of the source, whatever happened to the cache before."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ from jtrain.errors import DataError
 
 
 class Counted:
-    """Rows that follow from their index, and how often each was read."""
+    """Rows that depend on their index, and the number of reads of each."""
 
     def __init__(self, rows: int = 20, salt: int = 0):
         self.rows, self.salt, self.read = rows, salt, list[int]()
@@ -59,11 +59,11 @@ def test_a_row_is_read_once(where: str):
     for _ in range(3):
         assert_rows(rows[EVERY], EVERY)
     assert sorted(source.read) == [0, 3, 3, 7, 12, 19]  # twice in one batch is read twice
-    assert fingerprint(rows) == fingerprint(source), "a run with and without goes on as one"
+    assert fingerprint(rows) == fingerprint(source), "a run may resume with or without a cache"
     assert len(rows) == 20
 
 
-def test_what_is_done_to_a_batch_does_not_reach_the_cache(where: str):
+def test_changing_a_batch_does_not_change_the_cache(where: str):
     rows = cached(Counted(), where)
     for _ in range(2):
         for array in rows[EVERY].values():
@@ -71,7 +71,7 @@ def test_what_is_done_to_a_batch_does_not_reach_the_cache(where: str):
     assert_rows(rows[EVERY], EVERY)
 
 
-def test_threads_may_read_it_at_once(where: str):
+def test_threads_can_read_a_cache_at_once(where: str):
     rows = cached(Counted(), where)
     with ThreadPoolExecutor(8) as threads:
         batches = Shuffled(rows, size=10)
@@ -79,12 +79,12 @@ def test_threads_may_read_it_at_once(where: str):
             assert_rows({k: batch[k] for k in "xy"}, batches.indices(step))
 
 
-def test_none_is_the_source():
+def test_no_cache_is_the_source():
     source = Counted()
     assert cached(source, "") is source
 
 
-def test_a_folder_serves_later_runs(tmp_path: Path):
+def test_later_runs_use_a_cache_on_disk(tmp_path: Path):
     DiskCache(Counted(), tmp_path)[np.arange(20)]
     source = Counted()
     rows = DiskCache(source, tmp_path)
@@ -93,15 +93,15 @@ def test_a_folder_serves_later_runs(tmp_path: Path):
     assert source.read == []
 
 
-def test_a_source_that_changed_is_read_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_changed_source_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     DiskCache(Counted(), tmp_path)[np.arange(20)]
     assert_rows(DiskCache(Counted(salt=5), tmp_path)[EVERY], EVERY, salt=5)
     assert "holds the rows of other versions or sizes" in caplog.text
     assert_rows(DiskCache(Counted(), tmp_path)[EVERY], EVERY)
 
 
-def test_an_image_that_was_written_anew_is_decoded_anew(tmp_path: Path):
-    """Also one of the same size, whose first bytes are the same."""
+def test_a_rewritten_image_is_decoded_again(tmp_path: Path):
+    """Decode an image again even if its size and first bytes are unchanged."""
     folder = write_image_folder(tmp_path / "set", classes=2, each=3)
     values = ImageFolder(folder=str(folder), height=8, width=8, cache=str(tmp_path / "cache"))
     before = values.build().train.source[np.arange(6)]["image"]
@@ -115,7 +115,7 @@ def test_an_image_that_was_written_anew_is_decoded_anew(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["x", "y", "digests"])
-def test_a_row_that_is_half_written_is_read_again(tmp_path: Path, name: str):
+def test_a_half_written_row_is_read_again(tmp_path: Path, name: str):
     rows = DiskCache(Counted(), tmp_path)
     rows[np.arange(20)]
     path = rows.path / name
@@ -128,10 +128,10 @@ def test_a_row_that_is_half_written_is_read_again(tmp_path: Path, name: str):
     assert_rows(again[np.arange(20)], np.arange(20))
     assert source.read == [10]
     assert_rows(again[np.arange(20)], np.arange(20))
-    assert source.read == [10], "it is whole now"
+    assert source.read == [10], "the row is valid now"
 
 
-def test_one_that_was_cut_gives_the_same_rows(tmp_path: Path):
+def test_a_truncated_cache_gives_the_same_rows(tmp_path: Path):
     rows = DiskCache(Counted(), tmp_path)
     rows[np.arange(20)]
     (rows.path / "x").write_bytes(b"short")
@@ -142,7 +142,7 @@ SCRIPT = """
 import sys
 sys.path[:0] = [{tests!r}, {data!r}]
 import numpy as np
-from test_cached import Counted
+from test_row_cache import Counted
 from jtrain.data.batches.row_cache import DiskCache
 
 rows = DiskCache(Counted(200_000), {cache!r})
@@ -152,12 +152,12 @@ for first in range(0, 200_000, 50):
 """
 
 
-def test_one_that_was_killed_at_any_time_gives_the_same_rows(tmp_path: Path):
+def test_a_cache_of_a_killed_process_gives_the_same_rows(tmp_path: Path):
     cache = tmp_path / "cache"
     script = textwrap.dedent(SCRIPT).format(
         tests=str(Path(__file__).parents[1]), data=str(Path(__file__).parent), cache=str(cache)
     )
-    for _ in range(2):  # the second goes on with what the first left
+    for _ in range(2):  # the second process continues the cache of the first
         run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
         assert run.stdout is not None
         run.stdout.readline()
@@ -169,12 +169,12 @@ def test_one_that_was_killed_at_any_time_gives_the_same_rows(tmp_path: Path):
         np.testing.assert_array_equal(array, expected[name])
 
 
-def test_one_that_was_never_finished_is_no_cache(tmp_path: Path):
+def test_an_unfinished_cache_is_not_used(tmp_path: Path):
     (tmp_path / ".making-old").mkdir()
     assert_rows(DiskCache(Counted(), tmp_path)[EVERY], EVERY)
 
 
-def test_workers_share_one_on_disk(tmp_path: Path):
+def test_workers_share_a_cache_on_disk(tmp_path: Path):
     rows = DiskCache(Counted(), tmp_path)
     batches = Shuffled(rows, size=5)
     reader = ProcessWorkers(batches.__getitem__, start=0, stop=8, workers=2)
@@ -185,32 +185,32 @@ def test_workers_share_one_on_disk(tmp_path: Path):
     assert isinstance(rows.source, Counted)
     rows.source.read.clear()
     rows[np.arange(20)]
-    assert rows.source.read == [], "what the workers read is here too"
+    assert rows.source.read == [], "the rows that the workers read are cached"
 
 
-# Errors in words
+# Errors
 
 
-def test_no_memory_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_too_little_memory_is_reported(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("jtrain.data.batches.row_cache._free_memory", lambda: 100)
     with pytest.raises(DataError, match=r"takes 0\.0 MB for 20 rows.*Set data\.cache to a folder"):
         MemoryCache(Counted())
 
 
-def test_no_room_on_the_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
     with pytest.raises(DataError, match=r"cannot be created \(it takes 660 bytes .*Make room"):
         DiskCache(Counted(), tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path):
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(DataError, match=r"cannot be created \(.*file.*Make room, set data\.cache"):
         DiskCache(Counted(), tmp_path / "file")
 
 
-def test_a_source_that_nothing_tells_from_another_is_told(tmp_path: Path):
+def test_a_source_without_a_fingerprint_is_reported(tmp_path: Path):
     class Drawn(Counted):
         def fingerprint(self) -> str:
             return ""

@@ -17,13 +17,13 @@ def seen(batches: Shuffled, steps: range) -> list[int]:
     return [int(x) for k in steps for x in batches[k]["x"][batches[k]["mask"]]]
 
 
-def test_they_are_what_the_loop_takes():
+def test_batches_satisfy_the_protocol_of_the_loop():
     assert isinstance(Shuffled(numbered(5), size=2), Batches)
     assert isinstance(InOrder(numbered(5), size=2), FiniteBatches)
 
 
 @pytest.mark.parametrize(("rows", "size"), [(10, 3), (7, 7), (3, 10), (1, 4), (40_000, 128)])
-def test_crossing_batches_see_every_row_once_an_epoch(rows: int, size: int):
+def test_crossing_batches_have_every_row_once_an_epoch(rows: int, size: int):
     batches = Shuffled(numbered(rows), size=size, seed=1)
     stream = seen(batches, range(-(-3 * rows // size)))
     epochs = [stream[e * rows : (e + 1) * rows] for e in range(3)]
@@ -42,7 +42,7 @@ def test_dropping_batches_never_mix_two_epochs():
     assert not batches.ragged
 
 
-def test_padded_batches_see_every_row_once_and_keep_their_shape():
+def test_padded_batches_have_every_row_once_and_keep_their_shape():
     batches = Shuffled(numbered(10), size=4, end="pad")
     assert batches.ragged
     assert not Shuffled(numbered(12), size=4, end="pad").ragged
@@ -76,11 +76,11 @@ def test_the_order_of_epochs_is_pinned():
     assert seen(Shuffled(numbered(6), size=4, seed=3), range(3)) == GOLDEN
 
 
-# Of batches 0 .. 299 and the millionth: computed an epoch at a time, as it was at first.
+# Checksums of batches 0 .. 299 and the millionth, from the first code, an epoch at a time.
 @pytest.mark.parametrize(
     ("end", "checksum"), [("cross", 0x24B1D276), ("drop", 0xA73EE41C), ("pad", 0x1D98BCF0)]
 )
-def test_the_order_is_that_of_one_epoch_after_another(end: str, checksum: int):
+def test_the_order_is_that_of_consecutive_epochs(end: str, checksum: int):
     batches, found = Shuffled(numbered(1438), size=128, seed=5, end=end), 0
     for step in [*range(300), 10**6]:
         found = zlib.crc32(batches[step]["x"].astype("<i8").tobytes(), found)
@@ -101,7 +101,7 @@ def test_row_and_mask_are_the_same_read_only_objects(batches: Shuffled | InOrder
 
 @pytest.mark.parametrize("end", ["cross", "drop", "pad"])
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
-def test_processes_read_their_rows_and_no_others(end, count: int):
+def test_processes_read_only_their_rows(end, count: int):
     asked: list[int] = []
 
     class Watched(Arrays):
@@ -155,7 +155,7 @@ def test_steps_count_from_zero():
         Shuffled(numbered(5), size=4)[-1]
 
 
-def test_sharding_leaves_the_original_whole():
+def test_sharding_does_not_change_the_original():
     whole = Shuffled(numbered(50), size=6)
     before = whole[3]["x"].tolist()
     assert whole.shard(1, 2)[3]["x"].tolist() == before[3:]

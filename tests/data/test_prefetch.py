@@ -20,7 +20,7 @@ def readers() -> int:
 
 
 def soon(condition) -> bool:
-    """Whether it comes true within two seconds."""
+    """Return whether the condition becomes true within two seconds."""
     until = time.monotonic() + 2
     while not condition() and time.monotonic() < until:
         time.sleep(0.002)
@@ -43,7 +43,7 @@ def test_gives_every_step_once_in_order(get):
 
 def test_fast_reads_stay_on_the_thread_of_the_loop():
     where = set()
-    # Slow is a whole second here: a busy machine must not turn this test.
+    # The limit is a full second here, so that a busy machine cannot fail this test.
     with ReadAhead(
         lambda step: where.add(threading.get_ident()), start=0, stop=100, slow=1.0
     ) as ahead:
@@ -63,7 +63,7 @@ def test_slow_reads_move_to_a_thread():
     assert where[0] == threading.get_ident() != where[-1]
 
 
-def test_data_that_turns_slow_moves_too():
+def test_reads_that_become_slow_move_to_a_thread():
     def get(step: int) -> int:
         return slowly(step) if step >= 20 else step
 
@@ -92,7 +92,7 @@ def test_counts_the_seconds_waited():
         assert 5 * SLOW <= ahead.waited <= time.perf_counter() - began
 
 
-def test_is_never_further_ahead_than_its_depth():
+def test_never_prefetches_more_than_its_depth():
     read = []
 
     def get(step: int) -> None:
@@ -108,12 +108,12 @@ def test_is_never_further_ahead_than_its_depth():
 
 
 @pytest.mark.parametrize("broken", [2, 30])
-def test_what_goes_wrong_is_raised_at_its_step_with_its_traceback(broken: int):
-    mistake = OSError("the disk is gone")
+def test_an_error_is_raised_at_its_step_with_its_traceback(broken: int):
+    error = OSError("the disk is gone")
 
     def get(step: int) -> int:
         if step == broken:
-            raise mistake
+            raise error
         return slowly(step)
 
     ahead = ReadAhead(get, start=0, stop=40)
@@ -122,7 +122,7 @@ def test_what_goes_wrong_is_raised_at_its_step_with_its_traceback(broken: int):
     with pytest.raises(OSError, match="the disk is gone") as caught:
         next(ahead)
     assert caught.value is mistake
-    assert "raise mistake" in "".join(traceback.format_exception(caught.value))
+    assert "raise error" in "".join(traceback.format_exception(caught.value))
     with pytest.raises(StopIteration):
         next(ahead)
 
@@ -140,7 +140,7 @@ def test_closing_stops_the_thread_at_once():
     assert list(ahead) == []
 
 
-def test_one_that_is_dropped_unfinished_ends_its_thread():
+def test_a_dropped_unfinished_iterator_ends_its_thread():
     ahead = ReadAhead(slowly, start=0, stop=None)
     for _ in range(12):
         next(ahead)

@@ -1,4 +1,4 @@
-"""How processes share files: every record once, or by every process, as was asked."""
+"""File sharding: every record once, or by every process, as configured."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ from jtrain.data.batches.file_sharding import sharing
 from jtrain.errors import ConfigError, DataError
 
 
-def named(count: int) -> list[Path]:
+def paths(count: int) -> list[Path]:
     return [Path(f"{number}.txt") for number in range(count)]
 
 
 def read(files: int, count: int, policy: str) -> list[list[str]]:
-    """The records that each process keeps; a file of number n has n + 1 of them."""
-    shares = [sharing(named(files), index=i, count=count, policy=policy) for i in range(count)]
+    """Return the records of each process; file n has n + 1 records."""
+    shares = [sharing(paths(files), index=i, count=count, policy=policy) for i in range(count)]
     return [
         list(s.select(f"{p.stem}.{r}" for p in s.files for r in range(int(p.stem) + 1)))
         for s in shares
@@ -28,7 +28,7 @@ def test_every_record_is_kept_by_one_process(files: int, count: int, policy: str
     assert sorted(kept) == sorted(f"{f}.{r}" for f in range(files) for r in range(f + 1))
 
 
-def test_off_gives_everything_to_everyone():
+def test_off_gives_every_record_to_every_process():
     shares = read(3, 2, "off")
     assert shares[0] == shares[1]
     assert len(shares[0]) == 1 + 2 + 3
@@ -52,19 +52,19 @@ def test_off_gives_everything_to_everyone():
         (1, 1, "1 file, 1 process: this one reads 1 of its own (sharing=auto took file)"),
     ],
 )
-def test_what_was_chosen_is_told_in_a_line(files: int, count: int, told: str):
-    assert sharing(named(files), index=0, count=count).summary == told
+def test_the_choice_is_reported_in_a_line(files: int, count: int, summary: str):
+    assert sharing(paths(files), index=0, count=count).summary == summary
 
 
 def test_fewer_files_than_processes_are_refused_and_the_advice_works():
     with pytest.raises(DataError, match=r"2 files, 4 processes: 2 would read nothing.*=data"):
-        sharing(named(2), index=0, count=4, policy="file")
-    assert sharing(named(2), index=3, count=4, policy="data").every == 4
-    assert sharing(named(4), index=3, count=4, policy="file").files == [Path("3.txt")]
+        sharing(paths(2), index=0, count=4, policy="file")
+    assert sharing(paths(2), index=3, count=4, policy="data").every == 4
+    assert sharing(paths(4), index=3, count=4, policy="file").files == [Path("3.txt")]
 
 
-def test_another_policy_or_process_is_told():
+def test_an_unknown_policy_or_process_is_reported():
     with pytest.raises(ConfigError, match=r"sharing 'rows' is none of auto, file, data, off"):
-        sharing(named(1), index=0, count=1, policy="rows")
+        sharing(paths(1), index=0, count=1, policy="rows")
     with pytest.raises(ConfigError, match=r"index in 0 \.\. 1"):
-        sharing(named(2), index=2, count=2)
+        sharing(paths(2), index=2, count=2)

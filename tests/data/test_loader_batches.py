@@ -24,7 +24,7 @@ LABEL = np.arange(12, dtype=np.int32)
 
 
 def loaded(open_: Callable[[], Iterable[Any]], size: int) -> LoaderBatches:
-    """As the note adapts one."""
+    """Adapt a loader as in docs/images.md."""
 
     def opened():
         for image, label in open_():
@@ -59,20 +59,20 @@ OPENS = [
 def test_a_batch_of_a_loader_is_a_function_of_the_step(open_: Callable[[], Iterable[Any]]):
     batches = loaded(open_, 4)
     assert isinstance(batches, Batches)
-    for step in (0, 1, 2, 3, 7, 2):  # in turn, over the end, ahead, and back
+    for step in (0, 1, 2, 3, 7, 2):  # in order, over the end, forward, and back
         rows = np.arange(4) + 4 * (step % 3)
         np.testing.assert_array_equal(batches[step]["image"], IMAGE[rows], strict=True)
         np.testing.assert_array_equal(batches[step]["label"], LABEL[rows], strict=True)
 
 
-def test_processes_share_out_what_a_loader_gives():
+def test_processes_shard_the_batches_of_a_loader():
     whole, parts = loaded(in_memory, 4), [loaded(in_memory, 4).shard(i, 2) for i in range(2)]
     for step in (4, 0):
         for name, array in whole[step].items():
             np.testing.assert_array_equal(np.concatenate([p[step][name] for p in parts]), array)
 
 
-def test_a_batch_is_read_once_where_it_is_asked_for_again():
+def test_a_repeated_batch_is_read_once():
     opens = []
     batches = LoaderBatches(lambda: opens.append(1) or [{"x": np.arange(2)}] * 3, size=2)
     for step in (0, 0, 1, 1, 2):
@@ -88,12 +88,12 @@ def test_a_batch_is_read_once_where_it_is_asked_for_again():
         ([{"x": np.float32(3)}], "no rows"),
     ],
 )
-def test_what_is_no_batch_of_that_size_is_refused(batches: list[Any], says: str):
+def test_a_batch_of_another_size_is_refused(batches: list[Any], says: str):
     with pytest.raises(DataError, match=says):
         LoaderBatches(lambda: batches, size=4)[2]
 
 
-def test_a_step_trains_on_what_a_loader_gives():
+def test_a_step_trains_on_the_batches_of_a_loader():
     step = jt.make_step(lambda p, batch, rng: jnp.mean((batch["image"] * p) ** 2), optax.sgd(0.1))
     state = jt.new_state(jnp.ones(()), optax.sgd(0.1), jax.random.key(0))
     batches = loaded(in_memory, 4)
