@@ -14,11 +14,11 @@ from permissions import permissions_hold
 
 from chaos.corruption import (
     KINDS,
+    damage_and_check,
     files_of,
     flip,
     flip_in_any_file,
     from_another_step,
-    seen,
     swap,
     zero,
 )
@@ -62,7 +62,7 @@ def test_every_damage_is_detected(kind, damaged: Path):
     kept = shutil.copytree(damaged / "2", damaged.parent / "kept")
     assert layout.find_faults(damaged, 2, full=True) == []
     for seed in range(6):
-        damage, found = seen(damaged, seed, kinds=(kind,))
+        damage, found = damage_and_check(damaged, seed, kinds=(kind,))
         assert found, f"{damage} (seed {seed})"
         assert len(found[0]) < 300
         assert 2 not in layout.steps(damaged) or kind in QUIETLY, f"{damage} is listed"
@@ -245,7 +245,7 @@ def reseal(checkpoint: Path, **changes) -> None:
     """Rewrite a seal with other entries and a valid digest of its own."""
     said = json.loads((checkpoint / "seal.json").read_text()) | changes
     said.pop("seal")
-    (checkpoint / "seal.json").write_text(seal._text(said))
+    (checkpoint / "seal.json").write_text(seal._to_text(said))
 
 
 def pipe(path: Path) -> None:
@@ -342,7 +342,7 @@ def test_a_renamed_checkpoint_is_reported_and_not_resumed_from(damaged: Path):
     with CheckpointManager(damaged) as checkpoints:
         assert checkpoints.resume() == 1
     (line,) = checkpoints.notices
-    assert f"checkpoint 2 lies in {damaged} as 2.bak" in line
+    assert f"checkpoint 2 is in {damaged} under the name 2.bak" in line
     source, target = line.rpartition(": mv ")[2].split()
     Path(source).rename(target)
     with CheckpointManager(damaged) as checkpoints:
@@ -362,7 +362,7 @@ def test_a_damaged_checkpoint_that_cannot_be_renamed_is_reported(damaged: Path):
     with permissions_hold(), pytest.raises(DamagedError) as refusal:
         checkpoints.resume()
     assert "cannot be renamed to" in str(refusal.value)
-    assert "refused (Operation not permitted)" in str(refusal.value)
+    assert "(Operation not permitted)" in str(refusal.value)
     source, target = str(refusal.value).rpartition(": mv ")[2].split()
     Path(source).rename(target)
     assert checkpoints.resume() == 1

@@ -162,7 +162,7 @@ def test_with_run_json_lost_the_same_command_goes_on_to_the_same_bits(name, whol
     HURTS[name](RUN / "run.json")
     (RUN / "config.yaml").unlink()
     outcome = again()
-    assert "goes on from step 8 of 12" in outcome.directory.log.read_text()
+    assert "resumes from step 8 of 12" in outcome.directory.log.read_text()
     assert kept(outcome) == whole
     for each in ("id", "data", "sets", "place"):
         assert said()[each] == facts[each], f"{each} comes from the checkpoint"
@@ -220,7 +220,7 @@ def test_with_config_yaml_edited_following_the_advice_goes_on_with_the_old_value
         trained(file)
     words = str(refusal.value)
     assert "of other values" in words
-    advised = shlex.split(words.rpartition("or go on with that one: jtrain run ")[2])
+    advised = shlex.split(words.rpartition("or resume that one: jtrain run ")[2])
     assert advised[0] == str(file)
     with pytest.raises(ConfigError, match=r"was changed since .* typed: '?optimizer"):
         measure(config_of(file), RUN)
@@ -269,7 +269,7 @@ def test_a_newer_checkpoint_of_another_run_is_not_gone_on_from():
     foreign(12, place=12)
     log = again().directory.log.read_text()
     assert "checkpoint 12 was set aside as " in log
-    assert "goes on from step 8 of 12" in log
+    assert "resumes from step 8 of 12" in log
 
 
 def test_where_damage_is_to_stop_a_foreign_checkpoint_stops():
@@ -346,7 +346,9 @@ def test_an_older_checkpoint_without_an_id_is_compared_when_it_is_gone_on_from()
     without_ids(Path("runs/foreign"))
     foreign(4, place=4)
     (CHECKPOINTS / "8" / "state" / "manifest.ocdbt").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"4 is of a run of other values:\n  seed: 1 there, 0 h"):
+    with pytest.raises(
+        ConfigError, match=r"4 is of a run with other values:\n  seed: 1 there, 0 h"
+    ):
         again()
 
 
@@ -365,9 +367,7 @@ def test_a_copy_is_another_run_from_where_it_was_copied(whole, capfd):
     assert on == ["run", "runs/copy/config.yaml", "name=copy"]
     assert main(on) == 0
     log = Path("runs/copy/log.txt").read_text()
-    assert (
-        "runs/copy was copied or moved from runs/quick: it is a run of its own from now on" in log
-    )
+    assert "runs/copy was copied or moved from runs/quick: it is a separate run from now on" in log
     assert f"another run ({original} after the copy)" not in log, "the copy was made before step 12"
     copy = said(Path("runs/copy"))
     assert copy["id"] != original
@@ -390,14 +390,14 @@ def test_what_the_original_saves_after_the_copy_is_foreign_to_the_copy(whole):
     outcome = trained(CONFIG, *settings)
     log = outcome.directory.log.read_text()
     assert f"is a checkpoint of another run ({said()['id']} after the copy), and this run" in log
-    assert "goes on from step 8 of 12" in log
+    assert "resumes from step 8 of 12" in log
     assert kept(outcome) == whole
 
 
 def test_a_run_that_was_renamed_goes_on_by_its_new_name(whole):
     RUN.rename("runs/other")
     outcome = trained(CONFIG, *SHORT, "name=other")
-    assert "goes on from step 8 of 12" in outcome.directory.log.read_text()
+    assert "resumes from step 8 of 12" in outcome.directory.log.read_text()
     assert kept(outcome) == whole
 
 
@@ -439,7 +439,7 @@ def test_a_newest_checkpoint_that_may_not_be_read_is_passed_over():
     log = outcome.directory.log.read_text()
     assert "checkpoint 8 is damaged and was set aside as " in log
     assert "cannot be read (Permission denied)" in log
-    assert "goes on from step 4 of 12" in log
+    assert "resumes from step 4 of 12" in log
     (CHECKPOINTS / "8.damaged").chmod(0o700)
 
 
@@ -447,7 +447,10 @@ def test_a_newest_checkpoint_that_may_not_be_read_is_passed_over():
     ("hurt", "words"),
     [
         (lambda step: (shutil.rmtree(step), step.mkdir()), "is empty: all its files are gone"),
-        (lambda step: step.rename(step.with_name("8.bak")), "lies in {home} as 8.bak, which is no"),
+        (
+            lambda step: step.rename(step.with_name("8.bak")),
+            "is in {home} under the name 8.bak, which is no",
+        ),
         (shutil.rmtree, "checkpoint 8, which runs/quick/run.json names, is gone"),
     ],
     ids=["emptied", "renamed", "removed"],
@@ -460,7 +463,7 @@ def test_a_step_that_is_not_there_any_more_is_said_by_verify_and_by_the_run(hurt
     assert ("8  DAMAGED" in out) or ("8.bak holds checkpoint 8" in out) or ("8 is gone" in out)
     log = again().directory.log.read_text()
     assert words.format(home=CHECKPOINTS.absolute()) in log
-    assert "goes on from step 4 of 12" in log
+    assert "resumes from step 4 of 12" in log
 
 
 @thorough

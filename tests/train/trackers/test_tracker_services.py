@@ -33,9 +33,7 @@ def killed_and_gone_on_with(tracker: Any, directory: Path) -> tuple[TrackedRun, 
     about = TrackedRun(name="try", directory=directory, config={"optimizer.lr": 0.1, "name": "try"})
     told: list[str] = []
     for steps, resumed_at, end in ((range(1, 13), None, "stopped"), (range(6, 21), 5, "done")):
-        tracking = Tracking(
-            [tracker], about, log=told.append, resumed_at=resumed_at, patience=60.0
-        )
+        tracking = Tracking([tracker], about, log=told.append, resumed_at=resumed_at, patience=60.0)
         for step in steps:
             tracking.on_numbers(step, {"loss": LOSSES[step]})
             if step % 10 == 0:
