@@ -1,4 +1,4 @@
-"""What a run says before its first step."""
+"""Banner: the lines that a run logs before its first step."""
 
 from pathlib import Path
 from typing import Any
@@ -14,65 +14,63 @@ from jtrain.train.setup import TrainSetup
 from jtrain.train.summary import short, summary
 
 
-def opening(parts: TrainSetup, start: int | None, root: Path = Path("/")) -> list[str]:
-    """What a reader wants to know before the first step.
+def opening(setup: TrainSetup, start: int | None, root: Path = Path("/")) -> list[str]:
+    """Return the lines to log before the first step.
 
     Args:
-        root: of the file system that shows what accelerators the machine has.
+        root: of the file system that shows the machine's accelerators.
     """
-    config, strategy = parts.config, parts.strategy
-    count = num_elements(parts.like.params)
+    config, strategy = setup.config, setup.strategy
+    count = num_elements(setup.like.params)
     batch: Any = f"{config.batch} rows"
-    if parts.experiment.tokens:
-        batch = f"{batch} of {parts.experiment.tokens} tokens"
+    if setup.experiment.tokens:
+        batch = f"{batch} of {setup.experiment.tokens} tokens"
     microbatches = f"{config.microbatches} microbatch{'es' * (config.microbatches > 1)}"
     lines = [
-        f"{config.name}: {count:,} parameters, {layout(parts)}, {batch} a step in "
+        f"{config.name}: {count:,} parameters, {layout(setup)}, {batch} a step in "
         f"{strategy.shares} shard{'s' * (strategy.shares > 1)}, {microbatches}",
-        *_unused(parts, root),
-        *([parts.why] if parts.why else []),
-        short(summary(parts.like)),
+        *_unused(setup, root),
+        *([setup.why] if setup.why else []),
+        short(summary(setup.like)),
         *([str(strategy.schedule)] if strategy.schedule else []),
     ]
     if jax.process_count() > 1:
-        lines.append(_shared(parts))
-    now = flatten(parts.config)
-    for key, said in parts.lengths.said.items():
-        of_fit = said.unit == "%" and config.experiment == "fit"  # which says a share by default
-        if isinstance(now.get(key), int) and not of_fit:
+        lines.append(_sharding(setup))
+    steps = flatten(setup.config)
+    for key, duration in setup.lengths.said.items():
+        default = duration.unit == "%" and config.experiment == "fit"  # jt.fit sets shares
+        if isinstance(steps.get(key), int) and not default:
             unit = "evaluations" if key == "evaluate.patience" else "steps"
-            if said.seconds and unit == "steps":
-                unit += f" of {brief(parts.lengths.seconds)}"
-            lines.append(f"{key}: {said} is {now[key]} {unit}")
+            if duration.seconds and unit == "steps":
+                unit += f" of {brief(setup.lengths.seconds)}"
+            lines.append(f"{key}: {duration} is {steps[key]} {unit}")
     if start:
-        lines.append(f"goes on from step {start} of {config.steps}")
+        lines.append(f"resumes from step {start} of {config.steps}")
     return lines
 
 
-def _unused(parts: TrainSetup, root: Path) -> list[str]:
-    """Say what accelerators the run leaves unused, unless its config chooses a platform."""
-    if parse_devices(parts.config.parallel.devices).platform:
+def _unused(setup: TrainSetup, root: Path) -> list[str]:
+    """Return lines about unused accelerators, unless the config chooses a platform."""
+    if parse_devices(setup.config.parallel.devices).platform:
         return []
-    seen = {device.platform for device in jax.devices()}
-    return unused_accelerators(seen, getattr(jax.config, "jax_platforms", None), root=root)
+    used = {device.platform for device in jax.devices()}
+    return unused_accelerators(used, getattr(jax.config, "jax_platforms", None), root=root)
 
 
-def layout(parts: TrainSetup) -> str:
+def layout(setup: TrainSetup) -> str:
     """Return the kind of a layout, its devices and its axes.
 
     `sharded over 8 cpu devices (fsdp 4 x tensor 2)`.
     """
-    there = parts.devices
-    sizes = [f"{axis} {size}" for axis, size in parts.strategy.axes.items()]
-    of = f" ({' x '.join(sizes)})" if len(sizes) > 1 else ""
-    plural = "s" * (len(there) > 1)
-    return (
-        f"{parts.config.parallel.kind} over {len(there)} {there[0].device_kind} device{plural}{of}"
-    )
+    devices, kind = setup.devices, setup.config.parallel.kind
+    sizes = [f"{axis} {size}" for axis, size in setup.strategy.axes.items()]
+    axes = f" ({' x '.join(sizes)})" if len(sizes) > 1 else ""
+    plural = "s" * (len(devices) > 1)
+    return f"{kind} over {len(devices)} {devices[0].device_kind} device{plural}{axes}"
 
 
-def _shared(parts: TrainSetup) -> str:
-    """How the processes share out what is read."""
-    index, count = parts.strategy.part
+def _sharding(setup: TrainSetup) -> str:
+    """Return a line about the rows that each process reads."""
+    index, count = setup.strategy.part
     by_index = f"data: by index, this process reads part {index} of {count} of every batch's rows"
-    return getattr(parts.mine(parts.experiment.train), "summary", by_index)
+    return getattr(setup.mine(setup.experiment.train), "summary", by_index)

@@ -1,7 +1,7 @@
-"""Compile cache: where compiled programs are kept between runs, so that the second start is quick.
+"""Compilation cache: compiled programs are kept between runs, so that the second start is quick.
 
-What lies in it is machine code, and JAX runs what it finds there. So the directory belongs to this
-user, and nobody else may write to it, to a folder above it, or to a file in it.
+The cache holds machine code, which JAX runs without a check. Its directory therefore belongs to
+this user, and nobody else may write to it, to a folder above it, or to a file in it.
 """
 
 import contextlib
@@ -19,34 +19,34 @@ _WRITERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def keep_compiled_programs() -> Path | None:
-    """Turn JAX's persistent compile cache on, for programs of any size; return its directory.
+    """Enable JAX's persistent compilation cache, for programs of any size; return its directory.
 
-    `JAX_COMPILATION_CACHE_DIR` is taken as it is: who shares a cache trusts those who write to it.
-    Otherwise the cache is `jtrain/compiled` in the user's cache directory, of mode 0700. Where
-    somebody else made it, or could write to it, a directory beside the temporary files takes its
-    place, with a warning; where that is not this user's alone either, the cache is off (None).
+    `JAX_COMPILATION_CACHE_DIR` is used unchecked: sharing a cache means trusting its writers.
+    Otherwise the cache is `jtrain/compiled` in the user's cache directory, with mode 0700. If
+    another user made it, or could write to it, a directory beside the temporary files is used
+    instead, with a warning; if that is not safe either, the cache is off (None).
     """
     import jax
 
     named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if named:
-        where = Path(named)
-        if "://" not in named:  # gs://... is no folder to make
-            _make(where)
+        directory = Path(named)
+        if "://" not in named:  # gs://... is no local folder
+            _make(directory)
     else:
-        where = _own_directory()
+        directory = _own_directory()
     settings = jax.config
-    settings.update("jax_compilation_cache_dir", named or (str(where) if where else None))
+    settings.update("jax_compilation_cache_dir", named or (str(directory) if directory else None))
     # By default only programs that took a second to compile are kept: none of a small model.
     settings.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    return where
+    return directory
 
 
 def distrusted(directory: Path) -> str:
-    """Return why programs in a directory are not run, a sentence's end; empty if they may be.
+    """Return why programs in a directory must not be run, as the end of a sentence; "" if they may.
 
-    Every folder above it counts, since who may rename one decides what lies under its name; one
-    that all may write to is no matter if it is sticky, as /tmp is. The user's own group may write
+    Every folder above the directory counts, since whoever may rename it controls its content. A
+    world-writable folder is accepted if it is sticky, as /tmp is. The user's own group may write
     above the last two folders, and to files in a directory that nobody else may enter.
     """
     try:
@@ -63,7 +63,7 @@ def distrusted(directory: Path) -> str:
 
 
 def _own_directory() -> Path | None:
-    """The first of two directories whose programs may be run, made if need be."""
+    """Return the first of two directories that is safe, created if missing; None if neither is."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     usual = home / "jtrain" / "compiled"
     other = Path(tempfile.gettempdir()) / f"jtrain-{os.getuid()}" / "compiled"
@@ -82,20 +82,20 @@ def _own_directory() -> Path | None:
 
 
 def _make(directory: Path) -> None:
-    """Make a folder of mode 0700 below one of that mode, where it can be made."""
-    with contextlib.suppress(OSError):  # what is not there, or not as it should be, is found later
+    """Create a folder of mode 0700 below one of that mode, if possible."""
+    with contextlib.suppress(OSError):  # `distrusted` finds a missing or unsafe folder
         directory.parent.parent.mkdir(parents=True, exist_ok=True)
         for folder in (directory.parent, directory):
             folder.mkdir(0o700, exist_ok=True)
 
 
 def _fault(path: Path, *, strict: bool, closed: bool = False) -> str:
-    """What makes a file or folder another user's to change.
+    """Return why another user could change a file or folder; "" if nobody could.
 
     Args:
-        strict: it is this user's, and only this user may write to it; otherwise it may be root's
-            too, or sticky, or writable by this user's own group.
-        closed: it lies where nobody else may enter, so that its mode is no matter.
+        strict: only this user may own it and write to it; otherwise it may also be owned by root,
+            sticky, or writable by this user's own group.
+        closed: nobody else may enter its folder, so its mode does not matter.
     """
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
@@ -111,7 +111,7 @@ def _fault(path: Path, *, strict: bool, closed: bool = False) -> str:
 
 
 def _content(directory: Path) -> Iterator[Path]:
-    """The files of a cache, and those in its folder of single processes' programs."""
+    """Yield the files of a cache and of its folders, which hold programs of single processes."""
     for path in directory.iterdir():
         yield path
         if path.is_dir() and not path.is_symlink():
@@ -119,7 +119,7 @@ def _content(directory: Path) -> Iterator[Path]:
 
 
 def _warn(usual: Path, fault: str, instead: str) -> None:
-    if not os.path.lexists(usual):  # no cache could be made there, and nobody's is refused
+    if not os.path.lexists(usual):  # no cache could be made there, so there is nothing to distrust
         return
     _log.warning(
         f"compile cache: another user may have put programs into {usual}: {fault}. None of them "

@@ -1,4 +1,4 @@
-"""What an experiment writes: a prompt as tokens, and the text of what follows."""
+"""Text completion: an experiment's `complete`, which continues a prompt."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -18,38 +18,38 @@ Complete: TypeAlias = Callable[[Params, Extra, Key, Prompt], str]
 
 
 def writes(build: Callable[[], IncrementalModel], tokenizer: Tokenizer) -> Complete:
-    """An experiment's `complete`: the prompt and what follows.
+    """Return an experiment's `complete`, which gives the prompt and its continuation.
 
-    An empty prompt is the end of another document; where the tokenizer has none a new line, and
-    where it does not know that either its first token.
+    An empty prompt stands for the end of a document; if the tokenizer has no such token, for a new
+    line, or else for its first token.
 
     Args:
-        build: the model for one row of text, which is laid out nowhere; called when it is needed.
-        tokenizer: of the model's data; tokens that it does not have are left out of the text.
+        build: makes the model for one row of text, without a sharding; called at the first use.
+        tokenizer: of the model's data; unknown tokens are omitted from the text.
     """
     model = functools.cache(build)
 
     def complete(params: Params, extra: Extra, key: Key, prompt: Prompt) -> str:
         del extra
-        begun = tokenizer.encode(prompt.text) if prompt.text else _nothing(tokenizer)
+        start = tokenizer.encode(prompt.text) if prompt.text else _empty_prompt(tokenizer)
         tokens = generate(
             model(),
             params,
-            jnp.asarray(begun, jnp.int32)[None],
+            jnp.asarray(start, jnp.int32)[None],
             key,
             steps=prompt.tokens,
             temperature=prompt.temperature,
             top_k=prompt.top_k,
             top_p=prompt.top_p,
         )
-        known = jax.device_get(tokens)[0]
-        return tokenizer.decode(known[known < len(tokenizer)])
+        row = jax.device_get(tokens)[0]
+        return tokenizer.decode(row[row < len(tokenizer)])
 
     return complete
 
 
-def _nothing(tokenizer: Tokenizer) -> Sequence[int] | np.ndarray:
-    """What stands for an empty prompt."""
+def _empty_prompt(tokenizer: Tokenizer) -> Sequence[int] | np.ndarray:
+    """Return the tokens that stand for an empty prompt."""
     if tokenizer.end is not None:
         return [tokenizer.end]
     try:

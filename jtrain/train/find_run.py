@@ -1,4 +1,4 @@
-"""The directory of a run that was trained, by its path or its name."""
+"""Lookup of a run's directory, by its path or its name."""
 
 from pathlib import Path
 
@@ -13,18 +13,18 @@ def find_run(run: Path | str, asked: str) -> Path:
     """Return the directory of a run, by its path or by its name in runs/.
 
     Args:
-        asked: who asked for it, for the message.
+        asked: name of the caller, for the message.
 
     Raises:
-        ConfigError: if there is none, with those that there are.
+        ConfigError: if there is no such run, with the existing ones.
     """
     check_on_disk(run, asked)
     for directory in (Path(run), RUNS / run):
         if (directory / "config.yaml").is_file():
             return directory
-    there = sorted(path.parent.name for path in RUNS.glob("*/config.yaml"))
+    names = sorted(path.parent.name for path in RUNS.glob("*/config.yaml"))
     raise ConfigError(
         f"{asked}: {run} is no directory of a run; in {RUNS}/ there is "
-        f"{', '.join(there) or 'none: train one by jtrain run CONFIG'}"
-        f"{did_you_mean(Path(run).name, there)}"
+        f"{', '.join(names) or 'none: train one by jtrain run CONFIG'}"
+        f"{did_you_mean(Path(run).name, names)}"
     )

@@ -1,4 +1,4 @@
-"""The result of jt.fit: parameters, numbers, pictures, and what can be done with them."""
+"""Result of jt.fit: parameters, metrics and curves, with evaluation and prediction."""
 
 import dataclasses
 import html
@@ -21,39 +21,39 @@ from jtrain.train.hooks.evaluation import EvaluationResult
 from jtrain.train.predict import evaluate, predict
 from jtrain.train.svg_chart import chart
 
-INNER = {"grad_norm", "update_norm", "skipped", "loss_scale"}  # are no results
+INNER = {"grad_norm", "update_norm", "skipped", "loss_scale"}  # metrics that are not shown
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Fitted:
-    """What training came to."""
+    """Result of a training run."""
 
     params: Params
-    """Those to use: of the last step, or of the best evaluation if `best` was asked for; the
-    average, with an optimizer that keeps one."""
+    """Parameters to use: of the last step, or of the best evaluation if `best` was given; with an
+    optimizer that keeps an average, the average."""
     extra: Extra
-    """What is carried beside them."""
+    """State of the model beside the parameters."""
     state: TrainState
-    """All of it after the last step."""
+    """Full state after the last step."""
     history: Mapping[str, Mapping[int, Any]]
-    """Of each name the numbers by step: `history["loss"][100]`, `history["valid/loss"]`. Those of
-    the last step are always there."""
+    """Numbers by name and step: `history["loss"][100]`, `history["valid/loss"]`. The last step is
+    always included."""
     step: int
-    """The last that was taken."""
+    """Last step that was taken."""
     best: EvaluationResult | None
-    """The best evaluation, its step and its numbers; None unless it was asked for."""
+    """Step and numbers of the best evaluation; None unless `best` was given."""
     why: str
-    """Why it ended, if before the last step."""
+    """Why the run ended, if before the last step."""
     directory: Path | None
-    """Of the run, if there is one."""
+    """Directory of the run, if it has one."""
     loss: Any = None
-    """That was minimised."""
+    """Loss that was minimised."""
     start: fit_arguments.FitStart | None = None
-    """Where it began."""
+    """Loss and initial parameters."""
 
     @property
     def model(self) -> Any:
-        """The nnx module that was trained, with the parameters to use, switched to evaluation.
+        """Trained nnx module, with the parameters to use, in evaluation mode.
 
         Raises:
             ConfigError: if the parameters were given as arrays.
@@ -61,8 +61,8 @@ class Fitted:
         module = None if self.start is None else self.start.module
         if module is None:
             raise ConfigError(
-                "there is no model: fit was given arrays for parameters. Take result.params, or "
-                "give fit the nnx module itself: jt.fit(loss, module, data)."
+                "there is no model: fit was given arrays as parameters. Use result.params, or give "
+                "fit the nnx module itself: jt.fit(loss, module, data)."
             )
         return module.module(self.params, self.extra, None, False)
 
@@ -74,11 +74,11 @@ class Fitted:
         Args:
             data: as for `jt.fit`.
             batch: rows at a time.
-            couples: as for `jt.evaluate`; by default what `jt.fit` was given. The layers of a model
-                (batch norm) make rows meet in training alone.
+            couples: as for `jt.evaluate`; by default as given to `jt.fit`. The layers of a model
+                (batch norm) couple rows in training only.
 
         Raises:
-            LossError: if rows meet that would be split.
+            LossError: if coupled rows would be split.
         """
         assert self.start is not None, "jt.fit says what it trained"
         if couples is None:
@@ -88,41 +88,42 @@ class Fitted:
         )
 
     def predict(self, data: fit_arguments.Data, *, batch: int = 0) -> Any:
-        """Return what the model gives for each row of `data`; see `jt.predict`.
+        """Return the model's output for each row of `data`; see `jt.predict`.
 
         Raises:
-            LossError: if the loss was not made of a model (`jt.classifier` and the like).
+            LossError: if the loss was not built from a model (`jt.classifier` and the like).
         """
         if not isinstance(self.loss, ModelLoss):
             raise LossError(
-                "the loss is a function of its own, and does not say what the model gives. Write "
-                "jt.predict(apply, result.params, data) with apply(params, batch), or make the "
-                "loss of a model: jt.classifier(model), jt.regression(model)."
+                "the loss is a plain function, from which the model's output is not known. Write "
+                "jt.predict(apply, result.params, data) with apply(params, batch), or build the "
+                "loss from a model: jt.classifier(model), jt.regression(model)."
             )
         return predict(self.loss, self.params, data, batch=batch, extra=self.extra)
 
     def plot(self, *names: str, ax: Any = None) -> "MetricCurves":
-        """Return the curves of these metrics, by default the loss and what was evaluated.
+        """Return the curves of some metrics, by default of the loss and the evaluated metrics.
 
-        In a notebook they are a picture, elsewhere a text; `.save("curves.svg")` writes them.
+        A notebook shows them as a picture, a terminal as text; `.save("curves.svg")` writes them.
 
         Args:
-            names: of metrics, "loss" or "accuracy", each with all the sets that it was taken of.
-            ax: axes of matplotlib to draw the first of them on, besides.
+            names: of metrics, "loss" or "accuracy"; each is drawn for all its sets.
+            ax: axes of matplotlib to draw the first metric on as well.
 
         Raises:
-            ConfigError: for a metric that there is none of.
+            ConfigError: for an unknown metric.
         """
-        there = list(dict.fromkeys(name.rpartition("/")[2] for name in self.history))
-        judged = [name.rpartition("/")[2] for name in self.history if "/" in name]
-        chosen = names or ("loss", *dict.fromkeys(n for n in judged if n not in ("loss", "rows")))
+        metrics = list(dict.fromkeys(name.rpartition("/")[2] for name in self.history))
+        evaluated = [name.rpartition("/")[2] for name in self.history if "/" in name]
+        default = ("loss", *dict.fromkeys(n for n in evaluated if n not in ("loss", "rows")))
+        chosen = names or default
         for name in chosen:
-            if name not in there:
+            if name not in metrics:
                 raise ConfigError(
-                    f"{name!r} is no metric of the history, which has {', '.join(there)}. Write "
-                    f'result.plot("{there[0] if there else "loss"}").'
+                    f"{name!r} is no metric of the history, which has {', '.join(metrics)}. Write "
+                    f'result.plot("{metrics[0] if metrics else "loss"}").'
                 )
-        found = MetricCurves(
+        curves = MetricCurves(
             {
                 name: {
                     full.rpartition("/")[0] or "train": points
@@ -133,11 +134,11 @@ class Fitted:
             }
         )
         if ax is not None:
-            found.draw(ax)
-        return found
+            curves.draw(ax)
+        return curves
 
     def __repr__(self) -> str:
-        """Return ten lines at most: what was trained, what it came to, and what to type next."""
+        """Return at most ten lines: what was trained, the results, and what to type next."""
         leaves = named_leaves(self.params)
         shapes = [f"{name or 'array'} {list(np.shape(leaf))}" for name, leaf in leaves.items()]
         more = f", and {len(shapes) - 3} more" if len(shapes) > 3 else ""
@@ -173,27 +174,28 @@ class Fitted:
         )
 
     def _results(self, most: int) -> Sequence[tuple[str, str]]:
-        """Each metric and how it went, the validation's first; at most so many."""
+        """Return at most `most` metrics with their course, validation metrics first."""
         shown = [name for name in self.history if name.rpartition("/")[2] not in {*INNER, "rows"}]
         shown.sort(key=lambda name: ("/" not in name, not name.endswith("loss")))
         return [(name, _course(self.history[name])) for name in shown[:most]]
 
     def _next(self) -> list[str]:
-        able = ["result.predict(x)"] if isinstance(self.loss, ModelLoss) else []
-        has = self.start is not None and self.start.module is not None
-        module = ["result.model"] if has else []
-        judge = ["result.evaluate(data)"]
-        return ["result.plot()", *judge, *able, *module, "result.params", 'result.history["loss"]']
+        calls = ["result.plot()", "result.evaluate(data)"]
+        if isinstance(self.loss, ModelLoss):
+            calls.append("result.predict(x)")
+        if self.start is not None and self.start.module is not None:
+            calls.append("result.model")
+        return [*calls, "result.params", 'result.history["loss"]']
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MetricCurves:
-    """Lines over the step: for each metric those of training and of each set."""
+    """Curves over the steps: for each metric a line for training and for each set."""
 
     metrics: Mapping[str, Mapping[str, Mapping[int, float]]]
 
     def svg(self) -> str:
-        """Return the charts as SVG, one beside the other."""
+        """Return the charts as SVG, side by side."""
         return "".join(chart(name, lines) for name, lines in self.metrics.items())
 
     def save(self, path: Path | str) -> Path:
@@ -214,7 +216,7 @@ class MetricCurves:
         return path
 
     def draw(self, ax: Any) -> Any:
-        """Draw the first metric on axes of matplotlib, and return those."""
+        """Draw the first metric on axes of matplotlib, and return the axes."""
         name, lines = next(iter(self.metrics.items()))
         for label, points in lines.items():
             ax.plot(list(points), list(points.values()), label=label)
@@ -236,11 +238,11 @@ class MetricCurves:
 
 
 def _course(points: Mapping[int, Any]) -> str:
-    """`0.4981 at step 6 -> 0.0213 at step 300`."""
+    """Return the first and last value: `0.4981 at step 6 -> 0.0213 at step 300`."""
     finite = [(step, value) for step, value in points.items() if math.isfinite(value)]
     if not finite:
         return "never finite"
-    (first, begun), (last, ended) = finite[0], finite[-1]
+    (first, first_value), (last, last_value) = finite[0], finite[-1]
     if first == last:
-        return f"{number(ended)} at step {last}"
-    return f"{number(begun)} at step {first} -> {number(ended)} at step {last}"
+        return f"{number(last_value)} at step {last}"
+    return f"{number(first_value)} at step {first} -> {number(last_value)} at step {last}"

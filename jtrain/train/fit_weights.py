@@ -1,4 +1,4 @@
-"""The parameters of a run that `jt.fit` made, read without the script that made it."""
+"""Parameters of a run of `jt.fit`, read without its script."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +13,11 @@ from jtrain.config.read import read
 from jtrain.core.types import Extra, Params
 from jtrain.errors import ConfigError
 
-FIT = "fit"  # what such a run calls its experiment
+FIT = "fit"  # experiment name of such a run
 
 
 def is_of_fit(directory: Path) -> bool:
-    """Return whether `jt.fit` made the run in a directory, so that its code is in a script."""
+    """Return whether `jt.fit` made the run in a directory."""
     config = directory / "config.yaml"
     if _values(config).get("experiment") != FIT:
         return False
@@ -33,7 +33,7 @@ def read_weights(
 ) -> tuple[int, Params, Extra]:
     """Return a step, and its parameters and extra in dicts and lists by the names of the leaves.
 
-    The parameters are those to use: the average, with `ema`.
+    The parameters are those to use; with `ema`, the average.
 
     Raises:
         ConfigError: if the optimizer computes the parameters to use from its own state.
@@ -43,18 +43,18 @@ def read_weights(
     if optimizer.get("kind") == "schedule_free":
         raise ConfigError(
             f"{directory} was made by jt.fit with schedule_free, which computes the parameters to "
-            f"use from its state. Make the same call of jt.fit again: its result has them."
+            f"use from its state. Repeat the same call of jt.fit: its result has them."
         )
     checkpoints = directory / "checkpoints"
     found = inspect.step_of(checkpoints, step)
     layout.check(checkpoints, found)
     leaves = layout.record(checkpoints, found)["leaves"]
-    taken = {name: name for name in leaves if name.partition("/")[0] in {"params", "extra"}}
+    sources = {name: name for name in leaves if name.partition("/")[0] in {"params", "extra"}}
     if optimizer.get("ema"):
-        taken |= {name: _average(name, leaves) for name in taken if name.startswith("params")}
-    arrays = inspect.read_arrays(checkpoints, found, list(taken.values()))
-    whole = nested({name: arrays[stored] for name, stored in taken.items()})
-    return found, whole["params"], whole.get("extra", ())
+        sources |= {name: _average(name, leaves) for name in sources if name.startswith("params")}
+    arrays = inspect.read_arrays(checkpoints, found, list(sources.values()))
+    weights = nested({name: arrays[stored] for name, stored in sources.items()})
+    return found, weights["params"], weights.get("extra", ())
 
 
 def nested(leaves: Mapping[str, np.ndarray]) -> Any:
@@ -68,13 +68,13 @@ def nested(leaves: Mapping[str, np.ndarray]) -> Any:
     for name, leaf in leaves.items():
         first, _, rest = name.partition("/")
         inner.setdefault(first, {})[rest] = leaf
-    made = {name: nested(rest) for name, rest in inner.items()}
-    counted = sorted(made) == sorted(map(str, range(len(made))))
-    return [made[str(i)] for i in range(len(made))] if counted else made
+    children = {name: nested(rest) for name, rest in inner.items()}
+    is_list = sorted(children) == sorted(map(str, range(len(children))))
+    return [children[str(i)] for i in range(len(children))] if is_list else children
 
 
 def _average(name: str, leaves: Mapping[str, str]) -> str:
-    """The leaf that holds the average of a parameter; a frozen one has none, and stays."""
+    """Return the leaf with the average of a parameter; a frozen parameter has none but itself."""
     ending = f"/average/{name.partition('/')[2]}"
     return next((leaf for leaf in leaves if leaf.endswith(ending)), name)
 

@@ -1,4 +1,4 @@
-"""Arrays and tables of other libraries as numpy's; none of them is imported."""
+"""Conversion of other libraries' arrays and tables to numpy, without importing the libraries."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 def as_array(x: Any) -> Any:
     """Return a tensor of torch or TensorFlow as a numpy array, anything else as it is.
 
-    A torch tensor comes off its device and its graph; bfloat16, which numpy lacks, as float32.
+    A torch tensor is detached and moved to the CPU; bfloat16, which numpy lacks, becomes float32.
     """
     if isinstance(x, np.ndarray | np.generic | jax.Array):
         return x

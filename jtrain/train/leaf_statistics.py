@@ -1,4 +1,4 @@
-"""What a step does to each leaf of the parameters, computed beside training."""
+"""Leaf statistics: the effect of a step on each leaf of the parameters."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,59 +18,59 @@ from jtrain.parallel.offload import to_device
 from jtrain.train.hooks.leaf_log import LeafLog
 from jtrain.train.setup import TrainSetup
 
-Statistics: TypeAlias = dict[str, dict[str, Any]]  # of each kind, of each leaf a number
+Statistics: TypeAlias = dict[str, dict[str, Any]]  # numbers by kind and leaf
 KINDS = ("grad_norm", "grad_max", "update_norm", "param_norm", "ratio")
 
 
 class LeafStatistics:
-    """Of a state, what the step that follows does to each leaf; a program beside the step's own.
+    """Statistics of the next step of a state, by leaf, computed in a program of their own.
 
-    That program is the step itself with an optimizer that looks at what it is given: so the
-    gradient is that of the whole batch, clipped by nothing yet, however it is split. The step that
-    trains is not touched, and costs what it did.
+    The program is the step with an optimizer that also records its inputs and updates. The gradient
+    is therefore that of the whole batch, before clipping, for any layout. The training step is
+    unchanged, and costs the same.
     """
 
-    def __init__(self, parts: TrainSetup):
-        self._parts = parts
+    def __init__(self, setup: TrainSetup):
+        self._setup = setup
         self._program: Callable[[TrainState, Batch], Statistics] | None = None
 
     def __call__(self, step: int, state: TrainState) -> dict[str, dict[str, float]]:
-        """By kind and leaf, what step `step + 1` does; NaN where its gradient is not finite.
+        """Return numbers by kind and leaf for step `step + 1`; NaN if its gradient is not finite.
 
         Compiles at the first call. The kinds: `grad_norm`, the gradient's 2-norm; `grad_max`, its
         largest absolute value; `update_norm` and `param_norm`; `ratio`, the one over the other.
         """
-        parts = self._parts
-        batch = parts.strategy.place(parts.train[step])
+        setup = self._setup
+        batch = setup.strategy.place(setup.train[step])
         if self._program is None:
-            looks = looking(parts)
-            self._program = parts.strategy.compile(looks, parts.like, batch)
+            looks = looking(setup)
+            self._program = setup.strategy.compile(looks, setup.like, batch)
         found = jax.device_get(self._program(state, batch))
         return {kind: {leaf: float(x) for leaf, x in found[kind].items()} for kind in KINDS}
 
 
 def leaves(
-    parts: TrainSetup,
+    setup: TrainSetup,
     path: Path | None,
     pause: Callable[[str], AbstractContextManager[None]],
     start: int | None,
     lost: Callable[[str], object],
 ) -> LeafLog:
-    """The hook that writes them for a run; close it at the end.
+    """Return the hook that writes the statistics of a run; close it at the end.
 
     Args:
-        path: of the file; None to look and write nothing, as all processes but one do.
-        pause: what is done beside training is done within.
-        start: the step that the run goes on from, if it does.
-        lost: as `Rows` takes it.
+        path: the file; None to compute and write nothing, as all processes but the first do.
+        pause: context manager for work beside training.
+        start: the step that the run resumes from, if it does.
+        lost: as `JsonlWriter` takes it.
     """
-    of = LeafStatistics(parts)
+    measure = LeafStatistics(setup)
 
     def look(step: int, state: TrainState) -> dict[str, dict[str, float]]:
         with pause("looking at leaves"):
-            return of(step, state)
+            return measure(step, state)
 
-    config = parts.config
+    config = setup.config
     return LeafLog(
         path,
         every=config.log.leaves,
@@ -81,20 +81,20 @@ def leaves(
     )
 
 
-def looking(parts: TrainSetup) -> Callable[[TrainState, Batch], Statistics]:
-    """`(state, batch) -> statistics`, pure."""
-    x = parts.experiment
+def looking(setup: TrainSetup) -> Callable[[TrainState, Batch], Statistics]:
+    """Return `(state, batch) -> statistics`, pure."""
+    x = setup.experiment
     step = make_step(
-        parts.loss,
-        _watched(x.transformation),
-        microbatches=parts.config.microbatches,
+        setup.loss,
+        _recording(x.transformation),
+        microbatches=setup.config.microbatches,
         couples=x.couples,
-        psum=parts.strategy.psum,
+        psum=setup.strategy.psum,
         ragged=x.train.ragged,
     )
 
     def look(state: TrainState, batch: Batch) -> Statistics:
-        state = to_device(state, parts.like)
+        state = to_device(state, setup.like)
         unknown = jax.tree.map(lambda _: jnp.float32(jnp.nan), _empty(state.params))
         watched = dataclasses.replace(state, opt_state=(state.opt_state, unknown))
         after, _ = step(watched, batch)
@@ -105,29 +105,32 @@ def looking(parts: TrainSetup) -> Callable[[TrainState, Batch], Statistics]:
 
 
 def statistics(grads: Params, updates: Params, params: Params) -> Statistics:
-    """Of each leaf its numbers, in float32."""
+    """Return numbers by kind and leaf, in float32."""
     found: Statistics = {kind: {} for kind in KINDS}
     leaves = zip(*(named_leaves(tree).items() for tree in (grads, updates, params)), strict=True)
     for (name, grad), (_, update), (_, param) in leaves:
-        held, moved = norm(param), norm(update)
+        param_norm, update_norm = norm(param), norm(update)
         found["grad_norm"][name] = norm(grad)
         found["grad_max"][name] = jnp.max(jnp.abs(at_least_f32(grad)), initial=0.0)
-        found["update_norm"][name] = moved
-        found["param_norm"][name] = held
-        found["ratio"][name] = jnp.where(held > 0, moved / jnp.where(held > 0, held, 1), jnp.nan)
+        nonzero = param_norm > 0
+        found["update_norm"][name] = update_norm
+        found["param_norm"][name] = param_norm
+        found["ratio"][name] = jnp.where(
+            nonzero, update_norm / jnp.where(nonzero, param_norm, 1), jnp.nan
+        )
     return jax.tree.map(lambda x: x.astype(jnp.float32), found)
 
 
-def _watched(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """The optimizer, with the statistics of what it was given and gave beside its state."""
+def _recording(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer with the statistics of its gradients and updates beside its state."""
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> Any:
         return inner.init(params), _empty(params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
-        taken, after = inner.update(updates, state[0], params, **extra_args)
-        return taken, (after, statistics(updates, taken, params))
+        result, after = inner.update(updates, state[0], params, **extra_args)
+        return result, (after, statistics(updates, result, params))
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -1,4 +1,4 @@
-"""Values of a trace that a loss kept: in a global, in its closure, in a list or an attribute."""
+"""Leaked tracers: values of a trace that a loss stored in a global, closure, list or attribute."""
 
 import inspect
 import warnings
@@ -12,13 +12,13 @@ from jtrain.core.types import LossFn
 from jtrain.errors import LossError
 
 TYPE = (
-    'Return what is needed later as a metric: return loss, {"name": jt.Mean.of(values, '
+    'Return values that are needed later as metrics: return loss, {"name": jt.Mean.of(values, '
     'batch["mask"])}; or print it: jax.debug.print("{}", x).'
 )
 
 
 def kept_tracers(loss: LossFn | Stateful) -> list[str]:
-    """Return the names by which a loss reaches values of a trace that is over."""
+    """Return the names through which a loss reaches values of a finished trace."""
     function = inspect.unwrap(loss.loss if isinstance(loss, Stateful) else loss)
     if not inspect.isfunction(function):
         return []
@@ -28,7 +28,7 @@ def kept_tracers(loss: LossFn | Stateful) -> list[str]:
 
 
 def warn_of_kept(loss: LossFn | Stateful) -> None:
-    """Warn if a loss that was traced kept values of its trace, which hold no numbers."""
+    """Warn if a traced loss stored values of its trace, which hold no numbers."""
     if names := kept_tracers(loss):
         warnings.warn(
             f"the loss kept a value of its trace {_where(names)}that holds no number. {TYPE}",
@@ -37,9 +37,9 @@ def warn_of_kept(loss: LossFn | Stateful) -> None:
 
 
 def explain_kept(error: Exception, loss: LossFn | Stateful) -> LossError | None:
-    """Return what to tell of an error that comes of such a value; None if it does not.
+    """Return an explanation of an error that such a value caused; None for another error.
 
-    A program that was traced with a value of an earlier trace asks for an input more than it gets.
+    A program that was traced with a value of an earlier trace needs one input more than it gets.
     """
     if not (isinstance(error, TypeError) and "Computation compiled for" in str(error)):
         return None
@@ -54,7 +54,7 @@ def _where(names: list[str]) -> str:
 
 
 def _within(value: Any) -> Iterator[Any]:
-    """The value, and what is directly in it."""
+    """Yield the value and its direct contents."""
     yield value
     if isinstance(value, Mapping):
         yield from value.values()

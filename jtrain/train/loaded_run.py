@@ -1,4 +1,4 @@
-"""A trained run, loaded to be used: its parameters, its model, and predictions by it."""
+"""Loaded run: a trained run's parameters, its model, and its predictions."""
 
 import dataclasses
 import functools
@@ -33,58 +33,58 @@ from jtrain.train.restore_run import trained
 from jtrain.train.setup import TrainSetup
 
 Outputs = Callable[[tuple[Params, Extra], Batch], Any]
-ADDED = {"row", "mask"}  # by what makes batches of rows
+ADDED = {"row", "mask"}  # added when rows are batched
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class LoadedRun:
-    """A step of a run: `jt.load`."""
+    """Checkpoint of a run, loaded by `jt.load`."""
 
     directory: Path
-    """Of the run."""
+    """Directory of the run."""
     step: int
-    """The step of its checkpoint."""
+    """Step of the checkpoint."""
     params: Params
-    """The parameters to use: the average, with an optimizer that keeps one."""
+    """Parameters to use; with an optimizer that keeps an average, the average."""
     extra: Extra
-    """What is carried beside them."""
+    """State of the model beside the parameters."""
     config: RunConfig | None
-    """Its values; None of a run that `jt.fit` made."""
+    """Config of the run; None for a run of `jt.fit`."""
     experiment: Experiment | None
-    """What was trained; None of a run that `jt.fit` made, whose code is in a script."""
-    _parts: TrainSetup | None
+    """Experiment of the run; None for a run of `jt.fit`, whose code is in a script."""
+    _setup: TrainSetup | None
     _strategy: Strategy
 
     def __repr__(self) -> str:
         leaves = len(jax.tree.leaves(self.params))
-        of = self.config.experiment if self.config else "jt.fit"
+        name = self.config.experiment if self.config else "jt.fit"
         return (
-            f"LoadedRun({self.directory} at step {self.step}: {of}, {num_elements(self.params):,} "
-            f"parameters in {leaves} leaves)"
+            f"LoadedRun({self.directory} at step {self.step}: {name}, "
+            f"{num_elements(self.params):,} parameters in {leaves} leaves)"
         )
 
     @property
     def model(self) -> Model | None:
-        """The experiment's model, `init` and `apply`; None where the experiment gives none."""
+        """The experiment's model, with `init` and `apply`; None if the experiment has none."""
         return self.experiment.model if self.experiment else None
 
     @functools.cached_property
     def inputs(self) -> Mapping[str, jax.ShapeDtypeStruct]:
-        """The shape and the dtype of each array that `predict` takes, by name, of a single row.
+        """Shape and dtype of each array that `predict` takes, by name, for a single row.
 
         Raises:
-            ConfigError: if the experiment gives no `predict`.
+            ConfigError: if the experiment has no `predict`.
         """
-        outputs, parts = self._outputs(None), self._parts
-        assert parts is not None, "where there is a predict, there is an experiment"
-        rows = next(iter(parts.sets.values()), parts.experiment.train)
+        outputs, setup = self._outputs(None), self._setup
+        assert setup is not None, "a run with a predict has an experiment"
+        rows = next(iter(setup.sets.values()), setup.experiment.train)
         batch = shapes(rows, part=self._strategy.part)
         weights = jax.eval_shape(lambda: (self.params, self.extra))
         needed = set().union(*dependence(outputs, weights, batch))
         first = len(jax.tree.leaves(weights))
         names = [name for i, name in enumerate(sorted(batch), first) if i in needed]
-        of_row = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
-        return {name: of_row(batch[name]) for name in names if name not in ADDED}
+        row = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+        return {name: row(batch[name]) for name in names if name not in ADDED}
 
     def predict(
         self,
@@ -93,21 +93,21 @@ class LoadedRun:
         *,
         batch: int = 0,
     ) -> Any:  # a pytree of numpy arrays, each n ...
-        """Return what the run makes of each row of `data`, in the order of the data.
+        """Return the run's prediction for each row of `data`, in the order of the data.
 
-        Computed in the run's precision, without dropout, on all devices of the layout. What is
-        compiled is kept for the next call of as many rows a batch.
+        Predictions are computed in the run's precision, without dropout, on all devices of the
+        layout. The compiled program is reused by calls with the same batch size.
 
         Args:
-            data: arrays by the names in `inputs`, the array itself where there is one input, a
-                source of rows, or batches that go over the data once.
-            apply: in place of the experiment's `predict`: `(params, batch) -> outputs`, or a loss
-                that was made of a model, `jt.classifier(model)`, for what the model gives.
+            data: arrays by the names in `inputs`, the array itself if there is one input, a source
+                of rows, or batches that go over the data once.
+            apply: replaces the experiment's `predict`: `(params, batch) -> outputs`, or a loss
+                built from a model, `jt.classifier(model)`, for the model's outputs.
             batch: rows at a time, over all devices; 0: 128.
 
         Raises:
-            ConfigError: if the experiment gives no `predict` and `apply` is not given.
-            DataError: if the data has not what the run takes.
+            ConfigError: if the experiment has no `predict` and `apply` is not given.
+            DataError: if the data does not fit the run's inputs.
         """
         outputs, strategy = self._outputs(apply), self._strategy
         size = batch or -(-ROWS // strategy.shares) * strategy.shares
@@ -121,21 +121,21 @@ class LoadedRun:
         return over_rows(self._programs[kind], strategy, weights, rows)
 
     def _outputs(self, apply: Callable[[Params, Batch], Any] | ModelLoss | None) -> Outputs:
-        """The outputs of a batch, of parameters and extra."""
+        """Return a function of (params, extra) and a batch that computes the outputs."""
         x = self.experiment
         if apply is not None:
             return outputs_of(apply)
         if x is None:
             raise ConfigError(
-                f"{self.directory} was made by jt.fit, and what its model computes is in a script. "
-                f"Give it: predict(data, apply), with apply(params, batch), or predict(data, "
-                f"jt.classifier(model)), of the model that was trained."
+                f"{self.directory} was made by jt.fit, and the code of its model is in a script. "
+                f"Give it here: predict(data, apply), with apply(params, batch), or predict(data, "
+                f"jt.classifier(model)), with the model that was trained."
             )
         predict = x.predict
         if predict is None:
             raise ConfigError(
-                f"experiment {self._name} gives no `predict`. Give it one: jt.Experiment(..., "
-                f"predict=lambda params, extra, batch: outputs), or predict(data, apply)."
+                f"experiment {self._name} has no `predict`. Add one: jt.Experiment(..., "
+                f"predict=lambda params, extra, batch: outputs), or call predict(data, apply)."
             )
         dtype = self.config.precision.compute if self.config else None
 
@@ -145,7 +145,7 @@ class LoadedRun:
         return outputs
 
     def _checked(self, data: fit_arguments.Data, size: int) -> FiniteBatches:
-        """The data in batches, once its rows were seen to be such as the run takes."""
+        """Return the data in batches, after checking that its rows fit the run's inputs."""
         inputs = self.inputs
         if hasattr(data, "shape") or isinstance(data, list):
             if len(inputs) != 1:
@@ -158,8 +158,8 @@ class LoadedRun:
             found = {name: np.asarray(array) for name, array in data.items() if name not in ADDED}
             return InOrder(Arrays(**check_rows(found, inputs, self._name)), size=size)
         rows = fit_arguments.once(data, size)
-        seen = {name: array for name, array in rows[0].items() if name not in ADDED}
-        check_rows(seen, inputs, self._name)
+        first = {name: array for name, array in rows[0].items() if name not in ADDED}
+        check_rows(first, inputs, self._name)
         return rows
 
     @property
@@ -177,25 +177,24 @@ def load(
     *,
     parallel: str | Parallel | None = None,
 ) -> LoadedRun:
-    """Load a run that was trained, by its directory or its name in runs/, to use it.
+    """Load a trained run, by its directory or its name in runs/, to use it.
 
     ```python
     run = jt.load("digits", "best")
     run.predict({"image": images})["label"]
     ```
 
-    Its experiment is built as for training, so its data has to be there. Of a run that `jt.fit`
-    made it gives the parameters, in dicts and lists by the names of the leaves; the model is in
-    your script.
+    The experiment is built as for training, so its data must be available. For a run of `jt.fit`
+    the parameters come in dicts and lists by the names of the leaves; the model is in your script.
 
     Args:
         step: of a checkpoint, the newest, or the best by the run's checkpoint.best.
-        parallel: how it is laid out, a name or a value; by default as in training, or as the
-            devices that are there allow.
+        parallel: layout, a name or a value; by default as in training, or as the available devices
+            allow.
 
     Raises:
         ConfigError: if there is no such run.
-        CheckpointError: if it has no such checkpoint.
+        CheckpointError: if the run has no such checkpoint.
     """
     path = find_run(run, "jt.load")
     if is_of_fit(path):
@@ -210,33 +209,33 @@ def load_run(
     config: RunConfig,
     directory: Path,
     step: int | Literal["newest", "best"] = "newest",
-    tell: Callable[[str], None] = functools.partial(print, file=sys.stderr),
+    log: Callable[[str], None] = functools.partial(print, file=sys.stderr),
 ) -> LoadedRun:
-    """Load the run in a directory, of these values; see `load`.
+    """Load the run in a directory, with these values; see `load`.
 
     Args:
-        tell: takes a line where its layout does not fit the devices.
+        log: takes a line if the run's layout does not fit the devices.
     """
     layout = config.parallel
-    if isinstance(layout, Mirrored) and layout.impl != "jit":  # whose copies sum, and rows do not
+    if isinstance(layout, Mirrored) and layout.impl != "jit":  # replicas sum; rows are not summed
         config = dataclasses.replace(config, parallel=dataclasses.replace(layout, impl="jit"))
-    found, parts, state = trained(config, directory, step, tell)
+    found, setup, state = trained(config, directory, step, log)
     return LoadedRun(
         directory=directory,
         step=found,
-        params=parts.evaluation_params(state),
+        params=setup.evaluation_params(state),
         extra=state.extra,
         config=config,
-        experiment=parts.experiment,
-        _parts=parts,
-        _strategy=parts.strategy,
+        experiment=setup.experiment,
+        _setup=setup,
+        _strategy=setup.strategy,
     )
 
 
 def load_fit(
     directory: Path, step: int | Literal["newest", "best"], parallel: str | Parallel
 ) -> LoadedRun:
-    """Load a run that `jt.fit` made, from its checkpoint alone; see `load`."""
+    """Load a run of `jt.fit` from its checkpoint only; see `load`."""
     keep_compiled_programs()
     found, params, extra = read_weights(directory, step)
     strategy = fit_arguments.layout(parallel).build()
@@ -248,6 +247,6 @@ def load_fit(
         extra=extra,
         config=None,
         experiment=None,
-        _parts=None,
+        _setup=None,
         _strategy=strategy,
     )

@@ -1,7 +1,7 @@
-"""Training a run longer than it was written for: its new steps, and what becomes of its schedules.
+"""Extended runs: a finished run is trained for more steps, and its schedules keep their length.
 
-A schedule keeps the length that it was written for, unless its own `steps` say another. What a run
-was asked for before is kept in its checkpoints, so that the values of any of its steps are known.
+A schedule keeps the length that it was written for, unless its own `steps` set another. The earlier
+lengths of a run are stored in its checkpoints, so that the values of each of its steps are known.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ C = TypeVar("C", bound=BaseConfig)
 
 
 class LengthChange(NamedTuple):
-    """Steps after which a run had other lengths than before."""
+    """Change of a run's lengths after a step."""
 
     step: int
     """The last step under the old lengths."""
@@ -34,29 +34,30 @@ def lengths(config: BaseConfig) -> dict[str, Any]:
 
 
 def stored_lengths(config: BaseConfig, stored: Any) -> dict[str, Any]:
-    """Return the same of a run that lies on the disk, at the keys of `config`.
+    """Return the lengths of a stored run, at the keys of `config`.
 
     Args:
-        stored: its config, or what JSON has of it. An optimizer that was given in code is read
-            back as plain values.
+        stored: its config, or its config as JSON. An optimizer that was given in code is read back
+            as plain values.
     """
     values = plain_values(stored)
     return {key: _at(values, key.split(".")) for key in lengths(config)}
 
 
 def keep_lengths(config: C, stored: BaseConfig | None) -> C:
-    """Return `config`, in which each schedule that says no length has that of the stored run.
+    """Return `config` with the stored run's length for each schedule that sets none.
 
-    A schedule of the stored run that says none is as long as that run. Where the two are equally
-    long, nothing has to be said.
+    A schedule of the stored run that sets no length is as long as that run. If both runs are
+    equally long, such a schedule is left unset.
     """
     if stored is None:
         return config
     known = stored_lengths(config, stored)
     longer = config.steps != stored.steps
     open_ends = [key for key, steps in lengths(config).items() if steps == 0]
-    kept = {key: known[key] or stored.steps for key in open_ends if known[key] or longer}
-    return replace(config, kept)
+    return replace(
+        config, {key: known[key] or stored.steps for key in open_ends if known[key] or longer}
+    )
 
 
 def replace(config: C, values: Mapping[str, Any]) -> C:
@@ -67,25 +68,25 @@ def replace(config: C, values: Mapping[str, Any]) -> C:
 
 
 def changes(config: BaseConfig, start: int, about: Mapping[str, Any]) -> list[LengthChange]:
-    """Return the changes of length of a run that goes on from a checkpoint.
+    """Return the length changes of a run that resumes from a checkpoint.
 
     Args:
         config: its values from now on, with durations in steps.
-        start: the step of the checkpoint.
-        about: what the checkpoint says of itself.
+        start: step of the checkpoint.
+        about: the checkpoint's metadata.
     """
-    found = [LengthChange(each["step"], each["before"]) for each in about.get("extended", [])]
+    changed = [LengthChange(each["step"], each["before"]) for each in about.get("extended", [])]
     before = stored_lengths(config, about.get("config", {}))
     if before["steps"] and before != lengths(config):
-        found.append(LengthChange(start, before))
-    return found
+        changed.append(LengthChange(start, before))
+    return changed
 
 
 def config_at(config: C, changed: Sequence[LengthChange], step: int) -> C:
-    """Return the values under which a step was taken, the first of which is 1.
+    """Return the values with which a step was taken; the first step is 1.
 
     Args:
-        config: its values now, with durations as they were written: 5 % of another length is
+        config: the run's values now, with durations as they were written: 5 % of another length is
             another warmup.
     """
     before = next((change.before for change in changed if step <= change.step), None)
@@ -95,38 +96,37 @@ def config_at(config: C, changed: Sequence[LengthChange], step: int) -> C:
 
 
 def schedule_lengths(config: BaseConfig) -> dict[str, Any]:
-    """Return the steps that each schedule lasts, by dotted key; with durations in steps."""
+    """Return the length of each schedule in steps, by dotted key."""
     return {key: part.steps or config.steps for key, part in own_lengths(config).items()}
 
 
 def check_steps(config: BaseConfig, start: int, path: Path, another: str) -> None:
-    """Check that a run is not asked for fewer steps than it has taken.
+    """Raise if a run is configured for fewer steps than it has taken.
 
     Args:
         config: the values from now on, with durations in steps.
         start: the steps that were taken.
-        path: of the run's directory, for the message.
-        another: what starts another run, for the message.
+        path: the run's directory, for the message.
+        another: the command that starts another run, for the message.
 
     Raises:
-        ConfigError: if it is.
+        ConfigError: if `config.steps` is below `start`.
     """
     if config.steps < start:
         raise ConfigError(
-            f"{path} has taken {start} steps, and steps={config.steps} was asked for: what was "
-            f"learned is not unlearned. Train it longer, steps={start} or more, or start a new "
-            f"run: {another}"
+            f"{path} has taken {start} steps already, but steps={config.steps} was given. Train it "
+            f"longer, steps={start} or more, or start a new run: {another}"
         )
 
 
 def check_rate(config: BaseConfig) -> None:
-    """Check that the steps past the end of a schedule have a learning rate.
+    """Raise unless the steps after the end of a schedule have a learning rate above 0.
 
     Args:
         config: with durations in steps.
 
     Raises:
-        ConfigError: if it is 0 for all of them.
+        ConfigError: if the learning rate is 0 for all of them.
     """
     part = own_lengths(config).get("optimizer.schedule")
     if part is None or not part.steps or part.steps >= config.steps:
@@ -144,25 +144,25 @@ def longer(config: BaseConfig, steps: int) -> list[str]:
     """Return the settings that train a finished run to `steps`.
 
     Args:
-        config: the run's, as it was written.
+        config: of the run, with durations as written.
     """
     rate = None if durations(config) else _rate(config)
-    ended = rate is not None and rate(config.steps - 1) == 0
-    return [f"steps={steps}", *(["optimizer.schedule.steps=100%"] if ended else [])]
+    ends_at_zero = rate is not None and rate(config.steps - 1) == 0
+    return [f"steps={steps}", *(["optimizer.schedule.steps=100%"] if ends_at_zero else [])]
 
 
 def describe(config: BaseConfig, change: LengthChange) -> list[str]:
-    """Return lines that say what becomes of the schedules after a change of length.
+    """Return lines that describe the schedules after a change of length.
 
     Args:
-        config: the values after it, with durations in steps.
+        config: the values after the change, with durations in steps.
     """
     old = replace(config, {k: x for k, x in change.before.items() if k in lengths(config)})
-    return [_fate(key, old, config, change.step) for key in own_lengths(config)]
+    return [_describe(key, old, config, change.step) for key in own_lengths(config)]
 
 
-def _fate(key: str, old: BaseConfig, new: BaseConfig, step: int) -> str:
-    """What becomes of the schedule at a key after `step`."""
+def _describe(key: str, old: BaseConfig, new: BaseConfig, step: int) -> str:
+    """Return a line about the schedule at a key after `step`."""
     was, now = schedule_lengths(old)[key], schedule_lengths(new)[key]
     rate = _rate(new) if key == "optimizer.schedule" else None
     if was != now:
@@ -173,18 +173,18 @@ def _fate(key: str, old: BaseConfig, new: BaseConfig, step: int) -> str:
     line = f"{key} keeps the {now} steps that it was made for"
     if rate and now < new.steps:
         first, last = rate(now), rate(new.steps - 1)
-        then = f"stays {number(first)}" if first == last else f"goes on to {number(last)}"
+        then = f"stays {number(first)}" if first == last else f"continues to {number(last)}"
         line += f": after them the learning rate {then}"
     return f"{line}. {key}.steps=100% stretches it over the run" if now != new.steps else line
 
 
 def _rate(config: Any) -> Any:
-    """The learning rate at each step, from 0 on; None where nobody knows it."""
+    """Return the learning rate as a function of the step, from 0 on; None if unknown."""
     return config.optimizer.learning_rate(config.steps)
 
 
 def _at(values: Any, keys: Sequence[str]) -> Any:
-    """What plain values have at a key; 0 where they do not have it."""
+    """Return the plain value at a key; 0 if it is missing."""
     for key in keys:
         if isinstance(values, list) and key.isdecimal() and int(key) < len(values):
             values = values[int(key)]
@@ -200,10 +200,8 @@ def _replaced(value: Any, keys: Sequence[str], new: Any) -> Any:
         return new
     first, *rest = keys
     if isinstance(value, tuple | list):
-        place = int(first)
-        return type(value)(
-            [*value[:place], _replaced(value[place], rest, new), *value[place + 1 :]]
-        )
+        i = int(first)
+        return type(value)([*value[:i], _replaced(value[i], rest, new), *value[i + 1 :]])
     if isinstance(value, Mapping):
         return {**value, first: _replaced(value[first], rest, new)}
     return dataclasses.replace(value, **{first: _replaced(getattr(value, first), rest, new)})

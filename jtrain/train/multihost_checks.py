@@ -1,4 +1,4 @@
-"""A run's processes, joined: what they must have in common, and whether they have."""
+"""Multi-process checks: the processes of a run are joined, and must not differ."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.run_dir import PACKAGES, RunDir, version_of
 
 PACKAGE = Path(__file__).parents[1]
-# What of the environment changes numbers or devices.
+# Environment variables that change numbers or devices.
 VARIABLES = (
     "JAX_PLATFORMS",
     "JAX_NUM_CPU_DEVICES",
@@ -36,18 +36,18 @@ VARIABLES = (
 
 @api_boundary
 def join_processes(timeout: float = 60.0) -> Cluster:
-    """Make one JAX of the processes that a launcher started; a process that is alone stays so.
+    """Join the processes that a launcher started into one JAX; a single process is unchanged.
 
-    For the first line of a script in which arrays are made before `jt.fit` (an nnx module is one):
-    JAX has to know of the other processes before it is used. `jt.run` and `jt.fit` do the same.
+    Call this in the first line of a script that makes arrays (an nnx module, say) before `jt.fit`:
+    JAX must know of the other processes before it is used. `jt.run` and `jt.fit` do the same.
 
     Args:
-        timeout: seconds to wait for all of them.
+        timeout: seconds to wait for all processes.
 
     Raises:
-        PeerError: for a process that does not come.
-        ConfigError: for variables that contradict one another, processes that differ, or a JAX that
-            was used before.
+        PeerError: for a process that does not join.
+        ConfigError: for contradictory variables, processes that differ, or a JAX that was used
+            before.
     """
     if jax.distributed.is_initialized():
         fail_alone()
@@ -56,21 +56,20 @@ def join_processes(timeout: float = 60.0) -> Cluster:
     if cluster.processes > 1:
         script = Path(getattr(sys.modules["__main__"], "__file__", None) or os.devnull)
         code = {f"code {script.name}": _digest(script)} if script.is_file() else {}
-        start(cluster, _surroundings() | code, timeout=timeout)
+        start(cluster, _environment() | code, timeout=timeout)
         refuse_unlike_devices()
     return cluster
 
 
 def join(config: RunConfig, path: Path | None, *, trains: bool = True) -> Cluster:
-    """The processes that this one belongs to, once they are one JAX; before it is used.
+    """Join the processes of a run into one JAX, before JAX is used, and return their cluster.
 
-    They compare their configs, code, packages and devices, and what they see of the run in `path`,
-    if it is kept.
+    The processes compare their configs, code, packages and devices, and the status of the run in
+    `path`, if it has a directory.
 
     Raises:
-        PeerError: for a process that does not come within `parallel.start_timeout` seconds.
-        ConfigError: for variables that contradict one another, or processes that differ: which,
-            and how.
+        PeerError: for a process that does not join within `parallel.start_timeout` seconds.
+        ConfigError: for contradictory variables, or processes that differ, with the differences.
     """
     if jax.distributed.is_initialized():
         fail_alone()
@@ -78,9 +77,9 @@ def join(config: RunConfig, path: Path | None, *, trains: bool = True) -> Cluste
     cluster = detect(os.environ)
     if trains and cluster.role != "trains":
         raise ConfigError(
-            f"{cluster.kind} says that this process only evaluates ({cluster.spelt}), and a run is "
-            f"evaluated by those that train. Leave this process out; jtrain eval "
-            f"{path.name if path else 'NAME'} measures the newest checkpoint at any time."
+            f"{cluster.kind} says that this process only evaluates ({cluster.variables}), and a "
+            f"run is evaluated by the processes that train. Start no such process; jtrain eval "
+            f"{path.name if path else 'NAME'} evaluates the newest checkpoint at any time."
         )
     if cluster.processes > 1:
         start(cluster, facts(config, path), timeout=config.parallel.start_timeout)
@@ -89,17 +88,17 @@ def join(config: RunConfig, path: Path | None, *, trains: bool = True) -> Cluste
 
 
 def facts(config: RunConfig, path: Path | None) -> dict[str, str]:
-    """What all processes of a run must have the same, by name."""
+    """Return the facts that must be equal in all processes of a run, by name."""
     return {
         **{f"config {key}": spell(value) for key, value in flatten(to_plain(config)).items()},
-        **_surroundings(),
-        **(_stands(path) if path else {}),
+        **_environment(),
+        **(_status(path) if path else {}),
         **_own_code(type(config)),
     }
 
 
-def _surroundings() -> dict[str, str]:
-    """What processes of one JAX must have the same whatever they run, by name."""
+def _environment() -> dict[str, str]:
+    """Return the facts that must be equal in all processes of any program, by name."""
     return {
         **{f"package {name}": version_of(name) or "none" for name in PACKAGES},
         "python": platform.python_version(),
@@ -112,7 +111,7 @@ def _surroundings() -> dict[str, str]:
 
 
 def refuse_unlike_devices() -> None:
-    """Raises ConfigError, in all processes, if some have other devices than the first."""
+    """Raise ConfigError, in all processes, unless all have the same devices."""
     by_process: dict[int, list[str]] = {}
     for device in jax.devices():
         by_process.setdefault(device.process_index, []).append(device.device_kind)
@@ -120,39 +119,39 @@ def refuse_unlike_devices() -> None:
     for process, kinds in sorted(by_process.items()):
         if sorted(kinds) != first:
             raise ConfigError(
-                f"process 0 has {_counted(first)} and process {process} {_counted(kinds)}. Give "
-                f"each process as many devices of one kind (JAX_NUM_CPU_DEVICES on a CPU, "
-                f"CUDA_VISIBLE_DEVICES on GPUs)."
+                f"process 0 has {_format_counts(first)} and process {process} "
+                f"{_format_counts(kinds)}. Give each process as many devices of one kind "
+                f"(JAX_NUM_CPU_DEVICES on a CPU, CUDA_VISIBLE_DEVICES on GPUs)."
             )
 
 
 def refuse_unshared(directory: RunDir) -> None:
-    """Raises ConfigError, in all processes, if some do not see what the first one wrote.
+    """Raise ConfigError, in all processes, unless all see the files of the first one.
 
     Call it after `directory.begin`.
     """
     if jax.process_count() == 1:
         return
     multihost_utils.sync_global_devices("jtrain: the directory was begun")
-    seen = multihost_utils.process_allgather(np.array(directory.config.exists()))
-    if blind := np.flatnonzero(~np.asarray(seen)).tolist():
+    visible = multihost_utils.process_allgather(np.array(directory.config.exists()))
+    if missing := np.flatnonzero(~np.asarray(visible)).tolist():
         raise ConfigError(
-            f"{directory.path} was begun by process 0, and process {', '.join(map(str, blind))} "
-            f"does not see it. Run where all processes share a file system: the run's directory is "
-            f"runs/NAME below where you are."
+            f"{directory.path} was created by process 0, and process {', '.join(map(str, missing))}"
+            f" does not see it. Run in a file system that all processes share: the run's directory "
+            f"is runs/NAME below the current directory."
         )
 
 
-def _stands(path: Path) -> Mapping[str, str]:
-    """What is to be seen of the run: else one process would go on and another begin."""
-    there = RunDir(path)
-    newest = CheckpointManager(there.checkpoints, owner=there.owner()).newest()
-    said = there.stands().get("status", "nothing")
-    return {f"run {path}": said if newest is None else f"{said} at step {newest}"}
+def _status(path: Path) -> Mapping[str, str]:
+    """Return the status of the run, so that all processes resume or all start anew."""
+    run_dir = RunDir(path)
+    newest = CheckpointManager(run_dir.checkpoints, owner=run_dir.owner()).newest()
+    status = run_dir.facts().get("status", "nothing")
+    return {f"run {path}": status if newest is None else f"{status} at step {newest}"}
 
 
 def _own_code(config: type) -> dict[str, str]:
-    """Return a digest of the experiment's file, by name; nothing where it is jtrain's."""
+    """Return a digest of the experiment's file, by name; {} for a file of jtrain."""
     own = getattr(sys.modules.get(config.__module__), "__file__", None)
     if not own or Path(own).is_relative_to(PACKAGE):
         return {}
@@ -163,5 +162,5 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
 
 
-def _counted(kinds: list[str]) -> str:
+def _format_counts(kinds: list[str]) -> str:
     return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "none"

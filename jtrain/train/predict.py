@@ -1,4 +1,4 @@
-"""What trained parameters come to over a whole data set: its loss, or an output for each row."""
+"""Evaluation and prediction over a data set: the loss, or an output for each row."""
 
 import collections
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from jtrain.train import fit_arguments
 from jtrain.train.compilation_cache import keep_compiled_programs
 from jtrain.train.first_batch.first_batch import FirstBatch
 
-ROWS = 128  # at a time, where nothing is said
+ROWS = 128  # at a time, by default
 IN_FLIGHT = 8
 
 
@@ -39,52 +39,52 @@ def evaluate(
     devices: Any = 0,
     check_batch: bool = True,
 ) -> dict[str, float]:
-    """The loss and the metrics over all of `data`, each row once; `rows` says how many.
+    """Return the loss and the metrics over all of `data`, each row once, and the count `rows`.
 
-    A loss that is a sum over rows is exact however they are batched and split over devices: sums
-    and weights are added up, in float64 over batches. A loss whose rows meet depends on which rows
-    are together, and nothing here can see that it is one: say `couples`.
+    A loss that is a sum over rows is exact for any batch size and number of devices: sums and
+    weights are added up, in float64 over batches. A loss that couples rows depends on which rows
+    share a batch, and this function cannot detect that: set `couples`.
 
     Args:
         loss: as for `jt.fit`; its rng is None.
-        params: as for `jt.fit`, an nnx module among them.
+        params: as for `jt.fit`, or an nnx module.
         data: as for `jt.fit`.
-        batch: rows at a time, over all devices; 0: 128, or all rows where they meet.
-        couples: whether the loss makes rows meet when it is evaluated, as a contrastive loss does
-            and batch norm with running statistics does not. "batch": all rows of the data meet, in
-            one batch, or it is refused. "slice": the rows of a batch that one program holds are
-            meant to be the group, and the loss is the mean over groups.
+        batch: rows at a time, over all devices; 0: 128, or all rows with couples="batch".
+        couples: whether the loss couples rows in an evaluation, as a contrastive loss does and
+            batch norm with running statistics does not. "batch": all rows of the data are coupled
+            and must be in one batch. "slice": the rows of a batch that one program holds are the
+            group, and the loss is the mean over groups.
         devices: as for `jt.fit`.
-        check_batch: whether the first batch is looked at; see `jt.check_batch`.
+        check_batch: whether the first batch is checked; see `jt.check_batch`.
 
     Raises:
-        UserError: for what does not fit together.
-        LossError: if the loss keeps no contract, or couples rows that would be split.
+        UserError: for arguments that do not fit together.
+        LossError: if the loss breaks its contract, or couples rows that would be split.
     """
-    whole = couples == "batch"
-    strategy, rows = _laid_out(data, batch, fit_arguments.layout(parallel, devices), whole=whole)
-    if whole and len(rows) > 1:
+    single = couples == "batch"
+    strategy, rows = _batches(data, batch, fit_arguments.layout(parallel, devices), single=single)
+    if single and len(rows) > 1:
         raise LossError(
             f"the loss couples the rows of a batch, and batches of {rows.size} would cut the data "
-            f"into {len(rows)}: its value would depend on their size. Give one batch of all "
-            f"rows (batch={_evenly(_rows_of(rows), strategy)}, or data in a batch of its own), or "
-            f'say couples="slice" if the rows of each batch are meant to be the group.'
+            f"into {len(rows)}: the loss would depend on the batch size. Give one batch of all "
+            f"rows (batch={_round_up(_num_rows(rows), strategy)}, or data in a single batch), or "
+            f'set couples="slice" if the rows of each batch are meant to be the group.'
         )
-    begin = fit_arguments.start(loss, params, extra)
-    weights = _placed(strategy, _weights(begin))
+    start = fit_arguments.start(loss, params, extra)
+    weights = _placed(strategy, _weights(start))
     if check_batch:
-        part = rows.shard(*strategy.part)[0]
-        look = FirstBatch(
-            normalize_loss(begin.loss, ragged=rows.ragged),
-            part,
+        shard = rows.shard(*strategy.part)[0]
+        check = FirstBatch(
+            normalize_loss(start.loss, ragged=rows.ragged),
+            shard,
             rows.size,
             "the first batch",
             weights=weights,
             draws=False,
         )
-        sums = look.sums(strategy.psum)
-        look.check(lambda batch: _run(strategy, sums, weights, batch))
-    program = make_evaluate(begin.loss, couples=couples, psum=strategy.psum, ragged=rows.ragged)
+        sums = check.sums(strategy.psum)
+        check.check(lambda batch: _run(strategy, sums, weights, batch))
+    program = make_evaluate(start.loss, couples=couples, psum=strategy.psum, ragged=rows.ragged)
     program = strategy.compile(program, weights, _batch(strategy, rows, 0))
     return over(program, weights, (_batch(strategy, rows, i) for i in range(len(rows))))
 
@@ -100,42 +100,42 @@ def predict(
     parallel: str | Layout = "mirrored",
     devices: Any = 0,
 ) -> Any:  # a pytree of numpy arrays, each n ...
-    """What `apply(params, batch)` gives for each row of `data`, in the order of the data.
+    """Return the result of `apply(params, batch)` for each row of `data`, in the order of the data.
 
-    Every row once, on any number of devices and processes; what fills up the last batch is left
-    out. `apply` sees the batch as a loss does, with `row` and `mask`.
+    Each row is used once, on any number of devices and processes; padding of the last batch is
+    dropped. `apply` gets the batch as a loss does, with `row` and `mask`.
 
     Args:
-        apply: pure; gives arrays of a row for each row of the batch: b ... Or a loss that was made
-            of a model, `jt.classifier(model)`, for what the model gives.
+        apply: pure; returns arrays with a row for each row of the batch: b ... Or a loss built from
+            a model, `jt.classifier(model)`, for the model's outputs.
         params: as for `jt.fit`; with an nnx module `apply` is called as `apply(module, batch)`.
         data: as for `jt.fit`.
         batch: rows at a time, over all devices; 0: 128.
-        extra: what a model carries beside its parameters.
+        extra: state of the model beside its parameters.
         devices: as for `jt.fit`.
 
     Raises:
-        UserError: for what does not fit together.
-        LossError: if `apply` gives something else than a row for each row.
+        UserError: for arguments that do not fit together.
+        LossError: if `apply` does not return a row for each row.
     """
-    strategy, rows = _laid_out(data, batch, fit_arguments.layout(parallel, devices))
+    strategy, rows = _batches(data, batch, fit_arguments.layout(parallel, devices))
     if strategy.psum is not None:
         raise ConfigError(
-            "predict was asked to run in copies that add up their sums, and rows are not summed: "
-            "leave parallel= out, or set impl=jit in it."
+            "predict cannot run in replicas that add up their sums, because rows are not summed: "
+            "omit parallel=, or set impl=jit in it."
         )
-    call, given_weights = _outputs(apply, params, extra)
-    weights, example = _placed(strategy, given_weights), _batch(strategy, rows, 0)
+    call, host_weights = _outputs(apply, params, extra)
+    weights, example = _placed(strategy, host_weights), _batch(strategy, rows, 0)
     return over_rows(compile_rows(strategy, call, weights, example), strategy, weights, rows)
 
 
 def compile_rows(
     strategy: Strategy, apply: Callable[[Any, Batch], Any], weights: Any, example: Batch
 ) -> Callable[[Any, Batch], Any]:
-    """Return the program of `apply(weights, batch)` for batches like `example`, placed.
+    """Return the program of `apply(weights, batch)` for placed batches like `example`.
 
     Raises:
-        LossError: if `apply` gives something else than a row for each row.
+        LossError: if `apply` does not return a row for each row.
     """
     size = len(next(iter(example.values())))
     _check_rows(jax.eval_shape(apply, weights, example), size)
@@ -145,27 +145,27 @@ def compile_rows(
 def over_rows(
     program: Callable[[Any, Batch], Any], strategy: Strategy, weights: Any, rows: FiniteBatches
 ) -> Any:  # a pytree of numpy arrays, each n ...
-    """Return what a program of `compile_rows` gives for each row, in the order of the data."""
-    started, found = collections.deque(), []
+    """Return the outputs of a `compile_rows` program for each row, in the order of the data."""
+    started, outputs = collections.deque(), []
     for i in range(len(rows)):
         started.append(program(weights, _batch(strategy, rows, i)))
         if len(started) > IN_FLIGHT:
-            found.append(_real(*started.popleft()))
-    found += [_real(*each) for each in started]
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+            outputs.append(_drop_padding(*started.popleft()))
+    outputs += [_drop_padding(*each) for each in started]
+    return jax.tree.map(lambda *batches: np.concatenate(batches), *outputs)
 
 
 def _outputs(
     apply: Callable[..., Any], params: Params, extra: Extra
 ) -> tuple[Callable[[Any, Batch], Any], Any]:
-    """`apply` as a function of the weights and a batch, and the weights."""
+    """Return `apply` as a function of the weights and a batch, and the weights."""
     if isinstance(apply, ModelLoss):
         return outputs_of(apply), _weights(fit_arguments.start(apply, params, extra))
     if is_nnx(params):
         module = fit_arguments.start(lambda module, batch, rng: None, params).module
-        within = lambda w, batch: apply(module.module(*w, None, False), batch)
         check_takes(apply, ("module", "batch"), "apply")
-        return _guarded(within), module.arrays()
+        call = lambda weights, batch: apply(module.module(*weights, None, False), batch)
+        return _in_user_code(call), module.arrays()
     refuse_foreign(params)
     return outputs_of(apply), (params, extra)
 
@@ -174,19 +174,19 @@ def outputs_of(apply: Callable[..., Any] | ModelLoss) -> Callable[[Any, Batch], 
     """Return a function of `(params, extra)` and a batch, whose errors show the user's frames.
 
     Args:
-        apply: `(params, batch) -> outputs`, or a loss that was made of a model.
+        apply: `(params, batch) -> outputs`, or a loss built from a model.
 
     Raises:
-        LossError: if `apply` cannot be called so.
+        LossError: if `apply` does not take these arguments.
     """
     if isinstance(apply, ModelLoss):
         return lambda weights, batch: apply.outputs(weights[0], weights[1], batch)
     check_takes(apply, ("params", "batch"), "apply")
-    return _guarded(lambda weights, batch: apply(weights[0], batch))
+    return _in_user_code(lambda weights, batch: apply(weights[0], batch))
 
 
-def _guarded(apply: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Any]:
-    """`apply`, of which errors are told in the user's own frames."""
+def _in_user_code(apply: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Any]:
+    """Return `apply` with its errors reported in the user's own frames."""
 
     def call(weights: Any, batch: Batch) -> Any:
         with user_code("apply", batch):
@@ -195,36 +195,36 @@ def _guarded(apply: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Any]:
     return call
 
 
-def _weights(begin: fit_arguments.FitStart) -> Any:  # (params, extra)
-    """What a model starts from."""
-    return begin.init(jax.random.key(0)) if callable(begin.init) else begin.init
+def _weights(start: fit_arguments.FitStart) -> Any:  # (params, extra)
+    """Return the initial parameters and extra."""
+    return start.init(jax.random.key(0)) if callable(start.init) else start.init
 
 
-def _laid_out(
-    data: fit_arguments.Data, batch: int, layout: Layout, *, whole: bool = False
+def _batches(
+    data: fit_arguments.Data, batch: int, layout: Layout, *, single: bool = False
 ) -> tuple[Strategy, FiniteBatches]:
-    """Where it is computed, and what of, in batches that split evenly, or in a whole one."""
+    """Return the strategy, and the data in batches that split evenly, or in a single batch."""
     keep_compiled_programs()
     strategy = layout.build()
-    rows = fit_arguments.once(data, batch or _evenly(ROWS, strategy))
-    if whole and not batch and rows is not data:
-        rows = fit_arguments.once(data, _evenly(_rows_of(rows), strategy))
+    rows = fit_arguments.once(data, batch or _round_up(ROWS, strategy))
+    if single and not batch and rows is not data:
+        rows = fit_arguments.once(data, _round_up(_num_rows(rows), strategy))
     check_divides(rows.size, strategy.shares, 1)
     return strategy, rows
 
 
-def _evenly(rows: int, strategy: Strategy) -> int:
-    """So many rows or a few more, which divide into the parts of a strategy."""
+def _round_up(rows: int, strategy: Strategy) -> int:
+    """Round a number of rows up to a multiple of the strategy's shards."""
     return -(-rows // strategy.shares) * strategy.shares
 
 
-def _rows_of(rows: FiniteBatches) -> int:
-    """How many rows a data set has; its last batch filled up where it does not say."""
+def _num_rows(rows: FiniteBatches) -> int:
+    """Return the number of rows of a data set; with padding if it does not know it."""
     return getattr(rows, "rows", len(rows) * rows.size)
 
 
 def _run(strategy: Strategy, fn: Callable[..., Any], weights: Any, batch: Batch) -> Any:
-    """`fn(weights, batch)` of a batch on the host, computed where the strategy computes."""
+    """Compute `fn(weights, batch)` of a host batch on the strategy's devices."""
     placed = strategy.place(batch)
     return jax.device_get(strategy.compile(fn, weights, placed)(weights, placed))
 
@@ -235,25 +235,25 @@ def _placed(strategy: Strategy, tree: Any) -> Any:
 
 
 def _batch(strategy: Strategy, rows: FiniteBatches, step: int) -> Batch:
-    """The rows that this process reads, on the devices."""
+    """Return the rows that this process reads, on the devices."""
     return strategy.place(rows.shard(*strategy.part)[step])
 
 
 def _check_rows(outputs: Any, size: int) -> None:
-    """Makes sure that there is a row of output for each row of the batch."""
+    """Raise unless there is a row of output for each row of the batch."""
     leaves = named_leaves(outputs)
     for name, leaf in leaves.items():
         if leaf.shape[:1] != (size,):
             raise LossError(
-                f"predict gives a row for each row of the data, and what apply returned "
-                f"{f'as {name} ' if name else ''}for {size} rows has shape {list(leaf.shape)}. "
+                f"predict gives a row for each row of the data, but the result of apply "
+                f"{f'under {name} ' if name else ''}for {size} rows has shape {list(leaf.shape)}. "
                 f"Return arrays whose first dim is that of the batch, and no sums over it."
             )
     if not leaves:
         raise LossError("predict: apply returned no array. Return one, with a row for each row.")
 
 
-def _real(outputs: Any, mask: Any) -> Any:
-    """The rows that are no padding, on the host."""
+def _drop_padding(outputs: Any, mask: Any) -> Any:
+    """Return the rows that are no padding, on the host."""
     outputs, mask = jax.device_get((outputs, mask))
     return outputs if mask.all() else jax.tree.map(lambda x: x[mask], outputs)

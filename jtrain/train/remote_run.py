@@ -1,4 +1,4 @@
-"""A run whose checkpoints are copied to an object store: how it comes back, and who copies."""
+"""Runs in an object store: checkpoints are copied run_dir, and fetched to resume."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,111 +14,111 @@ from jtrain.io.regular_files import parse_json
 from jtrain.train.run_dir import RunDir
 
 
-def fetch_for_all(config: BaseConfig, there: RunDir, processes: int) -> list[str]:
-    """Fetch as `fetch_run`, in the first process of several, while the others wait; return news.
+def fetch_for_all(config: BaseConfig, run_dir: RunDir, processes: int) -> list[str]:
+    """Fetch as `fetch_run` in the first process, while the others wait; return notices.
 
-    Nothing is fetched where the config names no store.
+    Nothing is fetched if the config names no store.
 
     Raises:
-        UserError: as `fetch_run`; in all of several processes it is a ConfigError.
+        UserError: as `fetch_run`; with several processes a ConfigError in all of them.
     """
     if not config.checkpoint.store:
         return []
     if processes == 1:
-        return fetch_run(config, there)
+        return fetch_run(config, run_dir)
 
     def fetch() -> dict[str, Any]:
         try:
-            return {"news": fetch_run(config, there)}
-        except UserError as error:  # or the others would wait for one that has ended
-            return {"news": [], "refused": str(error)}
+            return {"news": fetch_run(config, run_dir)}
+        except UserError as error:  # raised in all processes, or the others would wait for ever
+            return {"news": [], "error": str(error)}
 
-    found = broadcast_from_first(fetch)
-    if words := found.get("refused"):
-        raise ConfigError(words)
-    return found["news"] if there.first else []
+    result = broadcast_from_first(fetch)
+    if message := result.get("error"):
+        raise ConfigError(message)
+    return result["news"] if run_dir.first else []
 
 
-def fetch_run(config: BaseConfig, there: RunDir) -> list[str]:
-    """Fetch the newest copy of a run, if it is newer than what its directory has; return news.
+def fetch_run(config: BaseConfig, run_dir: RunDir) -> list[str]:
+    """Fetch the newest copy of a run, if it is newer than the local checkpoints; return notices.
 
     Only for the first process.
 
     Raises:
-        ConfigError: if another run of this name lies in the store.
+        ConfigError: if the store holds another run of this name.
         ObjectsError: if the store cannot be read.
         CheckpointError: if another process writes in the run's directory.
     """
-    objects = _place(config)
-    copies = object_store_layout.steps(objects)
-    owner = there.owner()
-    newest = CheckpointManager(there.checkpoints, first=True, owner=owner).newest()
+    store = _store(config)
+    copies = object_store_layout.steps(store)
+    owner = run_dir.owner()
+    newest = CheckpointManager(run_dir.checkpoints, first=True, owner=owner).newest()
     newest = -1 if newest is None else newest
     if not copies:
         return []
-    if owner is not None and owner.run not in (found := _ids(objects)):
+    if owner is not None and owner.run not in (found := _ids(store)):
         raise ConfigError(
-            f"{objects.address} was to hold copies of the run in {there.path}, and it holds "
-            f"another run of this name ({found[0] or 'of no id'}). Give this one another name "
+            f"{store.address} is the store of the run in {run_dir.path}, but it holds another run "
+            f"of this name ({found[0] or 'without id'}). Give this run another name "
             f"(name={config.name}-2) or another checkpoint.store."
         )
     if copies[-1] <= newest:
         return []
-    lock = Lock(there.checkpoints)
+    lock = Lock(run_dir.checkpoints)
     try:
-        step, news = object_store_layout.fetch_newest(objects, there.path, above=newest)
+        step, news = object_store_layout.fetch_newest(store, run_dir.path, above=newest)
     finally:
         lock.release()
     if step is None:
         return news
-    return [*news, f"checkpoint {step} and the run's files were fetched from {objects.address}"]
+    return [*news, f"checkpoint {step} and the run's files were fetched from {store.address}"]
 
 
 def make_mirror(
-    config: BaseConfig, there: RunDir, checkpoints: CheckpointManager
+    config: BaseConfig, run_dir: RunDir, checkpoints: CheckpointManager
 ) -> ObjectStoreCopy | None:
-    """Return what copies the checkpoints of a run, begun; None where nothing is copied from here.
+    """Start and return the copier of a run's checkpoints; None if this process copies nothing.
 
     Raises:
-        ObjectsError: if the store takes nothing.
+        ObjectsError: if the store is not writable.
     """
-    if not config.checkpoint.store or not there.first:
+    if not config.checkpoint.store or not run_dir.first:
         return None
-    mirror = _mirror(config, there, checkpoints.best, checkpoints.notices.append)
+    mirror = _mirror(config, run_dir, checkpoints.best, checkpoints.notices.append)
     mirror.begin()
     return mirror
 
 
-def copy_finished(config: BaseConfig, there: RunDir, step: int) -> None:
-    """Copy the last checkpoint of a run that is done, where a store has not got it.
+def copy_finished(config: BaseConfig, run_dir: RunDir, step: int) -> None:
+    """Copy the last checkpoint of a finished run, unless the store has it.
 
     Raises:
         SaveError: if the store does not take it.
     """
-    if not config.checkpoint.store or not there.first:
+    if not config.checkpoint.store or not run_dir.first:
         return
-    objects = _place(config)
-    if step not in object_store_layout.steps(objects):
-        mirror = _mirror(config, there, lambda: None, lambda line: None)
+    store = _store(config)
+    if step not in object_store_layout.steps(store):
+        mirror = _mirror(config, run_dir, lambda: None, lambda line: None)
         mirror.begin()
         mirror.finish(step, missing=True)
 
 
-def _place(config: BaseConfig) -> ObjectStore:
+def _store(config: BaseConfig) -> ObjectStore:
     return ObjectStore(f"{config.checkpoint.store.rstrip('/')}/{config.name}")
 
 
 def _mirror(
-    config: BaseConfig, there: RunDir, best: Callable[[], int | None], tell: Callable[[str], None]
+    config: BaseConfig, run_dir: RunDir, best: Callable[[], int | None], tell: Callable[[str], None]
 ) -> ObjectStoreCopy:
     keep = config.checkpoint.keep
-    return ObjectStoreCopy(_place(config), there.path, keep=keep, best=best, log=tell)
+    return ObjectStoreCopy(_store(config), run_dir.path, keep=keep, best=best, log=tell)
 
 
-def _ids(objects: ObjectStore) -> list[str]:
-    """The id of the run that the copies are of, and of those that it was copied from."""
+def _ids(store: ObjectStore) -> list[str]:
+    """Return the id of the run in the store, and the ids of the runs that it was copied from."""
     try:
-        facts = parse_json(objects.read("run.json") or b"{}")
+        facts = parse_json(store.read("run.json") or b"{}")
         return [str(facts.get("id", "")), *facts.get("ancestors", {})]
     except (ValueError, AttributeError, TypeError):
         return [""]

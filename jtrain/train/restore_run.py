@@ -1,4 +1,4 @@
-"""A run that was trained before, used: measured, asked to write, given back."""
+"""Restored run: a trained run is evaluated, completes a prompt, or is returned with its state."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -20,24 +20,24 @@ from jtrain.train.run_config_check import MAY_DIFFER, check_about
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup, set_up
 
-Tell: TypeAlias = Callable[[str], None]
+Log: TypeAlias = Callable[[str], None]
 Step: TypeAlias = int | Literal["newest", "best"]
 
 
 def measure(
-    config: RunConfig, directory: Path, step: Step = "newest", tell: Tell = lambda line: None
+    config: RunConfig, directory: Path, step: Step = "newest", log: Log = lambda line: None
 ) -> tuple[int, Mapping[str, Mapping[str, float]]]:
-    """A step of the run in a directory, and by set its metrics over the whole of it.
+    """Return a step of a run, and its metrics over each evaluation set, by set.
 
     Raises:
-        CheckpointError: if there is no such checkpoint.
-        ConfigError: if the values are not those of the run, or it has no validation set.
+        CheckpointError: if the run has no such checkpoint.
+        ConfigError: if the values are not those of the run, or it has no evaluation set.
     """
-    parts, there = in_use(config, directory, tell)
-    if not parts.sets:
-        raise ConfigError(f"experiment {config.experiment} gives no `valid` to measure a run by.")
-    found, state = _restored(parts, there, step)
-    return found, {name: parts.measure(state, name) for name in parts.sets}
+    setup, run_dir = in_use(config, directory, log)
+    if not setup.sets:
+        raise ConfigError(f"experiment {config.experiment} has no `valid` to evaluate a run on.")
+    found, state = _restore(setup, run_dir, step)
+    return found, {name: setup.measure(state, name) for name in setup.sets}
 
 
 def complete(
@@ -47,122 +47,123 @@ def complete(
     *,
     seed: int = 0,
     step: Step = "newest",
-    tell: Tell = lambda line: None,
+    log: Log = lambda line: None,
 ) -> tuple[int, str]:
-    """A step of the run in a directory, and a text in its hand.
+    """Return a step of a run, and a text that its model generates.
 
-    The prompt goes to the experiment's `complete`; one that has only `sample` takes none.
+    The prompt goes to the experiment's `complete`; an experiment with only `sample` takes none.
 
     Raises:
-        CheckpointError: if there is no such checkpoint.
-        ConfigError: if the values are not those of the run, or the experiment writes no text.
-        DataError: if the experiment's data does not know what the prompt says.
+        CheckpointError: if the run has no such checkpoint.
+        ConfigError: if the values are not those of the run, or the experiment generates no text.
+        DataError: if the experiment's tokenizer cannot encode the prompt.
     """
-    parts, there = in_use(config, directory, tell)
-    x = parts.experiment
+    setup, run_dir = in_use(config, directory, log)
+    x = setup.experiment
     if x.complete is None and x.sample is None:
         raise ConfigError(
-            f"experiment {config.experiment} writes nothing: it gives no `complete` and no "
-            f"`sample`. Give it one: jt.Experiment(..., complete=lambda params, extra, key, "
-            f"prompt: text)."
+            f"experiment {config.experiment} generates no text: it has no `complete` and no "
+            f"`sample`. Add one: jt.Experiment(..., complete=lambda params, extra, key, prompt: "
+            f"text)."
         )
     if x.complete is None and prompt.text:
         raise ConfigError(
-            f"experiment {config.experiment} takes no prompt: it gives a `sample` and no "
-            f"`complete`. Leave the prompt out."
+            f"experiment {config.experiment} takes no prompt: it has a `sample` and no "
+            f"`complete`. Omit the prompt."
         )
-    found, state = _restored(parts, there, step)
-    params, extra, _ = parts.here(state)
-    known = params, extra, jax.random.key(seed)
+    found, state = _restore(setup, run_dir, step)
+    params, extra, _ = setup.here(state)
+    key = jax.random.key(seed)
     if x.complete is not None:
-        return found, x.complete(*known, prompt)
-    assert x.sample is not None, "one of the two is there"
-    return found, x.sample(*known)
+        return found, x.complete(params, extra, key, prompt)
+    assert x.sample is not None, "checked above"
+    return found, x.sample(params, extra, key)
 
 
 def trained(
-    config: RunConfig, directory: Path, step: Step = "newest", tell: Tell = lambda line: None
+    config: RunConfig, directory: Path, step: Step = "newest", log: Log = lambda line: None
 ) -> tuple[int, TrainSetup, TrainState]:
-    """A step of the run in a directory, the parts of the run, and the state after that step.
+    """Return a step of a run, the run's setup, and the state after that step.
 
     Raises:
-        CheckpointError: if there is no such checkpoint.
+        CheckpointError: if the run has no such checkpoint.
         ConfigError: if the values are not those of the run.
     """
-    parts, there = in_use(config, directory, tell)
-    found, state = _restored(parts, there, step)
-    return found, parts, state
+    setup, run_dir = in_use(config, directory, log)
+    found, state = _restore(setup, run_dir, step)
+    return found, setup, state
 
 
-def in_use(config: RunConfig, directory: Path, tell: Tell) -> tuple[TrainSetup, RunDir]:
-    """Return the parts of a run, on the devices that are there, and where the run lies.
+def in_use(config: RunConfig, directory: Path, log: Log) -> tuple[TrainSetup, RunDir]:
+    """Return the setup of a run on the available devices, and its directory.
 
-    Where its own layout does not fit them, another is taken and told of.
+    If the run's own layout does not fit the devices, another one is used, and logged.
 
     Raises:
         ConfigError: if the values are not those of the run.
     """
-    config, there = _joined(config, directory)
-    config, line = usable(config, there.stored(type(config)))
-    if line and there.first:
-        tell(f"{directory}: {line}")
-    return _assembled(config, there), there
+    config, run_dir = _join(config, directory)
+    config, line = usable(config, run_dir.stored(type(config)))
+    if line and run_dir.first:
+        log(f"{directory}: {line}")
+    return _build(config, run_dir), run_dir
 
 
 def again(config: RunConfig, directory: Path) -> tuple[TrainSetup, RunDir]:
-    """The parts of a run that was trained before, in its own layout, and where it lies.
+    """Return the setup of a trained run, in its own layout, and its directory.
 
     Raises:
         ConfigError: if the values are not those of the run.
     """
-    config, there = _joined(config, directory)
-    return _assembled(config, there), there
+    config, run_dir = _join(config, directory)
+    return _build(config, run_dir), run_dir
 
 
-def _joined(config: RunConfig, directory: Path) -> tuple[RunConfig, RunDir]:
-    """The values and the directory of a run, once its processes have met and its values agree."""
+def _join(config: RunConfig, directory: Path) -> tuple[RunConfig, RunDir]:
+    """Join the processes and check the values; return the config and the run's directory."""
     keep_compiled_programs()
-    there = RunDir(directory, process=join(config, directory, trains=False).index)
-    config = keep_lengths(config, there.stored(type(config)))
-    # A run that is made longer has its new lengths in config.yaml before a checkpoint has them.
-    there.refuse_another(config, functools.partial(_advice, there), also=lengths(config))
-    return config, there
+    run_dir = RunDir(directory, process=join(config, directory, trains=False).index)
+    config = keep_lengths(config, run_dir.stored(type(config)))
+    # An extended run has its new lengths in config.yaml before a checkpoint has them.
+    run_dir.check_config(config, functools.partial(_advice, run_dir), also=lengths(config))
+    return config, run_dir
 
 
-def _assembled(config: RunConfig, there: RunDir) -> TrainSetup:
-    parts = set_up(config, there.pace)
-    there.refuse_another_tokenizer(parts.experiment.tokenizer)
-    return parts
+def _build(config: RunConfig, run_dir: RunDir) -> TrainSetup:
+    setup = set_up(config, run_dir.pace)
+    run_dir.check_tokenizer(setup.experiment.tokenizer)
+    return setup
 
 
-def _advice(there: RunDir, settings: str) -> str:
-    leave = f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ."
-    edited = f"\n{there.config} was changed since it was trained. Its values are typed: {settings}"
-    return leave + edited * bool(settings)
+def _advice(run_dir: RunDir, settings: str) -> str:
+    keep = f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ."
+    if not settings:
+        return keep
+    return f"{keep}\n{run_dir.config} was edited. For the values of the run type: {settings}"
 
 
-def _restored(parts: TrainSetup, there: RunDir, step: Step) -> tuple[int, TrainState]:
-    best, owner = parts.config.checkpoint.best, there.owner()
-    with CheckpointManager(there.checkpoints, best=best, owner=owner) as checkpoints:
+def _restore(setup: TrainSetup, run_dir: RunDir, step: Step) -> tuple[int, TrainState]:
+    best, owner = setup.config.checkpoint.best, run_dir.owner()
+    with CheckpointManager(run_dir.checkpoints, best=best, owner=owner) as checkpoints:
         named = {"newest": checkpoints.newest, "best": checkpoints.best}
 
         def look() -> dict[str, Any]:
             found = named[step]() if isinstance(step, str) else step
             return {"found": found, "steps": checkpoints.steps()}
 
-        seen = broadcast_from_first(look)  # a run that goes on may save another one meanwhile
-        found, steps = seen["found"], seen["steps"]
+        choice = broadcast_from_first(look)  # a running run may save another one meanwhile
+        found, steps = choice["found"], choice["steps"]
         if found is None and not steps:
             raise CheckpointError(
-                f"{there.checkpoints} has no checkpoint: no state of this run was saved. Train it: "
-                f"jtrain run {there.config}"
+                f"{run_dir.checkpoints} has no checkpoint: no state of this run was saved. Train "
+                f"it: jtrain run {run_dir.config}"
             )
         if found is None:
             raise CheckpointError(
-                f"{there.checkpoints} has no {step} checkpoint; it has steps {steps}. The best is "
-                f"kept where checkpoint.best names a metric."
+                f"{run_dir.checkpoints} has no {step} checkpoint; it has steps {steps}. The best "
+                f"one is kept if checkpoint.best names a metric."
             )
-        where = there.checkpoints / str(found)
-        about, also = checkpoints.about(found), lengths(parts.config)
-        check_about(about, parts.config, where, _advice(there, ""), also=also)
-        return found, checkpoints.restore(found, parts.like)
+        path = run_dir.checkpoints / str(found)
+        about, also = checkpoints.about(found), lengths(setup.config)
+        check_about(about, setup.config, path, _advice(run_dir, ""), also=also)
+        return found, checkpoints.restore(found, setup.like)

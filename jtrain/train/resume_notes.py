@@ -1,4 +1,4 @@
-"""Notes on where a run goes on: what to type where it must not, and what a reader should know."""
+"""Resume notes: what to type if a run must not be resumed, and what the log says if it is."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,35 +8,35 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.run_dir import RunDir
 
 
-def ways_out(there: RunDir, config: RunConfig, another: str, again: str, settings: str) -> str:
-    """Return what to type where the run in the directory is of other values.
+def ways_out(run_dir: RunDir, config: RunConfig, another: str, again: str, settings: str) -> str:
+    """Return what to type if the stored run has other values.
 
     Args:
-        again: what was given to go on with it, if anything.
-        settings: what is typed after config.yaml to have the values of the run; mostly empty.
+        again: the command that resumes the run, if one was given.
+        settings: typed after config.yaml to get the values of the run; mostly empty.
     """
     if again:
-        that = f"{again}, with the values that are there"
-    else:  # by its own name, for it may lie there as a copy of another
-        that = f"{there.resume_command} name={config.name} {settings}".rstrip()
-    return f"Start a new run: {another}\nor go on with that one: {that}"
+        command = f"{again}, with the values of that run"
+    else:  # by its own name, since it may be a copy of another run
+        command = f"{run_dir.resume_command} name={config.name} {settings}".rstrip()
+    return f"Start a new run: {another}\nor resume that one: {command}"
 
 
-def copied(directory: RunDir, identity: Mapping[str, Any]) -> list[str]:
-    """Return a line where the run's directory is a copy of that of another run, or was moved."""
-    known = directory.facts()
+def copied(run_dir: RunDir, identity: Mapping[str, Any]) -> list[str]:
+    """Return a line if the run's directory is a copy of another run's, or was moved."""
+    known = run_dir.facts()
     if known.get("id", identity["id"]) == identity["id"]:
         return []
     return [
-        f"{directory.path} was copied or moved from {known.get('place', 'another place')}: it is a "
-        f"run of its own from now on"
+        f"{run_dir.path} was copied or moved from {known.get('place', 'another place')}: it is a "
+        f"separate run from now on"
     ]
 
 
-def gone(directory: RunDir, checkpoints: CheckpointManager, start: int | None) -> list[str]:
-    """Return a line about the checkpoint that run.json names, where nothing else was said of it."""
-    stands = directory.facts()
-    step = stands.get("step", 0) if stands.get("status") in {"running", "stopped"} else 0
+def gone(run_dir: RunDir, checkpoints: CheckpointManager, start: int | None) -> list[str]:
+    """Return a line if the checkpoint in run.json is missing and no other line mentions it."""
+    facts = run_dir.facts()
+    step = facts.get("step", 0) if facts.get("status") in {"running", "stopped"} else 0
     if step <= (start or 0) or any(f"checkpoint {step} " in line for line in checkpoints.notices):
         return []
-    return [f"checkpoint {step}, which {directory.status} names, is gone"]
+    return [f"checkpoint {step}, which {run_dir.status} names, is gone"]

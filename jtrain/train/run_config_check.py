@@ -1,7 +1,7 @@
-"""Values of a run: those that its newest checkpoint has sealed, compared with what is asked for.
+"""Check of a run's values: the config in its newest checkpoint against the given config.
 
-config.yaml can be edited by anybody; a checkpoint cannot, without its seal breaking. So it is the
-checkpoint that says what a run is of, and config.yaml only where there is no checkpoint.
+Anybody can edit config.yaml, but not a checkpoint without breaking its seal. The checkpoint
+therefore defines the values of a run, and config.yaml only without a checkpoint.
 """
 
 import os
@@ -23,9 +23,9 @@ from jtrain.train.run_record import IDENTITY, RUN_JSON, CheckpointRecord, newest
 C = TypeVar("C", bound=BaseConfig)
 CONFIG, CHECKPOINTS, METRICS = "config.yaml", "checkpoints", "metrics.jsonl"
 
-# What changes no number that a run computes from its state on, so a run may go on with others; and
-# what it does about a bad step, for a run that one has stopped goes on with another answer.
-# A copy of a run goes on under its own name.
+# Keys that change no number computed from a state, so a run may resume with other values; also
+# `guard`, so that a run stopped by a bad step can resume with another policy, and `name`, so that a
+# copy of a run can resume under its own.
 MAY_DIFFER = (
     "parallel",
     "workers",
@@ -45,10 +45,10 @@ def find_values(path: Path, schema: type[C], owner: RunIdentity | None) -> C | N
     Args:
         path: the run's directory.
         schema: the experiment's Config.
-        owner: the run, whose checkpoints count.
+        owner: the run whose checkpoints count.
 
     Raises:
-        ConfigError: if they cannot be had, or a value is not of its type in `schema`.
+        ConfigError: if the values cannot be read, or one is not of its type in `schema`.
     """
     return _find(path, schema, newest_sealed(path / CHECKPOINTS, owner))[0]
 
@@ -60,19 +60,18 @@ def check_values(
     advice: Callable[[str], str],
     also: Iterable[str] = (),
 ) -> list[str]:
-    """Make sure that a run goes on with its own values.
+    """Raise unless a run resumes with its own values.
 
     Args:
         path: the run's directory.
-        config: the values that are asked for.
-        owner: the run, whose checkpoints count.
-        advice: what to type where values differ that may not. It is given the settings that are
-            typed after config.yaml to have the run's values, for config.yaml may have been edited:
-            mostly none.
-        also: dotted keys that may differ beside MAY_DIFFER.
+        config: the given values.
+        owner: the run whose checkpoints count.
+        advice: `settings -> what to type` if values differ that must not. The settings, typed after
+            config.yaml, give the run's values in case config.yaml was edited; mostly "".
+        also: dotted keys that may differ in addition to MAY_DIFFER.
 
     Returns:
-        Lines about what differs and may, and about what of the run had to be found elsewhere.
+        Lines about allowed differences, and about facts that had to be found elsewhere.
 
     Raises:
         ConfigError: if another value differs, with each of them.
@@ -90,7 +89,7 @@ def check_values(
     if other:
         copy = "" if stored.name == config.name else f"a copy of {stored.name}, "
         raise ConfigError(
-            f"{path} holds {copy}a run of other values:\n{_table(other)}\n"
+            f"{path} holds {copy}a run with other values:\n{_table(other)}\n"
             f"{advice(_settings(path, stored, other))}"
         )
     return [*notes, *(f"{d.key}: {spell(d.before)} -> {spell(d.after)}" for d in changed)]
@@ -99,31 +98,31 @@ def check_values(
 def check_about(
     about: Mapping[str, Any], config: BaseConfig, where: Path, advice: str, also: Iterable[str] = ()
 ) -> None:
-    """Make sure that a checkpoint from before there were ids is of a run of these values.
+    """Raise unless an old checkpoint, which has no run id, is of a run with these values.
 
-    One with an id is known by that.
+    A checkpoint with an id is identified by the id.
 
     Args:
-        about: what the checkpoint says of itself.
-        config: the values that are asked for.
+        about: the checkpoint's metadata.
+        config: the given values.
         where: the checkpoint.
         advice: what to type.
-        also: dotted keys that may differ beside MAY_DIFFER.
+        also: dotted keys that may differ in addition to MAY_DIFFER.
 
     Raises:
-        ConfigError: if a value differs that may not, with each of them.
+        ConfigError: if values differ that must not, with each of them.
     """
     other = [d for d in _since(about.get("config"), config) if d.key not in {*also}]
     if IDENTITY not in about and other:
-        raise ConfigError(f"{where} is of a run of other values:\n{_table(other)}\n{advice}")
+        raise ConfigError(f"{where} is of a run with other values:\n{_table(other)}\n{advice}")
 
 
 def _find(
     path: Path, schema: type[C], sealed: CheckpointRecord | None
 ) -> tuple[C | None, list[str]]:
-    """The values, and lines about what of the run had to be found elsewhere."""
+    """Return the values, and lines about facts that had to be found elsewhere."""
     file, about = path / CONFIG, path / CHECKPOINTS / f"{sealed.step if sealed else ''}" / ABOUT
-    if sealed is None and not _was_begun(path):
+    if sealed is None and not _was_started(path):
         return None, []
     notes = _lost(path / RUN_JSON, sealed.step) if sealed else []
     if sealed is not None and sealed.values is not None:
@@ -131,34 +130,34 @@ def _find(
         notes += [f"{key} of the run is no key of the experiment any more" for key in dropped]
         return values, notes
     try:
-        # By the schema at hand: the experiment need not lie above the place where the run does.
+        # With the given schema: the experiment need not be in a folder above the run.
         return resolve(file, schema=schema).config, notes
     except ConfigError as error:
         if sealed is None or sealed.counted is None:
             raise ConfigError(
-                f"{error}\nNo checkpoint says what the values of {path} are. Mend that file, or "
-                f"move the directory away to begin anew: mv {path} {path}-old"
+                f"{error}\nNo checkpoint holds the values of {path}. Fix that file, or move the "
+                f"directory away to start over: mv {path} {path}-old"
             ) from None
     return load_values(sealed.counted, schema, about)[0], notes
 
 
 def _lost(run_json: Path, step: int) -> list[str]:
-    """A line where run.json does not say what it should."""
+    """Return a line if run.json is missing or damaged."""
     trouble = read_record(run_json).trouble
     trouble = trouble if os.path.lexists(run_json) else "is gone"
-    return [f"{run_json} {trouble}: checkpoint {step} says what the run is"] if trouble else []
+    return [f"{run_json} {trouble}: checkpoint {step} is used instead"] if trouble else []
 
 
-def _was_begun(path: Path) -> bool:
-    """Whether anything is left of a run: run.json, whatever is in it, or numbers."""
+def _was_started(path: Path) -> bool:
+    """Return whether anything is left of a run: run.json, whatever is in it, or metrics."""
     metrics = path / METRICS
     return os.path.lexists(path / RUN_JSON) or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
 def _since(counted: Any, config: BaseConfig) -> Sequence[Difference]:
-    """What differs from the values in a checkpoint from before there were ids, and may not.
+    """Return forbidden differences from the values in an old checkpoint, which has no run id.
 
-    It has durations in steps, and none of the keys that the schema has gained since.
+    Such a checkpoint has durations in steps, and lacks keys that were added to the schema later.
     """
     if not isinstance(counted, dict):
         return []
@@ -169,7 +168,7 @@ def _since(counted: Any, config: BaseConfig) -> Sequence[Difference]:
 
 
 def _settings(path: Path, stored: BaseConfig, other: Sequence[Difference]) -> str:
-    """What is typed after config.yaml to have the values of the run."""
+    """Return what is typed after config.yaml to get the values of the run."""
     settings = settings_for(path / CONFIG, stored, MAY_DIFFER)
     if settings is None:
         settings = [f"{d.key}={spell(d.before)}" for d in other if d.before is not ABSENT]

@@ -1,4 +1,4 @@
-"""A run's directory: what was asked, how it stands, and whether it may be gone on with."""
+"""Run directory: the files of a run, its config and status, and whether it may be resumed."""
 
 import json
 import os
@@ -29,20 +29,23 @@ from jtrain.train.run_config_check import check_values, find_values
 from jtrain.train.run_record import draw_identity, find_facts, find_owner, owner_of, read_record
 
 C = TypeVar("C", bound=BaseConfig)
-ENDED = ("done", "failed")  # of a run that has said all that it had to say
+ENDED = ("done", "failed")  # statuses of a run that has reported its lost files
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
 
 
 class RunDir:
-    """`runs/NAME/`: config.yaml, run.json, {metrics,speed,steps}.jsonl, checkpoints/, log.txt.
+    """Files in `runs/NAME/`: config.yaml, run.json, log.txt, checkpoints/ and more.
 
-    And events.jsonl, once a step was bad.
+    Numbers are in metrics.jsonl, speed.jsonl and steps.jsonl; events.jsonl is created at the first
+    bad step.
     """
 
     def __init__(self, path: Path, again: str = "", process: int = 0):
-        """`again` is what goes on with the run, where it is not the config in the directory.
+        """Name the files of a run; nothing is created.
 
-        Of several processes the first writes here, and the others each a log of their own.
+        Args:
+            again: the command that resumes the run, if it is not one with the directory's config.
+            process: the first process writes the files; each other one only writes a log.
         """
         self.path, self.first = path, process == 0
         self.config, self.status = path / "config.yaml", path / "run.json"
@@ -53,17 +56,17 @@ class RunDir:
         self.steps = path / "steps.jsonl"
         self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
         self.events = path / "events.jsonl"
-        self.again = again or f"{program()} run {self.config}"
+        self.resume_command = again or f"{program()} run {self.config}"
         self.lost = LostFiles()
-        """What others have removed or cut of these files."""
-        self._folder: HeldFolder | None = None  # while a run goes on in it
-        self._begun = b""  # what config.yaml says
-        self._said: dict[str, Any] = {}  # what run.json says
+        """Files that others have removed or truncated."""
+        self._folder: HeldFolder | None = None  # while a run writes in it
+        self._config_text = b""  # content of config.yaml
+        self._written: dict[str, Any] = {}  # content of run.json
         self._identity: dict[str, Any] = {}
         self._values: Any = None
 
     def begin(self, config: BaseConfig) -> None:
-        """Takes the directory for a run of these values.
+        """Create the directory for a run of these values.
 
         Raises:
             ConfigError: if it cannot be written.
@@ -72,67 +75,67 @@ class RunDir:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            text = dump(to_plain(config), f"Every value of this run; to go on: {self.again}")
-            self._begun = text.encode()
-            atomic_write(self.config, self._begun)
+            heading = f"Every value of this run; to resume: {self.resume_command}"
+            self._config_text = dump(to_plain(config), heading).encode()
+            atomic_write(self.config, self._config_text)
             self._folder = HeldFolder(self.path)
         except OSError as error:
             raise ConfigError(
                 f"{self.path}: the run's directory, runs/NAME below where you are, cannot be "
                 f"written ({error.strerror}). {disk_advice(error, self.path).words}."
             ) from None
-        self._said = self._in_file()
-        if self._said.get("status") not in ENDED:  # or its end has told of them
-            for line in self._said.get("lost", []):
+        self._written = self._in_file()
+        if self._written.get("status") not in ENDED:  # an ended run has reported them
+            for line in self._written.get("lost", []):
                 self.lost(line)
 
     def check_files(self) -> None:
-        """Make sure that what the run reads and writes here are files that it may write.
+        """Raise unless the files of the run, as far as they exist, are writable files.
 
         Raises:
-            ConfigError: if something else lies under the name of one, or it may not be written.
+            ConfigError: if one is something else than a file, or is not writable.
         """
-        replaced = (self.config, self.status)  # whole, so that only their folder is written
+        replaced = (self.config, self.status)  # as a whole, which only needs a writable folder
         written = (self.metrics, self.speed, self.steps, self.events, self.leaves)
         for file in (*replaced, *written, self.samples, self.log):
             _check_file(file, "rb" if file in replaced else "r+b")
             _check_file(file.with_name(f"{file.name}.new"), "rb")
 
     def stored(self, schema: type[C]) -> C | None:
-        """Return the values of the run that lies here; None if nothing was ever trained.
+        """Return the config of the stored run; None if nothing was ever trained here.
 
         Raises:
-            ConfigError: if they cannot be had, or are not of the experiment's `schema`.
+            ConfigError: if it cannot be read, or does not fit the experiment's `schema`.
         """
         check_no_links(self.path)
         return find_values(self.path, schema, self.owner())
 
-    def refuse_another(
-        self, config: BaseConfig, disk_advice: str | Callable[[str], str], also: Iterable[str] = ()
+    def check_config(
+        self, config: BaseConfig, advice: str | Callable[[str], str], also: Iterable[str] = ()
     ) -> list[str]:
-        """What is otherwise than in the run that lies here, of what may; nothing if there is none.
+        """Return the allowed differences from the stored run's values, in words.
 
         Args:
-            advice: what to type where values differ that may not; see `check_values`.
-            also: dotted keys that may differ beside MAY_DIFFER.
+            advice: what to type if other values differ; see `check_values`.
+            also: dotted keys that may differ in addition to MAY_DIFFER.
 
         Raises:
-            ConfigError: if a value differs that may not, with each of them.
+            ConfigError: if values differ that must not, with each of them.
         """
         check_no_links(self.path)
-        words = disk_advice if callable(disk_advice) else lambda settings: disk_advice
-        return check_values(self.path, config, self.owner(), words, also)
+        advise = advice if callable(advice) else lambda settings: advice
+        return check_values(self.path, config, self.owner(), advise, also)
 
     def owner(self) -> RunIdentity | None:
-        """Return the run that the checkpoints here belong to; None if nothing says it.
+        """Return the run that owns the checkpoints; None if no file names it.
 
         Raises:
-            ConfigError: if they are of several runs, and run.json is lost.
+            ConfigError: if the checkpoints are of several runs, and run.json is lost.
         """
         return owner_of(self._identity) or find_owner(self.path)
 
     def identify(self) -> dict[str, Any]:
-        """Return the run's id and the runs that it was copied from, to be told to all processes.
+        """Return the run's id and the runs that it was copied from, to broadcast to all processes.
 
         Raises:
             ConfigError: as `owner`.
@@ -140,93 +143,93 @@ class RunDir:
         return draw_identity(self.path)
 
     def adopt(self, identity: Mapping[str, Any], config: BaseConfig) -> RunIdentity:
-        """Return the owner of the checkpoints from now on, which run.json and they will say.
+        """Set the identity, for run.json and the checkpoints, and return the checkpoints' owner.
 
         Args:
-            identity: what `identify` gave.
+            identity: the result of `identify`.
             config: the values of the run, as they were given.
         """
         self._identity, self._values = dict(identity), to_plain(config)
         return RunIdentity(identity["id"], identity["ancestors"])
 
     def sealed(self) -> dict[str, Any]:
-        """Return what each checkpoint keeps of the run, under `identity`."""
-        facts = self.stands()
-        kept = ("tokenizer", "sets", "readers", "seconds_per_step")
-        known = {name: facts[name] for name in kept if name in facts}
+        """Return the facts about the run that each checkpoint holds, under `identity`."""
+        facts = self.facts()
+        names = ("tokenizer", "sets", "readers", "seconds_per_step")
+        known = {name: facts[name] for name in names if name in facts}
         return {**self._identity, **known, "config": self._values}
 
-    def refuse_another_tokenizer(self, found: str) -> None:
-        """Makes sure that tokens mean what they meant when the run was trained.
+    def check_tokenizer(self, found: str) -> None:
+        """Raise unless the data has the tokenizer that the run was trained with.
 
         Args:
-            found: the fingerprint of the data's tokenizer; empty: it has none.
+            found: fingerprint of the data's tokenizer; empty: it has none.
 
         Raises:
-            DataError: if it is another, with both.
+            DataError: if the tokenizer differs, with both fingerprints.
         """
-        known = self.stands().get("tokenizer", "")
+        known = self.facts().get("tokenizer", "")
         if known and found != known:
             raise DataError(
                 f"{self.path} was trained on tokens by {known}, and its data now has tokens by "
-                f"{found or 'none'}: the same number is another text. Prepare the data again with "
-                f"that tokenizer, or start a new run: jtrain run {self.config} "
+                f"{found or 'none'}: the same token is a different text. Prepare the data again "
+                f"with that tokenizer, or start a new run: jtrain run {self.config} "
                 f"name={self.path.name}-2"
             )
 
-    def refuse_other_data(self, found: str, another: str, known: Any = None) -> None:
-        """Makes sure that a run goes on over the rows that it began with.
+    def check_data(self, found: str, another: str, known: Any = None) -> None:
+        """Raise unless the data is that of the stored run.
 
         Args:
-            found: the fingerprint of what would be trained on; empty: it has none.
-            another: what to type for a run of its own.
-            known: the fingerprint of the run's data; by default what run.json says.
+            found: fingerprint of the data; empty: it has none.
+            another: the command that starts a new run.
+            known: fingerprint of the run's data; by default that in run.json.
 
         Raises:
-            DataError: if it is another, with both.
+            DataError: if the data differs, with both fingerprints.
         """
-        known = self.stands().get("data", "") if known is None else known
+        known = self.facts().get("data", "") if known is None else known
         if known and found and found != known:
             raise DataError(
                 f"{self.path} was trained on\n  {known}\nand its data is now\n  {found}\n"
-                f"so that its batches would be none of the run. Put the data back as it was. To "
-                f"train on over the new data, start a run from the parameters of this one: "
+                f"so that the run would get other batches. Put the data back as it was. To "
+                f"continue training on the new data, start a run from the parameters of this one: "
                 f"{another} init_from.path={self.path}"
             )
 
-    def stands(self) -> dict[str, Any]:
-        """What run.json says, or else the newest checkpoint; empty before the first run."""
+    def facts(self) -> dict[str, Any]:
+        """Return the facts in run.json, or else in the newest checkpoint; {} without a run."""
         return find_facts(self.path)
 
     @property
     def id(self) -> str:
-        """The random id of the run; empty if it has none."""
-        return (self._identity or self.stands()).get("id", "")
+        """Random id of the run; empty if it has none."""
+        return (self._identity or self.facts()).get("id", "")
 
     @property
     def pace(self) -> float:
-        """Seconds that a step takes, as the run counted its durations in time; 0 if it has none."""
-        return self.stands().get("seconds_per_step", 0.0)
+        """Seconds per step by which the run converted its durations in time; 0 if it has none."""
+        return self.facts().get("seconds_per_step", 0.0)
 
-    def say(self, status: str, **facts: Any) -> None:
-        """Writes that it is running, done, stopped, failed or crashed, and what is known of it.
+    def write_status(self, status: str, **facts: Any) -> None:
+        """Write run.json: running, done, stopped, failed or crashed, and facts about the run.
 
-        What others have removed is written again, and told; nothing is written where the directory
-        itself was moved or removed.
+        Files that others have removed are written again and reported. Nothing is written if the
+        directory itself was moved or removed.
         """
-        if not self.first or not self._look_after():
+        if not self.first or not self._repair():
             return
-        lost = {"lost": list(self.lost.found)} if self.lost.found or "lost" in self._said else {}
-        known = self._in_file() or self._said or self.stands()
-        said = {**known, **self._identity, **lost, "status": status, **facts}
-        self._said = redact_values(said)
-        atomic_write(self.status, json.dumps(self._said, indent=2).encode() + b"\n")
+        lost = {"lost": list(self.lost.found)} if self.lost.found or "lost" in self._written else {}
+        known = self._in_file() or self._written or self.facts()
+        record = {**known, **self._identity, **lost, "status": status, **facts}
+        self._written = redact_values(record)
+        atomic_write(self.status, json.dumps(self._written, indent=2).encode() + b"\n")
 
     def check_rows(self, marks: Mapping[str, Mapping[str, Any]], step: int) -> None:
-        """Takes note of rows that were there when the checkpoint of a step was sealed, and are not.
+        """Report rows that existed when the checkpoint of a step was sealed, and are missing now.
 
         Args:
-            marks: by the name of a file what was in it then.
+            marks: content of the files at that time, by file name.
         """
         if not self.first:
             return
@@ -236,28 +239,26 @@ class RunDir:
                 self.lost(f"{what} (as checkpoint {step} knows it)")
 
     @property
-    def is_there(self) -> bool:
-        """Whether the directory in which a run began is still under its path."""
-        return self._folder is None or self._folder.is_there
+    def is_in_place(self) -> bool:
+        """True if the directory in which the run started is still at its path."""
+        return self._folder is None or self._folder.is_in_place
 
     def _in_file(self) -> dict[str, Any]:
-        """What run.json itself says; empty where it was removed or damaged."""
+        """Return the content of run.json; {} if it was removed or damaged."""
         return read_record(self.status).facts
 
-    def _look_after(self) -> bool:
-        """Whether the directory is there; what is missing of it is written again, and told."""
-        if self._folder is None:  # no run goes on
+    def _repair(self) -> bool:
+        """Return whether the directory is in place; missing files are rewritten and reported."""
+        if self._folder is None:  # no run writes in it
             return True
-        if not self.is_there:
+        if not self.is_in_place:
             self.lost(f"{self.path} was moved or removed while the run wrote in it")
             return False
         if not self.config.exists():
-            atomic_write(self.config, self._begun)
-            self.lost(f"{self.config} was removed while the run went on. It was written again")
-        if self._said and not self._in_file():
-            self.lost(
-                f"{self.status} was removed or damaged while the run went on. It was written again"
-            )
+            atomic_write(self.config, self._config_text)
+            self.lost(f"{self.config} was removed during the run. It was written again")
+        if self._written and not self._in_file():
+            self.lost(f"{self.status} was removed or damaged during the run. It was written again")
         return True
 
 
@@ -268,7 +269,7 @@ def _check_file(path: Path, mode: Literal["rb", "r+b"]) -> None:
         return
     except PermissionError:
         raise ConfigError(
-            f"{path} is a file of the run, and you may not read and write it. Make it yours: "
+            f"{path} is a file of the run, and you have no permission to read and write it. Type: "
             f"chmod u+rw {path}"
         ) from None
     except OSError as error:
@@ -276,7 +277,7 @@ def _check_file(path: Path, mode: Literal["rb", "r+b"]) -> None:
 
 
 def environment(devices: list[Any]) -> Mapping[str, Any]:
-    """What a result depends on beside the config: versions, devices, and the code's git state."""
+    """Return what a result depends on besides the config: versions, devices, the git state."""
     return {
         "jtrain": version("jtrain"),
         "python": platform.python_version(),
@@ -290,7 +291,7 @@ def environment(devices: list[Any]) -> Mapping[str, Any]:
 
 
 def version_of(package: str) -> str:
-    """That is installed; empty if it is not."""
+    """Return the installed version of a package; "" if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -298,10 +299,10 @@ def version_of(package: str) -> str:
 
 
 def _git() -> str:
-    """The commit of the code that runs here, and whether files of it are changed; or empty."""
+    """Return the commit of the code, with -dirty if files are changed; "" without a repository."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        got = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return got.stdout.strip() if got.returncode == 0 else ""
+    return result.stdout.strip() if result.returncode == 0 else ""

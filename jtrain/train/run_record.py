@@ -1,8 +1,8 @@
-"""Run record: what run.json says of a run, and what each of its checkpoints repeats of it.
+"""Run record: the facts about a run in run.json, and their copy in each checkpoint.
 
-run.json is one file that anybody may lose or cut. What a run cannot do without (its id, its values,
-what it trains on) is sealed into each checkpoint too, under `identity`; where run.json does not say
-it, the newest checkpoint does.
+run.json is a single file that may be lost or truncated. The facts that a run needs (its id, its
+values, its data) are therefore sealed into each checkpoint too, under `identity`; if run.json lacks
+one, the newest checkpoint has it.
 """
 
 import os
@@ -17,33 +17,33 @@ from jtrain.errors import CheckpointError, ConfigError
 from jtrain.io.regular_files import read_json
 
 RUN_JSON, IDENTITY = "run.json", "identity"
-MOST = 1 << 24  # bytes of a run.json
+MAX_BYTES = 1 << 24  # of a run.json
 
 
 class RunRecord(NamedTuple):
-    """What run.json says, as far as it can be read."""
+    """Readable content of a run.json."""
 
     facts: dict[str, Any]
     trouble: str
-    """What is wrong with it; empty if nothing is, or there is none."""
+    """Problem with the file; empty if it is fine or missing."""
 
 
 class CheckpointRecord(NamedTuple):
-    """What the newest readable checkpoint says of its run."""
+    """Facts about a run in its newest readable checkpoint."""
 
     step: int
     facts: dict[str, Any]
     """As in run.json."""
     values: Any
-    """The config as it was given, None in a checkpoint from before that was kept."""
+    """Config as it was given; None in an old checkpoint, which lacks it."""
     counted: Any
-    """The config with durations in steps."""
+    """Config with durations in steps."""
 
 
 def read_record(path: Path) -> RunRecord:
-    """Return what a run.json says; what is not of the type that it should be is left out."""
+    """Return the content of a run.json, without facts of a wrong type."""
     try:
-        found = read_json(path, most=MOST, inside=path.parent)
+        found = read_json(path, most=MAX_BYTES, inside=path.parent)
     except FileNotFoundError:
         return RunRecord({}, "")
     except NotADirectoryError:
@@ -59,17 +59,17 @@ def read_record(path: Path) -> RunRecord:
     facts = _typed(found)
     lost = [name for name in found if name not in facts]
     lost += [name for name in ("status", "step") if name not in found]
-    return RunRecord(facts, f"says nothing usable of {', '.join(lost)}" if lost else "")
+    return RunRecord(facts, f"has no usable {', '.join(lost)}" if lost else "")
 
 
 def newest_sealed(checkpoints: Path, owner: RunIdentity | None) -> CheckpointRecord | None:
-    """Return what the newest checkpoint of a run says of it, as far as its record can be read."""
+    """Return the record of a run's newest checkpoint with a readable one."""
     for step in reversed(layout.named_steps(checkpoints)):
         if layout.is_foreign(checkpoints, step, owner):
             continue
         try:
             about = layout.record(checkpoints, step)["about"]
-        except CheckpointError:  # damaged, or gone meanwhile
+        except CheckpointError:  # damaged, or deleted in the meantime
             continue
         identity = about.get(IDENTITY)
         identity = identity if isinstance(identity, dict) else {}
@@ -80,7 +80,7 @@ def newest_sealed(checkpoints: Path, owner: RunIdentity | None) -> CheckpointRec
 
 
 def find_facts(path: Path) -> dict[str, Any]:
-    """Return what is known of the run in a directory: by run.json, or by its newest checkpoint."""
+    """Return the facts about the run in a directory, from run.json or the newest checkpoint."""
     found = read_record(path / RUN_JSON).facts
     if "id" in found:
         return found
@@ -89,10 +89,10 @@ def find_facts(path: Path) -> dict[str, Any]:
 
 
 def find_owner(path: Path) -> RunIdentity | None:
-    """Return the run that the checkpoints in a directory should belong to; None if none has an id.
+    """Return the run that owns the checkpoints in a directory; None if no file has an id.
 
     Raises:
-        ConfigError: if run.json does not say it, and the checkpoints are of several runs.
+        ConfigError: if run.json has no id, and the checkpoints are of several runs.
     """
     known = owner_of(read_record(path / RUN_JSON).facts)
     if known is not None:
@@ -114,8 +114,8 @@ def find_owner(path: Path) -> RunIdentity | None:
     first = checkpoints / str(steps[-1])
     raise ConfigError(
         f"{path / RUN_JSON} does not say which run this is, and the checkpoints beside it are of "
-        f"several:\n" + "\n".join(lines) + f"\nMove those of the others away, {first} say, and "
-        f"type the same again: mv {first} {path}-{first.name}"
+        f"several:\n" + "\n".join(lines) + f"\nMove the checkpoints of the other runs away, and "
+        f"repeat the command. For example: mv {first} {path}-{first.name}"
     )
 
 
@@ -125,11 +125,11 @@ def owner_of(facts: Mapping[str, Any]) -> RunIdentity | None:
 
 
 def draw_identity(path: Path) -> dict[str, Any]:
-    """Return the id of the run in a directory, drawn for a new one, and those it was copied from.
+    """Return the id of the run in a directory, new for a new run, and the ids it was copied from.
 
-    A directory under another name than the run had is another run: a copy, which goes on from the
-    checkpoints that lie in it. The place is the last two names of its path, so that the folder in
-    which all runs lie may be moved.
+    A directory with another name than the run had is another run: a copy, which resumes from the
+    copied checkpoints. The place is the last two names of the path, so that the folder of all runs
+    may be moved.
 
     Raises:
         ConfigError: as `find_owner`.
@@ -158,7 +158,7 @@ def _ancestors(checkpoints: Path, step: int) -> dict[str, int]:
 
 
 def _typed(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts whose values are of their type; others than those of `_TYPES` may be any."""
+    """Return the facts without those that have a type in `_TYPES` and another value."""
     return {name: x for name, x in found.items() if name not in _TYPES or _TYPES[name](x)}
 
 

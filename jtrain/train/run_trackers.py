@@ -1,4 +1,4 @@
-"""A run, given to its trackers."""
+"""Tracking hook of a run, built from its config."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,23 +16,27 @@ def tracking(
     speed: Speed,
     *,
     run: str,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     resumed_at: int | None,
 ) -> Tracking:
-    """The hook that tells the trackers of `config` how the run with the id `run` goes, in `path`,
-    and how fast."""
+    """Return the hook that sends metrics, learning rate and speed to the trackers of `config`.
+
+    Args:
+        path: the run's directory.
+        run: the run's id.
+    """
     learning_rate = config.optimizer.learning_rate(config.steps)
 
     def more(step: int) -> dict[str, float]:
         pace, rate = speed.pace, f"{speed.unit}_per_second"
-        known = {"learning_rate": float(learning_rate(step))}
-        return known | ({rate: getattr(pace, rate), "waiting": pace.waiting} if pace else {})
+        numbers = {"learning_rate": float(learning_rate(step))}
+        return numbers | ({rate: getattr(pace, rate), "waiting": pace.waiting} if pace else {})
 
     return Tracking(
         config.trackers,
         TrackedRun(config.name, path, flatten(to_plain(config)), run=run),
         every=min(config.log.every, config.steps),
-        log=tell,
+        log=log,
         resumed_at=resumed_at,
         more=more,
     )

@@ -1,4 +1,4 @@
-"""What a run holds and does: its leaves, their bytes on a device, the work of a step."""
+"""Summary of a run: its leaves, their bytes on a device, the FLOPs of a step."""
 
 import dataclasses
 import math
@@ -18,12 +18,12 @@ from jtrain.train.setup import TrainSetup
 
 @dataclasses.dataclass(frozen=True)
 class LeafSize:
-    """A leaf of the parameters."""
+    """Size of a leaf of the parameters."""
 
     name: str
     shape: tuple[int, ...]
     shard: tuple[int, ...]
-    """The part of it that one device holds."""
+    """Shape of the shard on one device."""
     dtype: str
     numbers: int
     bytes: int
@@ -32,7 +32,7 @@ class LeafSize:
 
 @dataclasses.dataclass(frozen=True)
 class StateBytes:
-    """What a part of the state takes: all of it, once, and what one device holds of it."""
+    """Bytes of a part of the state: in total, and on one device."""
 
     total: int
     device: int
@@ -40,60 +40,60 @@ class StateBytes:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """The sizes of a run; nothing of it is made."""
+    """Sizes of a run, computed without allocating it."""
 
     leaves: tuple[LeafSize, ...]
-    """Of the parameters, in the order of their tree."""
+    """Leaves of the parameters, in the order of their tree."""
     params: StateBytes
     extra: StateBytes
     optimizer: StateBytes
 
     @property
     def numbers(self) -> int:
-        """How many parameters there are."""
+        """Number of parameters."""
         return sum(leaf.numbers for leaf in self.leaves)
 
     @property
     def device_bytes(self) -> int:
-        """What one device holds of the whole state."""
+        """Bytes of the state on one device."""
         return self.params.device + self.extra.device + self.optimizer.device
 
 
 def summary(like: TrainState) -> Summary:
-    """The sizes of a state, given as shapes, dtypes and shardings."""
+    """Return the sizes of a state, given as shapes, dtypes and shardings."""
     leaves = tuple(_leaf(name, leaf) for name, leaf in named_leaves(like.params).items())
     return Summary(leaves, _bytes(like.params), _bytes(like.extra), _bytes(like.opt_state))
 
 
-def step_flops(parts: TrainSetup) -> float | None:
-    """The work of loss and gradient over the whole batch, in operations; None where not known.
+def step_flops(setup: TrainSetup) -> float | None:
+    """Return the FLOPs of loss and gradient over the whole batch; None if unknown.
 
-    As `jtrain.core.flops` counts: by tracing, so that no device works and nothing is compiled. The
-    optimizer's own products (Muon's) are not among them.
+    `jtrain.core.flops` counts them by tracing, without compiling or using a device. Products in the
+    optimizer (Muon's) are not included.
 
     Raises:
-        LossError: if the loss keeps no contract.
+        LossError: if the loss breaks its contract.
         DataError: if the first batch cannot be read.
     """
-    x, like = parts.experiment, device_shardings(parts.like)
-    terms = normalize_loss(parts.loss, ragged=x.train.ragged)
+    x, like = setup.experiment, device_shardings(setup.like)
+    terms = normalize_loss(setup.loss, ragged=x.train.ragged)
 
     def loss(params, extra, batch, key):
-        got = terms(params, extra, batch, key)
-        return combine(got.terms, [mean.weight for mean in got.terms.means])
+        output = terms(params, extra, batch, key)
+        return combine(output.terms, [mean.weight for mean in output.terms.means])
 
     key = jax.eval_shape(TrainState.step_key, like)
     return count_flops(jax.grad(loss), like.params, like.extra, x.train[0], key)
 
 
 def table(sizes: Summary, work: float | None = None) -> str:
-    """A line for each module and leaf, then the sums, in columns."""
+    """Return a line for each module and leaf, then the sums, in columns."""
     rows = [("leaf", "shape", "dtype", "numbers", "bytes", "on a device"), *_rows(sizes)]
     return "\n".join([*columns(rows, right=(3, 4)), "", *_sums(sizes, work)])
 
 
 def short(sizes: Summary) -> str:
-    """The sums in one line, for the log of a run."""
+    """Return the sums in one line, for the log of a run."""
     carried = f", {size(sizes.extra.total)} beside them" if sizes.extra.total else ""
     return (
         f"{len(sizes.leaves)} leaves of {size(sizes.params.total)}{carried}, "
@@ -103,7 +103,7 @@ def short(sizes: Summary) -> str:
 
 
 def plain(sizes: Summary, work: float | None) -> dict[str, Any]:
-    """The same as plain numbers, in bytes and operations; `count_flops` only where known."""
+    """Return the summary as plain numbers, in bytes and FLOPs; `flops` only if known."""
     known = {} if work is None else {"flops": work}
     return {
         "parameters": sizes.numbers,

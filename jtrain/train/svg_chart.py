@@ -1,4 +1,4 @@
-"""Line charts as SVG text, for a notebook: no library, no script, right in light and dark."""
+"""Line charts as SVG text for a notebook, without a library or script, in light and dark mode."""
 
 import html
 import math
@@ -10,14 +10,14 @@ from jtrain.io.formatting import count
 Points: TypeAlias = Mapping[int, Any]  # a number by step
 WIDTH, HEIGHT = 380, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 28, 34
-COLORS = ("#1f77b4", "#d95f02", "#2a9d4e", "#9467bd")  # apart also for the colour-blind
+COLORS = ("#1f77b4", "#d95f02", "#2a9d4e", "#9467bd")  # distinct for the colour-blind
 
 
 def chart(title: str, lines: Mapping[str, Points]) -> str:
-    """Return a chart of the lines over the step, each with its name; empty without a finite point.
+    """Return a chart of named lines over the step; "" without a finite point.
 
-    A value that is not finite is left out. Positive values that span more than three powers of ten
-    get a logarithmic axis, which is said.
+    Values that are not finite are omitted. Positive values that span more than three powers of ten
+    get a logarithmic axis, and the title says so.
     """
     drawn = {name: _finite(points) for name, points in lines.items()}
     drawn = {name: points for name, points in drawn.items() if points}
@@ -60,13 +60,13 @@ def _finite(points: Points) -> list[tuple[int, float]]:
 
 
 def _widened(low: float | int, high: float | int) -> tuple[float, float]:
-    """The range with some room at both ends, also where it is one value."""
+    """Return the range with some room at both ends, also if it is a single value."""
     room = 0.05 * (high - low) or abs(low) / 2 or 0.5
     return low - room, high + room
 
 
 def _ticks(low: float | int, high: float | int) -> Sequence[float | int]:
-    """Round values in the range, three to seven of them."""
+    """Return three to seven round values in the range."""
     rough = (high - low) / 4
     power = 10 ** math.floor(math.log10(rough))
     gap = next(g * power for g in (5, 2, 1) if g * power <= rough)

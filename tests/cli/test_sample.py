@@ -1,4 +1,4 @@
-"""`jtrain sample`: a text in the hand of a checkpoint."""
+"""`jtrain sample`: a text sampled from a checkpoint."""
 # ruff: noqa: E501  (a case reads best on a line)
 
 import json
@@ -28,7 +28,7 @@ OWN = CODE.replace(
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a run that writes."""
+    """Train a language model in a directory."""
     place = tmp_path_factory.mktemp("sampled")
     for name in ("configs", "experiments"):
         (place / name).mkdir()
@@ -51,7 +51,7 @@ def sampled(capfd, *words: str) -> dict:
     return json.loads(capfd.readouterr().out)
 
 
-def test_goes_on_from_the_prompt_by_the_seed(capfd):
+def test_continues_the_prompt_by_the_seed(capfd):
     words = ("tiny", "--prompt", "be", "--tokens", "30", "--temperature", "1.5")
     first, again = sampled(capfd, *words), sampled(capfd, "runs/tiny", *words[1:])
     assert first == {"run": "tiny", "step": 2, "text": first["text"]}
@@ -62,12 +62,12 @@ def test_goes_on_from_the_prompt_by_the_seed(capfd):
     assert sampled(capfd, *words, "--seed", "1")["text"] != first["text"]
 
 
-def test_a_person_gets_the_text_alone(capfd):
+def test_the_text_output_is_the_text_alone(capfd):
     assert main(["sample", "tiny", "--prompt", "not", "--tokens", "0"]) == 0
     assert capfd.readouterr().out == "not\n"
 
 
-def test_the_likeliest_is_what_one_of_one_is_drawn_from(capfd):
+def test_top_k_of_one_is_the_likeliest(capfd):
     words = ("tiny", "--prompt", "be", "--tokens", "12")
     likeliest = sampled(capfd, *words, "--temperature", "0")
     assert sampled(capfd, *words, "--top-k", "1") == likeliest
@@ -86,7 +86,7 @@ def test_the_likeliest_is_what_one_of_one_is_drawn_from(capfd):
         (["tiny", "model.width=10"], "model.width: 8 there, 10 here", ["tiny", "model.width=8"]),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_and_the_advice_works(words, says, mend, capfd):
+def test_an_error_is_reported_and_the_advice_works(words, says, mend, capfd):
     assert main(["sample", *words, *([] if "--tokens" in words else ["--tokens", "0"])]) == 2
     told = capfd.readouterr().err
     assert says in told
@@ -94,7 +94,7 @@ def test_a_mistake_is_told_and_the_advice_works(words, says, mend, capfd):
     assert main(["sample", *mend, "--tokens", "0"]) == 0
 
 
-def test_a_run_without_a_checkpoint_says_how_to_get_one(capfd):
+def test_a_run_without_a_checkpoint_is_reported_with_a_command(capfd):
     shutil.copytree("runs/tiny", "runs/bare", ignore=shutil.ignore_patterns("checkpoints"))
     assert main(["sample", "bare", "name=tiny"]) == 2
     told = capfd.readouterr().err
@@ -102,7 +102,7 @@ def test_a_run_without_a_checkpoint_says_how_to_get_one(capfd):
     shutil.rmtree("runs/bare")
 
 
-def test_an_experiment_without_a_text_says_so_and_one_with_its_own_takes_no_prompt(
+def test_an_experiment_without_a_text_is_refused_and_one_with_its_own_takes_no_prompt(
     tmp_path: Path, monkeypatch, capfd
 ):
     at_home(tmp_path, monkeypatch, tmp_path / "compiled")
@@ -113,6 +113,6 @@ def test_an_experiment_without_a_text_says_so_and_one_with_its_own_takes_no_prom
     (tmp_path / "experiments" / "quick.py").write_text(OWN)
     monkeypatch.delitem(sys.modules, "experiments.quick")
     assert main(["sample", "quick", "--prompt", "a"]) == 2
-    assert "takes no prompt: it gives a `sample` and no `complete`" in capfd.readouterr().err
+    assert "takes no prompt: it has a `sample` and no `complete`" in capfd.readouterr().err
     assert main(["sample", "quick"]) == 0
     assert capfd.readouterr().out == "a blob\n"

@@ -203,7 +203,7 @@ def test_a_run_goes_through_all_that_it_does(command: Command, used: Path):
     if command.words[1].startswith("runs/"):  # it is made longer, by fewer steps than there
         words = [re.sub("^steps=.*", "steps=262", word) for word in command.words]
         assert main(words) == 0
-        assert "goes on from step 260 of 262" in Path("runs/wide/log.txt").read_text()
+        assert "resumes from step 260 of 262" in Path("runs/wide/log.txt").read_text()
         return
     fast = () if LOOKS & {*command.words} else ("--fast",)
     steps = ("steps=20",) if "--find-nan" in command.words else ()

@@ -107,7 +107,7 @@ def test_one_process_speaks_and_writes(stopped: Stopped):
     names = {path.name for path in stopped.run.iterdir()}
     rows = {"metrics.jsonl", "speed.jsonl", "leaves.jsonl", "steps.jsonl"}
     assert names == {*rows, "config.yaml", "run.json", "log.txt", "log-1.txt", "checkpoints"}
-    assert stopped.said.count("goes on from step") == 1
+    assert stopped.said.count("resumes from step") == 1
     assert "process 0 of 2 (jtrain) at 127.0.0.1" in stopped.said
     assert "process 1 of 2" not in stopped.said
     assert "process 1 of 2" in (stopped.run / "log-1.txt").read_text()
@@ -131,7 +131,7 @@ def test_one_process_goes_on_to_what_an_unbroken_run_comes_to(
     step = json.loads((stopped.run / "run.json").read_text())["step"]
     outcome = trained("configs/quick.yaml", *VALUES)
     assert (outcome.status, outcome.step) == ("done", 40)
-    assert outcome.directory.stands()["readers"] == [[0, 2], [step, 1]]
+    assert outcome.directory.facts()["readers"] == [[0, 2], [step, 1]]
     rows = read(outcome.directory.metrics)
     assert rows[: len(there)] == there
     assert [list(row) for row in rows] == [list(row) for row in unbroken]

@@ -183,7 +183,7 @@ def test_a_run_of_fit_gives_its_parameters_and_takes_what_the_model_computes():
             np.testing.assert_array_equal(one, other)
     expected = guess(jax.device_get(run.params), {"x": ROWS})
     assert_close(run.predict(ROWS, guess), expected, 1e-5)
-    with pytest.raises(ConfigError, match=r"made by jt\.fit, .* Give it: predict\(data, apply\)"):
+    with pytest.raises(ConfigError, match=r"made by jt\.fit, .* Give it here: predict\(data, apply\)"):
         run.predict(ROWS)
     fitted("free", ScheduleFree(lr=0.1), start)
     with pytest.raises(ConfigError, match=r"schedule_free, .* the same call of jt\.fit again"):

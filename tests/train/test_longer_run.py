@@ -92,8 +92,8 @@ def test_a_finished_run_goes_on_to_what_a_longer_one_comes_to(unbroken):
     assert {name: whole[name] for name in found} == found
     assert len(ends) == 1, "each end of the run was evaluated"
     assert list(outcome.results) == [6, 12, 15, 18]
-    assert "goes on from step 12 of 15" in log_of(outcome)
-    assert "goes on from step 15 of 18" in log_of(outcome)
+    assert "resumes from step 12 of 15" in log_of(outcome)
+    assert "resumes from step 15 of 18" in log_of(outcome)
     assert "steps: 15 -> 18" in log_of(outcome).splitlines()
     assert trained(CONFIG, "steps=18").why == "it was finished before"
     assert trained(OWN).why == "it was finished before"
@@ -128,12 +128,12 @@ def test_a_schedule_is_stretched_where_that_is_said_and_each_step_has_its_values
     assert f"{line}{rates(OWN)[12]:.4f}" in log_of(outcome).splitlines()
     quiet = lambda line: None
     for step in (8, 13):
-        found = replay(config_of(OWN), Path("runs/quick"), step, deep=False, tell=quiet)
+        found = replay(config_of(OWN), Path("runs/quick"), step, deep=False, log=quiet)
         assert found.compared > 0
         assert (step, found.other) == (step, None)
     shutil.rmtree("runs/quick/checkpoints/12")
     with pytest.raises(ConfigError, match=r"step 13 .*checkpoint 10.*step 12.*--step 12"):
-        replay(config_of(OWN), Path("runs/quick"), 13, deep=False, tell=quiet)
+        replay(config_of(OWN), Path("runs/quick"), 13, deep=False, log=quiet)
     longer = trained(CONFIG, COSINE, "steps=20", "checkpoint.keep=9")
     assert longer.step == 20
     assert config_of(OWN).optimizer.schedule.steps == "100%", "what is stretched stays so"
@@ -155,7 +155,7 @@ def test_cut_off_before_anything_was_saved_it_goes_on_to_the_same_bits(unbroken)
         with pytest.raises(PowerCutError):
             trained(OWN, "steps=18", hooks=[At(14, cuts=True)])
     assert measure(config_of(OWN), Path("runs/quick"))[0] == 12, "nothing longer was saved yet"
-    assert find_nan(config_of(OWN), tell=lambda line: None) is None
+    assert find_nan(config_of(OWN), log=lambda line: None) is None
     outcome = trained(OWN)
     assert (outcome.step, kept(outcome)) == (18, unbroken("steps=18", OWN_COSINE))
 
@@ -168,7 +168,7 @@ def test_steps_of_a_checkpoint_that_was_lost_are_taken_under_the_new_length():
     outcome = trained(OWN, "steps=18", "optimizer.schedule.steps=18", "checkpoint.keep=9")
     with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
         assert [change["step"] for change in checkpoints.about(18)["extended"]] == [10]
-    found = replay(config_of(OWN), Path("runs/quick"), 12, deep=False, tell=lambda line: None)
+    found = replay(config_of(OWN), Path("runs/quick"), 12, deep=False, log=lambda line: None)
     assert found.other is None
 
 

@@ -114,8 +114,8 @@ def test_an_evaluator_is_told_what_to_type(monkeypatch):
 
 def test_a_process_that_never_comes_ends_the_run_in_time(monkeypatch, capsys):
     for index, message in (
-        (0, "1 of 2 processes came to 127.0.0.1"),
-        (1, "did not find it"),
+        (0, "1 of 2 processes reached 127.0.0.1"),
+        (1, "tried 0.3 s to reach process 0"),
     ):
         told = environment({}, f"127.0.0.1:{free_port()}", index, 2, 0)
         for name in ("JTRAIN_COORDINATOR", "JTRAIN_PROCESSES", "JTRAIN_PROCESS"):

@@ -84,7 +84,7 @@ def test_evaluate_is_the_mean_over_all_rows():
 
 
 def test_says_what_gives_no_row_for_each_row():
-    with pytest.raises(LossError, match=r"as mean for 128 rows has shape \[\]"):
+    with pytest.raises(LossError, match=r"under mean for 128 rows has shape \[\]"):
         jt.predict(lambda p, b: {"mean": jnp.mean(b["x"])}, W, X)
     with pytest.raises(LossError, match="returned no array"):
         jt.predict(lambda p, b: {}, W, X)

@@ -60,7 +60,7 @@ def test_the_same_bits_by_any_workers_and_resumed_by_others(home):
     stopped = trained(CONFIG, "name=both", *PROCESSES, hooks=[StopAt(7)])
     assert stopped.step == 7
     on = trained(CONFIG, "name=both", *THREADS)
-    assert "goes on from step 7 of 12" in on.directory.log.read_text()
+    assert "resumes from step 7 of 12" in on.directory.log.read_text()
     assert kept(on) == plain
 
 

@@ -10,7 +10,7 @@ import pytest
 from cases import by_name
 
 import jtrain as jt
-from chaos.numbers import Clean, Config, Fault, config, different
+from chaos.numbers import FiniteCheck, Config, Fault, config, different
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.guard import RollbackPolicy, SkipPolicy, Spike, StopPolicy
 from jtrain.config.precision import F16
@@ -49,7 +49,7 @@ NAN = Fault(batch=6, place="gradient up")
 
 def test_a_run_that_goes_back_ends_as_one_that_never_saw_those_batches():
     went = config("went", (NAN,), RollbackPolicy(back=1, skip=3))
-    clean = Clean()
+    clean = FiniteCheck()
     outcome = ran(went, "went", clean)
     assert (outcome.status, outcome.step) == ("done", 12)
     ran(config("never", (NAN,), RollbackPolicy(without=((5, 8),))), "never")

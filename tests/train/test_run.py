@@ -253,7 +253,7 @@ def test_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(unbroken):
     log = outcome.directory.log.read_text()
     assert log.count("checkpoint 10 is damaged and was set aside as") == 1
     assert f"{path.name}: its digest is" in log
-    assert "goes on from step 5 of 12" in log
+    assert "resumes from step 5 of 12" in log
     assert (kept_here / "10.damaged").is_dir()
     assert kept(outcome) == unbroken()
 
@@ -271,7 +271,7 @@ def test_asked_to_stop_at_a_damaged_checkpoint_it_touches_nothing_and_says_how_t
     assert sorted(path.name for path in kept_here.iterdir()) == ["10", "5"]
     advised = told.rpartition("the same command with ")[2]
     outcome = trained(CONFIG, advised)
-    assert "goes on from step 5 of 12" in outcome.directory.log.read_text()
+    assert "resumes from step 5 of 12" in outcome.directory.log.read_text()
     assert kept(outcome) == unbroken()
 
 
@@ -279,11 +279,11 @@ def test_asked_to_stop_at_a_damaged_checkpoint_it_touches_nothing_and_says_how_t
     ("lose", "from_step"),
     [
         pytest.param(
-            lambda there: damage(there / "12"), "goes on from step 10 of 12", id="damaged"
+            lambda there: damage(there / "12"), "resumes from step 10 of 12", id="damaged"
         ),
         pytest.param(
             lambda there: shutil.rmtree(there / "12"),
-            "goes on from step 10 of 12",
+            "resumes from step 10 of 12",
             id="gone",
             marks=pytest.mark.thorough,
         ),
@@ -448,7 +448,7 @@ def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(number, why, setting
     with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
         assert checkpoints.newest() == outcome.step
     again = trained(CONFIG, *settings)
-    assert f"goes on from step {outcome.step} of 15" in again.directory.log.read_text()
+    assert f"resumes from step {outcome.step} of 15" in again.directory.log.read_text()
     assert kept(again) == unbroken(*settings)
 
 
@@ -553,7 +553,7 @@ def test_what_changes_results_is_refused_with_the_commands_to_type(setting: str,
     with pytest.raises(ConfigError) as refusal:
         jt.run(config_of(CONFIG, [setting]), source=Path(CONFIG))
     words = str(refusal.value)
-    assert "runs/quick holds a run of other values" in words
+    assert "runs/quick holds a run with other values" in words
     assert told in words
     assert f"jtrain run {CONFIG} ... name=quick-2" in words
     assert "jtrain run runs/quick/config.yaml" in words
@@ -565,7 +565,7 @@ def test_a_copy_of_a_run_goes_on_under_its_own_name(unbroken):
     shutil.copytree(there.path, "runs/copy")
     with pytest.raises(ConfigError, match=r"runs/copy holds a copy of quick, a run of") as refusal:
         trained(CONFIG, "name=copy", "seed=1")
-    advised = str(refusal.value).rpartition("or go on with that one: jtrain run ")[2].split()
+    advised = str(refusal.value).rpartition("or resume that one: jtrain run ")[2].split()
     assert advised == ["runs/copy/config.yaml", "name=copy"]
     outcome = trained(*advised)
     assert str(outcome.directory.path) == "runs/copy"

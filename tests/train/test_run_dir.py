@@ -42,10 +42,10 @@ def test_a_run_is_gone_on_with_and_used_by_its_own_tokenizer_alone():
 
 def test_data_without_a_tokenizer_is_refused_where_there_was_one(tmp_path: Path):
     there = RunDir(tmp_path)
-    there.refuse_another_tokenizer("abc")
-    there.say("running", tokenizer="abc")
+    there.check_tokenizer("abc")
+    there.write_status("running", tokenizer="abc")
     with pytest.raises(DataError, match="tokens by none"):
-        there.refuse_another_tokenizer("")
+        there.check_tokenizer("")
 
 
 DATA = "train, valid = points(self.data.rows, 0)", "train, valid = points(*numbers())"
@@ -77,14 +77,14 @@ def test_a_run_is_gone_on_with_over_its_own_data_alone(tmp_path: Path):
     assert trained(CONFIG, *words).status == "done", "as the advice says"
     Path("numbers").write_text("200 0")
     assert trained(CONFIG).status == "done"
-    assert there.stands()["step"] == 12
+    assert there.facts()["step"] == 12
 
 
 def test_a_run_of_before_there_were_fingerprints_goes_on(tmp_path: Path):
     there = RunDir(tmp_path)
-    there.say("running", step=3)
-    there.refuse_other_data("200 rows 0123", "name=x-2")
-    there.say("running", data="200 rows 0123")
-    there.refuse_other_data("", "name=x-2")
+    there.write_status("running", step=3)
+    there.check_data("200 rows 0123", "name=x-2")
+    there.write_status("running", data="200 rows 0123")
+    there.check_data("", "name=x-2")
     with pytest.raises(DataError, match=r"name=x-2 init_from\.path="):
-        there.refuse_other_data("200 rows 4567", "name=x-2")
+        there.check_data("200 rows 4567", "name=x-2")

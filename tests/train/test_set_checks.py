@@ -88,7 +88,7 @@ def test_ends_at_the_same_step_if_it_was_killed_on_the_way():
     assert (again.status, again.step, again.why) == (whole.status, whole.step, whole.why)
     assert read(again.directory.metrics) == read(whole.directory.metrics)
     # Killed once its last state was saved, and before that was written down.
-    again.directory.say("running", step=again.step)
+    again.directory.write_status("running", step=again.step)
     assert trained(CONFIG, *BEST).step == whole.step
     assert read(again.directory.metrics) == read(whole.directory.metrics)
 

@@ -100,7 +100,7 @@ def test_a_run_that_was_killed_goes_on_by_the_same_numbers(monkeypatch):
     )
     ended = trained(CONFIG, *IN_TIME, "checkpoint.every=2")
     assert (ended.status, ended.step) == ("done", 12)
-    assert "goes on from step" in ended.directory.log.read_text()
+    assert "resumes from step" in ended.directory.log.read_text()
     assert list(results(ended.directory.metrics, "valid")) == [4, 8, 12]
     typed = ["steps=12", "evaluate.every=4", "log.every=2", "checkpoint.best=loss"]
     typed += ["optimizer.schedule={kind: cosine, warmup: 3}", "checkpoint.every=2"]

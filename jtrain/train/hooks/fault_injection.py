@@ -43,10 +43,10 @@ class FaultInjection(Hook):
         for index in [i for i, fault in self._pending.items() if fault.number <= step]:
             fault = self._pending.pop(index)
             if fault.kind in OWN:
-                self._heartbeat.rehearses(index)
+                self._heartbeat.note_fault(index)
                 raise InjectedError(f"rehearsed: {fault}")
             end = time.monotonic() + TIMEOUT
-            while not self._heartbeat.was_rehearsed(index) and time.monotonic() < end:
+            while not self._heartbeat.has_fault(index) and time.monotonic() < end:
                 time.sleep(0.002)
 
 
@@ -67,8 +67,8 @@ def _fill_disk(
     def no_room(directory: Path, step: int) -> Path:
         nonlocal saves
         saves += 1
-        if saves == fault.number and not heartbeat.was_rehearsed(index):
-            heartbeat.rehearses(index)
+        if saves == fault.number and not heartbeat.has_fault(index):
+            heartbeat.note_fault(index)
             raise OSError(errno.ENOSPC, f"rehearsed: {fault}", str(directory))
         return begin(directory, step)
 

@@ -46,7 +46,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
 
 def found(path: Path, *settings: str) -> NonfiniteReport:
     said: list[str] = []
-    got = find_nan(config_of(path, settings), tell=said.append)
+    got = find_nan(config_of(path, settings), log=said.append)
     assert got is not None, said
     return got
 
@@ -79,7 +79,7 @@ def test_a_log_of_zero_in_the_loss(study):
     assert origin.what == "log(0) = -inf"
     (line,) = origin.lines
     assert (Path(line.file).name, line.line) == ("quick.py", line_of("surprise = jnp.log"))
-    assert "surprise = jnp.log(likely)" in got.told()
+    assert "surprise = jnp.log(likely)" in got.describe()
 
 
 def test_a_gradient_alone_behind_a_where(study):
@@ -92,7 +92,7 @@ def test_a_gradient_alone_behind_a_where(study):
     assert got.leaf == "down"
     x = config_of("configs/quick.yaml").build(None).train[0]["x"]
     assert len(got.rows) == len(x), "0 x inf is NaN in the branch that is not taken too"
-    assert "its gradient is not" in got.told()
+    assert "its gradient is not" in got.describe()
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_a_parameter_that_is_infinite(study):
     assert origin.leaf == "down"
     assert origin.what.startswith("the parameter down is inf at [2, 1] before the step")
     assert len(got.rows) == got.of_rows
-    assert "no matter of the data" in got.told()
+    assert "the data is not the cause" in got.describe()
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_goes_on_from_the_checkpoint_before_it_and_writes_nothing(study):
     assert "--find-nan" in outcome.why
     before = {p: p.stat().st_mtime_ns for p in outcome.directory.path.rglob("*")}
     said: list[str] = []
-    got = find_nan(config_of(path, ["steps=40"]), tell=said.append)
+    got = find_nan(config_of(path, ["steps=40"]), log=said.append)
     assert got is not None
     assert got.step == bad[0] + 1
     kept = [line for line in said if line.startswith("from checkpoint")]
@@ -150,13 +150,13 @@ def test_a_run_of_other_values_is_not_looked_into(study):
     path = study(RETURN, RETURN)
     trained(path)
     with pytest.raises(ConfigError, match="--find-nan"):
-        find_nan(config_of(path, ["batch=8"]), tell=lambda _: None)
+        find_nan(config_of(path, ["batch=8"]), log=lambda _: None)
 
 
 @pytest.mark.slow
 def test_where_all_is_finite_it_says_so(study):
     said: list[str] = []
-    assert find_nan(config_of(study(RETURN, RETURN)), tell=said.append) is None
+    assert find_nan(config_of(study(RETURN, RETURN)), log=said.append) is None
     assert said[-1] == "every step from 1 to 12 is finite"
 
 

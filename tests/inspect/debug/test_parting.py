@@ -55,11 +55,14 @@ def test_batches_that_another_number_of_processes_read_are_not_compared(study, c
     trained(study, *SETTINGS, "name=one")
     other = trained(study, *SETTINGS, "name=other").directory
     read_otherwise(other.steps)
-    other.say("done", readers=[[0, 2]])
+    other.write_status("done", readers=[[0, 2]])
     found, said = apart(capsys, "one", "other")
     assert (found["batch"], found["readers"]) == (None, [1, 2])
-    assert "not compared: 1 process read the batches of one and 2 processes read the batches of" in said
-    other.say("done", readers=[[0, 2], [6, 1]])
+    assert (
+        "not compared: 1 process read the batches of one and 2 processes read the batches of"
+        in said
+    )
+    other.write_status("done", readers=[[0, 2], [6, 1]])
     found, said = apart(capsys, "one", "other")
     assert (found["batch"], found["readers"]) == (7, [1, 2])
 

@@ -87,8 +87,8 @@ class Forgetful(Shuffled):
 
 def points("""
     file.write_text(file.read_text().replace("\n\ndef points(", forgetful))
-    with pytest.raises(CheckpointError, match=r"a run that was resumed differs .* params/"):
-        fast(config_of(CONFIG), tell=silent)
+    with pytest.raises(CheckpointError, match=r"a resumed run differs .* params/"):
+        fast(config_of(CONFIG), log=silent)
     assert not Path("runs").exists()
 
 
@@ -109,7 +109,7 @@ def test_overfit_says_that_a_batch_is_learned_by_heart(study, capfd):
     assert main(["run", CONFIG, *settings, "batch=4", "--overfit", "2"]) == 0
     last = capfd.readouterr().out.splitlines()[-1]
     assert last.startswith("2 batches")
-    assert "It learns them by heart" in last
+    assert "It memorizes them" in last
     first, after = map(float, re.findall(r"loss (\S+) -> (\S+)\.", last)[0])
     assert after <= 0.05 * first
     assert not Path("runs").exists()
@@ -121,20 +121,20 @@ def test_overfit_says_what_is_wrong_when_nothing_is_learned(study, capfd):
     assert main(["run", CONFIG, *settings, "--overfit", "1"]) == 70
     out = capfd.readouterr().out
     assert "1 batch, 13 steps" in out  # 200 rows, 16 a step
-    assert "It does not go down" in out
-    assert "no step has changed bias" in out
+    assert "It does not decrease" in out
+    assert "no step changed bias" in out
     assert "optimizer.lr" in out
 
 
 @pytest.mark.slow
 def test_overfit_tells_a_loss_that_goes_down_from_a_small_one(study):
     study()
-    found = overfit(config_of(CONFIG, ["steps=30", "model.drop=0"]), 1, tell=silent)
+    found = overfit(config_of(CONFIG, ["steps=30", "model.drop=0"]), 1, log=silent)
     assert found.down
     assert not found.small
-    assert "steps=..." in found.told()
+    assert "steps=..." in found.describe()
     with pytest.raises(ConfigError, match=r"--overfit 0.*--overfit 1 \.\. 6"):
-        overfit(config_of(CONFIG), 0, tell=silent)
+        overfit(config_of(CONFIG), 0, log=silent)
 
 
 # --eager
@@ -173,7 +173,7 @@ def test_a_breakpoint_stops_once_a_step_where_values_are_concrete(study, monkeyp
         stops.append(float(here["x"].sum()))
 
     monkeypatch.setattr("sys.breakpointhook", stop)
-    losses = eager(config_of(CONFIG, ["steps=2"]), tell=silent)
+    losses = eager(config_of(CONFIG, ["steps=2"]), log=silent)
     assert len(losses) == 2
     assert len(stops) == 3
     assert all(np.isfinite(stops))
@@ -182,7 +182,7 @@ def test_a_breakpoint_stops_once_a_step_where_values_are_concrete(study, monkeyp
 def test_eager_says_how_to_look_at_a_value_that_is_differentiated(study):
     study(LOSS, f"{LOSS}{INDENT}x = x + 0 * float(x.sum())\n")
     with pytest.raises(LossError, match=r"x\.item\(\)"):
-        eager(config_of(CONFIG, ["steps=1"]), tell=silent)
+        eager(config_of(CONFIG, ["steps=1"]), log=silent)
 
 
 def test_two_at_once_are_refused(study, capfd):
@@ -199,5 +199,5 @@ def test_one_of_several_processes_is_not_looked_into(option: str, study, monkeyp
         monkeypatch.setenv(f"JTRAIN_{name}", value)
     assert main(["run", CONFIG, option]) == 2
     said = capsys.readouterr().err
-    assert "in one process, and here are 2 (JTRAIN_PROCESSES=2" in said
+    assert "in one process, and this command has 2 (JTRAIN_PROCESSES=2" in said
     assert "Type" in said

@@ -113,9 +113,11 @@ def test_a_step_that_was_recorded_otherwise_is_named(study, capsys):
     said = capsys.readouterr().out
     assert "DIFFERENT from step 8 on, on the same batch" in said
     assert "are those of the run (run.json). Replay it once more: " in said
-    facts = outcome.directory.stands()
+    facts = outcome.directory.facts()
     packages = {**facts["packages"], "jax": "0.9.0"}
-    outcome.directory.say("done", readers=[[0, 3]], devices=["cpu:0 cpu"] * 3, packages=packages)
+    outcome.directory.write_status(
+        "done", readers=[[0, 3]], devices=["cpu:0 cpu"] * 3, packages=packages
+    )
     main(["replay", "quick", "--step", "9", "--only-again", "parallel.kind=mirrored"])
     said = capsys.readouterr().out
     # Over 8 devices an earlier step may round otherwise.
@@ -140,10 +142,10 @@ def test_data_that_has_changed_is_named(study, capsys):
 def test_a_batch_that_another_number_of_processes_read_is_not_compared(study, capsys):
     outcome = trained(study, *SETTINGS)
     directory = outcome.directory
-    assert directory.stands()["readers"] == [[0, 1]]
+    assert directory.facts()["readers"] == [[0, 1]]
     digest = steps(directory.steps)[9].batch
     read_otherwise(directory.steps)
-    directory.say("done", readers=[[0, 2]])
+    directory.write_status("done", readers=[[0, 2]])
     capsys.readouterr()
     assert main(["replay", "quick", "--step", "9", "--only-again"]) == 0
     said = capsys.readouterr().out
@@ -151,7 +153,7 @@ def test_a_batch_that_another_number_of_processes_read_is_not_compared(study, ca
     assert "the same bits as in the run, in 4 of 4 steps" in said
     assert "batches: not compared: 2 processes read them in the run and 1 now" in said
     assert "jtrain launch --processes 2 replay quick --step 9" in said
-    directory.say("done", readers=[[0, 2], [8, 1]])
+    directory.write_status("done", readers=[[0, 2], [8, 1]])
     assert main(["replay", "quick", "--step", "9", "--only-again"]) == 70
     said = capsys.readouterr().out
     assert f"DIFFERENT from step 9 on: its batch differs, digest {digest ^ 1} in the run" in said

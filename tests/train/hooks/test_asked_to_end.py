@@ -159,7 +159,7 @@ def test_a_compiler_that_does_not_come_back_has_nothing_to_save(home: Path, comp
     said, beat, seconds = asked(home, compiled, "compile", "compile", signal.SIGTERM)
     assert seconds < 10
     assert beat.step == 0
-    assert "asked to end (SIGTERM): nothing to save; the same command goes on" in said
+    assert "received SIGTERM: nothing to save; the same command resumes" in said
 
 
 @pytest.mark.thorough
@@ -247,7 +247,7 @@ def test_a_second_signal_ends_at_once_what_is_stuck():
         assert process.poll() is None, "that was the first one again"
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=10) == 75
-        assert "asked to end again (SIGTERM): ended at once" in process.stderr.read()
+        assert "received a second signal (SIGTERM): exited at once" in process.stderr.read()
     finally:
         process.kill()
         process.communicate()

@@ -31,5 +31,5 @@ def test_what_does_not_fit_is_said_once_with_what_to_set():
     (line,) = told
     assert not hook.fits()
     assert "0:25 are too short for the steps in flight and a save, about 0:30" in line
-    assert "goes on from the checkpoint before: one is made every 500 steps" in line
+    assert "resumes from the last checkpoint, saved every 500 steps" in line
     assert "set checkpoint.grace=45" in line

@@ -177,5 +177,5 @@ def test_a_package_that_is_missing_is_told_with_what_to_type():
         package = "a_package_that_nobody_has"
 
     check_installed([Fake()])
-    with pytest.raises(ConfigError, match=r"pip install 'jtrain\[fake\]', or leave it out"):
+    with pytest.raises(ConfigError, match=r"pip install 'jtrain\[fake\]', or run without it"):
         check_installed([Missing()])
