@@ -1,3 +1,3 @@
-"""Runs that are hurt on purpose, and compared with those that nobody hurt."""
+"""Fault injection: runs with injected faults, compared with undisturbed runs."""
 
 from chaos.trial import Trial as Trial

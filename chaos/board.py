@@ -1,4 +1,4 @@
-"""The table of what was tried and what held, and its place in a page."""
+"""Scoreboard: the table of the trials and their results, and its place in a page."""
 
 import os
 import platform
@@ -9,12 +9,12 @@ from pathlib import Path
 from chaos.results import Result, Results, spans
 from chaos.rows import Row
 
-END_OF_DETAIL = 100  # characters of each of its two ends that are shown
+END_OF_DETAIL = 100  # characters shown of each end of a detail
 BEGIN, END = "<!-- scoreboard -->", "<!-- end of the scoreboard -->"
 
 
 def write(page: Path, rows: Mapping[str, Row], results: Results, folder: Path) -> None:
-    """Puts the table in place of the one in `page`, whatever else stands there."""
+    """Replace the table in `page`; the rest of the page is unchanged."""
     text = page.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -23,28 +23,32 @@ def write(page: Path, rows: Mapping[str, Row], results: Results, folder: Path) -
 
 
 def table(rows: Mapping[str, Row], results: Results, folder: Path) -> str:
-    """Markdown: a line for each row, then with what it was measured, then each failure."""
+    """Format Markdown: a line for each row, the versions, then each failure."""
     lines = ["| | held | plain Orbax/JAX | seconds a trial | seeds |", "|---|---|---|---:|---|"]
-    told: list[str] = []
+    failures: list[str] = []
     for name, row in rows.items():
         found = results.of(name)
         last = [of_seed[-1] for of_seed in found.values()]
         held = sum(each.trial.passed for each in last) * row.faults
-        tried, asked = len(last) * row.faults, row.count(folder / name) * row.faults
-        score = f"{held} of {tried}" if tried >= asked else f"{held} of {tried} so far (of {asked})"
-        score = score if last else f"not run yet (of {asked})"
+        done, planned = len(last) * row.faults, row.count(folder / name) * row.faults
+        score = (
+            f"{held} of {done}" if done >= planned else f"{held} of {done} so far (of {planned})"
+        )
+        score = score if last else f"not run yet (of {planned})"
         middle = f"{statistics.median(each.trial.seconds for each in last):.1f}" if last else "-"
         lines.append(
             f"| {row.promise} (`{name}`) | {score} | {row.plain or '-'} | {middle} | "
             f"{spans(found) or '-'} |"
         )
         for seed, of_seed in sorted(found.items()):
-            told += [line.replace(str(folder), "FOLDER") for line in _failures(name, seed, of_seed)]
+            failures += [
+                line.replace(str(folder), "FOLDER") for line in _failures(name, seed, of_seed)
+            ]
     words = sorted({each.versions for each in results.all})
     dates = sorted({each.date for each in results.all})
     lines += ["", f"{_between(dates)}; {_machine()}; {'; '.join(words)}."]
-    lines += ["", "Failures, all that there ever were:" if told else "Failures: none."]
-    return "\n".join([*lines, *([""] if told else []), *told])
+    lines += ["", "Failures, all that there ever were:" if failures else "Failures: none."]
+    return "\n".join([*lines, *([""] if failures else []), *failures])
 
 
 def _failures(name: str, seed: int, results: list[Result]) -> list[str]:
@@ -60,7 +64,7 @@ def _failures(name: str, seed: int, results: list[Result]) -> list[str]:
 
 def _between(dates: list[str]) -> str:
     if not dates:
-        return "Nothing was tried yet"
+        return "Nothing was done yet"
     return dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
 
 

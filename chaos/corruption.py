@@ -1,4 +1,4 @@
-"""What can happen to the files of a checkpoint: drawn by a seed, done to real files."""
+"""Corruption of checkpoint files: random damage, chosen by a seed, to real files."""
 
 import os
 import random
@@ -13,33 +13,33 @@ from jtrain.checkpoint import layout as checkpoints
 
 
 def files_of(step: Path) -> list[Path]:
-    """All its files, the seal among them."""
+    """Return all files of a step, including the seal."""
     return sorted(path for path in step.rglob("*") if path.is_file())
 
 
 def flip(step: Path, draw: random.Random) -> str:
-    """One bit, each byte of the checkpoint as likely as another."""
+    """Flip one bit; every byte of the checkpoint is equally likely."""
     files = files_of(step)
     (path,) = draw.choices(files, [path.stat().st_size for path in files])
     data = bytearray(path.read_bytes())
-    place, bit = draw.randrange(len(data)), draw.randrange(8)
-    data[place] ^= 1 << bit
+    index, bit = draw.randrange(len(data)), draw.randrange(8)
+    data[index] ^= 1 << bit
     path.write_bytes(data)
-    return f"bit {bit} of byte {place} of {path.name}"
+    return f"bit {bit} of byte {index} of {path.name}"
 
 
 def flip_in_any_file(step: Path, draw: random.Random) -> str:
-    """One bit, each file as likely as another."""
+    """Flip one bit; every file is equally likely."""
     path = draw.choice([path for path in files_of(step) if path.stat().st_size])
     data = bytearray(path.read_bytes())
-    place = draw.randrange(len(data))
-    data[place] ^= 1 << draw.randrange(8)
+    index = draw.randrange(len(data))
+    data[index] ^= 1 << draw.randrange(8)
     path.write_bytes(data)
-    return f"byte {place} of {path.name}"
+    return f"byte {index} of {path.name}"
 
 
 def cut(step: Path, draw: random.Random) -> str:
-    """A file ends too early."""
+    """Truncate a file."""
     path = draw.choice([path for path in files_of(step) if path.stat().st_size])
     size = draw.randrange(path.stat().st_size)
     os.truncate(path, size)
@@ -47,7 +47,7 @@ def cut(step: Path, draw: random.Random) -> str:
 
 
 def zero(step: Path, draw: random.Random) -> str:
-    """4 KiB of zeros where something else was."""
+    """Overwrite 4 KiB that are not zero with zeros."""
     while True:
         path = draw.choice(files_of(step))
         data = bytearray(path.read_bytes())
@@ -60,28 +60,28 @@ def zero(step: Path, draw: random.Random) -> str:
 
 
 def delete(step: Path, draw: random.Random) -> str:
-    """A file is gone."""
+    """Delete a file."""
     path = draw.choice(files_of(step))
     path.unlink()
     return f"{path.name} deleted"
 
 
 def empty(step: Path, draw: random.Random) -> str:
-    """A file is there, and nothing in it."""
+    """Empty a file."""
     path = draw.choice([path for path in files_of(step) if path.stat().st_size])
     path.write_bytes(b"")
     return f"{path.name} emptied"
 
 
 def extra(step: Path, draw: random.Random) -> str:
-    """A file too many."""
+    """Add a file."""
     path = draw.choice(files_of(step)).parent / f"{draw.getrandbits(128):032x}"
     path.write_bytes(draw.randbytes(draw.randrange(100)))
     return f"{path.name} added"
 
 
 def swap(step: Path, draw: random.Random) -> str:
-    """Two files have changed places."""
+    """Swap two files."""
     while True:
         one, other = draw.sample(files_of(step), 2)
         first, second = one.read_bytes(), other.read_bytes()
@@ -92,7 +92,7 @@ def swap(step: Path, draw: random.Random) -> str:
 
 
 def from_another_step(step: Path, draw: random.Random) -> str:
-    """A file as it is in the step before; the whole of it where the names differ."""
+    """Replace a file by the different file of the previous step."""
     before = step.with_name(str(int(step.name) - 1))
     same = {path.relative_to(step) for path in files_of(step)}
     same &= {path.relative_to(before) for path in files_of(before)}
@@ -103,11 +103,11 @@ def from_another_step(step: Path, draw: random.Random) -> str:
 
 
 def another_step(step: Path, draw: random.Random) -> str:
-    """A whole checkpoint under another's number."""
+    """Replace the checkpoint by a valid checkpoint of another step."""
     del draw
     shutil.rmtree(step)
     shutil.copytree(step.with_name(str(int(step.name) - 1)), step)
-    return "the whole of another step"
+    return "all files of another step"
 
 
 KINDS: tuple[Callable[[Path, random.Random], str], ...] = (
@@ -115,18 +115,18 @@ KINDS: tuple[Callable[[Path, random.Random], str], ...] = (
 )  # fmt: skip
 
 
-def seen(directory: Path, seed: int, kinds: tuple = KINDS) -> tuple[str, list[str]]:
-    """What was done to step 2 of a directory by a seed, and what is said to be wrong with it."""
+def damage_and_check(directory: Path, seed: int, kinds: tuple = KINDS) -> tuple[str, list[str]]:
+    """Damage step 2 of a directory; return the damage and the faults that jtrain finds."""
     draw = random.Random(seed)
     damage = kinds[seed % len(kinds)](directory / "2", draw)
     if 2 not in checkpoints.named_steps(directory):
-        return damage, ["it is no checkpoint any more"]
+        return damage, ["no longer a checkpoint"]
     return damage, checkpoints.find_faults(directory, 2, full=True)
 
 
 def corruption(seed: int, folder: Path) -> Trial:
-    """Ten damages, one of each kind, each to a checkpoint of its own; each is seen."""
-    began, wrong, told = time.monotonic(), "", []
+    """Damage ten checkpoints, one for each kind of damage; every damage has to be found."""
+    began, wrong, damages = time.monotonic(), "", []
     template = folder / "two-steps"
     if not template.exists():
         shutil.rmtree(copy_of_template(folder, "made"))
@@ -135,12 +135,12 @@ def corruption(seed: int, folder: Path) -> Trial:
     for number in range(len(KINDS)):
         hurt = home / str(number)
         shutil.copytree(template / "saved", hurt)
-        damage, found = seen(hurt, seed * len(KINDS) + number)
-        told.append(damage)
+        damage, found = damage_and_check(hurt, seed * len(KINDS) + number)
+        damages.append(damage)
         if not found:
-            wrong = f"{damage} was not seen ({hurt})"
+            wrong = f"{damage} was not found ({hurt})"
             break
     if not wrong:
         shutil.rmtree(home)
-    detail = wrong or "; ".join(told)
+    detail = wrong or "; ".join(damages)
     return Trial("corruption", seed, not wrong, time.monotonic() - began, detail)

@@ -1,4 +1,4 @@
-"""Programs that end while a save is being written."""
+"""Programs that end during a save."""
 
 import json
 import random
@@ -17,21 +17,21 @@ _PATIENCE = 120.0
 
 
 def end_in_a_save(seed: int, folder: Path) -> Trial:
-    """A script that ends, exits, raises or is interrupted in a save, without closing anything.
+    """End, exit, raise in or interrupt a script during a save, without closing anything.
 
-    The checkpoint is there and whole, or the exit code is not 0; and the program ends.
+    The checkpoint has to be valid, or the exit code not 0; and the program has to end.
     """
     began, draw = time.monotonic(), random.Random(seed)
-    how, place = HOW[seed % len(HOW)], folder / f"ending-{seed}"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
+    how, work = HOW[seed % len(HOW)], folder / f"ending-{seed}"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
     given = json.dumps({"how": how, "size": draw.choice((1000, 300_000, 3_000_000))})
-    command = [sys.executable, "-m", "chaos.tasks", "end", str(place), given]
+    command = [sys.executable, "-m", "chaos.tasks", "end", str(work), given]
     process = subprocess.Popen(
         command, env=server(folder).environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdout is not None
-    process.stdout.readline()  # it has begun to save
+    process.stdout.readline()  # the save has begun
     if how == "interrupt":
         time.sleep(draw.uniform(0, 0.3))
         process.send_signal(signal.SIGINT)
@@ -41,14 +41,14 @@ def end_in_a_save(seed: int, folder: Path) -> Trial:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        wrong = "it does not end"
-    found = server(folder).run("listed", place)
+        wrong = "the program does not end"
+    found = server(folder).run("listed", work)
     if not wrong and process.returncode == 0 and found["steps"] != [1]:
         wrong = f"exit code 0 and no checkpoint: {found}"
     if found["wrong"]:
         wrong = f"listed and not restored: {found}"
     if not wrong:
-        shutil.rmtree(place)
-    there = "with" if found["steps"] else "without"
-    detail = wrong or f"{how}: ended with {process.returncode} {there} its checkpoint"
+        shutil.rmtree(work)
+    presence = "with" if found["steps"] else "without"
+    detail = wrong or f"{how}: ended with {process.returncode} {presence} its checkpoint"
     return Trial("end_in_a_save", seed, not wrong, time.monotonic() - began, detail)

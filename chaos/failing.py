@@ -1,4 +1,4 @@
-"""File operations that fail: with no room, an error of the disk, no quota."""
+"""Failing file operations: a full disk, an error of the disk, an exceeded quota."""
 
 import errno
 import random
@@ -12,15 +12,15 @@ from chaos.points import NEW, OLD, copy_of_template, operations
 from chaos.trial import Trial
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
-_SOON = 5.0  # seconds in which a failure is told
+_SOON = 5.0  # seconds within which a failure has to be reported
 
 
 def failing_write(seed: int, folder: Path) -> Trial:
-    """Operation n of a save fails once, then it and all after it, by each of three errors in turn.
+    """Make operation n of a save fail once, then it and all later ones, by three errors in turn.
 
-    Once: the state is saved all the same. For ever: that is told within 5 s with the path, what is
-    free and what is needed, ends as an error, and no step that was whole is gone but those that the
-    policy gives up for room. When the disk takes writes again the next save is made.
+    After a single failure the state is saved. A permanent failure is reported within 5 s with the
+    path, the free and the needed space, and ends as an error; valid steps are lost only where the
+    policy deletes them for space. When the disk recovers, the next save succeeds.
     """
     began = time.monotonic()
     error, points = ERRORS[seed % len(ERRORS)], operations(folder)
@@ -30,33 +30,33 @@ def failing_write(seed: int, folder: Path) -> Trial:
     lines = [line for _, line in found["told"]]
     wrong = ""
     if found["wrong"] or NEW + 2 not in found["steps"]:
-        wrong = f"when there was room again: {found['steps']}, wrong {found['wrong']}"
+        wrong = f"after the disk recovered: {found['steps']}, wrong {found['wrong']}"
     elif found["once"] == 0 and not {max(OLD), NEW, NEW + 1} & set(found["steps"]):
-        wrong = f"whole steps are gone: {found['steps']}"
+        wrong = f"valid steps are missing: {found['steps']}"
     elif found["ended"] and len(lines) < 2:
-        wrong = f"it ended and was told {len(lines)} times"
+        wrong = f"the run ended after {len(lines)} reports"
     elif not found["ended"] and NEW + 1 not in found["steps"]:
-        wrong = f"step {NEW + 1} is not there, and nothing was told"
+        wrong = f"step {NEW + 1} is missing, and nothing was reported"
     elif found["seconds"] > _SOON:
-        wrong = f"it took {found['seconds']:.1f} s to be told"
+        wrong = f"the report took {found['seconds']:.1f} s"
     else:
-        wrong = next((f"told: {line}" for line in lines if not _says_all(line, place)), "")
+        wrong = next((f"reported: {line}" for line in lines if not _is_complete(line, place)), "")
     if not wrong:
         shutil.rmtree(place)
     name = errno.errorcode[error]
     detail = wrong or (
-        f"{name} at operation {point} of {points}: once told {found['once']} times; for ever "
-        f"{'ended' if found['ended'] else 'not noticed, for it was not needed'} after "
-        f"{found['seconds']:.1f} s"
+        f"{name} at operation {point} of {points}: single failure reported {found['once']} times; "
+        f"permanent failure {'ended' if found['ended'] else 'not noticed, since not needed'} "
+        f"after {found['seconds']:.1f} s"
     )
     return Trial("failing_write", seed, not wrong, time.monotonic() - began, detail)
 
 
 def full_disk_run(seed: int, folder: Path) -> Trial:
-    """A whole run whose disk is full for a while, or from some moment on.
+    """Fill the disk of a complete run for a while, or permanently.
 
-    It goes on and ends as if nothing had been, or it ends with a code that is not 0; then the same
-    command, with room, ends as if nothing had been.
+    The run continues and ends like an undisturbed run, or its exit code is not 0; then the same
+    command, with a working disk, ends like an undisturbed run.
     """
     began, draw = time.monotonic(), random.Random(seed)
     expected = uninterrupted(folder, 1)
@@ -70,27 +70,30 @@ def full_disk_run(seed: int, folder: Path) -> Trial:
     code, wrong = process.wait(180.0), ""
     if code is None:
         process.kill()
-        wrong = "it hangs"
+        wrong = "the run hangs"
     elif code == 0:
         wrong = differs(place, expected)
     elif "could not be written" not in said(place) and "cannot be written" not in said(place):
-        wrong = f"it ended with {code} and did not say why: {said(place)[-800:]}"
+        wrong = f"the run ended with {code} without a reason: {said(place)[-800:]}"
     wrong = wrong or finished(place, 1, expected)
     if not wrong:
         shutil.rmtree(place)
-    until = "for ever" if last > 10**8 else f"to {last}"
+    until = "permanently" if last > 10**8 else f"to {last}"
     what = f"{errno.errorcode[fail[0]]} from operation {first} {until}"
     detail = wrong or f"{what}: ended with {code}, then bitwise the uninterrupted run"
     return Trial("full_disk_run", seed, not wrong, time.monotonic() - began, detail)
 
 
-def _says_all(line: str, place: Path) -> bool:
-    """Whether it names the place, what is needed and, where room is lacking, what is free; or what
-    went to make room, or what could not be deleted."""
+def _is_complete(line: str, place: Path) -> bool:
+    """Return whether a report is complete.
+
+    A report names the path, the needed space and, on a full disk, the free space; or the checkpoint
+    that was deleted for space, or a file that could not be deleted.
+    """
     if "was deleted to make room" in line:
         return True
-    if "cannot be removed (" in line or "cannot be deleted (" in line:  # the save is whole
+    if "cannot be removed (" in line or "cannot be deleted (" in line:  # the save is complete
         return str(place.resolve()) in line
-    lacking = ("free",) if "ake room" in line else ()
-    asked = ("could not be written", str(place.resolve()), "it takes", *lacking)
-    return all(word in line for word in asked)
+    space = ("free",) if "ake room" in line else ()
+    expected = ("could not be written", str(place.resolve()), "it takes", *space)
+    return all(word in line for word in expected)

@@ -1,4 +1,4 @@
-"""A bit flips: in a device's copy of a leaf, or one of the two times that a step is computed."""
+"""Bit flips: in one device's replica of a leaf, or in one of two computations of a step."""
 
 import dataclasses
 import functools
@@ -23,16 +23,16 @@ from jtrain.parallel import Mirrored
 from jtrain.train.hooks.recompute_check import RecomputeCheck
 from jtrain.train.setup import TrainSetup, set_up
 
-DEVICES, CALM, LONGEST = 4, 100, 6  # devices; steps of a calm trial; steps before a flip at most
-NOTHING = np.zeros(4, np.int32)  # which leaf, which element, which bit, and whether at all
+DEVICES, CALM, LONGEST = 4, 100, 6  # devices; steps without a flip; at most steps before a flip
+NOTHING = np.zeros(4, np.int32)  # leaf, element, bit, and whether to flip
 
 
 def bit_flip(seed: int, folder: Path) -> Trial:
-    """One bit of a leaf or a gradient, at a step by the seed, has to end the run, with its place.
+    """Flip one bit of a leaf or a gradient at a random step: the run has to end and name the place.
 
-    In turn: a bit of one device's copy of the state, which the next save has to find; a bit of
-    what a step that is computed twice gave, once; a bit of that step's gradient. A flip of a
-    gradient that rounding takes away leaves the state as it should be: there is nothing to find.
+    In turn: a bit of one device's replica of the state, which the next save has to find; a bit of
+    one result of a step that is computed twice; a bit of that step's gradient. If rounding removes
+    the flip of a gradient, the state is correct and there is nothing to find.
     """
     began, draw = time.perf_counter(), np.random.default_rng(seed)
     kind = ("copy", "state", "gradient")[seed % 3]
@@ -41,18 +41,18 @@ def bit_flip(seed: int, folder: Path) -> Trial:
 
 
 def calm(seed: int, folder: Path) -> Trial:
-    """Steps that are all computed twice and saved, without a flip: no alarm."""
+    """Compute all steps twice and save, without a flip: there must be no alarm."""
     began = time.perf_counter()
     try:
-        _walk(_parts(), seed, CALM, _twice(_program()[0]), folder / f"calm-{seed}")
+        _walk(_setup(), seed, CALM, _recompute(_program()[0]), folder / f"calm-{seed}")
     except DeviceError as error:
         return Trial("calm", seed, False, time.perf_counter() - began, str(error))
     return Trial("calm", seed, True, time.perf_counter() - began, f"{CALM} steps, no alarm")
 
 
 def _copy(draw: np.random.Generator, folder: Path) -> tuple[bool, str]:
-    parts, steps = _parts(), int(draw.integers(1, LONGEST))
-    state = _walk(parts, int(draw.integers(100)), steps, _program()[0])
+    setup, steps = _setup(), int(draw.integers(1, LONGEST))
+    state = _walk(setup, int(draw.integers(100)), steps, _program()[0])
     device = int(draw.integers(DEVICES))
     name, state = _flipped(draw, state, device)
     with CheckpointManager(folder / "copy") as checkpoints:
@@ -78,7 +78,7 @@ def _state(draw: np.random.Generator, folder: Path) -> tuple[bool, str]:
         nonlocal calls, flipped
         state, metrics = plain(state, batch)
         calls += 1
-        if calls == 2 * steps - which:  # the first or the second time of the last step
+        if calls == 2 * steps - which:  # the first or the second computation of the last step
             flipped, state = _flipped(draw, state, device)
         return state, metrics
 
@@ -110,19 +110,19 @@ def _gradient(draw: np.random.Generator, folder: Path) -> tuple[bool, str]:
 
 def _found(step: Any, seed: int, steps: int, name: Callable[[], str]) -> tuple[bool, str]:
     try:
-        _walk(_parts(), seed, steps, _twice(step))
+        _walk(_setup(), seed, steps, _recompute(step))
     except DeviceError as error:
         named = name() in str(error) and f"step {steps} " in str(error)
         return named, f"{name()} at step {steps}: {error}"
-    return False, f"{name()} at step {steps} was not seen"
+    return False, f"{name()} at step {steps} was not found"
 
 
-def _twice(step: Any) -> Any:
+def _recompute(step: Any) -> Any:
     twice = RecomputeCheck(every=1)
-    taken = twice.wrap(step)
+    wrapped = twice.wrap(step)
 
     def settled(state: TrainState, batch: Batch) -> Any:
-        state, metrics = taken(state, batch)
+        state, metrics = wrapped(state, batch)
         twice.settle()
         return state, metrics
 
@@ -130,12 +130,12 @@ def _twice(step: Any) -> Any:
 
 
 def _walk(
-    parts: TrainSetup, seed: int, steps: int, step: Any, saved: Path | None = None
+    setup: TrainSetup, seed: int, steps: int, step: Any, saved: Path | None = None
 ) -> TrainState:
-    """The state after some steps, on batches from `seed` on; it is saved at the end."""
-    state = jax.tree.map(jnp.copy, _fresh())  # the first step gives it up
+    """Return the state after some steps, on batches from `seed` on; save it at the end."""
+    state = jax.tree.map(jnp.copy, _fresh())  # the first step donates its state
     for number in range(steps):
-        state, _ = step(state, parts.place(parts.calls[seed * LONGEST + number]))
+        state, _ = step(state, setup.place(setup.calls[seed * LONGEST + number]))
     if saved is not None:
         with CheckpointManager(saved, keep=1) as checkpoints:
             checkpoints.save(steps, state, {})
@@ -143,20 +143,20 @@ def _walk(
 
 
 @functools.cache
-def _parts() -> TrainSetup:
+def _setup() -> TrainSetup:
     return set_up(subject.config(parallel=Mirrored(devices=DEVICES)))
 
 
 @functools.cache
 def _fresh() -> TrainState:
-    return _parts().fresh()
+    return _setup().fresh()
 
 
 @functools.cache
 def _program() -> tuple[Any, Any]:
-    """The step, and the same program that flips a bit of the summed gradient where it is told."""
-    parts = _parts()
-    x = parts.experiment
+    """Return the step, and the same program with an argument that flips a gradient bit."""
+    setup = _setup()
+    x = setup.experiment
 
     def step(state: TrainState, batch: Batch, where: Any) -> Any:
         taken = make_step(x.loss, optax.chain(_flips(where), x.transformation))
@@ -164,7 +164,7 @@ def _program() -> tuple[Any, Any]:
         after, metrics = taken(chained, batch)
         return dataclasses.replace(after, opt_state=_second(after.opt_state)), metrics
 
-    to = jax.tree.map(lambda leaf: leaf.sharding, parts.like)
+    to = jax.tree.map(lambda leaf: leaf.sharding, setup.like)
     compiled = jax.jit(step, out_shardings=(to, None), donate_argnums=0)
     return lambda state, batch: compiled(state, batch, NOTHING), compiled
 
@@ -191,19 +191,19 @@ def _flip(grad: Any, where: Any, on: Any) -> Any:
 
 
 def _flipped(draw: np.random.Generator, state: TrainState, device: int) -> tuple[str, TrainState]:
-    """The state in which a bit of one device's copy of one leaf is another, and the leaf's name."""
+    """Flip a bit of one device's replica of one leaf; return the leaf's name and the state."""
     flat, structure = jax.tree.flatten(state)
     names = list(leaf_table.flatten(state))
-    place = int(draw.integers(len(flat)))
-    copies = [np.array(shard.data) for shard in flat[place].addressable_shards]
-    byte = copies[device].reshape(-1).view(np.uint8)
+    index = int(draw.integers(len(flat)))
+    replicas = [np.array(shard.data) for shard in flat[index].addressable_shards]
+    byte = replicas[device].reshape(-1).view(np.uint8)
     byte[draw.integers(byte.size)] ^= np.uint8(1 << draw.integers(8))
-    where = [shard.device for shard in flat[place].addressable_shards]
-    arrays = [jax.device_put(*pair) for pair in zip(copies, where, strict=True)]
-    flat[place] = jax.make_array_from_single_device_arrays(
-        flat[place].shape, flat[place].sharding, arrays
+    devices = [shard.device for shard in flat[index].addressable_shards]
+    arrays = [jax.device_put(*pair) for pair in zip(replicas, devices, strict=True)]
+    flat[index] = jax.make_array_from_single_device_arrays(
+        flat[index].shape, flat[index].sharding, arrays
     )
-    return names[place], jax.tree.unflatten(structure, flat)
+    return names[index], jax.tree.unflatten(structure, flat)
 
 
 def _bytes(state: TrainState) -> list[bytes]:

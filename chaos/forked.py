@@ -1,7 +1,7 @@
-"""Tasks in processes of their own, half a second each: forked from one that has imported JAX.
+"""Tasks in processes of their own, half a second each: forked from a server that imported JAX.
 
-`python -m chaos.forked` is that one: no device is started in it, so that each child
-starts its own. It reads a task a line, and answers with the child's number and its exit code.
+`python -m chaos.forked` is the server. It starts no device, so that each child starts its own. It
+reads a task per line, and answers with the child's process number and its exit code.
 """
 
 import atexit
@@ -27,29 +27,29 @@ _READY = 120.0  # seconds that the imports may take on a busy machine
 
 
 class Process:
-    """A task that runs."""
+    """A running task."""
 
     def __init__(self, number: int, server: "Server"):
         self.number, self._server = number, server
 
     def ended(self) -> int | None:
-        """Its exit code if it has ended; that of a signal is negative, as subprocess has it."""
+        """Return the exit code if the task ended; negative for a signal, as in subprocess."""
         return self._server.code()
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code, None if it has none yet after so many seconds."""
+        """Wait at most `seconds`; return the exit code, None if the task still runs."""
         end = time.monotonic() + seconds
         while (code := self.ended()) is None and time.monotonic() < end:
             time.sleep(0.002)
         return code
 
     def signal(self, number: int) -> None:
-        """Sends a signal, if it still runs."""
+        """Send a signal, if it still runs."""
         if self.ended() is None:
             os.kill(self.number, number)
 
     def kill(self) -> int:
-        """Ends it by SIGKILL if it still runs; its exit code."""
+        """Kill it by SIGKILL if it still runs; return its exit code."""
         self.signal(signal.SIGKILL)
         code = self.wait(60.0)
         assert code is not None, "a process outlived SIGKILL"
@@ -58,18 +58,18 @@ class Process:
 
 @functools.cache
 def server(folder: Path) -> "Server":
-    """One for all that have the same folder, until this process ends."""
+    """Return the server of a folder; it runs until this process ends."""
     started = Server(folder)
     atexit.register(started.__exit__)
     return started
 
 
 class Server:
-    """The process that is forked, with the shim in it; use it in a `with` block."""
+    """Server process that forks tasks, with the shim preloaded; use it in a `with` block."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str] | None = None):
-        """What is compiled lies in `folder`, for all servers that have the same."""
-        # Tests set flags for eight devices; of a task's process one is enough.
+        """Start the server; all servers of a folder share its compilation cache."""
+        # Tests set flags for eight devices; a task needs one.
         self.environ = {
             **(os.environ if environ is None else environ),
             "JAX_PLATFORMS": "cpu",
@@ -85,28 +85,28 @@ class Server:
         )
         self._code: int | None = None
         self._running = False
-        self._heard = b""
+        self._received = b""
         assert self._answer(_READY) == {"ready": True}
 
     def start(self, task: str, folder: Path, **arguments: Any) -> Process:
-        """Begins a task of `chaos.tasks` in `folder`; one at a time.
+        """Start a task of `chaos.tasks` in `folder`; one at a time.
 
-        What it says goes to `folder`/said.txt.
+        Its output goes to `folder`/said.txt.
         """
         assert not self._running, "one at a time"
-        asked = {"task": task, "folder": str(folder), "arguments": arguments}
+        request = {"task": task, "folder": str(folder), "arguments": arguments}
         pipe = _pipe(self._process.stdin)
-        pipe.write(json.dumps(asked).encode() + b"\n")
+        pipe.write(json.dumps(request).encode() + b"\n")
         pipe.flush()
         number = self._answer(60.0)["pid"]
         self._running, self._code = True, None
         return Process(number, self)
 
     def run(self, task: str, folder: Path, *, patience: float = 120.0, **arguments: Any) -> Any:
-        """What a task gives back.
+        """Run a task and return its result.
 
         Raises:
-            AssertionError: if it ends with another code than 0, with what it said.
+            AssertionError: if its exit code is not 0, with its output.
         """
         process = self.start(task, folder, **arguments)
         code = process.wait(patience)
@@ -116,8 +116,8 @@ class Server:
         return json.loads((folder / "gave.json").read_text())
 
     def code(self) -> int | None:
-        """The exit code of the task, None while it runs."""
-        if self._running and (b"\n" in self._heard or self._speaks(0.0)):
+        """Return the exit code of the task, None while it runs."""
+        if self._running and (b"\n" in self._received or self._readable(0.0)):
             self._code, self._running = self._answer(60.0)["code"], False
         return self._code
 
@@ -135,62 +135,62 @@ class Server:
         _pipe(self._process.stdout).close()
 
     def _answer(self, seconds: float) -> dict[str, Any]:
-        while b"\n" not in self._heard:
-            assert self._speaks(seconds), f"no answer in {seconds:.0f} s"
+        while b"\n" not in self._received:
+            assert self._readable(seconds), f"no answer in {seconds:.0f} s"
             more = os.read(_pipe(self._process.stdout).fileno(), 4096)
             assert more, "the server has ended"
-            self._heard += more
-        line, _, self._heard = self._heard.partition(b"\n")
+            self._received += more
+        line, _, self._received = self._received.partition(b"\n")
         return json.loads(line)
 
-    def _speaks(self, seconds: float) -> bool:
+    def _readable(self, seconds: float) -> bool:
         return bool(select.select([_pipe(self._process.stdout)], [], [], seconds)[0])
 
 
 def _pipe(end: IO[bytes] | None) -> IO[bytes]:
-    assert end is not None, "it was asked for"
+    assert end is not None, "the pipe was requested"
     return end
 
 
 def said(folder: Path) -> str:
-    """What the last task in a folder wrote to its output."""
+    """Return the output of the last task in a folder."""
     path = folder / "said.txt"
     return path.read_text(errors="replace") if path.exists() else ""
 
 
 def main() -> None:
-    """Serves until its input ends."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if begun in the background
+    """Serve tasks until stdin ends."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background process
     warnings.simplefilter("ignore")  # Python and JAX advise against forking after threads began
     tasks = importlib.import_module(TASKS)
     tasks.warm()
-    _say({"ready": True})
-    for line in open(0, "rb", buffering=0, closefd=False):  # noqa: SIM115  a child reads no more
-        asked = json.loads(line)
+    _send({"ready": True})
+    for line in open(0, "rb", buffering=0, closefd=False):  # noqa: SIM115  children do not read it
+        request = json.loads(line)
         if (child := os.fork()) == 0:
-            _become(Path(asked["folder"]))
-            given = getattr(tasks, asked["task"])(**asked["arguments"])
-            Path("gave.json").write_text(json.dumps(given))
+            _prepare_child(Path(request["folder"]))
+            result = getattr(tasks, request["task"])(**request["arguments"])
+            Path("gave.json").write_text(json.dumps(result))
             return
-        _say({"pid": child})
-        with _deaf():
+        _send({"pid": child})
+        with _ignore_interrupts():
             _, status = os.waitpid(child, 0)
-        _say({"code": os.waitstatus_to_exitcode(status)})
+        _send({"code": os.waitstatus_to_exitcode(status)})
 
 
-def _become(folder: Path) -> None:
-    """Makes of a child a process by itself."""
+def _prepare_child(folder: Path) -> None:
+    """Give a child its own directory and streams."""
     os.chdir(folder)
     (folder / "gave.json").unlink(missing_ok=True)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    said = os.open("said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    for source, target in ((nothing, 0), (said, 1), (said, 2)):
+    null = os.open(os.devnull, os.O_RDONLY)
+    output = os.open("said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """A Ctrl-C at the terminal is for who asked, not for the server."""
+def _ignore_interrupts() -> Iterator[None]:
+    """Ignore SIGINT: a Ctrl-C at the terminal is for the client, not for the server."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -198,8 +198,8 @@ def _deaf() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _say(words: Mapping[str, Any]) -> None:
-    os.write(1, json.dumps(dict(words)).encode() + b"\n")
+def _send(message: Mapping[str, Any]) -> None:
+    os.write(1, json.dumps(dict(message)).encode() + b"\n")
 
 
 if __name__ == "__main__":

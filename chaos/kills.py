@@ -1,4 +1,4 @@
-"""SIGKILL at moments that a seed draws: the run that goes on ends as if nobody had killed it."""
+"""SIGKILL at random moments: the resumed run ends like the uninterrupted run."""
 
 import json
 import random
@@ -17,16 +17,16 @@ from chaos.trial import Trial
 from jtrain.checkpoint import layout as checkpoint_folder
 
 KILLS = 10  # in one trial
-_PATIENCE = 180.0  # seconds for a run, on a machine that does much else
+_PATIENCE = 180.0  # seconds for a run on a busy machine
 _SAME = ("status", "step", "leaves", "batches", "metrics")
 
 
 def sigkill(seed: int, folder: Path) -> Trial:
-    """Ten kills; whenever a run comes to its end between them another begins.
+    """Kill a run ten times; if the run ends between two kills, another run begins.
 
-    A third of the kills come before a file operation that is drawn (in a save, its commit, a
-    deletion, a row of metrics), the others after a time: of these some hit a process while it still
-    imports, or compiles with nothing kept of earlier compilations.
+    A third of the kills come before a random file operation (in a save, its commit, a deletion, a
+    row of metrics), the others at a random time: some of these hit a process while it imports, or
+    compiles without a compilation cache.
     """
     began, draw = time.monotonic(), random.Random(seed)
     each = draw.choice((1, 3))
@@ -51,13 +51,13 @@ def sigkill(seed: int, folder: Path) -> Trial:
 
 
 def uninterrupted(folder: Path, each: int) -> Mapping[str, Any]:
-    """What the run comes to that nobody kills, its file operations and its seconds."""
-    kept = folder / f"uninterrupted-{each}.json"
-    if not kept.exists():
+    """Return the result, the file operations and the seconds of an uninterrupted run."""
+    file = folder / f"uninterrupted-{each}.json"
+    if not file.exists():
         place = folder / f"uninterrupted-{each}"
-        _measured(place, each)  # compiles what the next one finds
-        kept.write_text(json.dumps(_measured(place, each)))
-    return json.loads(kept.read_text())
+        _measured(place, each)  # fills the compilation cache
+        file.write_text(json.dumps(_measured(place, each)))
+    return json.loads(file.read_text())
 
 
 def _measured(place: Path, each: int) -> dict[str, Any]:
@@ -70,34 +70,34 @@ def _measured(place: Path, each: int) -> dict[str, Any]:
 
 
 def _kill(place: Path, draw: random.Random, expected: Mapping[str, Any], each: int) -> str:
-    """How the run was killed; empty if it came to its end before that."""
+    """Kill the run; return the way of the kill, empty if the run ended before."""
     kind = draw.choices(("operation", "time", "compiling", "importing"), (4, 6, 1, 1))[0]
     if kind == "importing":
         return _kill_fresh(place, draw.uniform(0, 3.0), each)
-    given: dict[str, Any] = {"each": each}
+    arguments: dict[str, Any] = {"each": each}
     moment = draw.uniform(0, expected["seconds"])
     if kind == "operation":
-        given["kill_at"] = draw.randint(1, expected["operations"])
+        arguments["kill_at"] = draw.randint(1, expected["operations"])
     if kind == "compiling":
-        given["compiled"] = str(place / "compiled")
+        arguments["compiled"] = str(place / "compiled")
         shutil.rmtree(place / "compiled", ignore_errors=True)
-    process = server(place.parent).start("train", place, **given)
+    process = server(place.parent).start("train", place, **arguments)
     code = process.wait(_PATIENCE if kind == "operation" else moment)
     if code is None:
         code = process.kill()
     if code == 0:
         return ""
     assert code == -9, f"the run ended by itself with {code}: {said(place)[-1500:]}"
-    return f"operation {given['kill_at']}" if kind == "operation" else f"{kind} {moment:.2f} s"
+    return f"operation {arguments['kill_at']}" if kind == "operation" else f"{kind} {moment:.2f} s"
 
 
 def _kill_fresh(place: Path, moment: float, each: int) -> str:
-    """Kills a process that is not forked, so that it has all to import."""
+    """Kill a process that is not forked, so that it imports everything."""
     words = [sys.executable, "-m", "chaos.tasks", "train", str(place)]
     environ = server(place.parent).environ
-    with (place / "said.txt").open("wb") as told:
+    with (place / "said.txt").open("wb") as output:
         process = subprocess.Popen(
-            [*words, json.dumps({"each": each})], env=environ, stdout=told, stderr=told
+            [*words, json.dumps({"each": each})], env=environ, stdout=output, stderr=output
         )
         try:
             process.wait(moment)
@@ -111,16 +111,16 @@ def _kill_fresh(place: Path, moment: float, each: int) -> str:
 
 
 def finished(place: Path, each: int, expected: Mapping[str, Any]) -> str:
-    """How the run that is let finish differs from the uninterrupted one; empty if not."""
+    """Let the run finish; return its difference from the uninterrupted one, empty if none."""
     try:
         server(place.parent).run("train", place, patience=_PATIENCE, each=each)
     except AssertionError as error:
-        return f"it does not go on: {error}"
+        return f"the run does not resume: {error}"
     return differs(place, expected)
 
 
 def differs(place: Path, expected: Mapping[str, Any]) -> str:
-    """How the run that was finished in `place` differs from the uninterrupted one."""
+    """Return how the finished run in `place` differs from the uninterrupted one."""
     found = json.loads((place / "gave.json").read_text())
     if other := [name for name in _SAME if found[name] != expected[name]]:
         return f"{', '.join(other)} differ from the uninterrupted run"
@@ -128,17 +128,17 @@ def differs(place: Path, expected: Mapping[str, Any]) -> str:
 
 
 def litter(place: Path, state: int) -> str:
-    """What lies in a run's directory that a finished run has no use for; empty if nothing."""
+    """Return the files in a run's directory that a finished run does not need; empty if none."""
     directory = place / CHECKPOINTS
     names = {path.name for path in directory.iterdir()}
     steps = checkpoint_folder.steps(directory)
     if other := names - {str(step) for step in steps}:
         return f"litter: {', '.join(sorted(other))}"
     if len(steps) > KEPT + 1:
-        return f"{len(steps)} checkpoints, where {KEPT} and the best are kept"
+        return f"{len(steps)} checkpoints, where {KEPT} and the best are retained"
     files = [path for path in directory.rglob("*") if path.is_file()]
-    taken, most = sum(path.stat().st_size for path in files), (KEPT + 1) * (state + _BESIDE)
+    taken, most = sum(path.stat().st_size for path in files), (KEPT + 1) * (state + _OVERHEAD)
     return f"{taken} bytes on the disk, and {most} at most" if taken > most else ""
 
 
-_BESIDE = 30_000  # bytes of a checkpoint that are not arrays: config, versions, seal
+_OVERHEAD = 30_000  # bytes of a checkpoint besides the arrays: config, versions, seal

@@ -1,6 +1,6 @@
-"""One of the processes of a run under a layout: KIND DEVICES EACH STOP, in the folder it is in.
+"""One process of a run under a layout: KIND DEVICES EACH STOP, in the current directory.
 
-It notes a digest of every row that it reads; and what it restores it saves at once, elsewhere.
+It records a digest of every row that it reads, and saves again each state that it restores.
 """
 
 import json
@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 SEEN = "seen-{}-{}.jsonl"
-"""Of the run's part, `first` or `then`, and the process: a line [step, {row: digest}] a batch."""
+"""Rows read by a process: a line [step, {row: digest}] per batch; part `first` or `then`."""
 RUN = Path("runs") / "laid"
 AGAIN = Path("again")
-"""The checkpoints of what was restored."""
+"""The checkpoints of the restored states."""
 STEPS = 50
 
 
 def main(kind: str, devices: str, each: str, stop: str) -> None:
-    """Trains under a layout, until after step `stop`; to its end if that is 0."""
+    """Train under a layout until after step `stop`; to the end if `stop` is 0."""
     from chaos import subject
     from jtrain.config.top import Checkpoint, EvaluateConfig
     from jtrain.core.loop import Hook, Stop
@@ -30,7 +30,7 @@ def main(kind: str, devices: str, each: str, stop: str) -> None:
         every = int(stop)
 
         def on_state(self, step: int, state: Any, metrics: Any) -> Stop:
-            return Stop("as it was told")
+            return Stop("requested")
 
     parallel = {
         "single": Single(),
@@ -38,7 +38,7 @@ def main(kind: str, devices: str, each: str, stop: str) -> None:
         "fsdp": FSDP(devices=int(each), min_size=0),
         "tensor": Axes(devices=int(each), fsdp=1, tensor=int(devices)),
     }[kind]
-    _note_rows("first" if int(stop) else "then")
+    _record_rows("first" if int(stop) else "then")
     _save_again()
     run(
         subject.config(
@@ -52,24 +52,24 @@ def main(kind: str, devices: str, each: str, stop: str) -> None:
     )
 
 
-def _note_rows(part: str) -> None:
+def _record_rows(part: str) -> None:
     from jtrain.data.batches.digest import digest
     from jtrain.train.hooks.step_record import StepRecorder
 
-    saw = StepRecorder.observe
+    observe = StepRecorder.observe
     path = Path(SEEN.format(part, os.environ["JTRAIN_PROCESS"]))
     path.unlink(missing_ok=True)
 
-    def noted(self: StepRecorder, call: int, batch: Mapping[str, Any]) -> None:
+    def observe_and_record(self: StepRecorder, call: int, batch: Mapping[str, Any]) -> None:
         rows = {
             int(row): digest({name: array[place] for name, array in batch.items()})
             for place, row in enumerate(batch["row"])
         }
         with path.open("a") as file:
             file.write(json.dumps([call + 1, rows]) + "\n")
-        saw(self, call, batch)
+        observe(self, call, batch)
 
-    StepRecorder.observe = noted
+    StepRecorder.observe = observe_and_record
 
 
 def _save_again() -> None:
@@ -77,13 +77,13 @@ def _save_again() -> None:
 
     restore = CheckpointManager.restore
 
-    def restored(self: CheckpointManager, step: int, like: Any, **asked: bool) -> Any:
-        state = restore(self, step, like, **asked)
-        with CheckpointManager(AGAIN) as again:
-            again.save(step, state, {})
+    def restore_and_save(self: CheckpointManager, step: int, like: Any, **options: bool) -> Any:
+        state = restore(self, step, like, **options)
+        with CheckpointManager(AGAIN) as copy:
+            copy.save(step, state, {})
         return state
 
-    CheckpointManager.restore = restored
+    CheckpointManager.restore = restore_and_save
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A small run in processes of its own, whose data can do harm; and what it came to."""
+"""Small runs in processes of their own, with faults in their data, and their results."""
 
 import os
 import shutil
@@ -109,7 +109,7 @@ log: {{every: 1}}
 
 
 class Run:
-    """A command that was begun; in a `with` block, after which it is gone."""
+    """A command in a process; in a `with` block, after which the process is gone."""
 
     def __init__(
         self, home: Path, processes: int, words: Sequence[str], environment: Mapping[str, str]
@@ -135,28 +135,28 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        """Whether it has."""
+        """True once the process ended."""
         return self.process.poll() is not None
 
     @property
     def seconds(self) -> float:
-        """Since it was begun."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def wait(self, seconds: float = 300.0) -> int:
-        """Its exit code; raises TimeoutExpired after so many seconds."""
+        """Return the exit code; raise TimeoutExpired after `seconds`."""
         return self.process.wait(timeout=seconds)
 
     def words(self, lines: int = 5) -> str:
-        """What it said last."""
+        """Return the last lines of its output."""
         return "\n".join(self._said.read_text().splitlines()[-lines:])
 
     def workers(self) -> dict[int, int]:
-        """The process of each number, of those that run."""
+        """Return the process ids of the running workers by their index."""
         return dict(_children(self.process.pid))
 
     def next_step(self, at: float) -> float | None:
-        """Seconds from `at` until a row was written by those that were begun again."""
+        """Return the seconds from `at` until restarted processes wrote a row."""
         rows, last = self.home / "runs" / "hurt" / "metrics.jsonl", 10**9
         while not self.ended and time.monotonic() - at < 100:
             size = rows.stat().st_size if rows.exists() else 0
@@ -168,7 +168,7 @@ class Run:
 
 
 class Calm:
-    """The run that nobody hurt."""
+    """An undisturbed run."""
 
     def __init__(self, home: Path, seconds: float):
         self.home, self.seconds = home, seconds
@@ -182,20 +182,20 @@ def begun(
     read: tuple[float, float] = (0.02, 0.02),
     compiling: float = 0.0,
 ) -> Run:
-    """The run of a folder in so many processes.
+    """Start the run of a folder in several processes.
 
     Args:
-        words: of `jtrain launch`.
+        words: options of `jtrain launch`.
         fault: KIND PROCESS STEP FILE.
-        read: seconds that a batch takes, at least and at most.
-        compiling: seconds that the step takes, beside those of XLA.
+        read: minimum and maximum of the seconds per batch.
+        compiling: seconds added to the compilation of the step.
     """
     slow = {"READ": f"{read[0]} {read[1]}", "COMPILE": f"{compiling}"}
     return Run(home, processes, words, {"FAULT": fault, **slow})
 
 
 def calm_run(folder: Path, processes: int) -> Calm:
-    """Made once; its second time, with programs that are compiled, is how long a run takes."""
+    """Return the undisturbed run; it is run twice, and the second, with a cache, is timed."""
     home, known = folder / f"calm-{processes}", folder / f"calm-{processes}.seconds"
     while not known.exists():
         warm = home.exists() and (home / "runs").exists()
@@ -203,14 +203,14 @@ def calm_run(folder: Path, processes: int) -> Calm:
         began = time.monotonic()
         with begun(home, processes) as run:
             if code := run.wait():
-                raise RuntimeError(f"the run that nobody hurt ended with {code}: {run.words(20)}")
+                raise RuntimeError(f"the undisturbed run ended with {code}: {run.words(20)}")
         if warm:
             known.write_text(f"{time.monotonic() - began}")
     return Calm(home, float(known.read_text()))
 
 
 def home_of(folder: Path, name: str) -> Path:
-    """A folder with the study, and nothing of a trial before."""
+    """Create a folder with the study; files of an earlier trial are deleted."""
     home = folder / name
     shutil.rmtree(home, ignore_errors=True)
     (home / "experiments").mkdir(parents=True)
@@ -228,15 +228,15 @@ def _environment(folder: Path, more: Mapping[str, str]) -> dict[str, str]:
 
 
 def differences(one: Path, other: Path) -> str:
-    """What two runs did not come to alike; empty if all bits are the same."""
-    (rows, state), (rows_there, state_there) = _came_to(one), _came_to(other)
+    """Return the differences between two runs; empty if all bits are equal."""
+    (rows, state), (rows_there, state_there) = _result(one), _result(other)
     if rows != rows_there:
         return f"{one}/runs/hurt/metrics.jsonl"
     wrong = [n for n in {*state, *state_there} if state.get(n) != state_there.get(n)]
     return ", ".join(sorted(wrong))
 
 
-def _came_to(home: Path) -> tuple[bytes, dict[str, bytes]]:
+def _result(home: Path) -> tuple[bytes, dict[str, bytes]]:
     run = home / "runs" / "hurt"
     names = list(record(run / "checkpoints", STEPS)["fingerprints"])
     found = read_arrays(run / "checkpoints", STEPS, names)
@@ -245,12 +245,12 @@ def _came_to(home: Path) -> tuple[bytes, dict[str, bytes]]:
 
 
 def _children(parent: int) -> Iterator[tuple[int, int]]:
-    """The number of each process that `parent` has begun, and its pid."""
+    """Yield the index and the process id of each worker that `parent` started."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, found = stat.read_text().rpartition(")")[2].split()[:2]
             environ = (stat.parent / "environ").read_bytes().split(b"\0")
-        except OSError:  # ended since it was listed
+        except OSError:  # ended in the meantime
             continue
         if int(found) == parent and state != "Z":
             for variable in environ:
@@ -259,7 +259,7 @@ def _children(parent: int) -> Iterator[tuple[int, int]]:
 
 
 def alive(pid: int) -> bool:
-    """Whether there is such a process, and not only its exit code."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -267,9 +267,9 @@ def alive(pid: int) -> bool:
 
 
 def until(condition: Callable[[], bool], seconds: float) -> None:
-    """Waits for it; raises TimeoutError."""
+    """Wait for a condition; raise TimeoutError."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
-            raise TimeoutError("it did not come to that")
+            raise TimeoutError("the condition did not become true")
         time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Numbers that are not finite, put into a run that goes back and leaves their batch out."""
+"""Values that are not finite, injected into a run that rolls back and skips their batch."""
 
 import dataclasses
 import os
@@ -43,7 +43,7 @@ Place: TypeAlias = Literal[
     "total of a change of extra",
     "the batch",
 ]
-"""Where a fault may be."""
+"""The place of a fault."""
 PLACES: tuple[Place, ...] = get_args(Place)
 VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "1e4": 1e4}
 STEPS, EVERY = 12, 4  # of a trial, and between its checkpoints
@@ -51,24 +51,24 @@ STEPS, EVERY = 12, 4  # of a trial, and between its checkpoints
 
 @configclass
 class Fault:
-    """A value that is not finite, or large, at one place of one batch."""
+    """A value that is not finite, or large, in one place of one batch."""
 
     batch: int
-    """Its number, from 0."""
+    """Index of the batch, from 0."""
     place: Place
-    """Where it gets in."""
+    """The place of the fault."""
     value: Literal["nan", "inf", "-inf", "1e4"] = "nan"
-    """What is added there."""
+    """The value that is added there."""
     row: int = 0
-    """The row of the batch that brings it."""
+    """The row of the batch that carries the fault."""
 
 
 @configclass
 class Data:
-    """Points about three corners."""
+    """Points around three corners."""
 
     faults: tuple[Fault, ...] = ()
-    """What is wrong with them."""
+    """Faults in the points."""
 
 
 @configclass
@@ -79,7 +79,7 @@ class Config(RunConfig):
     """The points."""
 
     def build(self, place: Placement) -> Experiment:
-        """Points about three corners."""
+        """Build the experiment: points around three corners."""
         del place
         draw = np.random.default_rng(0)
         label = draw.integers(3, size=200).astype(np.int32)
@@ -94,7 +94,7 @@ class Config(RunConfig):
 
 
 class Faulty:
-    """Batches with a further array, `fault` (float32, b places): 0 but where there is a fault."""
+    """Batches with an array `fault` (float32, b places), which is 0 without a fault."""
 
     ragged = False
 
@@ -110,23 +110,23 @@ class Faulty:
         return {**batch, "fault": fault}
 
     def indices(self, number: int) -> np.ndarray:
-        """The rows of the points in a batch."""
+        """Return the rows of the points in a batch."""
         return self._batches.indices(number)
 
     def shard(self, index: int, count: int) -> "Faulty":
-        """The rows of one process."""
+        """Return the batches of one process."""
         return Faulty(self._batches.shard(index, count), self._faults)
 
 
 def injected(seed: int, folder: Path) -> Trial:
-    """Whether a run with one fault keeps clean, and ends as one that never saw the fault's batch.
+    """Run with one fault: the run stays clean, and ends like a run that skips the fault's batch.
 
-    The place, the batch, the row and the value follow from the seed. Two runs in a folder: one that
-    goes back when it meets the fault, and one that leaves that batch out from its beginning. Of the
-    first every state is looked at; both end with the same bits and the same metrics.jsonl.
+    The place, the batch, the row and the value follow from the seed. There are two runs in a
+    folder: one rolls back when it meets the fault, and one skips the batch from the beginning. All
+    states of the first are checked; both end with the same bits and the same metrics.jsonl.
     """
     began, folder = time.monotonic(), folder / f"{seed}"
-    shutil.rmtree(folder, ignore_errors=True)  # of the same trial before
+    shutil.rmtree(folder, ignore_errors=True)  # from an earlier trial
     draw = random.Random(f"numbers {seed}")
     back, after = draw.choice([(0, 1), (0, 3), (2, 4)])
     fault = Fault(
@@ -138,24 +138,24 @@ def injected(seed: int, folder: Path) -> Trial:
     first = max(0, fault.batch - back)
     went = config(folder.name, (fault,), RollbackPolicy(back=back, skip=after))
     never = config(folder.name, (fault,), RollbackPolicy(without=((first, first + after),)))
-    looks = Clean()
+    checks = FiniteCheck()
     with open(os.devnull, "w") as nowhere:
         ends = [
             run(each, hooks=hooks, screen=nowhere, directory=folder / name)
-            for name, each, hooks in (("went", went, [looks]), ("never", never, []))
+            for name, each, hooks in (("went", went, [checks]), ("never", never, []))
         ]
-    wrong = [f"step {step}: {leaf}" for step, leaf in looks.found]
+    wrong = [f"step {step}: {leaf}" for step, leaf in checks.found]
     wrong += [f"{end.directory.path.name}: {end.why}" for end in ends if end.status != "done"]
     wrong += different(*(end.directory.path for end in ends))
-    if looks.states <= STEPS and first < STEPS:
-        wrong.append("it never went back")
+    if checks.states <= STEPS and first < STEPS:
+        wrong.append("the run did not roll back")
     where = f"{fault.value} in {fault.place}, batch {fault.batch}, row {fault.row}"
     detail = f"{where}; without {first} .. {first + after - 1}" + "".join(f"; {w}" for w in wrong)
     return Trial("injected", seed, not wrong, time.monotonic() - began, detail)
 
 
 def config(name: str, faults: tuple[Fault, ...] = (), guard: Any = None, **more: Any) -> Config:
-    """A run of STEPS steps on one device."""
+    """Return the config of a run of STEPS steps on one device."""
     others: dict[str, Any] = {
         "parallel": Single(),
         "checkpoint": Checkpoint(every=EVERY),
@@ -175,14 +175,14 @@ def config(name: str, faults: tuple[Fault, ...] = (), guard: Any = None, **more:
     )
 
 
-class Clean(Hook):
-    """Looks at every state."""
+class FiniteCheck(Hook):
+    """Hook that checks every state."""
 
     def __init__(self) -> None:
         self.states, self.found = 0, list[tuple[int, str]]()
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Keeps the names of leaves that are not finite."""
+        """Record the names of leaves that are not finite."""
         self.states += 1
         for name, leaf in named_leaves(state).items():
             if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(leaf).all():
@@ -190,7 +190,7 @@ class Clean(Hook):
 
 
 def different(one: Path, other: Path) -> list[str]:
-    """What two runs do not have in common, of their last states and their metrics."""
+    """Return the differences between the last states and the metrics of two runs."""
     places = [path / "checkpoints" for path in (one, other)]
     steps = [(place, step_of(place, "newest")) for place in places]
     wrong = [row["leaf"] for row in diff_checkpoints(*steps)] + ["the step"] * (
@@ -218,7 +218,7 @@ def _loss(
     w = {n: _tainted(p, cast(f"gradient {n}", p)) for n, p in w.items()}
     x = batch["x"] + fault["the batch"]
     up = (x - extra["mean"][None]).astype(w["up"].dtype) @ w["up"] + w["bias"][None]
-    logits = (up + jnp.tanh(up)) @ w["down"]  # nothing that is not finite is bent back to 1
+    logits = (up + jnp.tanh(up)) @ w["down"]  # tanh alone would map an infinity back to 1
     loss, metrics = cross_entropy(logits, batch["label"], batch["mask"])
     loss = dataclasses.replace(loss, total=loss.total + fault["total of the loss"])
     rows = batch["mask"].astype(jnp.float32)
@@ -229,7 +229,7 @@ def _loss(
 
 @jax.custom_vjp
 def _tainted(leaf: Leaf, fault: Leaf) -> Leaf:
-    """`leaf`, to whose gradient `fault` is added."""
+    """Return `leaf`, to whose gradient `fault` is added."""
     del fault
     return leaf
 

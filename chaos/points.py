@@ -1,4 +1,4 @@
-"""A kill before each file operation of a save and the deletion after it."""
+"""Kills before each file operation of a save and the deletion after it."""
 
 import shutil
 import time
@@ -7,15 +7,15 @@ from pathlib import Path
 from chaos.forked import said, server
 from chaos.trial import Trial
 
-OLD = (1, 2)  # the steps that were saved before; two are kept
+OLD = (1, 2)  # the steps that were saved before; two are retained
 NEW = 3
 
 
 def crash_point(seed: int, folder: Path) -> Trial:
-    """Killed before operation `seed` of a save that makes the oldest step go.
+    """Kill before operation `seed` of a save that deletes the oldest step.
 
-    Then every listed step restores, the newest is one that was whole, the next save works, and
-    nothing is left lying about. Seeds past the last operation begin again.
+    Then every listed step restores, the newest step is a valid one, the next save works, and no
+    litter is left. Seeds past the last operation start over.
     """
     began = time.monotonic()
     points = operations(folder)
@@ -27,25 +27,25 @@ def crash_point(seed: int, folder: Path) -> Trial:
     wrong = wrong or _after(folder, place)
     if not wrong:
         shutil.rmtree(place)
-    detail = wrong or f"operation {point} of {points}" + ("" if code else ", which did not come")
+    detail = wrong or f"operation {point} of {points}" + ("" if code else ", which was not reached")
     return Trial("crash_point", seed, not wrong, time.monotonic() - began, detail)
 
 
 def operations(folder: Path) -> int:
-    """Of one save and one deletion; threads make it vary by a few, so that this is the most."""
-    kept = folder / "operations.txt"
-    if not kept.exists():
+    """Return the operations of one save and one deletion: the maximum, since threads vary it."""
+    file = folder / "operations.txt"
+    if not file.exists():
         counts = []
         for _ in range(3):
             place = copy_of_template(folder, "counted")
             counts.append(server(folder).run("save", place, step=NEW)["operations"])
             shutil.rmtree(place)
-        kept.write_text(str(max(counts)))
-    return int(kept.read_text())
+        file.write_text(str(max(counts)))
+    return int(file.read_text())
 
 
 def copy_of_template(folder: Path, name: str) -> Path:
-    """A directory whose checkpoints are the steps OLD."""
+    """Create a directory whose checkpoints are the steps OLD."""
     template, place = folder / "two-steps", folder / name
     if not template.exists():
         made = folder / "two-steps.new"
@@ -60,16 +60,16 @@ def copy_of_template(folder: Path, name: str) -> Path:
 
 
 def _after(folder: Path, place: Path) -> str:
-    """What is wrong with what a kill left; empty if nothing is."""
+    """Return what is wrong after a kill; empty if nothing."""
     found = server(folder).run("whole", place)
     if found["wrong"]:
         return f"listed and not restored: {found['wrong']}"
     if not set(found["steps"]) >= {max(OLD)}:
-        return f"a step that was whole is gone: {found['steps']} are left"
+        return f"a valid step is missing: {found['steps']} are left"
     newest = found["steps"][-1]
     found = server(folder).run("go_on", place, step=NEW + 1)
     if found["resumed"] != newest or found["news"]:
-        return f"it goes on from {found['resumed']} and not from {newest}: {found['news']}"
+        return f"the run resumes from {found['resumed']} instead of {newest}: {found['news']}"
     if found["wrong"] or found["steps"] != [newest, NEW + 1]:
         return f"after the next save there are {found['steps']}, wrong {found['wrong']}"
     if found["names"] != [str(step) for step in found["steps"]]:

@@ -1,9 +1,9 @@
-"""Power cuts: what a disk may hold when writes were not forced to it, drawn from a recording.
+"""Power cuts: states that a disk may have after unsynced writes, drawn from a recording.
 
-After the model of ALICE, Pillai et al. 2014 (OSDI): what a file holds and the names in a folder are
-durable once that file or that folder was synced. Of everything else that was done before the cut
-any part may be on the disk, in any order: a name without its bytes, half of a write, zeros in its
-place, a rename but not the creation before it.
+The model is that of ALICE, Pillai et al. 2014 (OSDI): the contents of a file and the names in a
+folder are durable once that file or that folder was synced. Any part of all other operations before
+the cut may be on the disk, in any order: a name without its bytes, half of a write, zeros in its
+place, a rename without the creation before it.
 """
 
 import functools
@@ -18,19 +18,19 @@ from chaos.disk import Disk, Operation, recorded
 from chaos.forked import server
 from chaos.trial import Trial
 
-STATES = 10  # in one trial
+STATES = 10  # per trial
 
 
 def power_cut(seed: int, folder: Path) -> Trial:
-    """Ten cuts during six saves, of which the second is made twice; each restores what it has to.
+    """Cut the power ten times during six saves, the second of them made twice; check the states.
 
-    That is the last step that was announced before the cut, or a later one, and every step that is
-    listed; and the next start takes it.
+    The last announced step, or a later one, has to restore, as has every step that is listed; and
+    the next start takes it.
     """
     began, draw = time.monotonic(), random.Random(seed)
     log = recording(folder)
     cuts: dict[str, tuple[int, int | None]] = {}
-    tried = []
+    cuts_made = []
     home = folder / f"cut-{seed}"
     shutil.rmtree(home, ignore_errors=True)
     for number in range(STATES):
@@ -38,22 +38,24 @@ def power_cut(seed: int, folder: Path) -> Trial:
         announced = max((each.inode for each in log[:cut] if each.what == "mark"), default=None)
         disk = Disk(log[:cut], draw)
         disk.write(home / str(number))
-        tried.append(f"{cut}:{disk.dropped}")
+        cuts_made.append(f"{cut}:{disk.dropped}")
         cuts[str(number)] = cut, announced
-    there = {name: str(home / name / _WHERE) for name in cuts}
-    found = server(folder).run("after_cuts", home, there=there, step=99)
+    places = {name: str(home / name / _WHERE) for name in cuts}
+    found = server(folder).run("after_cuts", home, there=places, step=99)
     wrong = ""
     for name, (cut, announced) in cuts.items():
         if what := _wrong(found[name], announced):
             wrong = f"cut after operation {cut} of {len(log)} ({home / name}): {what}"
     if not wrong:
         shutil.rmtree(home)
-    detail = wrong or f"{STATES} states of {len(log)} operations (cut:dropped {' '.join(tried)})"
+    detail = (
+        wrong or f"{STATES} states of {len(log)} operations (cut:dropped {' '.join(cuts_made)})"
+    )
     return Trial("power_cut", seed, not wrong, time.monotonic() - began, detail)
 
 
 def recording(folder: Path) -> list[Operation]:
-    """The operations of six saves into a folder that was not there, with their data."""
+    """Return the operations of six saves into a new folder, with their data."""
     return _read(folder)
 
 
@@ -74,13 +76,13 @@ def _read(folder: Path) -> list[Operation]:
 
 
 def _check(log: list[Operation], place: Path) -> None:
-    """Makes sure that nothing escaped the recording: all of it makes what there is."""
-    whole = Disk(log, None)
+    """Raise if an operation escaped the recording: replayed in full it must yield the files."""
+    full = Disk(log, None)
     again = place.with_name("again")
     shutil.rmtree(again, ignore_errors=True)
-    whole.write(again)
+    full.write(again)
     names = lambda root: dict(_files(root / "runs"))
-    assert names(again) == names(place), "operations were missed: the states would prove nothing"
+    assert names(again) == names(place), "operations were missed: the states are meaningless"
     shutil.rmtree(again)
 
 
@@ -90,11 +92,11 @@ def _files(root: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _wrong(found: Mapping[str, Any], announced: int | None) -> str:
-    """What of a state is not as promised; empty if nothing."""
+    """Return which promise a state breaks; empty if none."""
     if found["before"]["wrong"]:
         return f"listed and not restored: {found['before']['wrong']}"
     if announced is not None and (found["resumed"] is None or found["resumed"] < announced):
-        return f"step {announced} was announced, and it goes on from {found['resumed']}"
+        return f"step {announced} was announced, and the run resumes from {found['resumed']}"
     return "" if 99 in found["steps"] and not found["wrong"] else f"the next save: {found}"
 
 

@@ -1,7 +1,7 @@
-"""Processes of a run that are killed, raise, hang or are asked to end, when a seed says.
+"""Faults of whole processes at random moments: kills, exceptions, hangs and shutdown signals.
 
-Each function hurts a small run once, lets it come to its end and compares that with the same run
-that nobody hurt: the rows of metrics.jsonl byte for byte, the last state bit for bit.
+Each function injects one fault into a small run, lets the run end and compares it with an
+undisturbed run: the rows of metrics.jsonl byte for byte, the last state bit for bit.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ from chaos.launched import (
 from chaos.trial import Trial
 from jtrain.errors import DONE, STOPPED
 
-MINUTES = 30  # that a run takes whose watch may not see a hang
-PATIENCE = 6.0  # seconds after which a phase of these runs is taken for stuck
-DOWN, AGAIN, GRACE = 2.0, 20.0, 25.0  # what is promised, in seconds
-# Until Python runs, in the first 0.1 s, a signal ends a process as it ends any other.
+MINUTES = 30  # duration of the run in which the watchdog must not find a hang
+PATIENCE = 6.0  # seconds after which a phase of these runs counts as stuck
+DOWN, AGAIN, GRACE = 2.0, 20.0, 25.0  # promised limits, in seconds
+# In its first 0.1 s, before Python runs, a signal ends a process like any other program.
 SETTLED = 1.0
 
 
 def worker_kill(seed: int, folder: Path) -> Trial:
-    """A process of two is killed at any moment: all are down in 2 s, a new step is done in 20 s."""
+    """Kill one process of two at a random moment: all are down in 2 s, the next step in 20 s."""
     draw, began = random.Random(seed), time.monotonic()
     calm, victim, faults = calm_run(folder, 2), draw.randrange(2), []
     with _at_random(folder / f"worker_kill-{seed}", 2, calm, draw, 0.3, "--restarts", "3") as run:
@@ -49,12 +49,12 @@ def worker_kill(seed: int, folder: Path) -> Trial:
     if code or down > DOWN or (stepped or 0) > AGAIN:
         faults = [f"exit code {code}: {run.words()}" if code else "too slow"]
     new = f"next step {stepped:.2f} s" if stepped else "no step was left"
-    seen = f"process {victim} killed at {moment:.2f} s, down {down:.3f} s, {new}"
-    return _told("worker_kill", seed, began, run.home, faults, calm, seen)
+    summary = f"process {victim} killed at {moment:.2f} s, down {down:.3f} s, {new}"
+    return _trial("worker_kill", seed, began, run.home, faults, calm, summary)
 
 
 def worker_exception(seed: int, folder: Path) -> Trial:
-    """A process of two raises after any step; the job is down in 2 s, with that traceback last."""
+    """Raise in one process of two after a random step: all are down in 2 s, the traceback last."""
     draw, began = random.Random(seed), time.monotonic()
     calm, home = calm_run(folder, 2), home_of(folder, f"worker_exception-{seed}")
     victim, step = draw.randrange(2), draw.randrange(STEPS - 5)
@@ -69,19 +69,19 @@ def worker_exception(seed: int, folder: Path) -> Trial:
         faults.append("too slow")
     with begun(home, 2) as run:
         if code := run.wait():
-            faults.append(f"going on ended with {code}: {run.words()}")
-    seen = f"process {victim} raised after step {step}, down {down:.3f} s"
-    return _told("worker_exception", seed, began, home, faults, calm, seen)
+            faults.append(f"the resumed run ended with {code}: {run.words()}")
+    summary = f"process {victim} raised after step {step}, down {down:.3f} s"
+    return _trial("worker_exception", seed, began, home, faults, calm, summary)
 
 
 def hang(seed: int, folder: Path) -> Trial:
-    """A process of two sleeps, deadlocks, reads for ever or is stopped; it is named in time."""
+    """Make one process of two sleep, deadlock, block in a read or stop; it is named in time."""
     draw, began = random.Random(seed), time.monotonic()
     calm, home = calm_run(folder, 2), home_of(folder, f"hang-{seed}")
     how = ("sleeps", "deadlocks", "reads", "stopped")[seed % 4]
     victim, step = draw.randrange(2), draw.randrange(1, STEPS - 5)
     mark, faults = home / "mark", []
-    # Data is read ahead: what stops the process finds it in any phase of the training.
+    # Data is prefetched: the fault hits the process in any phase of the training.
     patience = ",".join(f"{phase}={PATIENCE}" for phase in ("step", "data", "eval", "save"))
     words = ["--restarts", "1", "--patience", patience]
     with begun(home, 2, *words, fault=f"{how} {victim} {step} {mark}") as run:
@@ -92,14 +92,14 @@ def hang(seed: int, folder: Path) -> Trial:
     found = stacks.stat().st_mtime - mark.stat().st_mtime if stacks.exists() else float("inf")
     if found > PATIENCE + DOWN:
         faults.append("too slow")
-    seen = f"process {victim} {how} after step {step}, found {found - PATIENCE:+.2f} s"
-    return _told("hang", seed, began, home, faults, calm, f"{seen} of its deadline")
+    summary = f"process {victim} {how} after step {step}, found {found - PATIENCE:+.2f} s"
+    return _trial("hang", seed, began, home, faults, calm, f"{summary} of its deadline")
 
 
 def no_alarm(seed: int, folder: Path) -> Trial:
-    """Half an hour under an impatient watch, with a compilation of 60 s: it sees no hang.
+    """Run for half an hour with tight limits and a compilation of 60 s: no hang is reported.
 
-    Each batch is waited for nearly as long as may be.
+    Each batch takes nearly as long as the limit allows.
     """
     began = time.monotonic()
     calm, home, faults = calm_run(folder, 2), home_of(folder, f"no_alarm-{seed}"), []
@@ -110,12 +110,12 @@ def no_alarm(seed: int, folder: Path) -> Trial:
     if code or (home / "runs" / "hurt" / "stacks-0.txt").exists():
         faults.append(f"exit code {code}: {run.words(20)}")
     if minutes < MINUTES - 2:
-        faults.append("it was too short")
-    return _told("no_alarm", seed, began, home, faults, calm, f"{minutes:.1f} minutes")
+        faults.append("the run was too short")
+    return _trial("no_alarm", seed, began, home, faults, calm, f"{minutes:.1f} minutes")
 
 
 def signal_at_random(seed: int, folder: Path) -> Trial:
-    """One process or one of two is asked to end at any moment; it ends with 75 and goes on."""
+    """Signal one process at a random moment, of one or two; it exits with 75 and resumes."""
     draw, began = random.Random(seed), time.monotonic()
     count, faults = 1 + seed % 2, []
     calm, victim = calm_run(folder, count), draw.randrange(count)
@@ -125,20 +125,22 @@ def signal_at_random(seed: int, folder: Path) -> Trial:
         os.kill(run.workers()[victim] if count > 1 else run.process.pid, number)
         at = time.monotonic()
         code, took = run.wait(), time.monotonic() - at
-    if code not in {STOPPED, DONE} or took > GRACE:  # 0: its work was done
+    if code not in {STOPPED, DONE} or took > GRACE:  # 0: the run was done
         faults.append(f"exit code {code} after {took:.1f} s: {run.words()}")
     with begun(run.home, count) as run:
         if code_then := run.wait():
-            faults.append(f"going on ended with {code_then}: {run.words()}")
-    seen = f"{number.name} to process {victim} of {count} at {moment:.2f} s, {code} in {took:.2f} s"
-    return _told("signal_at_random", seed, began, run.home, faults, calm, seen)
+            faults.append(f"the resumed run ended with {code_then}: {run.words()}")
+    summary = (
+        f"{number.name} to process {victim} of {count} at {moment:.2f} s, {code} in {took:.2f} s"
+    )
+    return _trial("signal_at_random", seed, began, run.home, faults, calm, summary)
 
 
 @contextlib.contextmanager
 def _at_random(
     home: Path, processes: int, calm: Calm, draw: random.Random, first: float, *words: str
 ) -> Iterator[Run]:
-    """A run at a random moment; once more, and sooner, where it has ended by then."""
+    """Start a run and yield it at a random moment; retry with an earlier moment if it ended."""
     for sooner in (1.0, 0.5, 0.25, 0.125):
         moment = draw.uniform(first, first + sooner * calm.seconds)
         with begun(home_of(home.parent, home.name), processes, *words) as run:
@@ -147,21 +149,21 @@ def _at_random(
             if not run.ended and (processes == 1 or len(run.workers()) == processes):
                 yield run
                 return
-    raise TimeoutError(f"{home}: the run had ended each time before it was to be hurt")
+    raise TimeoutError(f"{home}: each run ended before the fault")
 
 
-def _told(
+def _trial(
     name: str,
     seed: int,
     began: float,
     home: Path,
     faults: list[str],
     calm: Calm,
-    seen: str = "",
+    summary: str = "",
 ) -> Trial:
     if not faults and (other := differences(home, calm.home)):
-        faults = [f"another result: {other}"]
+        faults = [f"different result: {other}"]
     if not faults:
         shutil.rmtree(home)
-    detail = "; ".join([seen, *faults] if seen else faults)
+    detail = "; ".join([summary, *faults] if summary else faults)
     return Trial(name, seed, not faults, time.monotonic() - began, detail)

@@ -1,4 +1,4 @@
-"""The trials that were ever made, one line each: a run that is stopped goes on, and runs add up."""
+"""Results of all trials, one line each: a stopped run resumes, and runs add up."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ PACKAGES = ("jax", "jaxlib", "orbax-checkpoint", "tensorstore", "numpy")
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A trial, when it was, and with what."""
+    """A trial, its date, and the versions."""
 
     trial: Trial
     date: str
@@ -26,15 +26,15 @@ class Result:
 
 
 class Results:
-    """Those of a file."""
+    """The results in a file."""
 
     def __init__(self, path: Path):
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.all = [_result(json.loads(line)) for line in _whole_lines(path)]
+        self.all = [_result(json.loads(line)) for line in _complete_lines(path)]
 
     def append(self, trial: Trial) -> None:
-        """Keeps a trial, whenever this process dies after it."""
+        """Append a trial durably."""
         result = Result(trial, time.strftime("%Y-%m-%d"), versions())
         line = json.dumps(dataclasses.asdict(result)) + "\n"
         with self._path.open("ab", buffering=0) as file:
@@ -43,7 +43,7 @@ class Results:
         self.all.append(result)
 
     def of(self, name: str) -> dict[int, list[Result]]:
-        """The results of a row by seed, the latest last."""
+        """Return the results of a row by seed, the latest last."""
         found: dict[int, list[Result]] = {}
         for result in self.all:
             if result.trial.name == name:
@@ -52,13 +52,15 @@ class Results:
 
 
 def versions() -> str:
-    """What a result depends on: `jtrain 0.1, Python 3.11.7, jax 0.10.2, ...`."""
-    told = [f"{name} {metadata.version(name)}" for name in PACKAGES]
-    return ", ".join([f"jtrain {version('jtrain')}", f"Python {platform.python_version()}", *told])
+    """Return the versions in use: `jtrain 0.1, Python 3.11.7, jax 0.10.2, ...`."""
+    packages = [f"{name} {metadata.version(name)}" for name in PACKAGES]
+    return ", ".join(
+        [f"jtrain {version('jtrain')}", f"Python {platform.python_version()}", *packages]
+    )
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """`1-100, 205` for those numbers."""
+    """Format numbers as ranges: `1-100, 205`."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -68,12 +70,12 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
 
 
-def _whole_lines(path: Path) -> Sequence[bytes]:
+def _complete_lines(path: Path) -> Sequence[bytes]:
     if not path.exists():
         return []
     found = path.read_bytes()
     end = found.rfind(b"\n") + 1
-    if end < len(found):  # a line that a kill tore
+    if end < len(found):  # a kill tore the last line
         os.truncate(path, end)
     return found[:end].splitlines()
 

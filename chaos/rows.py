@@ -1,4 +1,4 @@
-"""What there is to be hurt, and how often the full run does it: a row here is one in the table."""
+"""Rows of the table: the faults, and the number of trials in the full run."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -28,21 +28,21 @@ from chaos.writers import no_place, two_writers
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A fault, what is promised, and how often it is tried."""
+    """A fault, the promise, and the number of trials."""
 
     promise: str
-    """What holds after each trial."""
+    """The promise that holds after each trial."""
     plain: str
-    """What plain Orbax and JAX do, of section E of the table's sources; empty: not measured."""
+    """The result of plain Orbax and JAX, from section E of the table's sources; empty: unknown."""
     trial: Callable[[int, Path], Trial]
-    """Hurts once, by a seed, in a folder that all trials of the row share."""
+    """Function that runs a trial, by a seed, in a folder shared by all trials of the row."""
     trials: int | Callable[[Path], int]
-    """Of the full run."""
+    """Trials in the full run, or a function that counts them."""
     faults: int = 1
-    """In one trial."""
+    """Faults per trial."""
 
     def count(self, folder: Path) -> int:
-        """The trials of the full run, where their number has to be found out."""
+        """Return the number of trials in the full run."""
         return self.trials if isinstance(self.trials, int) else self.trials(folder)
 
 
@@ -99,7 +99,7 @@ ROWS: Mapping[str, Row] = {
         trials=lambda folder: 3 * points.operations(folder),
     ),
     "full_disk_run": Row(
-        "a whole run whose disk fails for a while or for ever: it goes on, or is gone on with",
+        "a run whose disk fails for a while or for ever: it continues, or can be resumed",
         "",
         full_disk_run,
         trials=50,
@@ -130,7 +130,7 @@ ROWS: Mapping[str, Row] = {
         faults=MINUTES,
     ),
     "signal_at_random": Row(
-        "a signal at a random moment: checkpoint, exit 75, gone on with to the same bits",
+        "a signal at a random moment: checkpoint, exit 75, resumed to the same bits",
         "0",
         signal_at_random,
         trials=200,

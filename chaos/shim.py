@@ -1,4 +1,4 @@
-"""File operations of this process that kill it, fail, or are written down (shim.c)."""
+"""Control of shim.c: file operations of this process kill it, fail, or are recorded."""
 
 import ctypes
 import hashlib
@@ -16,7 +16,7 @@ _EVER = 2**40
 
 
 def build(directory: Path) -> Path:
-    """The shared object to be preloaded, compiled into `directory` unless it lies there.
+    """Return the shared object to preload; compile it into `directory` if needed.
 
     Raises:
         UserError: if there is no C compiler, or it fails.
@@ -26,60 +26,60 @@ def build(directory: Path) -> Path:
         return path
     directory.mkdir(parents=True, exist_ok=True)
     if (compiler := shutil.which("cc")) is None:
-        raise UserError("file operations are hurt by a shim in C, and there is no cc: install one.")
-    with tempfile.TemporaryDirectory(dir=directory) as place:
-        made = Path(place) / name
+        raise UserError("the shim for file operations is in C, and cc is missing: install it")
+    with tempfile.TemporaryDirectory(dir=directory) as temporary:
+        made = Path(temporary) / name
         command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(made), str(SOURCE)]
         done = subprocess.run([*command, "-ldl", "-lpthread"], capture_output=True, text=True)
         if done.returncode:
             raise UserError(f"{' '.join(command)} failed: {done.stderr[-500:]}")
-        made.rename(path)  # two may build it at once
+        made.rename(path)  # two processes may build it at once
     return path
 
 
 class Shim:
-    """That of this process, which was started with it preloaded."""
+    """The shim of this process, which was started with the shim preloaded."""
 
     def __init__(self):
         self._loaded = ctypes.CDLL(os.environ["LD_PRELOAD"])
         self._loaded.chaos_count.restype = ctypes.c_long
 
     def watch(self, folder: Path, log: Path | None = None) -> None:
-        """Counts what is done under `folder`; written down in `log`, which lies elsewhere."""
+        """Count the operations under `folder`; record them in `log`, which lies elsewhere."""
         self._arm(folder, 1, 0, 0, 0, log)
 
     def kill_at(self, folder: Path, number: int) -> None:
-        """Ends the process (SIGKILL) right before the operation of that number, from 1."""
+        """Kill the process right before the operation with that number, from 1."""
         self._arm(folder, number, number, KILLS, 0, None)
 
     def fail(
         self, folder: Path, error: int, first: int = 1, last: int = _EVER, deletions: int = 0
     ) -> None:
-        """Operations `first .. last` fail with an errno, but for deletions.
+        """Make operations `first .. last` fail with an errno, except deletions.
 
         Args:
-            deletions: after so many files or folders were deleted there is room; 0: there is never.
+            deletions: the disk has space after so many deletions; 0: never.
         """
         self._arm(folder, first, last, error, deletions, None)
 
     def mark(self, number: int) -> None:
-        """Writes a number down among the operations."""
+        """Record a number among the operations."""
         self._loaded.chaos_mark(ctypes.c_long(number))
 
     def count(self) -> int:
-        """Operations since the last call of another method."""
+        """Return the operations since the last call of another method."""
         return self._loaded.chaos_count()
 
     def rest(self) -> None:
-        """Lets everything pass, and counts no more."""
+        """Stop counting, and let all operations pass."""
         self._loaded.chaos_disarm()
 
     def _arm(
         self, folder: Path, first: int, last: int, action: int, deletions: int, log: Path | None
     ) -> None:
-        book = -1
+        descriptor = -1
         if log is not None:
-            book = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         counts = ctypes.c_long(first), ctypes.c_long(last)
         path = str(folder.resolve()).encode()
-        self._loaded.chaos_arm(path, *counts, action, ctypes.c_long(deletions), book)
+        self._loaded.chaos_arm(path, *counts, action, ctypes.c_long(deletions), descriptor)

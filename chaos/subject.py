@@ -1,4 +1,4 @@
-"""The run that is hurt: a small network with dropout, Adam, two evaluations and a best one."""
+"""Subject of the trials: a small network with dropout, Adam, two evaluations and a best step."""
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +16,16 @@ from jtrain.optim import AdamW
 from jtrain.train.experiment import Experiment, RunConfig
 
 STEPS, INPUTS, HIDDEN, CLASSES, DROPPED = 15, 16, 32, 8, 0.1
-KEPT = 2  # of the newest checkpoints, beside the best
+KEPT = 2  # newest checkpoints that are retained, besides the best
 DIMS = {"first": ("inputs", "hidden"), "bias": ("hidden",), "second": ("hidden", "classes")}
 
 
 @configclass
 class Config(RunConfig):
-    """In which of eight sectors does a point lie?"""
+    """Classification of points into eight sectors."""
 
     def build(self, place: Placement) -> Experiment:
-        """What is trained, and on what."""
+        """Build the experiment."""
 
         def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
             hidden = jax.nn.relu(batch["x"] @ params["first"] + params["bias"][None])
@@ -47,7 +47,7 @@ class Config(RunConfig):
 
 
 def config(each: int = 1, **changed: object) -> Config:
-    """Its values, with so many steps in a call: 1 or 3; two checkpoints and the best are kept."""
+    """Return its config, with 1 or 3 steps in a call; two checkpoints and the best are retained."""
     given = {
         "name": "hurt",
         "steps": STEPS,

@@ -1,4 +1,4 @@
-"""What a process does while it is hurt: trains, saves, or looks at what is left."""
+"""Tasks of a process with faults: train, save, or check what is left."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ SAVED = Path("saved")
 
 
 def warm() -> None:
-    """Imports what the others do, and starts no device."""
+    """Import the modules of the tasks, without starting a device."""
     import jtrain.train.run  # noqa: F401
 
     storage.load()
@@ -42,13 +42,13 @@ def train(
     fail: Sequence[int] = (),
     hooks: tuple[Observer, ...] = (),
 ) -> dict[str, Any]:
-    """The run of subject.py to its end, or on to it; what it came to.
+    """Run or resume subject.py to its end; return the result.
 
     Args:
         each: steps in a call.
-        compiled: where programs are kept; empty: where the server says.
-        kill_at: the file operation below runs/ before which it is killed; 0: it isn't.
-        fail: an errno, and the first and the last operation on the checkpoints that end with it.
+        compiled: the compilation cache; empty: the server's.
+        kill_at: the file operation below runs/ before which it is killed; 0: never.
+        fail: an errno, and the first and the last checkpoint operation that fails with it.
         hooks: observers of the run.
     """
     from jtrain.train.run import run
@@ -70,7 +70,7 @@ def train(
 
 
 def came_to(each: int = 1) -> dict[str, Any]:
-    """The bits of the newest checkpoint of a run, leaf by leaf, and of its metrics."""
+    """Return the digests of a run's newest checkpoint, leaf by leaf, and of its metrics."""
     from jtrain.train.setup import set_up
 
     like = set_up(subject.config(each)).like
@@ -87,12 +87,12 @@ def came_to(each: int = 1) -> dict[str, Any]:
 
 
 def digests(state: Any) -> dict[str, str]:
-    """Of each leaf's bytes, by its name."""
+    """Return the digest of each leaf's bytes, by name."""
     return {name: hashlib.sha256(_bytes(x)).hexdigest() for name, x in named_leaves(state).items()}
 
 
 def state_of(step: int) -> dict[str, jax.Array]:
-    """A state that is a function of its step: who mixes two of them is found out."""
+    """Return a state that is a function of its step, so that a mix of two steps is noticed."""
     return {
         "w": jnp.sin(jnp.arange(3000.0) * (step + 1)),
         "v": jnp.arange(64, dtype=jnp.int32).reshape(8, 8) * step,
@@ -102,11 +102,11 @@ def state_of(step: int) -> dict[str, jax.Array]:
 
 
 def save(step: int, kill_at: int = 0) -> dict[str, Any]:
-    """Saves a step, two being kept; how many file operations that took.
+    """Save a step with a retention of two; return the number of file operations.
 
     Args:
-        step: the last of those that there will be.
-        kill_at: the operation before which the process is killed; 0: it isn't.
+        step: the new step, larger than the existing ones.
+        kill_at: the operation before which the process is killed; 0: never.
     """
     file = Shim()
     with CheckpointManager(SAVED, keep=2) as checkpoints:
@@ -122,7 +122,7 @@ def save(step: int, kill_at: int = 0) -> dict[str, Any]:
 
 
 def save_recorded(log: str) -> dict[str, Any]:
-    """Six saves, one of them twice, into a folder that is made for them; all is written down."""
+    """Save six times, one step twice, into a new folder, and record all operations."""
     file = Shim()
     Path("runs").mkdir()
     root = Path().resolve()
@@ -136,7 +136,7 @@ def save_recorded(log: str) -> dict[str, Any]:
 
 
 def go_on(step: int, there: str = str(SAVED)) -> dict[str, Any]:
-    """The next start: from which step it goes on, and what there is after it has saved another."""
+    """Resume and save another step; return the resumed step and the result."""
     place = Path(there)
     with CheckpointManager(place, keep=2) as checkpoints:
         resumed = checkpoints.resume()
@@ -148,26 +148,25 @@ def go_on(step: int, there: str = str(SAVED)) -> dict[str, Any]:
 
 
 def after_cuts(there: Mapping[str, str], step: int) -> dict[str, Any]:
-    """Of each directory, what is listed and what the next start makes of it."""
+    """Return the listed steps and the next start in each directory."""
     return {name: {"before": whole(place), **go_on(step, place)} for name, place in there.items()}
 
 
 def save_failing(step: int, error: int, point: int) -> dict[str, Any]:
-    """Three saves: operation `point` of the first fails, of the second it and all after it.
+    """Save three times: operation `point` of the first fails, in the second all from there on.
 
-    While the second fails the state is offered again as often as a run would; then the disk is
-    mended and the third is made. Gives what was told, and how long after the first failure that
-    was.
+    While the second fails the state is offered again as often as in a run; then the disk recovers
+    and the third is saved. Returns the reports, and the seconds after the first failure.
     """
-    file, told = Shim(), []
+    file, reports = Shim(), []
     began = time.monotonic()
-    say = lambda line: told.append([time.monotonic() - began, line])
+    report = lambda line: reports.append([time.monotonic() - began, line])
     with CheckpointManager(SAVED, keep=2) as checkpoints:
         checkpoints.prepare()
-        retries = SaveRetries(checkpoints, say)
+        retries = SaveRetries(checkpoints, report)
         file.fail(SAVED, error, point, point)
         _insist(retries, step)
-        once, ended = len(told), ""
+        once, ended = len(reports), ""
         file.fail(SAVED, error, point)
         began = time.monotonic()
         try:
@@ -176,24 +175,26 @@ def save_failing(step: int, error: int, point: int) -> dict[str, Any]:
             ended = str(last)
         seconds = time.monotonic() - began
         file.rest()
-        _insist(SaveRetries(checkpoints, say), step + 2)
-    return {"told": told, "once": once, "ended": ended, "seconds": seconds, **whole()}
+        _insist(SaveRetries(checkpoints, report), step + 2)
+    return {"told": reports, "once": once, "ended": ended, "seconds": seconds, **whole()}
 
 
 def _insist(retries: SaveRetries, step: int) -> None:
-    """Saves as a run does at its end."""
+    """Save as a run does at its end."""
     retries.save(step, state_of(step), {"s": step})
     while retries.settle():
         retries.save(step, state_of(step), {"s": step})
 
 
 def whole(there: str = str(SAVED)) -> dict[str, Any]:
-    """The steps that are listed, and of each why it is not what was saved, if it isn't."""
+    """Return the listed steps, and the reason for each that differs from the saved state."""
     checkpoints, wrong = CheckpointManager(Path(there)), {}
     for step in (steps := checkpoints.steps()):
         try:
-            back = checkpoints.restore(step, jax.eval_shape(lambda step=step: state_of(step)))
-            if digests(back) != digests(state_of(step)) or checkpoints.about(step) != {"s": step}:
+            restored = checkpoints.restore(step, jax.eval_shape(lambda step=step: state_of(step)))
+            if digests(restored) != digests(state_of(step)) or checkpoints.about(step) != {
+                "s": step
+            }:
                 wrong[step] = "another state"
         except Exception as error:
             wrong[step] = f"{type(error).__name__}: {error}"
@@ -201,7 +202,7 @@ def whole(there: str = str(SAVED)) -> dict[str, Any]:
 
 
 def hammer(who: int, seconds: float, seed: int) -> dict[str, Any]:
-    """One of two who save in one directory, holding it for a while each time they get it."""
+    """Save as one of two writers in one directory, holding the lock for a while each time."""
     draw, end = random.Random(seed), time.monotonic() + seconds
     saved, refused = 0, []
     while time.monotonic() < end:
@@ -223,7 +224,7 @@ def hammer(who: int, seconds: float, seed: int) -> dict[str, Any]:
 
 
 def hammered() -> dict[str, Any]:
-    """The steps that two left, and of each why it is not wholly of one of them, if it isn't."""
+    """Return the steps of two writers, and the reason for each that is not of one writer alone."""
     checkpoints, wrong = CheckpointManager(SAVED), {}
     for step in (steps := checkpoints.steps()):
         try:
@@ -241,10 +242,10 @@ def _owned(who: int, step: int) -> dict[str, jax.Array]:
 
 
 def train_nowhere(error: int) -> dict[str, Any]:
-    """A run whose directory cannot be written; writes nowhere.json of how it was refused.
+    """Run in a directory that cannot be written; write the refusal to nowhere.json.
 
     Args:
-        error: an errno of all that is done below runs/; 0: there is a file of that name.
+        error: an errno of all operations below runs/; 0: a file has that name.
     """
     from jtrain.train.run import run
 
@@ -269,21 +270,21 @@ def train_nowhere(error: int) -> dict[str, Any]:
 
 
 def end(how: str, size: int) -> dict[str, Any]:
-    """Begins to save step 1, and ends in some way."""
+    """Begin to save step 1, and end in the given way."""
     checkpoints = CheckpointManager(SAVED)
     checkpoints.save(1, {"w": jnp.arange(float(size))}, {})
     os.write(1, b"saving\n")
     if how == "exit":
         sys.exit()
     if how == "raise":
-        raise RuntimeError("a mistake of somebody's")
+        raise RuntimeError("an error in the script")
     if how == "interrupt":
         time.sleep(60)
     return {}
 
 
 def listed() -> dict[str, Any]:
-    """The steps that are listed, and which of them are damaged."""
+    """Return the listed steps, and those of them that are damaged."""
     checkpoints = CheckpointManager(SAVED)
     steps = checkpoints.steps()
     wrong = {step: found for step in steps if (found := layout.find_faults(SAVED, step, full=True))}

@@ -1,23 +1,23 @@
-"""What came of hurting a run once."""
+"""Trial: the result of one injected fault."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One fault, and whether the promise held; the seed repeats it."""
+    """One fault, and the result of the promise; the seed repeats the trial."""
 
     name: str
-    """What was done: `worker_kill`."""
+    """Name of the fault: `worker_kill`."""
     seed: int
-    """All that was drawn follows from it: the moment, the process, the signal."""
+    """All random choices follow from it: the moment, the process, the signal."""
     passed: bool
     seconds: float
-    """That the trial took, all in all."""
+    """Duration of the trial."""
     detail: str
-    """What was seen, with its numbers; where it failed, what was expected instead."""
+    """The observations, with numbers; after a failure, the expectation too."""
 
     def __str__(self) -> str:
-        """A line of a table."""
+        """Return a line of a report."""
         how = "passed" if self.passed else "FAILED"
         return f"{self.name} seed {self.seed}: {how} in {self.seconds:.1f} s: {self.detail}"

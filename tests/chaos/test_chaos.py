@@ -1,4 +1,4 @@
-"""A few trials of each row of the chaos suite; its driver makes all of them."""
+"""A few trials of each row of the chaos suite; its driver runs all of them."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from chaos.rows import ROWS
 
-SEEDS = {  # the first of each in the default run
+SEEDS = {  # the first seed of each row runs by default
     "sigkill": [1, 2],
     "crash_point": [40, *range(1, 150, 29)],
     "power_cut": [1, 2],
@@ -29,7 +29,7 @@ QUICK = ["crash_point", "failing_write", "corruption", "no_place", "injected", "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For all trials, which share what they have compiled."""
+    """Folder of all trials, which share a compilation cache."""
     return tmp_path_factory.mktemp("chaos")
 
 
@@ -45,4 +45,4 @@ def test_the_promise_holds_a_few_times(name: str, folder: Path):
     for seed in SEEDS[name][name in QUICK :]:
         trial = ROWS[name].trial(seed, folder)
         assert trial.passed, trial
-        assert (trial.name, trial.seed) == (name, seed), "or it could not be replayed"
+        assert (trial.name, trial.seed) == (name, seed), "else it could not be replayed"

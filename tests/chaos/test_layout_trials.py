@@ -1,4 +1,4 @@
-"""The pairs of layouts cover what they are to cover, and a trial would see what is another."""
+"""The pairs of layouts cover all layouts, and a trial finds each kind of difference."""
 
 import json
 import shutil
@@ -36,8 +36,8 @@ def test_forty_pairs_have_every_layout_on_both_sides():
     assert sum(save.processes != restore.processes for save, restore in PAIRS) >= 15
 
 
-def seen(folder: Path, *parts: dict[int, dict[int, int]]) -> Path:
-    """What each process read: of each step the rows."""
+def write_rows(folder: Path, *parts: dict[int, dict[int, int]]) -> Path:
+    """Write the rows that each process read, by step."""
     folder.mkdir()
     for process, steps in enumerate(parts):
         lines = [json.dumps([step, rows]) + "\n" for step, rows in steps.items()]
@@ -48,19 +48,19 @@ def seen(folder: Path, *parts: dict[int, dict[int, int]]) -> Path:
 def test_batches_are_the_same_however_processes_share_them(tmp_path: Path):
     whole = {step: {row: 10 * step + row for row in range(4)} for step in range(1, STEPS + 1)}
     part = lambda *rows: {step: {row: of[row] for row in rows} for step, of in whole.items()}
-    expected = batches(seen(tmp_path / "whole", whole))
-    assert batches(seen(tmp_path / "parts", part(0, 1), part(2, 3))) == expected
-    assert batches(seen(tmp_path / "copies", part(0, 1, 2, 3), part(2, 3, 0, 1))) == expected
+    expected = batches(write_rows(tmp_path / "whole", whole))
+    assert batches(write_rows(tmp_path / "parts", part(0, 1), part(2, 3))) == expected
+    assert batches(write_rows(tmp_path / "copies", part(0, 1, 2, 3), part(2, 3, 0, 1))) == expected
     other = {**whole, STEPS: {**whole[STEPS], 3: 7}}
-    assert batches(seen(tmp_path / "other", other)) != expected
-    with pytest.raises(ValueError, match="row 3 of step 50 was read as two"):
-        batches(seen(tmp_path / "two", whole, other))
-    with pytest.raises(ValueError, match="nobody read all rows of step 50"):
-        batches(seen(tmp_path / "few", {**whole, STEPS: {0: 500}}))
+    assert batches(write_rows(tmp_path / "other", other)) != expected
+    with pytest.raises(ValueError, match="row 3 of step 50 was read with two contents"):
+        batches(write_rows(tmp_path / "two", whole, other))
+    with pytest.raises(ValueError, match="no process read all rows of step 50"):
+        batches(write_rows(tmp_path / "few", {**whole, STEPS: {0: 500}}))
 
 
 @pytest.mark.thorough
-def test_the_same_layout_is_bitwise_and_each_difference_is_seen(tmp_path: Path):
+def test_the_same_layout_is_bitwise_and_each_difference_is_found(tmp_path: Path):
     alone, place, step = uninterrupted(tmp_path), tmp_path / "stopped", 6
     place.mkdir()
     assert trained(place, ALONE, stop=step) == trained(place, ALONE, stop=0) == []
@@ -76,7 +76,7 @@ def test_the_same_layout_is_bitwise_and_each_difference_is_seen(tmp_path: Path):
     rows.write_text("".join(json.dumps(row) + "\n" for row in losses))
     shutil.rmtree(place / AGAIN / f"{step}")
     shutil.copytree(ends[0] / f"{STEPS}", place / AGAIN / f"{step}")
-    apart, faults = differences(place, alone, step)
-    assert apart == pytest.approx(1e-4, rel=0.01)
-    assert "losses are 1.0e-04 from those of one device" in faults[-1]
+    difference, faults = differences(place, alone, step)
+    assert difference == pytest.approx(1e-4, rel=0.01)
+    assert "losses differ by 1.0e-04 from those of one device" in faults[-1]
     assert "seal.json: is of step 50" in faults[0]

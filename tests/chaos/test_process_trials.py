@@ -1,4 +1,4 @@
-"""The trials of processes would see a run that came to something else."""
+"""The trials of processes find a run with a different result."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from chaos.launched import STEPS, begun, differences, home_of
 
 
 @pytest.mark.thorough
-def test_another_result_is_seen(tmp_path: Path):
+def test_a_different_result_is_found(tmp_path: Path):
     homes = [home_of(tmp_path, name) for name in ("one", "same", "other")]
     config = homes[2] / "configs" / "hurt.yaml"
     config.write_text(config.read_text() + "seed: 1\n")

@@ -1,4 +1,4 @@
-"""`jtrain check`: whether the split of a batch changes what a config trains."""
+"""`jtrain check`: the split of a batch must not change what a config trains."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from jtrain.cli import main
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     at_home(tmp_path, monkeypatch, tmp_path / "compiled")
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")  # it sets what is not set
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")  # `check` sets it only if it is not set
 
 
 def test_all_comparisons_of_a_config_hold(tmp_path: Path, capfd):
@@ -52,7 +52,7 @@ def test_a_fault_ends_with_70_and_a_sentence(tmp_path: Path, capfd):
 
 
 def changed(tmp_path: Path, old: str, new: str) -> str:
-    """A study with other code; gives its config."""
+    """Write a study with changed code; return its config."""
     config = write_study(tmp_path)
     study = next((tmp_path / "experiments").glob("*.py"))
     assert old in study.read_text()
@@ -61,7 +61,9 @@ def changed(tmp_path: Path, old: str, new: str) -> str:
 
 
 @pytest.mark.thorough
-def test_a_draw_by_the_layout_ends_with_70_and_the_rest_can_be_compared(tmp_path: Path, capfd):
+def test_a_draw_that_depends_on_the_layout_ends_with_70_and_the_rest_can_be_compared(
+    tmp_path: Path, capfd
+):
     foreign = "jax.random.bernoulli(jt.row_keys(rng, batch)[0], 0.75, x.shape)"
     config = changed(tmp_path, "jax.vmap(keep)(jt.row_keys(rng, batch))", foreign)
     words = ["check", config, "--rows", "4", "--devices", "2"]
@@ -73,7 +75,7 @@ def test_a_draw_by_the_layout_ends_with_70_and_the_rest_can_be_compared(tmp_path
 
 
 @pytest.mark.thorough
-def test_labels_are_looked_at_beyond_the_rows_that_are_taken(tmp_path: Path, capfd):
+def test_labels_are_checked_beyond_the_compared_rows(tmp_path: Path, capfd):
     wrong = "train.arrays['label'][150] = 7"
     config = changed(tmp_path, "check_labels(train, self.data.classes)", wrong)
     assert main(["check", config, "--rows", "4", "--devices", "2"]) == 70
@@ -103,7 +105,7 @@ def test_a_loss_that_cannot_be_traced_ends_with_2_and_its_line(tmp_path: Path, c
         (["CONFIG", "batch=1"], "this batch has 1. Give at least 2"),
     ],
 )
-def test_mistakes_are_told_with_what_to_type(words, said, tmp_path: Path, capfd):
+def test_errors_are_reported_with_a_command(words, said, tmp_path: Path, capfd):
     config = str(write_study(tmp_path))
     assert main(["check", *[config if word == "CONFIG" else word for word in words]]) == 2
     assert said in capfd.readouterr().err

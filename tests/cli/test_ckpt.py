@@ -1,4 +1,4 @@
-"""`jtrain ckpt`: what lies there, whether it is whole, and what it is made of."""
+"""`jtrain ckpt`: list, verify, show, compare, remove and export checkpoints."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ def damage(step: int) -> None:
 
 
 @pytest.mark.parametrize("run", ["a", "runs/a", RUN])
-def test_lists_each_step_with_what_it_is(run: str, capfd):
+def test_lists_each_step_with_its_marks(run: str, capfd):
     damage(30)
     Path(RUN, "10", "about.json").unlink()
     Path(RUN, "10").rename(Path(RUN, "10.damaged"))
@@ -65,7 +65,7 @@ def test_lists_each_step_with_what_it_is(run: str, capfd):
     said = found(capfd, "ls", run)
     assert [(row["step"], row["marks"], row["faults"]) for row in said["steps"]] == [
         (20, ["best"], []),
-        (30, ["newest"], []),  # its bytes are read by verify
+        (30, ["newest"], []),  # only verify reads its bytes
     ]
     assert said["damaged"] == ["10.damaged"]
     lines = told(capfd, "ls", run).splitlines()
@@ -86,7 +86,7 @@ def test_verify_reads_every_byte_and_ends_with_70_where_one_is_wrong(capfd):
     assert told(capfd, "verify", "a", "--step", "10").startswith("10  valid")
 
 
-def test_show_says_all_about_one(capfd):
+def test_show_describes_a_checkpoint(capfd):
     said = found(capfd, "show", "a", "--step", "best")
     assert said["step"] == 20
     assert said["about"]["config"] == {"checkpoint": {"best": "lowest loss"}}
@@ -111,7 +111,7 @@ def test_diff_names_the_leaves_that_differ_and_by_how_much(capfd):
     ]
 
 
-def test_rm_never_removes_the_last_whole_one_unless_forced(capfd):
+def test_rm_never_removes_the_last_valid_one_unless_forced(capfd):
     damage(10)
     for step in (20, 30):
         code = 2 if step == 30 else 0
@@ -123,7 +123,7 @@ def test_rm_never_removes_the_last_whole_one_unless_forced(capfd):
     assert list(Path(RUN).iterdir()) == []
 
 
-def test_rm_waits_for_no_run_and_takes_nothing_from_one(capfd):
+def test_rm_is_refused_while_a_run_holds_the_lock(capfd):
     held = lock.Lock(Path(RUN))
     assert "writes there since" in told(capfd, "rm", "a", "--step", "10", code=2)
     held.release()
@@ -132,7 +132,7 @@ def test_rm_waits_for_no_run_and_takes_nothing_from_one(capfd):
     assert sorted(path.name for path in Path(RUN).iterdir()) == ["10", "20", "30"]
 
 
-def test_rm_damaged_takes_those_that_verify_names_and_no_whole_one(capfd):
+def test_rm_damaged_removes_those_that_verify_names_and_no_valid_one(capfd):
     damage(10)
     damage(30)
     shutil.copytree(Path(RUN, "20"), Path(RUN, "40.damaged"))
@@ -142,10 +142,10 @@ def test_rm_damaged_takes_those_that_verify_names_and_no_whole_one(capfd):
     assert said["bytes"] > 3000
     assert [path.name for path in Path(RUN).iterdir()] == ["20"]
     assert told(capfd, "verify", "a").startswith("20  valid")
-    assert "none is damaged; 0 bytes are free" in told(capfd, "rm", "a", "--damaged")
+    assert "none is damaged; 0 bytes freed" in told(capfd, "rm", "a", "--damaged")
 
 
-def test_export_writes_what_others_and_init_from_read(capfd):
+def test_others_and_init_from_read_an_export(capfd):
     said = found(capfd, "export", "a", "--step", "best")
     assert said == {"out": "a-20.safetensors", "step": 20, "tensors": 2, "bytes": said["bytes"]}
     assert Path(said["out"]).stat().st_size == said["bytes"]
@@ -160,7 +160,7 @@ def test_export_writes_what_others_and_init_from_read(capfd):
     assert [path.name for path in Path("out").iterdir()] == ["all.safetensors"]
 
 
-def test_export_takes_nothing_from_a_damaged_one(capfd):
+def test_export_refuses_a_damaged_checkpoint(capfd):
     damage(30)
     assert main(["ckpt", "export", "a"]) == 70
     assert "checkpoint 30 is damaged" in capfd.readouterr().err
@@ -179,11 +179,11 @@ def test_export_takes_nothing_from_a_damaged_one(capfd):
         (("show", "a", "--steps", "1"), "--step"),
     ],
 )
-def test_a_mistake_is_answered_with_what_to_type(words, advice, capfd):
+def test_an_error_is_reported_with_a_command(words, advice, capfd):
     assert advice in told(capfd, *words, code=2)
 
 
-def test_a_run_without_a_checkpoint_is_told_how_it_stands(capfd):
+def test_a_run_without_a_checkpoint_is_reported_with_its_status(capfd):
     Path("runs/young/checkpoints").mkdir(parents=True)
     Path("runs/young/config.yaml").touch()
     goes_on = "jtrain run runs/young/config.yaml goes on with it"
@@ -196,7 +196,7 @@ def test_a_run_without_a_checkpoint_is_told_how_it_stands(capfd):
     assert "In runs/ there is a; write" in told(capfd, "ls", "old", code=2)
 
 
-def test_without_words_it_says_what_there_is(capfd):
+def test_without_arguments_it_lists_the_subcommands(capfd):
     text = told(capfd)
     assert [line.split()[2] for line in text.splitlines()] == [
         "ls", "verify", "show", "diff", "rm", "export", "fetch"

@@ -1,4 +1,4 @@
-"""`jtrain data` writes token files, and shows what a run would train on."""
+"""`jtrain data` writes token files, and shows the rows that a run would train on."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_text_is_prepared_and_told_about(folder: Path, capsys):
+def test_text_is_prepared_and_reported(folder: Path, capsys):
     assert main(["data", "prepare", "a.txt", "--by", "line", "--out", "out"]) == 0
     said = capsys.readouterr().out
     assert said == "out: 55 tokens of 4 documents, by bytes 1b5ec18e7563 of 257 tokens\n"
@@ -80,7 +80,7 @@ def test_text_is_prepared_and_told_about(folder: Path, capsys):
     assert (found["tokens"], found["documents"], found["kind"]) == (55, 1, "bytes")
 
 
-def test_a_terminal_sees_how_far_it_is(folder: Path):
+def test_a_terminal_sees_the_progress(folder: Path):
     (folder / "a.txt").write_text("to be or not " * 100_000, encoding="utf-8")
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "jtrain", "data", "prepare", "a.txt", "--out", "out"]
@@ -90,7 +90,7 @@ def test_a_terminal_sees_how_far_it_is(folder: Path):
     while True:
         try:
             seen += os.read(ours, 1 << 16)
-        except OSError:  # the terminal is gone with the process
+        except OSError:  # the terminal closes with the process
             break
     os.close(ours)
     assert process.wait() == 0
@@ -113,13 +113,15 @@ def test_a_terminal_sees_how_far_it_is(folder: Path):
         (["b.txt", "--out", "x"], "a.txt"),
     ],
 )
-def test_what_cannot_be_prepared_is_refused(folder: Path, capsys, words: list[str], says: str):
+def test_invalid_arguments_of_prepare_are_refused(
+    folder: Path, capsys, words: list[str], says: str
+):
     assert main(["data", "prepare", *words]) == 2
     assert says in capsys.readouterr().err
     assert not (folder / "x").exists()
 
 
-def test_another_word_is_refused(capsys):
+def test_an_unknown_subcommand_is_refused(capsys):
     assert main(["data", "shwo"]) == 2
     assert "did you mean show" in capsys.readouterr().err
     assert main(["data"]) == 0
@@ -147,7 +149,7 @@ def test_rows_of_text_are_shown_with_their_ends(folder: Path, capsys):
     assert found["tokenizer"] == "1b5ec18e7563"
 
 
-def test_documents_are_parted_and_padding_is_no_text():
+def test_documents_are_separated_and_padding_is_not_text():
     tokens = ByteTokenizer().encode("onetwothree").astype(int)
     rows = Packed(tokens, context=11, documents=np.array([0, 3, 6, 11]))[np.arange(1)]
     rows |= {"mask": np.ones(1, bool)}
@@ -174,7 +176,7 @@ def test_pictures_are_shown_and_written(folder: Path, capsys, monkeypatch: pytes
     assert len(zlib.decompress(body)) == 4 * (1 + 9)
 
 
-def test_numbers_are_spread_over_all_shades():
+def test_numbers_are_scaled_to_all_shades():
     shown = as_bytes(np.array([[[-1.0, 0.0], [1.0, np.nan]]]))
     assert shown.shape == (1, 2, 2, 1)
     assert shown[0, ..., 0].tolist() == [[0, 128], [255, 0]]
@@ -183,20 +185,20 @@ def test_numbers_are_spread_over_all_shades():
     assert as_bytes(np.full((1, 2, 2, 4), 7, np.uint8)).tolist() == [[[[7] * 3] * 2] * 2]
 
 
-def test_a_letter_has_two_points():
+def test_a_character_has_two_pixels():
     picture = np.array([[[255], [0]], [[10], [20]], [[1], [2]]], np.uint8)
     upper, lower = in_blocks(picture).splitlines()
     assert upper.startswith("\x1b[38;2;255;255;255;48;2;10;10;10m▀\x1b[38;2;0;0;0;48;2;20;20;20m▀")
     assert lower.startswith("\x1b[38;2;1;1;1;48;2;0;0;0m▀")
 
 
-def test_a_point_is_a_shade_in_a_file():
+def test_a_pixel_is_a_shade_in_plain_text():
     picture = np.array([[[0], [255]], [[140], [0]]], np.uint8)
     assert in_shades(picture).splitlines() == ["  @@", "++"]
     assert in_shades(np.repeat(picture, 3, -1)) == in_shades(picture)
 
 
-def test_what_cannot_be_shown_is_refused(folder: Path, capsys):
+def test_rows_that_cannot_be_shown_are_refused(folder: Path, capsys):
     assert main(["data", "prepare", "a.txt", "--out", "out"]) == 0
     text = ["data.kind=tokens", "data.path=out", "data.context=3"]
     for words, says in [

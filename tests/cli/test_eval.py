@@ -1,4 +1,4 @@
-"""`jtrain eval`: the exact metrics of a checkpoint, however it is laid out."""
+"""`jtrain eval`: the exact metrics of a checkpoint, under any layout."""
 # ruff: noqa: E501  (a case reads best on a line)
 
 import json
@@ -21,7 +21,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcome(place: Path) -> RunResult:
-    """A run whose best step (by the highest loss) is not its newest."""
+    """Train a run whose best step (by the highest loss) is not its newest."""
     with pytest.MonkeyPatch.context() as patch:
         at_home(place, patch, place / "compiled")
         return trained(write_study(place), *SETTINGS, "checkpoint.best=highest loss")
@@ -43,7 +43,7 @@ def test_a_run_is_found_by_its_name_and_by_its_directory(run: str, outcome: RunR
     assert found == {"run": run, "step": 12, "valid": dict(outcome.results[12])}
 
 
-def test_one_line_is_for_people(capfd):
+def test_the_text_output_is_one_line(capfd):
     assert main(["eval", "quick"]) == 0
     out = capfd.readouterr().out
     assert out.startswith("quick at step 12:  loss 0.")
@@ -96,7 +96,7 @@ def test_it_changes_nothing_in_the_run(outcome: RunResult, capfd):
         ([], "the following arguments are required: RUN", ["quick"]),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_and_the_advice_works(words, says, mend, capfd):
+def test_an_error_is_reported_and_the_advice_works(words, says, mend, capfd):
     assert main(["eval", *words]) == 2
     told = capfd.readouterr().err
     assert says in told
@@ -104,7 +104,7 @@ def test_a_mistake_is_told_and_the_advice_works(words, says, mend, capfd):
     assert main(["eval", *mend]) == 0
 
 
-def test_a_damaged_checkpoint_is_a_fault_and_no_mistake(place, tmp_path, monkeypatch, capfd):
+def test_a_damaged_checkpoint_is_a_fault_and_not_a_user_error(place, tmp_path, monkeypatch, capfd):
     shutil.copytree(place, tmp_path / "home")
     monkeypatch.chdir(tmp_path / "home")
     path = next(Path("runs/quick/checkpoints/12").rglob("d/*"))

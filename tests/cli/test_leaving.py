@@ -1,4 +1,4 @@
-"""How the command ends: of several processes one that failed waits for no other."""
+"""Exit of the command: one of several processes that failed does not wait for the others."""
 
 import pkgutil
 import signal
@@ -13,7 +13,7 @@ PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 class AloneError(Exception):
-    """It ended by itself."""
+    """Raised in place of an exit without the others."""
 
 
 def ends_alone(code: int) -> None:

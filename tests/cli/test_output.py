@@ -1,4 +1,4 @@
-"""A run outlives those who read what it says: it ends where it can go on again."""
+"""A run outlives the readers of its output: it ends with a checkpoint."""
 
 import json
 import os
@@ -28,7 +28,7 @@ class Slow(Arrays):
 @jt.configclass
 class Data""",
 )
-# Makes its standard input the terminal that it belongs to, whose end is a SIGHUP to it.
+# Makes its stdin the controlling terminal: closing it sends SIGHUP to the process.
 OF_THE_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -46,7 +46,7 @@ def home(tmp_path: Path) -> Path:
 def asked(
     home: Path, compiled: Path, words: list[str], ask: Callable[[subprocess.Popen], None], **streams
 ) -> int:
-    """The exit code of a run that is asked to end when it has taken some steps."""
+    """Run, act after some steps, and return the exit code."""
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     process = subprocess.Popen(
         words,
@@ -68,8 +68,8 @@ def asked(
         process.wait()
 
 
-def refuse_lost(home: Path) -> None:
-    """Makes sure that the run stopped with a checkpoint of its last step."""
+def check_nothing_lost(home: Path) -> None:
+    """Check that the run stopped with a checkpoint of its last step."""
     said = json.loads((home / "runs" / "quick" / "run.json").read_text())
     assert said["status"] == "stopped"
     assert (home / "runs" / "quick" / "checkpoints" / f"{said['step']}" / "seal.json").exists()
@@ -91,25 +91,25 @@ def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(
 
     streams = {"stdin": end, "stdout": end, "stderr": end}
     assert asked(home, compiled, [*words, *launched, *RUN], close, **streams) == 75
-    refuse_lost(home)
+    check_nothing_lost(home)
 
 
 def test_ctrl_c_that_ends_its_reader_too_loses_nothing(home: Path, compiled: Path):
-    """As in `jtrain run CONFIG 2>&1 | tee log.txt`."""
+    """Interrupt `jtrain run CONFIG 2>&1 | tee log.txt`."""
     reader, end = os.pipe()
 
     def ctrl_c(process: subprocess.Popen) -> None:
         os.close(end)
         os.close(reader)
-        time.sleep(0.2)  # some lines of steps are written meanwhile
+        time.sleep(0.2)  # the run writes some lines meanwhile
         process.send_signal(signal.SIGINT)
 
     words = [sys.executable, "-m", "jtrain", *RUN]
     assert asked(home, compiled, words, ctrl_c, stdout=end, stderr=end) == 75
-    refuse_lost(home)
+    check_nothing_lost(home)
 
 
-def test_what_nobody_reads_is_dropped_and_the_rest_goes_on():
+def test_unread_output_is_dropped_and_the_rest_continues():
     code = (
         "import sys; from jtrain.cli.output import outlive_readers\n"
         "outlive_readers(); outlive_readers()\n"

@@ -1,4 +1,4 @@
-"""`jtrain run`: what a person reads at its end, and the exit code."""
+"""`jtrain run`: the summary at its end, and the exit code."""
 
 import os
 import shlex
@@ -21,14 +21,14 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
 
 
 def commands(out: str) -> list[list[str]]:
-    """The commands that the ending advises, as words after `jtrain`."""
+    """Return the commands that the summary advises, as words after `jtrain`."""
     lines = [line.removeprefix("next:").strip() for line in out.splitlines()]
     return [
         shlex.split(line.partition("   ")[0])[1:] for line in lines if line.startswith("jtrain ")
     ]
 
 
-def test_the_ending_shows_the_curve_the_result_and_where_things_lie(capfd):
+def test_the_summary_shows_the_curve_the_result_and_the_files(capfd):
     assert main(["run", CONFIG]) == 0
     out = capfd.readouterr().out
     assert "training loss" in out
@@ -40,7 +40,7 @@ def test_the_ending_shows_the_curve_the_result_and_where_things_lie(capfd):
 
 
 @pytest.mark.parametrize("schedule", ["{kind: constant}", "{kind: linear}"])
-def test_what_the_ending_advises_works(schedule: str, capfd):
+def test_the_advice_of_the_summary_works(schedule: str, capfd):
     assert main(["run", CONFIG, f"optimizer.schedule={schedule}"]) == 0
     advised = commands(capfd.readouterr().out)
     assert [words[0] for words in advised] == ["run", "run", "eval", "show"]
@@ -78,7 +78,7 @@ def test_a_finished_run_says_so_and_exits_with_0(capfd):
     assert before == after
 
 
-def test_a_stopped_run_exits_with_75_and_says_how_to_go_on(capfd, monkeypatch):
+def test_a_stopped_run_exits_with_75_and_prints_how_to_resume(capfd, monkeypatch):
     from jtrain.train.hooks.metrics import Metrics
 
     row = Metrics.row
@@ -100,7 +100,7 @@ def test_a_stopped_run_exits_with_75_and_says_how_to_go_on(capfd, monkeypatch):
     assert "step 40/40" in Path("runs/quick/log.txt").read_text()
 
 
-def test_what_a_new_kind_leaves_out_is_told_before_training(capfd):
+def test_values_that_a_new_kind_drops_are_reported_before_training(capfd):
     Path(CONFIG).write_text(Path(CONFIG).read_text().replace("lr: 3e-2", "lr: 3e-2\n  b1: 0.8"))
     assert main(["run", CONFIG, "optimizer.kind=sgd"]) == 0
     assert "optimizer.b1 (configs/quick.yaml:8) is left out" in capfd.readouterr().err
@@ -110,7 +110,7 @@ def advised(err: str, what: str) -> list[str]:
     return shlex.split(err.partition(what)[2].splitlines()[0])[1:]
 
 
-def test_the_config_of_a_run_that_was_copied_goes_on_with_neither_without_a_word(capfd):
+def test_the_config_of_a_copied_run_is_refused(capfd):
     assert main(["run", CONFIG]) == 0
     was = Path("runs/quick/run.json").read_bytes()
     shutil.copytree("runs/quick", "runs/copy")
@@ -152,7 +152,7 @@ def test_a_run_of_another_directory_is_named_with_where_to_go(capfd, monkeypatch
         ("a b/runs/one", "cd '{home}/a b' && jtrain run runs/one/config.yaml name=one"),
     ],
 )
-def test_wherever_a_run_was_copied_to_what_to_type_can_be_typed(place: str, command: str, capfd):
+def test_the_advice_for_a_copied_run_works_anywhere(place: str, command: str, capfd):
     there, home = Path(place), Path.cwd()
     there.mkdir(parents=True)
     (there / "config.yaml").write_text(Path(CONFIG).read_text() + "name: quick\n")

@@ -1,4 +1,4 @@
-"""`jtrain show` prints what a run would have, and the command line keeps its exit codes."""
+"""`jtrain show` prints the values of a run, and the command line keeps its exit codes."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "configs/toy.yaml"
 
 
-def test_each_value_stands_on_a_line_with_where_it_was_said(path: str, capsys):
+def test_each_value_is_on_a_line_with_its_origin(path: str, capsys):
     assert main(["show", path, "model.title=a b: c", "batch=8"]) == 2  # two colons
     capsys.readouterr()
     assert main(["show", path, "model.title='a b: c'", "batch=8"]) == 0
@@ -50,7 +50,7 @@ def test_a_key_alone_prints_its_value_and_its_help(path: str, capsys):
     assert "Learning rate." in out
 
 
-def test_what_a_new_kind_leaves_out_is_told_beside_the_values(path: str, capsys):
+def test_values_that_a_new_kind_drops_are_reported(path: str, capsys):
     assert main(["show", path, "optimizer.kind=sgd", "optimizer.lr=1"]) == 0
     said = capsys.readouterr()
     assert said.err == "optimizer.b1 (configs/toy.yaml:8) is left out: sgd has no such key\n"
@@ -85,7 +85,7 @@ def test_every_verb_explains_itself(capsys):
     assert "--schema" in capsys.readouterr().out
 
 
-def test_no_words_at_all_are_a_call_for_help(capsys):
+def test_no_arguments_print_the_help(capsys):
     assert main([]) == 0
     assert capsys.readouterr().out.startswith("jtrain trains")
 
@@ -101,7 +101,7 @@ def test_a_config_without_a_verb_is_a_run(capsys):
 
 
 @pytest.mark.parametrize(("raised", "code"), [(KeyboardInterrupt, 130), (RuntimeError, 70)])
-def test_what_goes_wrong_has_its_exit_code(raised, code: int, monkeypatch, capsys):
+def test_each_error_has_its_exit_code(raised, code: int, monkeypatch, capsys):
     from jtrain.cli import show
 
     def fail(argv):
@@ -112,7 +112,7 @@ def test_what_goes_wrong_has_its_exit_code(raised, code: int, monkeypatch, capsy
     assert ("Traceback" in capsys.readouterr().err) == (code == 70)
 
 
-def test_a_reader_that_stops_reading_is_no_fault(path: str):
+def test_a_closed_pipe_is_not_a_fault(path: str):
     command = (
         f"{sys.executable} -m jtrain show {path} --schema | head -n 1; echo ${{PIPESTATUS[0]}}"
     )
@@ -121,7 +121,7 @@ def test_a_reader_that_stops_reading_is_no_fault(path: str):
     assert done.stdout.split()[-1] in {"0", "141"}
 
 
-def test_the_cluster_is_told_with_the_variables_that_say_so(path: str, monkeypatch, capsys):
+def test_the_cluster_is_printed_with_its_variables(path: str, monkeypatch, capsys):
     assert main(["show", path, "--cluster"]) == 0
     out = capsys.readouterr().out
     assert "process      0 of 1, trains" in out

@@ -1,4 +1,4 @@
-"""Machines with accelerators that JAX does not use, as their files show them, and what is said."""
+"""Unused accelerators are detected from files of the machine, and reported with advice."""
 
 import sys
 import time
@@ -22,7 +22,7 @@ NEW = VERSION.format("Open ", " for x86_64", "580.65.06")
 
 
 def machine(root: Path, *files: str, **contents: str) -> Path:
-    """A file system with empty files, and with files that say something."""
+    """Create a file system with empty files, and with files that have contents."""
     for file in files:
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).touch()
@@ -72,9 +72,7 @@ def told(root: Path, *platforms: str, chosen: str = "", packages: str = "", **en
         ([], {}, {"TPU_WORKER_HOSTNAMES": "a,b"}, ["a TPU,"]),
     ],
 )
-def test_an_accelerator_that_jax_does_not_use_is_told_with_what_to_type(
-    tmp_path, files, contents, environ, said
-):
+def test_an_unused_accelerator_is_reported_with_a_command(tmp_path, files, contents, environ, said):
     (line,) = told(machine(tmp_path, *files, **contents), **environ)
     assert line.startswith("This machine has ")
     assert "and JAX computes on the CPU: pip install 'jtrain[" in line
@@ -87,30 +85,30 @@ def test_an_accelerator_that_jax_does_not_use_is_told_with_what_to_type(
     [
         ([], {}),
         (["dev/null", "dev/nvidia-caps/nvidia-cap1", "dev/accel/accel0", "dev/vfio/vfio"], {}),
-        (["usr/bin/nvidia-smi"], {}),  # of an image, on a machine that has no GPU
+        (["usr/bin/nvidia-smi"], {}),  # from a container image, on a machine without a GPU
         ([], pci("0x1ae0", "0x0042")),  # the network card of a virtual machine at Google
         ([], pci("0x10de", "0x2204")),  # a GPU without NVIDIA's driver
         ([], pci("0x1ae0", "what")),
     ],
 )
-def test_a_machine_without_one_is_told_nothing(tmp_path, files, contents):
+def test_a_machine_without_one_gets_no_line(tmp_path, files, contents):
     assert told(machine(tmp_path, *files, **contents)) == []
 
 
-def test_what_libtpu_writes_into_variables_where_it_finds_no_tpu_is_none(tmp_path):
+def test_the_variables_of_libtpu_without_a_tpu_are_no_tpu(tmp_path):
     wrote = "WARNING: could not determine TPU accelerator type, please set env var"
     assert told(tmp_path, TPU_ACCELERATOR_TYPE=wrote, TPU_WORKER_HOSTNAMES=wrote) == []
     assert told(tmp_path, TPU_ACCELERATOR_TYPE="", TPU_WORKER_HOSTNAMES="") == []
 
 
-def test_nothing_is_told_where_jax_uses_it_or_a_person_chose(tmp_path):
+def test_no_line_if_jax_uses_it_or_a_platform_was_chosen(tmp_path):
     root = machine(tmp_path, "dev/nvidia0", "dev/accel0")
     assert len(told(root)) == 2
     assert told(root, "gpu") == told(root, "tpu") == told(root, "gpu", "cpu") == []
     assert told(root, chosen="cpu") == []
 
 
-def test_an_installed_plugin_that_did_not_start_is_told_as_that(tmp_path):
+def test_an_installed_plugin_that_did_not_start_is_reported(tmp_path):
     root = machine(tmp_path, "dev/nvidia0", "dev/accel0")
     gpu, tpu = told(root, packages="libtpu jax-cuda12-plugin")
     assert "jax-cuda12-plugin is installed and did not start. See why: JAX_PLATFORMS=cuda" in gpu
@@ -124,13 +122,13 @@ def test_every_extra_that_is_named_exists(tmp_path, pytestconfig):
         assert extras[extra] == [f"jax[{extra}]"]
 
 
-def test_a_run_says_so_before_its_first_step_unless_it_chose(tmp_path, monkeypatch):
+def test_a_run_logs_it_before_its_first_step_unless_a_platform_was_chosen(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     write_study(tmp_path)
     root = machine(tmp_path / "root", "dev/nvidia0")
-    assert jax.devices()  # started now, before the setting is taken away that keeps it to the CPU
+    assert jax.devices()  # start the CPU backend before the setting is removed
     platforms = jax.config.jax_platforms
-    jax.config.update("jax_platforms", "")  # as where JAX_PLATFORMS says nothing
+    jax.config.update("jax_platforms", "")  # as if JAX_PLATFORMS were not set
     try:
         lines = {
             devices: opening(
@@ -154,10 +152,10 @@ def test_files_that_cannot_be_read_are_no_accelerator(tmp_path):
     assert told(root) == []
 
 
-def test_a_look_takes_milliseconds():
+def test_detection_takes_milliseconds():
     took = []
     for _ in range(20):
         begun = time.perf_counter()
         unused_accelerators(["cpu"], "")
         took.append(time.perf_counter() - begun)
-    assert min(took) < 0.02, "1 ms where it was written, with 6 devices on the bus"
+    assert min(took) < 0.02, "1 ms on the first machine, with 6 devices on the bus"

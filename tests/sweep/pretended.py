@@ -1,4 +1,4 @@
-"""Pretends to be `jtrain run CONFIG KEY=VALUE ...`: writes what a run leaves, and trains nothing.
+"""Stand-in for `jtrain run CONFIG KEY=VALUE ...`: it writes the files of a run without training.
 
 The loss is lr x 1000 + seed / 100. A member of lr 9 fails, one of lr 6 crashes; one of lr 8
 goes on until it is stopped.

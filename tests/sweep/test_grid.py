@@ -1,4 +1,4 @@
-"""What may be typed after `jtrain sweep CONFIG`, and what it stands for."""
+"""Settings of `jtrain sweep CONFIG`, and the grids and search spaces they define."""
 
 import itertools
 
@@ -45,18 +45,18 @@ lists = st.lists(words, min_size=1, max_size=3).map(lambda xs: f"[{','.join(xs)}
 
 
 @given(st.lists(words | lists | words.map(repr), min_size=1, max_size=5))
-def test_commas_outside_of_brackets_and_quotes_cut_and_no_others(values):
+def test_only_commas_outside_of_brackets_and_quotes_split(values):
     assert parts(",".join(values)) == values
 
 
-def test_labels_are_short_plain_and_tell_keys_apart():
+def test_labels_are_short_plain_and_distinguish_keys():
     point = {"optimizer.lr": "1e-4", "model.channels": "[8,16]", "seed": "-1"}
     assert label(point, list(point)) == "lr=1e-4,channels=8-16,seed=-1"
     both = {"data.size": "1", "model.size": "../x y"}
     assert label(both, list(both)) == "data.size=1,model.size=..-x-y"
 
 
-def test_what_is_searched():
+def test_ranges_and_choices_are_searched():
     found, fixed = space(
         ["optimizer.lr=1e-5..1e-2:log", "model.layers=1..8", "model.drop=0..0.5", "a=x,y", "b=1"]
     )
@@ -82,6 +82,6 @@ def test_what_is_searched():
         (["a=x,x"], "a value is missing or repeated"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(typed, told):
+def test_an_invalid_search_space_is_refused(typed, told):
     with pytest.raises(ConfigError, match=told):
         space(typed)

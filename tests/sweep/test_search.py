@@ -1,4 +1,4 @@
-"""`jtrain sweep --search optuna`: trials that learn, go on after a stop, and are kept."""
+"""`jtrain sweep --search optuna`: trials learn, are stored, and resume after a stop."""
 
 import json
 import sys
@@ -28,13 +28,13 @@ def searched(capfd, *more: str) -> list[dict]:
     return json.loads(capfd.readouterr().out.splitlines()[-1])["members"]
 
 
-def test_a_missing_package_is_told_with_what_to_type(monkeypatch, capfd):
+def test_a_missing_package_is_reported_with_a_command(monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(TYPED) == 2
     assert "pip install 'jtrain[optuna]'" in capfd.readouterr().err
 
 
-def test_a_mistake_at_an_end_is_told_before_any_trial(capfd):
+def test_an_error_at_an_end_of_a_range_is_reported_before_any_trial(capfd):
     typed = ["sweep", CONFIG, "optimizer.lr=-0.1..0.1", "--search", "optuna"]
     assert main(typed) == 2
     assert "optimizer.lr=-0.1: must be a number" in capfd.readouterr().err
@@ -50,16 +50,16 @@ def test_trials_lie_in_the_range_and_another_call_adds_to_them(capfd):
     assert all(1e-5 <= rate <= 1e-2 for rate in rates)
     assert len(set(rates)) == 3
     for one, rate in zip(first, rates, strict=True):
-        assert one["value"] == pytest.approx(rate * 1000 + 0.5)  # as pretended
+        assert one["value"] == pytest.approx(rate * 1000 + 0.5)  # as pretended.py computes it
     assert searched(capfd, "--trials", "3") == first, "all of them are done"
     more = searched(capfd, "--trials", "12")
     assert more[:3] == first
     late = [float(one["point"]["optimizer.lr"]) for one in more[3:]]
-    assert min(late) < min(rates), "it goes where the loss is low"
+    assert min(late) < min(rates), "the search moves to a low loss"
 
 
 @pytest.mark.slow
-def test_a_trial_that_did_not_end_goes_on_with_its_values(capfd, monkeypatch):
+def test_an_unfinished_trial_resumes_with_its_values(capfd, monkeypatch):
     pytest.importorskip("optuna")
 
     searched(capfd, "--trials", "2")
@@ -68,7 +68,7 @@ def test_a_trial_that_did_not_end_goes_on_with_its_values(capfd, monkeypatch):
 
     found, fixed = space(["optimizer.lr=1e-5..1e-2:log"])
     search = Search(Path("runs/quick-sweep"), found, BestMetric("lowest", "loss"), seed=0)
-    begun = next(search.members(3, fixed))  # as if it was killed now
+    begun = next(search.members(3, fixed))  # as if the sweep were killed now
     after = searched(capfd, "--trials", "3")
     assert len(after) == 3
     assert after[2]["name"] == begun.name
@@ -77,7 +77,7 @@ def test_a_trial_that_did_not_end_goes_on_with_its_values(capfd, monkeypatch):
 
 
 @pytest.mark.slow
-def test_another_range_in_the_same_place_is_refused(capfd):
+def test_another_range_under_the_same_name_is_refused(capfd):
     pytest.importorskip("optuna")
     searched(capfd, "--trials", "1")
     assert main(["sweep", CONFIG, "optimizer.lr=1e-4..1e-3", "--search", "optuna"]) == 2

@@ -1,4 +1,4 @@
-"""`jtrain sweep`: what it runs, side by side, what it skips, and what it says at the end."""
+"""`jtrain sweep`: runs side by side, skipped runs, and the final table."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_a_grid_over_seeds_ends_in_a_table_with_the_best_first(capfd):
     assert lines[head + 2][:4] == ["3e-4", "0.8050", "+-", "0.0071"]
     assert lines[head + 1][4:] == ["0:", "0.6000", "1:", "0.6100"]
     to_go = re.findall(r"done .* \((\d) to go, about (\d+:\d\d)\)", out)
-    assert [count for count, _ in to_go] == ["3", "2", "1"], "the last one says nothing"
+    assert [count for count, _ in to_go] == ["3", "2", "1"], "the last line has no estimate"
     assert "lowest first; mean and standard deviation over the seeds" in out
     assert "optimizer.lr=1e-4" in out, "the terminal's picture names its curves"
     labels = {path.name for path in Path("runs/quick-sweep").iterdir() if path.is_dir()}
@@ -71,7 +71,7 @@ def test_a_grid_over_seeds_ends_in_a_table_with_the_best_first(capfd):
     assert len(dots) == 4
 
 
-def test_what_is_done_is_skipped_and_a_larger_grid_runs_what_is_new(capfd):
+def test_finished_runs_are_skipped_and_a_larger_grid_runs_the_new_ones(capfd):
     assert main(["sweep", CONFIG, "optimizer.lr=1e-4", "seed=0,1"]) == 0
     assert main(["sweep", CONFIG, "optimizer.lr=1e-4", "seed=0..2", "--json"]) == 0
     found = capfd.readouterr()
@@ -91,10 +91,10 @@ def test_a_member_that_fails_stops_no_other_and_is_listed_with_its_message(capfd
     assert stands("lr=1e-4")["status"] == "done"
     assert "1e-4          0.6000" in out
     assert main(["sweep", CONFIG, "optimizer.lr=9,7,6,1e-4"]) == 70
-    assert (tries("lr=9"), tries("lr=1e-4")) == (2, 1), "what failed is tried again"
+    assert (tries("lr=9"), tries("lr=1e-4")) == (2, 1), "a failed member is retried"
 
 
-def test_a_stop_ends_all_with_75_and_the_same_command_goes_on(capfd):
+def test_a_stop_ends_all_with_75_and_the_same_command_resumes(capfd):
     def interrupt():
         while not Path("waiting").exists():
             time.sleep(0.05)
@@ -126,10 +126,10 @@ def test_two_at_a_time_overlap_on_cores_of_their_own(capfd, monkeypatch):
     assert {tuple(one["cores"]) for one in found} == {tuple(s.cores) for s in shares(2)}
     assert not set(first["cores"]) & set(second["cores"])
     assert all("device_count=4" in one["environment"][0] for one in found)
-    assert sorted(os.sched_getaffinity(0)) == CORES, "ours are as they were"
+    assert sorted(os.sched_getaffinity(0)) == CORES, "the cores of this process are unchanged"
 
 
-def test_gpus_are_shared_out_too(monkeypatch):
+def test_gpus_are_split_too(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,5,7")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
@@ -160,13 +160,13 @@ def test_gpus_are_shared_out_too(monkeypatch):
         (["seed=0..99999"], "runs are more than 10,000"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_before_any_member_begins(typed, told, capfd):
+def test_an_error_is_reported_before_any_member_starts(typed, told, capfd):
     assert main(["sweep", CONFIG, *typed]) == 2
     assert told in capfd.readouterr().err
     assert not Path("runs").exists()
 
 
-def test_an_unknown_metric_is_told_with_those_that_there_are(capfd):
+def test_an_unknown_metric_is_reported_with_the_known_ones(capfd):
     assert main(["sweep", CONFIG, "seed=0", "--metric", "losss"]) == 2
     assert "gives loss; did you mean loss?" in capfd.readouterr().err
 
@@ -188,7 +188,7 @@ def test_one_name_is_swept_once_at_a_time(capfd):
 
 
 @pytest.mark.slow
-def test_real_runs_side_by_side_come_to_the_bits_of_one_alone(tmp_path):
+def test_real_runs_side_by_side_have_the_bits_of_single_runs(tmp_path):
     jobs = "2" if len(CORES) > 1 else "1"
     command = [
         sys.executable,

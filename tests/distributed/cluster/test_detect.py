@@ -1,4 +1,4 @@
-"""Recorded environments, a row each: which process it is follows from them."""
+"""Recorded environments, a row each, and the cluster that each of them defines."""
 
 import json
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from jtrain.errors import ConfigError
 
 
 class Row(NamedTuple):
-    """An environment, and what it means."""
+    """An environment, and the expected cluster."""
 
     environ: dict[str, str]
     kind: str
@@ -21,7 +21,7 @@ class Row(NamedTuple):
 
 
 def slurm(procid: int, **other: str) -> dict[str, str]:
-    """One task of `srun` on four nodes, one on each: what a step finds in its environment."""
+    """Return the environment of one task of `srun` on four nodes, one task on each."""
     return {
         "SLURM_JOB_ID": "4711",
         "SLURM_JOB_NODELIST": "node[01-04]",
@@ -42,7 +42,7 @@ def slurm(procid: int, **other: str) -> dict[str, str]:
 
 
 def several_a_node(procid: int, **other: str) -> dict[str, str]:
-    """The same with two nodes of four tasks each."""
+    """Return the environment of one task on two nodes of four tasks each."""
     return slurm(procid) | {
         "SLURM_NTASKS": "8",
         "SLURM_STEP_NUM_TASKS": "8",
@@ -179,13 +179,15 @@ ROWS = {
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_a_recorded_environment_says_which_process_it_is(row: Row):
+def test_a_recorded_environment_defines_the_cluster(row: Row):
     found = detect(row.environ)
     assert found.kind == row.kind
     assert (found.index, found.processes) == row.place
     assert str(found.coordinator) == row.coordinator
     assert found.devices == row.devices
-    assert found.by.items() <= row.environ.items(), "what it tells is what was set"
+    assert found.by.items() <= row.environ.items(), (
+        "the recorded variables are those of the environment"
+    )
     assert found.role == ("evaluates" if '"type": "evaluator"' in str(found.by) else "trains")
 
 
@@ -194,7 +196,7 @@ def test_every_kind_has_a_recorded_environment():
         assert any(set(kind.marks) & row.environ.keys() for row in ROWS.values()), kind.name
 
 
-def test_says_what_else_was_there():
+def test_notes_other_clusters_in_the_environment():
     assert "Slurm is set too" in detect(TORCHRUN | slurm(1)).note
     assert "type srun" in detect(ROWS["slurm, a job's script"].environ).note
 
@@ -207,7 +209,9 @@ WRONG = {
     "TF_CONFIG is not JSON: Expecting value": {"TF_CONFIG": "worker:0"},
     "TF_CONFIG should have an object 'task'": {"TF_CONFIG": '{"cluster": {}}'},
     "TF_CONFIG should have an object 'cluster'": {"TF_CONFIG": "[1]"},
-    r'this process as task {"type": "worker", "index": 2} of .* 1 chief, 2 worker': tf_config("worker", 2),
+    r'this process as task {"type": "worker", "index": 2} of .* 1 chief, 2 worker': tf_config(
+        "worker", 2
+    ),
     "tasks of type ps, and only chief, worker": tf_config("worker", 0, worker=["a:1"], ps=[]),
     "TF_CONFIG is the address of process 0, and 'a' is not HOST:PORT": tf_config(
         "worker", 0, worker=["a", "b"]
@@ -238,7 +242,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_says_what_is_wrong_with_an_environment(message: str):
+def test_reports_an_invalid_environment(message: str):
     with pytest.raises(ConfigError, match=message) as error:
         detect(WRONG[message])
     assert any(word in str(error.value) for word in ("Set ", "Unset", "Leave"))

@@ -1,4 +1,4 @@
-"""Slurm's short spellings, against those written out."""
+"""Slurm's compact lists, against the expanded lists."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_lists_of_hosts(short: str, long: str):
 
 
 @pytest.mark.parametrize("text", ["", "node[", "node[1-]x[", "node[a-b]", "node[4-1]", "a,,b"])
-def test_refuses_what_is_no_list_of_hosts(text: str):
+def test_refuses_an_invalid_list_of_hosts(text: str):
     with pytest.raises(ConfigError, match=r"should be a list of hosts.*Set JTRAIN_COORDINATOR"):
         hosts(text)
 

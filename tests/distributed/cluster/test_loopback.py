@@ -1,4 +1,4 @@
-"""Who starts JAX in several processes says where it listens: without that it is everywhere."""
+"""Every start of JAX in several processes sets the listening address; the default is all."""
 
 import ast
 import os
@@ -14,7 +14,7 @@ from jtrain.distributed.heartbeat.channel import Channel
 ROOT = Path(__file__).parents[3]
 
 
-def test_every_call_says_where_it_listens():
+def test_every_call_sets_the_listening_address():
     found = 0
     for folder in ("jtrain", "tests", "benchmarks", "experiments"):
         for file in (ROOT / folder).rglob("*.py"):
@@ -28,7 +28,7 @@ def test_every_call_says_where_it_listens():
     assert found >= 4
 
 
-# What JAX is told of its heartbeat, in a process that `start` would make one of two.
+# Prints the heartbeat timeout that `start` passes to JAX in one of two processes.
 HEARTBEAT = """
 import sys
 import jax
@@ -42,7 +42,7 @@ start(Cluster(processes=2, coordinator=CoordinatorAddress("127.0.0.1", 1)), {}, 
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_the_heartbeat_is_patient_where_another_process_watches(watched: bool):
+def test_the_heartbeat_is_patient_under_a_launcher(watched: bool):
     with Channel() as channel:
         done = subprocess.run(
             [sys.executable, "-c", HEARTBEAT],

@@ -1,4 +1,4 @@
-"""Processes meet before JAX does: all get one answer, and it names who is missing or differs."""
+"""Processes meet before JAX starts: all get one answer, which names a missing or other one."""
 
 import socket
 import threading
@@ -21,7 +21,7 @@ def member(index: int, processes: int, port: int) -> Cluster:
 
 
 def ends(members: list[tuple[Cluster, dict]], timeout: float = 5.0) -> list[Exception | None]:
-    """How each of them came out of it."""
+    """Return the error of each process, None without one."""
     found: list[Exception | None] = [None] * len(members)
 
     def one(place: int, cluster: Cluster, facts: dict) -> None:
@@ -41,13 +41,13 @@ def ends(members: list[tuple[Cluster, dict]], timeout: float = 5.0) -> list[Exce
     return found
 
 
-def test_all_that_have_the_same_go_on_together():
+def test_processes_with_equal_facts_meet():
     port = free_port()
     assert ends([(member(i, 5, port), SAME) for i in (3, 1, 0, 4, 2)]) == [None] * 5
     socket.create_server(("127.0.0.1", port)).close()  # and the port is free again
 
 
-def test_what_differs_is_named_in_all_of_them():
+def test_a_difference_is_named_in_all_processes():
     port = free_port()
     other = {"config seed": "1", "package jax": "0.10.2", "code jtrain/core/step.py": "ab12"}
     found = ends(
@@ -63,7 +63,7 @@ def test_what_differs_is_named_in_all_of_them():
     assert "Start all of them by the same command" in said
 
 
-def test_who_does_not_come_is_named_in_time():
+def test_a_missing_process_is_named_in_time():
     port = free_port()
     began = time.monotonic()
     found = ends([(member(i, 4, port), SAME) for i in (0, 2)], timeout=0.5)
@@ -83,7 +83,7 @@ def test_a_coordinator_that_is_not_there_is_named():
     assert "name its machine by JTRAIN_COORDINATOR" in str(error)
 
 
-def test_a_machine_that_nobody_knows_is_named():
+def test_an_unknown_machine_is_named():
     nowhere = Cluster(
         kind="x",
         processes=2,
@@ -95,7 +95,7 @@ def test_a_machine_that_nobody_knows_is_named():
     assert "no machine is named no-such-host.invalid" in str(error)
 
 
-def test_two_that_take_themselves_for_one_are_refused():
+def test_two_processes_with_one_number_are_refused():
     port = free_port()
     found = ends([(member(i, 3, port), SAME) for i in (0, 1, 1)])
     assert all("two processes are both process 1 of 3" in str(e) for e in found)
@@ -115,7 +115,7 @@ def test_a_port_in_use_is_refused():
             meet(member(0, 2, port), SAME, timeout=1.0)
 
 
-def test_another_program_at_the_port_is_told_from_process_0():
+def test_another_program_at_the_port_is_not_taken_for_process_0():
     with socket.create_server(("127.0.0.1", 0)) as taken:
 
         def answer() -> None:
@@ -129,7 +129,7 @@ def test_another_program_at_the_port_is_told_from_process_0():
             meet(member(1, 2, taken.getsockname()[1]), SAME, timeout=2.0)
 
 
-def test_strangers_are_let_go():
+def test_strangers_are_dropped():
     port = free_port()
 
     def stranger() -> None:
@@ -164,15 +164,15 @@ def test_listens_on_the_loopback_where_the_coordinator_is():
     assert bound(CoordinatorAddress("no-such-host.invalid", 1)) == ""
 
 
-def test_an_address_of_the_internet_is_warned_of():
-    def news(host: str) -> list[str]:
+def test_an_address_of_the_internet_gives_a_warning():
+    def describe(host: str) -> list[str]:
         at = CoordinatorAddress(host, 8476)
         return Cluster(kind="x", processes=2, index=0, coordinator=at, by={"HOST": host}).describe()
 
     for host in ("8.8.8.8", "2606:4700::1111"):
-        _, warning = news(host)
+        _, warning = describe(host)
         assert f"{host} can be reached from the internet" in warning
         assert "keep its port behind a firewall, or name an address" in warning
         assert "by HOST" in warning
     for host in ("127.0.0.1", "10.1.2.3", "192.168.0.9", "fd00::1", "::1", "host-0", "localhost"):
-        assert len(news(host)) == 1
+        assert len(describe(host)) == 1

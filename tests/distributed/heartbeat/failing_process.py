@@ -1,4 +1,4 @@
-"""One of several processes that join and wait in a sum, but for the second. Not a test itself."""
+"""Script of processes that join and wait in a collective; the second fails. Not a test."""
 
 import os
 import sys
@@ -10,11 +10,11 @@ from jtrain.distributed.heartbeat.exit_alone import exit_alone, fail_alone
 from jtrain.errors import DataError
 
 
-def fails(how: str) -> None:
-    """Ends this process, by an error that nobody catches or without one."""
+def fail(how: str) -> None:
+    """End this process, by an uncaught error or by an exit code."""
     if how == "closed":
         sys.stdout.close()
-    if how == "again":  # something else listens to errors since, and the run begins after it
+    if how == "again":  # another excepthook is installed, and then a run begins
         ours = sys.excepthook
         sys.excepthook = lambda *told: ours(*told)
         fail_alone()
@@ -24,11 +24,11 @@ def fails(how: str) -> None:
 
 
 def main(how: str) -> None:
-    """Fails in the second process."""
+    """Join, and fail in the second process."""
     start(detect(os.environ), {}, timeout=60.0)
     multihost_utils.sync_global_devices("both are here")
     if os.environ["JTRAIN_PROCESS"] == "1":
-        fails(how)
+        fail(how)
     multihost_utils.sync_global_devices("only one is here")
 
 

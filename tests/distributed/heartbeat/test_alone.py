@@ -1,4 +1,4 @@
-"""A run that nobody watches ends itself when it is stuck, and only then."""
+"""The watchdog ends a stuck run without a launcher, and no other run."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def until(condition, seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def test_stuck_it_leaves_the_stacks_of_all_threads_and_ends(tmp_path: Path, capfd):
+def test_a_stuck_run_leaves_the_stacks_of_all_threads_and_ends(tmp_path: Path, capfd):
     codes, held = [], threading.Event()
 
     def waits_for_ever():
@@ -42,7 +42,7 @@ def test_stuck_it_leaves_the_stacks_of_all_threads_and_ends(tmp_path: Path, capf
     assert "JTRAIN_PATIENCE=data=" in said
 
 
-def test_who_beats_is_not_stuck(tmp_path: Path):
+def test_a_beating_run_is_not_stuck(tmp_path: Path):
     codes, pulse = [], Heartbeat()
     patience = Patience.parse("0.5")
     with Watchdog(tmp_path, 0, patience=patience, pulse=pulse, tick=0.02, leave=codes.append):
@@ -54,7 +54,7 @@ def test_who_beats_is_not_stuck(tmp_path: Path):
 
 
 @pytest.mark.parametrize("moment", ["stopped", "debugged"])
-def test_who_was_stopped_or_is_debugged_is_not_stuck(tmp_path: Path, moment: str):
+def test_a_stopped_or_debugged_run_is_not_stuck(tmp_path: Path, moment: str):
     code = (
         "import os, pdb, signal, sys, threading, time; from pathlib import Path\n"
         "from jtrain.distributed.heartbeat import HEARTBEAT, Patience\n"

@@ -1,4 +1,4 @@
-"""A script of several processes: an error in one of them ends all, soon and with its words."""
+"""A script of several processes: an error in one soon ends all, and its output is shown."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""What a rehearsal is typed as, and what is said of what is none."""
+"""Faults of a rehearsal are parsed, and invalid ones are refused with advice."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from jtrain.distributed.heartbeat.heartbeat import FAULTS
 from jtrain.errors import UserError
 
 
-def test_faults_are_read_as_they_are_printed():
+def test_printed_faults_parse_to_themselves():
     text = "kill:1@step20,stall:0@step30,raise:1@step12,full-disk@save2,term:0@step40"
     found = parse_faults(text, processes=2)
     assert found[0] == Fault("kill", 1, 20)
@@ -21,7 +21,10 @@ def test_faults_are_read_as_they_are_printed():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("kil:1@step20", r"has an unknown kind; the kinds are kill, .*; did you mean kill\? For example"),
+        (
+            "kil:1@step20",
+            r"has an unknown kind; the kinds are kill, .*; did you mean kill\? For example",
+        ),
         ("kill:1", "is not a fault; a fault is KIND:PROCESS@stepN"),
         ("kill:1@step20,", "is not a fault"),
         ("kill:2@step20", "names process 2, and the processes are 0 to 1"),
@@ -31,14 +34,14 @@ def test_faults_are_read_as_they_are_printed():
         ("full-disk@step3", "does not fit: a full disk comes in a save"),
     ],
 )
-def test_what_is_none_is_refused_with_what_is(text: str, why: str):
+def test_an_invalid_fault_is_refused_with_valid_advice(text: str, why: str):
     with pytest.raises(UserError, match=why) as refused:
         parse_faults(text, processes=2)
     *_, advice = str(refused.value).split("--chaos ")
-    assert parse_faults(advice, processes=2), "what it says to type is a rehearsal"
+    assert parse_faults(advice, processes=2), "the advice is valid"
 
 
-def test_only_a_run_is_rehearsed():
+def test_only_the_verb_run_takes_faults():
     with pytest.raises(UserError, match="--chaos works only with the verb run") as refused:
         launch.main(["--chaos", "kill:1@step2", "check", "configs/x.yaml"])
     assert "run CONFIG" in str(refused.value)
@@ -46,5 +49,7 @@ def test_only_a_run_is_rehearsed():
 
 def test_more_faults_than_fit_into_the_memory_of_a_process_are_refused():
     assert len(parse_faults(",".join(["kill:0@step1"] * FAULTS), processes=1)) == FAULTS
-    with pytest.raises(UserError, match=f"names {FAULTS + 1} faults, and .* takes {FAULTS}. Rehearse"):
+    with pytest.raises(
+        UserError, match=f"names {FAULTS + 1} faults, and .* takes {FAULTS}. Rehearse"
+    ):
         parse_faults(",".join(["kill:0@step1"] * (FAULTS + 1)), processes=1)

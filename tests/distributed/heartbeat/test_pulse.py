@@ -1,4 +1,4 @@
-"""The pulse: what one process says, another reads, whatever the first is doing."""
+"""The heartbeat of a process is read by another, whatever the first is doing."""
 
 import os
 import signal
@@ -21,15 +21,15 @@ def channel():
 
 
 def started(code: str, channel: Channel, **options) -> subprocess.Popen:
-    """A process of Python whose pulse is that of the channel."""
+    """Start Python code in a process that beats on the channel."""
     environ = {**os.environ, **channel.environ, "JTRAIN_PROCESS": "3"}
     command = [sys.executable, "-c", code]
     return subprocess.Popen(command, env=environ, pass_fds=channel.files, **options)
 
 
-def test_another_reads_what_was_said_last(tmp_path: Path, channel: Channel):
+def test_another_process_reads_the_last_beat(tmp_path: Path, channel: Channel):
     file = channel.files.pulse
-    assert read_beat(file).number == 0, "nobody has spoken"
+    assert read_beat(file).number == 0, "no beat yet"
     pulse = Heartbeat(file)
     pulse.begin_run(tmp_path / "runs" / "möwe", grace=12.5)
     pulse.beat("hooks", 7)
@@ -41,7 +41,7 @@ def test_another_reads_what_was_said_last(tmp_path: Path, channel: Channel):
     assert pulse.now() == beat
 
 
-def test_either_side_says_that_a_fault_has_come(tmp_path: Path, channel: Channel):
+def test_either_side_records_a_fault(tmp_path: Path, channel: Channel):
     file = channel.files.pulse
     pulse = Heartbeat(file)
     pulse.begin_run(tmp_path, grace=1.0)
@@ -54,7 +54,7 @@ def test_either_side_says_that_a_fault_has_come(tmp_path: Path, channel: Channel
     assert read_beat(file).run == str(tmp_path)
 
 
-def test_a_phase_within_a_phase_gives_way_to_it(tmp_path: Path):
+def test_an_inner_phase_returns_to_the_outer_phase(tmp_path: Path):
     pulse = Heartbeat()
     pulse.beat("step", 3)
     with pulse.during("eval"), pulse.during("save"):
@@ -63,7 +63,7 @@ def test_a_phase_within_a_phase_gives_way_to_it(tmp_path: Path):
     assert pulse.now().number == 5
 
 
-def test_each_beat_is_read_whole_while_it_is_written(channel: Channel):
+def test_beats_are_never_torn(channel: Channel):
     code = (
         "import time; from jtrain.distributed.heartbeat import HEARTBEAT as pulse\n"
         "step, end = 0, time.monotonic() + 1.0\n"
@@ -79,7 +79,7 @@ def test_each_beat_is_read_whole_while_it_is_written(channel: Channel):
     assert all(beat.phase == ("hooks" if beat.step % 2 else "data") for beat in seen if beat.step)
 
 
-def test_one_who_is_watched_shows_its_stacks_even_when_no_python_runs(channel: Channel):
+def test_a_watched_process_writes_its_stacks_even_when_no_python_runs(channel: Channel):
     code = (
         "import ctypes; from jtrain.distributed.heartbeat import HEARTBEAT\n"
         "HEARTBEAT.beat('data', 4)\n"
@@ -102,18 +102,18 @@ def test_one_who_is_watched_shows_its_stacks_even_when_no_python_runs(channel: C
         process.wait()
 
 
-def test_what_a_process_starts_does_not_speak_for_it(channel: Channel):
+def test_a_child_process_does_not_beat_for_its_parent(channel: Channel):
     code = (
         "import os, subprocess, sys; from jtrain.distributed.heartbeat import HEARTBEAT\n"
-        "child = 'from jtrain.distributed.heartbeat import HEARTBEAT; HEARTBEAT.beat(\"save\", 99)'\n"
+        "child = 'from jtrain.distributed.heartbeat import HEARTBEAT as h; h.beat(\"save\", 99)'\n"
         "HEARTBEAT.beat('data', 4); subprocess.run([sys.executable, '-c', child], check=True)"
     )
     assert started(code, channel).wait(timeout=60) == 0
     assert read_beat(channel.files.pulse).step == 4
 
 
-def test_a_process_that_was_not_given_the_files_is_alone(tmp_path: Path, channel: Channel):
-    """A script that `jtrain launch` starts hands its environment to what it starts, and no file."""
+def test_a_process_without_the_files_is_not_watched(tmp_path: Path, channel: Channel):
+    """Check a child of a script under `jtrain launch`: it inherits the environment, but no file."""
     (tmp_path / "theirs").write_text("kept")
     code = (
         "import os, sys; from jtrain.distributed.heartbeat import HEARTBEAT\n"

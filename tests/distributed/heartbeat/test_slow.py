@@ -1,4 +1,4 @@
-"""Who waits for the first step hears what is being done, and nothing where it is done at once."""
+"""Startup progress is logged if the first step takes long, and not otherwise."""
 
 import functools
 import importlib
@@ -20,7 +20,7 @@ def until(said: list[str], lines: int) -> None:
 
 
 @pytest.mark.parametrize("phase", DOING)
-def test_a_phase_that_lasts_is_told_ever_less_often(phase: str):
+def test_a_long_phase_is_reported_ever_less_often(phase: str):
     said, times, pulse = [], [], Heartbeat()
     tell = lambda line: (said.append(line), times.append(time.monotonic()))
     with StartupProgress(tell, pulse=pulse, first=0.1, tick=0.01):
@@ -31,7 +31,7 @@ def test_a_phase_that_lasts_is_told_ever_less_often(phase: str):
     assert all(at - began >= least for at, least in zip(times[:3], (0.1, 0.2, 0.4), strict=True))
 
 
-def test_each_phase_has_its_own_time_and_a_step_is_none_of_them():
+def test_each_phase_has_its_own_time_and_a_step_is_not_reported():
     said, times, pulse = [], [], Heartbeat()
     tell = lambda line: (said.append(line), times.append(time.monotonic()))
     with StartupProgress(tell, pulse=pulse, first=1.0, tick=0.01):
@@ -47,7 +47,7 @@ def test_each_phase_has_its_own_time_and_a_step_is_none_of_them():
     assert times[0] - began >= 1.0
 
 
-def test_whom_nobody_listens_to_any_more_goes_on():
+def test_closed_output_does_not_end_the_run():
     told, pulse = [], Heartbeat()
 
     def closed(line: str):
@@ -60,7 +60,7 @@ def test_whom_nobody_listens_to_any_more_goes_on():
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_a_fit_that_takes_long_to_begin_says_why(monkeypatch, capfd, quiet: bool):
+def test_a_slow_start_of_fit_is_reported(monkeypatch, capfd, quiet: bool):
     from jtrain.train.setup import TrainSetup
 
     compiled = TrainSetup.compile_step

@@ -1,4 +1,4 @@
-"""A command in several processes: they end together, and the one that failed has the last word."""
+"""A command in several processes: all end together; the output of the failed one is last."""
 
 import os
 import signal
@@ -25,11 +25,11 @@ def of(code: str) -> list[str]:
 
 
 def gone(file: Path) -> bool:
-    """Whether the processes that wrote their numbers there are no more."""
+    """Return whether the processes whose numbers are in a file have ended."""
     return not any(Path(f"/proc/{pid}").exists() for pid in file.read_text().split())
 
 
-def test_each_is_told_its_place_and_the_same_coordinator(tmp_path: Path):
+def test_each_process_gets_its_index_and_the_same_coordinator(tmp_path: Path):
     names = ["JTRAIN_COORDINATOR", "JTRAIN_PROCESSES", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS"]
     code = f"open(f'{tmp_path}/{{me}}', 'w').write(' '.join(os.environ[x] for x in {names}))"
     assert launch(of(code), processes=3, devices=4) == 0
@@ -44,23 +44,26 @@ def test_each_is_told_its_place_and_the_same_coordinator(tmp_path: Path):
     ("words", "says"),
     [
         (["rum", "configs/x.yaml"], "rum is not a verb that launch can run; did you mean run?"),
-        (["rum", "run", "configs/x.yaml"], "rum is not a verb that launch can run; did you mean run?"),
+        (
+            ["rum", "run", "configs/x.yaml"],
+            "rum is not a verb that launch can run; did you mean run?",
+        ),
         (["configs/x.yaml"], "; did you mean run configs/x.yaml?"),
         (["launch", "run"], "launch is not a verb that launch can run"),
         ([], "the verb to run in 3 processes is missing. Write a verb"),
     ],
 )
-def test_a_word_that_is_no_verb_is_named(words: list[str], says: str, capsys):
+def test_an_unknown_verb_is_named(words: list[str], says: str, capsys):
     assert main(["launch", "--processes", "3", *words]) == 2
     assert says in capsys.readouterr().err
 
 
-def test_what_the_caller_says_of_platforms_stays():
+def test_platforms_of_the_caller_stay():
     assert environment({"JAX_PLATFORMS": "cuda"}, "x:1", 0, 2, 0)["JAX_PLATFORMS"] == "cuda"
     assert "JAX_NUM_CPU_DEVICES" not in environment({}, "x:1", 0, 2, 0)
 
 
-def test_when_one_fails_all_end_and_its_words_come_last(tmp_path: Path, capfd):
+def test_when_one_fails_all_end_and_its_output_comes_last(tmp_path: Path, capfd):
     pids = tmp_path / "pids"
     code = (
         f"open('{pids}', 'a').write(f'{{os.getpid()}} ');"
@@ -101,7 +104,7 @@ def test_runs_that_were_stopped_are_waited_for(tmp_path: Path):
 
 
 def launched(code: str, *before: str, **options) -> subprocess.Popen:
-    """A launch of two processes; a signal repeats another one within 0.5 s."""
+    """Launch two processes; a signal within 0.5 s repeats the first one."""
     starts = (
         "from jtrain.distributed.heartbeat import shutdown_request\n"
         "shutdown_request.REPEATS = 0.5\n"
@@ -120,7 +123,7 @@ def when_written(folder: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_are_handed_on_once(tmp_path: Path, number: signal.Signals):
+def test_signals_are_forwarded_once(tmp_path: Path, number: signal.Signals):
     pids, count = tmp_path / "pids", tmp_path / "count"
     pids.mkdir()
     code = (
@@ -133,7 +136,7 @@ def test_signals_are_handed_on_once(tmp_path: Path, number: signal.Signals):
         f"open('{count}', 'a').write(f'{{len(came)}} ')\n"
         "sys.exit(75)"
     )
-    process = launched(code, "timeout", "500")  # which sends it twice
+    process = launched(code, "timeout", "500")  # `timeout` sends it twice
     when_written(pids, 2)
     process.send_signal(number)
     assert process.wait(timeout=30) == 75
@@ -142,7 +145,7 @@ def test_signals_are_handed_on_once(tmp_path: Path, number: signal.Signals):
 
 
 def ended(folder: Path) -> bool:
-    """Whether those that left their numbers there are gone."""
+    """Return whether the processes whose numbers are file names have ended."""
     return not any(Path(f"/proc/{file.name}").exists() for file in folder.iterdir())
 
 
@@ -170,7 +173,7 @@ def test_a_second_signal_ends_all_and_one_that_repeats_the_first_does_not(tmp_pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT, signal.SIGHUP])
-def test_however_it_is_ended_they_end_too_and_nothing_is_left(
+def test_the_workers_end_with_the_launcher_and_nothing_is_left(
     tmp_path: Path, number: signal.Signals
 ):
     pids, temporary = tmp_path / "pids", tmp_path / "temporary"
@@ -191,7 +194,7 @@ def test_however_it_is_ended_they_end_too_and_nothing_is_left(
     assert list(temporary.iterdir()) == []
 
 
-def test_says_where_more_than_the_loopback_is_listened_at(monkeypatch, capfd):
+def test_warns_if_gloo_listens_beyond_the_loopback(monkeypatch, capfd):
     found = lambda address: lambda *_, **__: [(0, 0, 0, "", (address, 0))]
     monkeypatch.setattr(socket, "getaddrinfo", found("127.0.1.1"))
     assert launch(of("pass"), processes=2) == 0
@@ -203,10 +206,10 @@ def test_says_where_more_than_the_loopback_is_listened_at(monkeypatch, capfd):
     assert f"put `127.0.0.1 {socket.gethostname()}` into /etc/hosts" in said
 
 
-def test_of_launches_on_one_port_at_one_moment_one_goes_on_and_the_others_are_refused(
+def test_of_launches_on_one_port_at_one_moment_all_but_one_are_refused(
     tmp_path: Path,
 ):
-    """The port is looked at by all before process 0 of any listens there."""
+    """Launch at one moment: all check the port before a process 0 listens there."""
     code = (
         f"open(f'{tmp_path}/{{os.getpid()}}', 'w').write(os.environ['JTRAIN_COORDINATOR']);"
         "time.sleep(60)"
@@ -229,9 +232,7 @@ def test_of_launches_on_one_port_at_one_moment_one_goes_on_and_the_others_are_re
         over = [each for each in launches if each.poll() is not None]
         assert [each.returncode for each in over] == [2] * 3
         for each in over:
-            refused = (
-                f"--port {port} is not available (another jtrain launch has it)"
-            )
+            refused = f"--port {port} is not available (another jtrain launch has it)"
             assert refused in each.communicate()[1]
         assert [file.read_text() for file in tmp_path.iterdir()] == [f"127.0.0.1:{port}"] * 2
         assert not ended(tmp_path)
@@ -243,8 +244,10 @@ def test_of_launches_on_one_port_at_one_moment_one_goes_on_and_the_others_are_re
             each.stderr.close()
 
 
-def test_a_port_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match=r"--port 70000 is not available.*0-65535.*Leave --port out"):
+def test_an_invalid_port_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"--port 70000 is not available.*0-65535.*Leave --port out"
+    ):
         launch(of("pass"), processes=2, port=70000)
 
 
@@ -255,7 +258,7 @@ def test_a_port_in_use_is_refused_with_one_that_is_free():
             launch(of("pass"), processes=2, port=port)
 
 
-def test_it_can_be_used_beside_the_main_thread():
+def test_it_works_outside_of_the_main_thread():
     codes = []
     thread = threading.Thread(target=lambda: codes.append(launch(of("pass"), processes=2)))
     thread.start()

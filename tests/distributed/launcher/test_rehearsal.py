@@ -1,4 +1,4 @@
-"""A rehearsal: each fault comes once, the run gets over all of them, and nothing is lost."""
+"""A rehearsal: each fault happens once, the run recovers from all, and nothing is lost."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def command(home: Path, compiled: Path, *words: str) -> str:
 
 
 @pytest.mark.thorough
-def test_a_run_comes_through_a_rehearsal_as_if_nothing_had_been(
+def test_a_rehearsed_run_ends_like_an_undisturbed_run(
     tmp_path_factory: pytest.TempPathFactory, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ):
     hurt, calm = tmp_path_factory.mktemp("hurt"), tmp_path_factory.mktemp("calm")

@@ -1,4 +1,4 @@
-"""A worker that SIGSTOP has stopped is named, with the stacks of all, whatever it was doing."""
+"""A worker stopped by SIGSTOP is named, with the stacks of all, in every phase."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from quick_study import CODE, write_study
 
-# Stops the process of that number when it is in a phase of a step or a later one.
+# Stops the process with that index once it is in that phase at that step or later.
 STOPS = """
 import os
 import signal
@@ -34,10 +34,10 @@ if told[0] == os.environ["JTRAIN_PROCESS"]:
 VALUES = ("steps=100000", "checkpoint.every=20", "evaluate.every=20", "parallel.kind=mirrored")
 
 
-def ended(
+def launch_and_stop(
     home: Path, compiled: Path, where: str, *options: str, devices: int = 1, limit: float = 240
 ) -> tuple[int, str, float]:
-    """How a launch of three processes ended, one of which stops where it says; and after when."""
+    """Launch three processes, one of which stops; return the code, the output and the seconds."""
     write_study(home, f"{STOPS}\n{CODE}")
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     words = ["launch", "--processes", "3", "--devices", f"{devices}", *options]
@@ -55,25 +55,27 @@ def ended(
 
 
 def check(home: Path, end: tuple[int, str, float], process: int, limit: float) -> None:
-    """Makes sure that the stopped one is named, after its time, and that all have left stacks."""
+    """Check that the stopped process is named, after its limit, and that all wrote their stacks."""
     code, said, seconds = end
     assert code == 124, said
     *_, last = said.splitlines()
     stopped = re.match(rf"process {process} has been .*?, stopped by a signal for (\S+) s", last)
     assert stopped, said
-    assert limit - 2 <= float(stopped[1]) < limit + 15, "or another waited for it a little longer"
+    assert limit - 2 <= float(stopped[1]) < limit + 15, (
+        "another process may have waited a little longer"
+    )
     assert seconds > limit - 2
     run, failed = home / "runs" / "quick", re.findall(r"process (\d) waited for it", last)
-    for index in {0, 1, 2} - {int(each) for each in failed}:  # who failed has shown its traceback
+    for index in {0, 1, 2} - {int(each) for each in failed}:  # a failed one has shown its traceback
         if f"{run.absolute()}/stacks-*.txt" in last:
             assert "File " in (run / f"stacks-{index}.txt").read_text()
-        else:  # none had come as far as to make the directory
+        else:  # no process had created the directory
             assert re.search(rf"^process {index}:\n(Current t|T)hread 0x", said, re.MULTILINE)
 
 
 @pytest.mark.thorough
-def test_it_is_named_with_the_stacks_of_all(tmp_path: Path, compiled: Path):
-    end = ended(tmp_path, compiled, "1 step 5", "--patience", "step=6")
+def test_a_stopped_process_is_named_with_the_stacks_of_all(tmp_path: Path, compiled: Path):
+    end = launch_and_stop(tmp_path, compiled, "1 step 5", "--patience", "step=6")
     check(tmp_path, end, process=1, limit=6.0)
     assert (tmp_path / "runs" / "quick" / "stacks-1.txt").exists()
 
@@ -84,9 +86,11 @@ def test_it_is_named_with_the_stacks_of_all(tmp_path: Path, compiled: Path):
     [("start", 0), ("compile", 0), ("restore", 0), ("data", 3), ("eval", 20), ("save", 20)],
 )
 @pytest.mark.parametrize("process", [0, 2])
-def test_whatever_it_was_doing(tmp_path: Path, compiled: Path, phase: str, step: int, process: int):
-    """Also where another fails before: at the meeting of all, in gloo or by its heartbeat."""
-    end = ended(tmp_path, compiled, f"{process} {phase} {step}", "--patience", "step=40")
+def test_a_stopped_process_is_named_in_every_phase(
+    tmp_path: Path, compiled: Path, phase: str, step: int, process: int
+):
+    """Name it also if another fails first: in the rendezvous, in gloo or by its heartbeat."""
+    end = launch_and_stop(tmp_path, compiled, f"{process} {phase} {step}", "--patience", "step=40")
     early = phase in {"compile", "restore"}  # gloo's first meeting has a limit of 30 s
     check(tmp_path, end, process=process, limit=30.0 if early else 40.0)
 
@@ -94,10 +98,10 @@ def test_whatever_it_was_doing(tmp_path: Path, compiled: Path, phase: str, step:
 @pytest.mark.slow
 @pytest.mark.parametrize("turn", range(10))
 def test_with_default_patience_ten_times_in_a_row(tmp_path: Path, compiled: Path, turn: int):
-    """JAX's own heartbeat ended the others after 26 s, by SIGABRT, and named one of them."""
+    """Name the stopped one; JAX's own heartbeat ended the others after 26 s, by SIGABRT."""
     draw = random.Random(turn)
     process, step, devices = draw.randrange(3), draw.randrange(1, 60), draw.choice((1, 2))
     phase = draw.choice(("step", "data", "hooks"))
     where = f"{process} {phase} {step}"
-    end = ended(tmp_path, compiled, where, devices=devices, limit=900)
+    end = launch_and_stop(tmp_path, compiled, where, devices=devices, limit=900)
     check(tmp_path, end, process=process, limit=300.0)

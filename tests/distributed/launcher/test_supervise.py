@@ -1,4 +1,4 @@
-"""What fails is begun again: how often, when not, and what is said when it is given up."""
+"""Restarts after a failure: how many, when not, and the final report."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from jtrain.distributed.heartbeat import Patience
 from jtrain.distributed.heartbeat.fault import parse_faults
 from jtrain.distributed.launcher import launch, process_group
 
-# Each life appends a letter to its own file, so the number of lives is the file's size.
+# Each attempt appends a letter to the file of its process: the size is the number of attempts.
 LIFE = "mine = open(f'{os.environ[\"HERE\"]}/{me}', 'a+'); mine.write('x'); mine.flush();"
 LIFE += "life = os.path.getsize(mine.name);"
 HEARTBEAT = "from jtrain.distributed.heartbeat import HEARTBEAT;"
@@ -28,52 +28,53 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def lives(here: Path) -> list[int]:
+def attempts(here: Path) -> list[int]:
     return [path.stat().st_size for path in sorted(here.glob("?"))]
 
 
 def watched(code: str) -> list[str]:
-    """With the package at hand: what beats."""
+    """Return a command that can import jtrain, and so beat."""
     return [part for part in of(LIFE + HEARTBEAT + code) if part != "-S"]
 
 
-def test_all_are_begun_again_when_one_fails(here: Path, capfd):
+def test_all_are_restarted_when_one_fails(here: Path, capfd):
     code = f"open('{here}/port', 'a').write(os.environ['JTRAIN_COORDINATOR'] + ' ');"
     code += "there = lambda: os.path.exists(other) and os.path.getsize(other) == life\n"
     code += f"other = '{here}/0'\n"
     code += "while life < 3 and not (me and there()): time.sleep(0.01)\n"
     code += "life < 3 and os.kill(os.getpid(), 9)"
     assert launch(of(LIFE + code), processes=2, restarts=2) == 0
-    assert lives(here) == [3, 3]
+    assert attempts(here) == [3, 3]
     said = capfd.readouterr().err
     assert "process 1 ended (SIGKILL) before the first step. Restarted (1 of 2).\n" in said
     assert "Restarted (2 of 2)" in said
-    assert len(set((here / "port").read_text().split())) == 3, "a port of its own for each life"
+    assert len(set((here / "port").read_text().split())) == 3, "a new port for each attempt"
 
 
-def test_at_the_end_of_its_budget_the_words_of_who_failed_come_last(here: Path, capfd):
+def test_without_restarts_left_the_output_of_the_failed_process_comes_last(here: Path, capfd):
     code = "HEARTBEAT.beat('hooks', 10 * life); me == 1 and 1 / 0; time.sleep(60)"
     assert launch(watched(code), processes=2, restarts=1) == 1
-    assert lives(here) == [2, 2]
+    assert attempts(here) == [2, 2]
     *_, error, last = capfd.readouterr().err.splitlines()
     assert error == "ZeroDivisionError: division by zero"
     assert last == "process 1 failed (exit code 1), and all were ended"
 
 
 @pytest.mark.parametrize("code", [0, 2, 75])
-def test_what_is_done_mistaken_or_stopped_is_not_begun_again(here: Path, code: int):
+def test_a_done_mistaken_or_stopped_run_is_not_restarted(here: Path, code: int):
     assert launch(of(LIFE + f"sys.exit({code})"), processes=1, restarts=3) == code
-    assert lives(here) == [1]
+    assert attempts(here) == [1]
 
 
-def test_what_fails_thrice_at_one_step_is_given_up_with_what_is_known(here: Path, capfd):
+def test_a_third_failure_at_one_step_ends_with_a_diagnosis(here: Path, capfd):
     run = here / "runs" / "try"
     run.mkdir(parents=True)
     (run / "metrics.jsonl").write_text('{"step": 6, "loss": 0.5}\n{"step": 7, "x": 1}\n{"st')
     code = "from pathlib import Path;"
-    code += f"HEARTBEAT.begin_run(Path('{run}'), 25.0); HEARTBEAT.beat('data', 7); raise ValueError('row 9')"
+    code += f"HEARTBEAT.begin_run(Path('{run}'), 25.0); HEARTBEAT.beat('data', 7)\n"
+    code += "raise ValueError('row 9')"
     assert launch(watched(code), processes=1, restarts=9) == 1
-    assert lives(here) == [3]
+    assert attempts(here) == [3]
     said = capfd.readouterr().err
     assert "3 attempts in a row ended no later than step 7" in said
     assert "fails in     step 8, batch 7 of the training data" in said
@@ -82,27 +83,29 @@ def test_what_fails_thrice_at_one_step_is_given_up_with_what_is_known(here: Path
     assert said.rstrip().endswith("process 0 failed (exit code 1), and all were ended")
 
 
-def of_a_failed_run(run: Path, *, done: str) -> list[str]:
-    """A process whose run ends by its own judgement: step 4, which took batch 6, was bad."""
+def failed_run_command(run: Path, *, done: str) -> list[str]:
+    """Return a process whose run reports a fault: step 4, which took batch 6, was bad."""
     checkpoint = run / "checkpoints" / "2"
     checkpoint.mkdir(parents=True)
     (run / "events.jsonl").write_text(f'{{"step": 4, "batch": 6, "done": "{done}"}}\n')
     (run / "run.json").write_text('{\n  "status": "failed",\n  "step": 9,\n  "why": "so bad"\n}')
     code = "from pathlib import Path\n"
-    return watched(f"{code}HEARTBEAT.begin_run(Path('{run}'), 25.0); HEARTBEAT.beat('data', 9); sys.exit(70)")
+    return watched(
+        f"{code}HEARTBEAT.begin_run(Path('{run}'), 25.0); HEARTBEAT.beat('data', 9); sys.exit(70)"
+    )
 
 
-def test_a_run_that_its_guard_stopped_is_not_begun_again(here: Path, capfd):
-    assert launch(of_a_failed_run(here / "try", done="stopped"), processes=1, restarts=2) == 70
-    assert lives(here) == [1]
+def test_a_run_that_its_guard_stopped_is_not_restarted(here: Path, capfd):
+    assert launch(failed_run_command(here / "try", done="stopped"), processes=1, restarts=2) == 70
+    assert attempts(here) == [1]
     said = capfd.readouterr().err
     assert "the guard stopped the run at step 4, where a restart would stop again" in said
     assert "Restarted" not in said
 
 
-def test_what_a_run_says_of_its_failure_is_in_the_table(here: Path, capfd):
-    assert launch(of_a_failed_run(here / "try", done="skipped"), processes=1, restarts=9) == 70
-    assert lives(here) == [3]
+def test_the_reported_fault_of_a_run_is_in_the_diagnosis(here: Path, capfd):
+    assert launch(failed_run_command(here / "try", done="skipped"), processes=1, restarts=9) == 70
+    assert attempts(here) == [3]
     said = capfd.readouterr().err
     assert "Restarted (2 of 9) from checkpoint 2." in said
     assert "fails in     step 4, batch 6 of the training data" in said
@@ -110,18 +113,19 @@ def test_what_a_run_says_of_its_failure_is_in_the_table(here: Path, capfd):
     assert "to resume" not in said
 
 
-def test_a_full_disk_that_a_run_gets_over_is_no_end_of_it(here: Path, capfd):
+def test_a_full_disk_that_a_run_survives_is_reported(here: Path, capfd):
     full = parse_faults("full-disk@save1", processes=1)
     assert launch(watched("HEARTBEAT.note_fault(0)"), processes=1, faults=full) == 0
-    assert lives(here) == [1]
+    assert attempts(here) == [1]
     row = capfd.readouterr().err.splitlines()[1]
     assert " ".join(row.split()) == "full-disk@save1 - - - survived, exit code 0"
 
 
-def test_who_comes_further_or_keeps_more_is_not_given_up(here: Path):
-    code = "HEARTBEAT.beat('data', min(life, 2)); HEARTBEAT.saved(life); sys.exit(0 if life == 6 else 70)"
+def test_a_run_that_makes_progress_is_restarted(here: Path):
+    code = "HEARTBEAT.beat('data', min(life, 2)); HEARTBEAT.saved(life)\n"
+    code += "sys.exit(0 if life == 6 else 70)"
     assert launch(watched(code), processes=1, restarts=9) == 0
-    assert lives(here) == [6]
+    assert attempts(here) == [6]
 
 
 HANGS = {
@@ -132,15 +136,14 @@ HANGS = {
 
 
 @pytest.mark.parametrize("how", HANGS)
-def test_who_is_stuck_is_named_with_the_stacks_of_all(here: Path, capfd, how: str):
+def test_a_stuck_process_is_named_with_the_stacks_of_all(here: Path, capfd, how: str):
     os.mkfifo(here / "pipe")
     run = here / "runs" / "try"
     run.mkdir(parents=True)
     code = f"from pathlib import Path; HEARTBEAT.begin_run(Path('{run}'), 25.0)\n"
     code += f"if life > 1: sys.exit()\nif me: {HANGS[how]}\n"
-    code += (
-        "def waits_for_the_other(): time.sleep(60)\nHEARTBEAT.beat('step', 20); waits_for_the_other()"
-    )
+    code += "def waits_for_the_other(): time.sleep(60)\n"
+    code += "HEARTBEAT.beat('step', 20); waits_for_the_other()"
     began = time.monotonic()
     patience = Patience.parse("1")
     assert launch(watched(code), processes=2, restarts=1, patience=patience) == 0
@@ -156,7 +159,7 @@ def test_who_is_stuck_is_named_with_the_stacks_of_all(here: Path, capfd, how: st
     assert "<string>" in (run / "stacks-1.txt").read_text()
 
 
-def test_a_hang_without_a_new_beginning_exits_with_124(here: Path, capfd):
+def test_a_hang_without_a_restart_exits_with_124(here: Path, capfd):
     code = "HEARTBEAT.beat('save', 20); time.sleep(60)"
     assert launch(watched(code), processes=1, patience=Patience.parse("save=0.5")) == 124
     said = capfd.readouterr().err
@@ -171,11 +174,16 @@ def test_a_hang_without_a_new_beginning_exits_with_124(here: Path, capfd):
     ("mark", "end", "other", "code"),
     [
         ("HEARTBEAT.note_failure();", "sys.exit(5)", "HEARTBEAT.note_failure(); sys.exit(6)", 5),
-        ("HEARTBEAT.note_failure();", "sys.exit(5)", "os.abort()", 5),  # as JAX ends one whose peer is gone
+        (
+            "HEARTBEAT.note_failure();",
+            "sys.exit(5)",
+            "os.abort()",
+            5,
+        ),  # as JAX does if a peer is gone
         ("", SELF_KILLED, "HEARTBEAT.note_failure(); sys.exit(6)", 137),
     ],
 )
-def test_who_failed_first_is_told_though_another_was_gone_before(
+def test_the_first_failure_is_reported_though_another_process_exited_before(
     here: Path, monkeypatch: pytest.MonkeyPatch, mark: str, end: str, other: str, code: int
 ):
     monkeypatch.setattr(process_group, "FAREWELL", 20.0)
@@ -184,14 +192,13 @@ def test_who_failed_first_is_told_though_another_was_gone_before(
     assert launch(watched(begins + other), processes=2) == code
 
 
-def test_of_who_is_stuck_the_words_are_shown(here: Path, capfd):
+def test_the_output_of_a_stuck_process_is_shown(here: Path, capfd):
     run = here / "runs"
     run.mkdir()
     code = f"from pathlib import Path; HEARTBEAT.begin_run(Path('{run}'), 25.0)\n"
     code += "print(f'said by {me}', flush=True); HEARTBEAT.beat('save', 20 - me)\n"
-    code += (
-        f"while not me and not os.path.exists('{here}/1'): time.sleep(0.01); HEARTBEAT.phase('save')"
-    )
+    code += f"while not me and not os.path.exists('{here}/1'):\n"
+    code += "    time.sleep(0.01); HEARTBEAT.phase('save')"
     code += f"\nif me: open('{here}/1', 'w')\ntime.sleep(60)"
     assert launch(watched(code), processes=2, patience=Patience.parse("save=1")) == 124
     out, err = capfd.readouterr()
@@ -199,14 +206,14 @@ def test_of_who_is_stuck_the_words_are_shown(here: Path, capfd):
     assert "said by 1\nprocess 1 has been in the phase save, step 19, for " in err
 
 
-def test_who_never_beats_is_watched_only_where_that_is_promised(here: Path):
+def test_a_process_without_beats_is_watched_only_if_it_promised_them(here: Path):
     patience = Patience.parse("0.3")
     assert launch(of(LIFE + "time.sleep(1)"), processes=1, patience=patience) == 0
     command = of(LIFE + "time.sleep(60)")
     assert launch(command, processes=1, patience=patience, beats=True) == 124
 
 
-def test_asked_to_end_it_is_not_begun_again(here: Path):
+def test_a_signalled_launch_is_not_restarted(here: Path):
     code = LIFE + f"open(f'{here}/pid-{{os.getpid()}}', 'w'); time.sleep(60)"
     starts = (
         "from jtrain.distributed.launcher import launch;"
@@ -215,18 +222,18 @@ def test_asked_to_end_it_is_not_begun_again(here: Path):
     process = subprocess.Popen([sys.executable, "-c", starts])
     when_written(here, 4)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 75, "nothing was lost: they had not begun"
-    assert lives(here) == [1, 1]
+    assert process.wait(timeout=30) == 75, "nothing was lost: no step had begun"
+    assert attempts(here) == [1, 1]
     assert gone_all(here)
 
 
-def test_who_waits_for_one_that_has_ended_is_ended_too(here: Path, monkeypatch):
+def test_a_process_that_waits_for_an_ended_one_is_ended(here: Path, monkeypatch):
     monkeypatch.setattr(process_group, "OTHERS", 0.2)
     monkeypatch.setattr(process_group, "QUIT", 0.6)
     code = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     code += "sys.exit(75) if me else time.sleep(60)"
     assert launch(of(LIFE + code), processes=2, restarts=5) == 75
-    assert lives(here) == [1, 1]
+    assert attempts(here) == [1, 1]
 
 
 def gone_all(here: Path) -> bool:
