@@ -35,7 +35,7 @@ def test_off_gives_every_record_to_every_process():
 
 
 @pytest.mark.parametrize(
-    ("files", "count", "told"),
+    ("files", "count", "summary"),
     [
         (
             8,

@@ -121,7 +121,7 @@ def test_an_error_is_raised_at_its_step_with_its_traceback(broken: int):
         assert next(ahead) == step * step
     with pytest.raises(OSError, match="the disk is gone") as caught:
         next(ahead)
-    assert caught.value is mistake
+    assert caught.value is error
     assert "raise error" in "".join(traceback.format_exception(caught.value))
     with pytest.raises(StopIteration):
         next(ahead)

@@ -55,7 +55,7 @@ class Shuffled:
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         step = operator.index(step)
         if step < 0:
-            raise IndexError(f"Steps count from 0; batch {step} was asked for.")
+            raise IndexError(f"Steps count from 0; batch {step} was requested.")
         mask = self._shard.mask(self._real_rows(step))
         return self.source[self._indices[step]] | {"row": self._shard.row, "mask": mask}
 
@@ -136,10 +136,10 @@ class RowShard:
 
     def __init__(self, size: int, index: int, count: int):
         if size < 1:
-            raise ConfigError(f"A batch of {size} rows was asked for. Set batch=1 or more.")
+            raise ConfigError(f"A batch of {size} rows was requested. Set batch=1 or more.")
         if not 0 <= index < count:
             raise ConfigError(
-                f"Process {index} of {count} was asked for; processes count from 0. "
+                f"Process {index} of {count} was requested; processes count from 0. "
                 f"Set an index in 0 .. {count - 1}."
             )
         share, rest = divmod(size, count)

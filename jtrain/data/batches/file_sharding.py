@@ -54,7 +54,7 @@ def sharing(files: Sequence[Path], *, index: int, count: int, policy: str = "aut
         raise ConfigError(f"sharing {policy!r} is none of auto, file, data, off. Set sharing=auto.")
     if not 0 <= index < count:
         raise ConfigError(
-            f"Process {index} of {count} was asked for; processes count from 0. "
+            f"Process {index} of {count} was requested; processes count from 0. "
             f"Set an index in 0 .. {count - 1}."
         )
     files = list(files)

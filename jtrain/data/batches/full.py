@@ -24,7 +24,7 @@ class FullBatches:
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         if step < 0:
-            raise IndexError(f"Steps count from 0; batch {step} was asked for.")
+            raise IndexError(f"Steps count from 0; batch {step} was requested.")
         if not self._batch:
             batch = self._rows[0]
             for array in batch.values():

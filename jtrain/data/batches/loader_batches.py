@@ -41,7 +41,7 @@ class LoaderBatches:
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         step = operator.index(step)
         if step < 0:
-            raise IndexError(f"Steps count from 0; batch {step} was asked for.")
+            raise IndexError(f"Steps count from 0; batch {step} was requested.")
         if step < self._next - 1:
             self._restart(self._shard)
         while self._next <= step:

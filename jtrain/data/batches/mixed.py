@@ -52,7 +52,7 @@ class MixedBatches:
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         step = operator.index(step)
         if step < 0:
-            raise IndexError(f"Steps count from 0; batch {step} was asked for.")
+            raise IndexError(f"Steps count from 0; batch {step} was requested.")
         source_of, rows = self._drawn[step]
         batch: dict[str, np.ndarray] = {}
         for number, source in enumerate(self.sources.values()):

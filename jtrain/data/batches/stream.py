@@ -64,7 +64,7 @@ class Streamed:
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         step = operator.index(step)
         if step < 0:
-            raise IndexError(f"Steps count from 0; batch {step} was asked for.")
+            raise IndexError(f"Steps count from 0; batch {step} was requested.")
         if step not in self._recent:
             self._seek(step)
             items = self._next_items()

@@ -35,9 +35,8 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
             ) from error
         except (gzip.BadGzipFile, zlib.error) as error:
             raise DataError(
-                f"{path} should be packed by gzip and cannot be unpacked up to byte "
-                f"{packed.tell()} ({error}). Get it again; if it is not packed, take .gz off its "
-                f"name."
+                f"{path} should be packed by gzip, and its data up to byte {packed.tell()} cannot "
+                f"be unpacked ({error}). Get it again; if it is not packed, take .gz off its name."
             ) from error
 
 
