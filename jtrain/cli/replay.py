@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
 
     tell = lambda line: print(line, file=sys.stderr)
     with said_apart():
-        found = replay(resolved.config, path.parent, args.step, deep=not args.only_again, tell=tell)
+        found = replay(resolved.config, path.parent, args.step, deep=not args.only_again, log=tell)
     if speaks():
         print(json.dumps(dataclasses.asdict(found)) if args.json else told(found, args.run))
     return FAULT if found.other or found.checkpoint else 0

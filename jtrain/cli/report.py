@@ -26,9 +26,9 @@ def main(argv: Sequence[str]) -> int:
     found = find_runs(args.runs)
     stories = [read(run) for run in found.runs]
     out = Path(args.out) if args.out else _default_path(found)
-    title = found.whole.resolve().name if found.whole else ""
+    title = found.folder.resolve().name if found.folder else ""
     best = str(stories[0].config.get("checkpoint.best") or "")
-    text = page(stories, title=title, ranking=ranking(found.whole, best) if found.whole else ())
+    text = page(stories, title=title, ranking=ranking(found.folder, best) if found.folder else ())
     try:
         with private_files():  # as the runs are
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
             f"jtrain report: {out} cannot be written ({error.strerror}); name another file: "
             f"--out report.html"
         ) from None
-    for line in found.left_out:
+    for line in found.skipped:
         print(line, file=sys.stderr)
     for story in stories:
         for line in story.troubles:
@@ -64,8 +64,8 @@ def ranking(sweep: Path, best: str) -> Sequence[str]:
 
 
 def _default_path(found: RunQuery) -> Path:
-    if found.whole:
-        return found.whole / "report.html"
+    if found.folder:
+        return found.folder / "report.html"
     return found.runs[0] / "report.html" if len(found.runs) == 1 else Path("report.html")
 
 

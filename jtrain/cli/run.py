@@ -99,7 +99,7 @@ def _debug_mode(args: argparse.Namespace) -> Callable[[ResolvedConfig], int] | N
 def _fast(resolved: ResolvedConfig) -> int:
     from jtrain.inspect.debug.dry_run import fast
 
-    done = fast(resolved.config, tell=_print_line)
+    done = fast(resolved.config, log=_print_line)
     print(f"everything works, {sum(stage.seconds for stage in done):.1f} s; no files were left")
     return DONE
 
@@ -107,25 +107,25 @@ def _fast(resolved: ResolvedConfig) -> int:
 def _overfit(batches: int, resolved: ResolvedConfig) -> int:
     from jtrain.inspect.debug.overfit import overfit
 
-    found = overfit(resolved.config, batches, tell=_print_line)
-    print(found.told())
+    found = overfit(resolved.config, batches, log=_print_line)
+    print(found.describe())
     return DONE if found.small else FAULT
 
 
 def _eager(resolved: ResolvedConfig) -> int:
     from jtrain.inspect.debug.eager import eager
 
-    eager(resolved.config, tell=_print_line)
+    eager(resolved.config, log=_print_line)
     return DONE
 
 
 def _find_nan(resolved: ResolvedConfig) -> int:
     from jtrain.inspect.debug.find_nan import find_nan
 
-    found = find_nan(resolved.config, tell=_print_line)
+    found = find_nan(resolved.config, log=_print_line)
     if found is None:
         return DONE
-    print(found.told())
+    print(found.describe())
     return FAULT
 
 

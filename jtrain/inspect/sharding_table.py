@@ -1,4 +1,4 @@
-"""Where each leaf of a run's state lies, by what rule, and what a device holds of it."""
+"""The sharding of a run's state: each leaf with its rule and its bytes on a device."""
 
 import dataclasses
 import math
@@ -15,96 +15,100 @@ COLUMNS = ("leaf", "shape", "split over", "bytes", "a device", "why")
 
 @dataclasses.dataclass(frozen=True)
 class LeafGroup:
-    """Leaves of one shape, split in one way, by one rule; their names differ in numbers only."""
+    """Leaves with one shape, sharding and rule, whose names differ only in numbers."""
 
     name: str
-    """With `*` for the numbers that differ: `params/blocks/*/up/kernel`."""
+    """Name with `*` for the numbers that differ: `params/blocks/*/up/kernel`."""
     leaves: tuple[LeafSharding, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardingTable:
-    """How a run's state is laid out."""
+    """The sharding of a run's state, with totals."""
 
     line: str
-    """The layout in words: the kind, the axes and their sizes."""
+    """The layout as text: the kind, the axes and their sizes."""
     axes: Mapping[str, int]
     leaves: tuple[LeafSharding, ...]
-    """In the order of the tree; none where the layout decides nothing of single leaves."""
-    whole: int
-    """Bytes of the state, once."""
+    """Leaves in the order of the tree; empty if the layout is the same for all leaves."""
+    total: int
+    """Bytes of the unsharded state."""
     device: int
-    """Bytes of it on each device."""
+    """Bytes of the state on each device."""
     host: int
-    """Bytes of it in the memory of the host, for each device."""
+    """Bytes of the state in host memory, for each device."""
     why: str = ""
-    """The layout was chosen, if it was."""
+    """The reason for an automatically chosen layout."""
 
     def plain(self) -> dict[str, Any]:
-        """The same as plain numbers and names, in bytes; the axes of each dim that is split."""
+        """Return the contents as JSON values, sizes in bytes, with the axes of each split dim."""
         return {
             "layout": self.line,
             "why": self.why,
             "axes": dict(self.axes),
-            "bytes": self.whole,
+            "bytes": self.total,
             "device_bytes": self.device,
             "host_bytes": self.host,
             "leaves": [
                 {
-                    "leaf": of.leaf,
-                    "shape": list(of.shape),
-                    "split": [list(axes) for axes in of.axes],
-                    "rule": of.choice.rule,
-                    "whole": of.choice.whole,
-                    "bytes": of.whole,
-                    "device_bytes": 0 if of.host else of.bytes,
-                    "host_bytes": of.bytes if of.host else 0,
+                    "leaf": leaf.leaf,
+                    "shape": list(leaf.shape),
+                    "split": [list(axes) for axes in leaf.axes],
+                    "rule": leaf.choice.rule,
+                    "whole": leaf.choice.whole,
+                    "bytes": leaf.whole,
+                    "device_bytes": 0 if leaf.host else leaf.bytes,
+                    "host_bytes": leaf.bytes if leaf.host else 0,
                 }
-                for of in self.leaves
+                for leaf in self.leaves
             ],
         }
 
 
-def laid(parts: TrainSetup) -> ShardingTable:
-    """How the state of these parts is laid out; nothing of it is made."""
-    strategy, values = parts.strategy, parts.config.parallel
-    leaves = tuple(strategy.decisions(parts.like, parts.experiment.dims))
-    there, impl = math.prod(strategy.axes.values()), getattr(values, "impl", "")
+def laid(setup: TrainSetup) -> ShardingTable:
+    """Return the sharding of a setup's state, from shapes alone."""
+    strategy, values = setup.strategy, setup.config.parallel
+    leaves = tuple(strategy.decisions(setup.like, setup.experiment.dims))
+    num_devices, impl = math.prod(strategy.axes.values()), getattr(values, "impl", "")
     if not strategy.axes:
         line = f"{values.kind}: all on one device"
     elif not leaves:
-        line = f"{values.kind} by {impl}: all on each of {there} devices, rows split over them"
+        line = (
+            f"{values.kind} by {impl}: all on each of {num_devices} devices, rows split over them"
+        )
     else:
         sizes = " x ".join(f"{axis} {size}" for axis, size in strategy.axes.items())
-        line = f"{values.kind}: {sizes}, {there} device{'s' if there > 1 else ''}"
-    arrays = named_leaves(parts.like).values()
-    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
-    device = sum(of.bytes for of in leaves if not of.host) if leaves else whole
-    host = sum(of.bytes for of in leaves if of.host)
-    return ShardingTable(line, strategy.axes, leaves, whole, device, host, parts.why)
+        line = f"{values.kind}: {sizes}, {num_devices} device{'s' if num_devices > 1 else ''}"
+    arrays = named_leaves(setup.like).values()
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
+    device = sum(leaf.bytes for leaf in leaves if not leaf.host) if leaves else total
+    host = sum(leaf.bytes for leaf in leaves if leaf.host)
+    return ShardingTable(line, strategy.axes, leaves, total, device, host, setup.why)
 
 
-def table(of: ShardingTable) -> str:
-    """A line for leaves that are alike, in columns, under the layout and over the sums."""
-    sums = f"state      {size(of.whole)} whole, {size(of.device)} on a device"
-    if of.host:
-        sums += f", {size(of.host)} for it in the memory of the host"
-    head = [of.line, of.why] if of.why else [of.line]
-    if not of.leaves:
+def table(sharding: ShardingTable) -> str:
+    """Return the table as text: the layout, a line for each group of leaves, and the totals."""
+    sums = f"state      {size(sharding.total)} in total, {size(sharding.device)} on a device"
+    if sharding.host:
+        sums += f", {size(sharding.host)} for it in host memory"
+    head = [sharding.line, sharding.why] if sharding.why else [sharding.line]
+    if not sharding.leaves:
         return "\n".join([*head, sums])
-    rows = [COLUMNS, *(_row(group) for group in alike(of.leaves))]
+    rows = [COLUMNS, *(_row(group) for group in alike(sharding.leaves))]
     lines = columns(rows, right=(COLUMNS.index("bytes"), COLUMNS.index("a device")))
-    return "\n".join([*head, "", *lines, "", *_sums(of), sums])
+    return "\n".join([*head, "", *lines, "", *_sums(sharding), sums])
 
 
 def alike(leaves: tuple[LeafSharding, ...]) -> list[LeafGroup]:
-    """The leaves in groups, each where its first one stands."""
+    """Group leaves with one shape and sharding, in the order of their first leaves."""
     groups: dict[tuple, list[LeafSharding]] = {}
-    for of in leaves:
-        pattern = tuple("*" if part.isdigit() else part for part in of.leaf.split("/"))
-        groups.setdefault((pattern, of.shape, of.choice, of.bytes, of.host), []).append(of)
+    for leaf in leaves:
+        pattern = tuple("*" if part.isdigit() else part for part in leaf.leaf.split("/"))
+        groups.setdefault((pattern, leaf.shape, leaf.choice, leaf.bytes, leaf.host), []).append(
+            leaf
+        )
     return [
-        LeafGroup(_common([of.leaf for of in group]), tuple(group)) for group in groups.values()
+        LeafGroup(_common([leaf.leaf for leaf in group]), tuple(group)) for group in groups.values()
     ]
 
 
@@ -114,27 +118,27 @@ def _common(names: list[str]) -> str:
 
 
 def _row(group: LeafGroup) -> tuple[str, ...]:
-    one, several = group.leaves[0], len(group.leaves)
-    split = [" x ".join(axes) or "-" for axes in one.axes]
+    leaf, count = group.leaves[0], len(group.leaves)
+    split = [" x ".join(axes) or "-" for axes in leaf.axes]
     return (
-        f"{group.name} x {several}" if several > 1 else group.name,
-        " x ".join(map(str, one.shape)) or "scalar",
-        ", ".join(split) if any(one.axes) else "",
-        size(one.whole * several),
-        size(one.bytes * several),
-        _why(one),
+        f"{group.name} x {count}" if count > 1 else group.name,
+        " x ".join(map(str, leaf.shape)) or "scalar",
+        ", ".join(split) if any(leaf.axes) else "",
+        size(leaf.whole * count),
+        size(leaf.bytes * count),
+        _why(leaf),
     )
 
 
-def _why(one: LeafSharding) -> str:
-    said = filter(None, [one.choice.rule, one.choice.whole])
-    why = "; ".join(said) or "no rule: on every device"
-    return f"in host memory: {why}" if one.host else why
+def _why(leaf: LeafSharding) -> str:
+    reasons = filter(None, [leaf.choice.rule, leaf.choice.whole])
+    why = "; ".join(reasons) or "no rule: on every device"
+    return f"in host memory: {why}" if leaf.host else why
 
 
-def _sums(of: ShardingTable) -> Iterator[str]:
+def _sums(sharding: ShardingTable) -> Iterator[str]:
     for part in ("params", "extra", "opt_state"):
-        leaves = [leaf for leaf in of.leaves if leaf.leaf.split("/")[0] == part]
+        leaves = [leaf for leaf in sharding.leaves if leaf.leaf.split("/")[0] == part]
         if leaves:
-            whole, held = (sum(leaf.whole for leaf in leaves), sum(leaf.bytes for leaf in leaves))
-            yield f"{part:9}  {size(whole)} whole, {size(held)} on a device"
+            total, local = (sum(leaf.whole for leaf in leaves), sum(leaf.bytes for leaf in leaves))
+            yield f"{part:9}  {size(total)} in total, {size(local)} on a device"

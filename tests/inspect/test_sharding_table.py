@@ -33,8 +33,8 @@ def test_bytes_and_axes_are_those_of_the_arrays(parts):
         assert of.whole == leaf.size * leaf.dtype.itemsize
         by_axes = [math.prod(found.axes[a] for a in axes) for axes in of.axes]
         assert part == tuple(n // by for n, by in zip(leaf.shape, by_axes, strict=True))
-    assert found.whole == sum(of.whole for of in found.leaves)
-    assert found.device == sum(of.bytes for of in found.leaves) < found.whole / 3
+    assert found.total == sum(of.whole for of in found.leaves)
+    assert found.device == sum(of.bytes for of in found.leaves) < found.total / 3
 
 
 def test_layers_that_are_alike_are_one_line_with_the_reason(parts):
@@ -65,7 +65,7 @@ def test_what_splits_nothing_says_so(parallel, line):
     found = laid(parts)
     assert found.line.startswith(line)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.like))
-    assert found.whole == found.device == whole
+    assert found.total == found.device == whole
     assert table(found).startswith(found.line)
 
 

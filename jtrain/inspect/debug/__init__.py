@@ -1,1 +1,1 @@
-"""Ways to look into a run that does not do what it should."""
+"""Debugging of runs: dry runs, eager steps, overfitting, nonfinite values, replays, differences."""

@@ -1,4 +1,4 @@
-"""A rehearsal of a run: a few steps of everything that it will do, in a minute and not a night."""
+"""Dry runs: a few steps of everything that a run will do."""
 
 import contextlib
 import dataclasses
@@ -30,12 +30,12 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.first_batch.set_checks import check, look, look_at_sets
 from jtrain.train.setup import TrainSetup, set_up
 
-CALLS = 4  # of the step; half of them before the state is saved, half after
-BATCHES = 2  # of each evaluation set
+CALLS = 4  # calls of the step: half before the state is saved, half after
+BATCHES = 2  # batches of each evaluation set
 
 
 class FirstBatches:
-    """The first batches of a data set that is gone through once."""
+    """The first batches of an evaluation set."""
 
     def __init__(self, rows: Batches, count: int):
         self._rows, self._count = rows, count
@@ -48,136 +48,139 @@ class FirstBatches:
         return self._rows[step]
 
     def shard(self, index: int, count: int) -> "FirstBatches":
-        """The same batches, of which only the rows of one process are read."""
+        """Return the same batches, reading only the rows of one process."""
         return FirstBatches(self._rows.shard(index, count), self._count)
 
 
-def fast(config: RunConfig, *, tell: Callable[[str], None]) -> list[Stage]:
-    """Everything that a run does, a little of it: what was done, and how long each part took.
+def fast(config: RunConfig, *, log: Callable[[str], None]) -> list[Stage]:
+    """Do a little of everything that a run does; return the stages and their times.
 
-    Reads, compiles, trains, evaluates, saves, restores, goes on from what was restored to the same
-    bits as without the interruption, and samples. Nothing of it stays: it happens in a directory of
-    its own beside the run's, which is deleted at the end.
+    The dry run reads, compiles, trains, evaluates, saves, restores, resumes to the same bits as
+    without the interruption, and samples. It uses a temporary directory beside the run's, which is
+    deleted at the end.
 
     Args:
-        tell: takes a line for each part when it is done.
+        log: called with a line for each completed stage.
 
     Raises:
-        UserError: what would have stopped the run.
+        UserError: the error that would have stopped the run.
     """
     keep_compiled_programs()
-    stages, each = Stages(tell), config.steps_per_call
+    stages, each = Stages(log), config.steps_per_call
     cluster = detect(os.environ)
     if cluster.processes > 1:
         raise ConfigError(
-            f"--fast rehearses a run in one process, and here are {cluster.processes} "
-            f"({cluster.spelt}). Type it in one: jtrain launch rehearses several."
+            f"--fast rehearses a run in one process, and this command has {cluster.processes} "
+            f"({cluster.variables}). Run it in one process; jtrain launch rehearses several."
         )
     with stages.stage("builds") as stage:
-        parts = _shortened(set_up(config))
-        stage.said = f"{num_elements(parts.like.params):,} parameters, {config.parallel.kind}"
+        setup = _shorten(set_up(config))
+        stage.detail = f"{num_elements(setup.like.params):,} parameters, {config.parallel.kind}"
     with stages.stage("reads") as stage:
-        batch = parts.calls[0]
-        stage.said = _shapes(batch)
+        batch = setup.calls[0]
+        stage.detail = _shapes(batch)
     with stages.stage("compiles") as stage:
-        parts.check_evaluation()
-        step, state = parts.compile_step(), parts.fresh()
-        check(parts, [*look(parts, 0), *look_at_sets(parts)], state)
-        stage.said = "the step" if each == 1 else f"{each} steps in a call"
+        setup.check_evaluation()
+        step, state = setup.compile_step(), setup.fresh()
+        check(setup, [*look(setup, 0), *look_at_sets(setup)], state)
+        stage.detail = "the step" if each == 1 else f"{each} steps in a call"
     with stages.stage("trains") as stage:
         half = CALLS // 2 * each
-        ended, losses = _train(parts, step, state, 0, half)
-        stage.said = f"{half} steps, loss {number(losses[0])} -> {number(losses[-1])}"
-    state = ended.state
-    for name in parts.sets:
+        result, losses = _train(setup, step, state, 0, half)
+        stage.detail = f"{half} steps, loss {number(losses[0])} -> {number(losses[-1])}"
+    state = result.state
+    for name in setup.sets:
         with stages.stage("evaluates") as stage:
-            numbers = parts.measure(state, name)
+            numbers = setup.measure(state, name)
             measured = {k: v for k, v in numbers.items() if k != "rows"}
-            told = ", ".join(f"{key} {number(value)}" for key, value in measured.items())
-            stage.said = f"{name}: {told} ({numbers['rows']} rows)"
-    with _beside(config) as place, CheckpointManager(place / "checkpoints") as checkpoints:
+            values = ", ".join(f"{key} {number(value)}" for key, value in measured.items())
+            stage.detail = f"{name}: {values} ({numbers['rows']} rows)"
+    with (
+        _temporary_directory(config) as directory,
+        CheckpointManager(directory / "checkpoints") as checkpoints,
+    ):
         with stages.stage("saves") as stage:
             checkpoints.save(half, state, {"config": plain_values(config)})
             checkpoints.wait()
-            stage.said = f"{_bytes(place) / 1e6:,.2f} MB"
+            stage.detail = f"{_bytes(directory) / 1e6:,.2f} MB"
         with stages.stage("restores") as stage:
-            restored = checkpoints.restore(half, parts.like)
-            _check_same(state, restored, "a state that was saved and restored")
-            stage.said = "the same bits"
+            restored = checkpoints.restore(half, setup.like)
+            _check_same(state, restored, "a restored state")
+            stage.detail = "the same bits"
         with stages.stage("resumes") as stage:
-            on, _ = _train(parts, step, state, half, 2 * half)
-            resumed, losses = _train(parts, step, restored, half, 2 * half)
-            _check_same(on.state, resumed.state, "a run that was resumed")
+            uninterrupted, _ = _train(setup, step, state, half, 2 * half)
+            resumed, losses = _train(setup, step, restored, half, 2 * half)
+            _check_same(uninterrupted.state, resumed.state, "a resumed run")
             last = number(losses[-1])
-            stage.said = f"steps {half + 1} to {2 * half} to the same bits, loss {last}"
-    sample = parts.experiment.sample
+            stage.detail = f"steps {half + 1} to {2 * half} to the same bits, loss {last}"
+    sample = setup.experiment.sample
     if sample is not None:
         with stages.stage("samples") as stage:
             end = resumed.state
-            text = sample(parts.evaluation_params(end), end.extra, end.step_key())
-            stage.said = f"{len(text)} characters"
+            text = sample(setup.evaluation_params(end), end.extra, end.step_key())
+            stage.detail = f"{len(text)} characters"
     return stages.done
 
 
-def _shortened(parts: TrainSetup) -> TrainSetup:
-    """The same, evaluated on the first batches alone."""
-    short = lambda rows: FirstBatches(rows, min(len(rows), BATCHES))
-    valid: Any = parts.experiment.valid
+def _shorten(setup: TrainSetup) -> TrainSetup:
+    """Return the setup with evaluation on the first batches only."""
+    first = lambda rows: FirstBatches(rows, min(len(rows), BATCHES))
+    valid: Any = setup.experiment.valid
     if isinstance(valid, Mapping):
-        valid = {name: short(rows) for name, rows in valid.items()}
+        valid = {name: first(rows) for name, rows in valid.items()}
     elif valid is not None:
-        valid = short(valid)
-    return dataclasses.replace(parts, experiment=dataclasses.replace(parts.experiment, valid=valid))
+        valid = first(valid)
+    return dataclasses.replace(setup, experiment=dataclasses.replace(setup.experiment, valid=valid))
 
 
 def _train(
-    parts: TrainSetup, step: StepFn, state: TrainState, start: int, stop: int
+    setup: TrainSetup, step: StepFn, state: TrainState, start: int, stop: int
 ) -> tuple[LoopResult[TrainState], list[float]]:
-    """The end of some steps of a run, and the loss of each call."""
-    each, losses = parts.config.steps_per_call, []
+    """Train some steps; return the result and the loss of each call."""
+    each, losses = setup.config.steps_per_call, []
 
-    def noted(state: TrainState, batch: Batch) -> Any:
+    def record_loss(state: TrainState, batch: Batch) -> Any:
         state, metrics = step(state, batch)
         losses.append(metrics["loss"])
         return state, metrics
 
-    read = lambda call: parts.place(parts.calls[call])
+    read = lambda call: setup.place(setup.calls[call])
     with ReadAhead(read, start=start // each, stop=stop // each) as feed:
-        ended = train_loop(noted, state, feed, start=start, stop=stop, steps_per_call=each)
-    return ended, [float(np.ravel(loss.value())[-1]) for loss in losses]
+        result = train_loop(record_loss, state, feed, start=start, stop=stop, steps_per_call=each)
+    return result, [float(np.ravel(loss.value())[-1]) for loss in losses]
 
 
 def _check_same(first: TrainState, second: TrainState, what: str) -> None:
-    """Raises CheckpointError, with the leaf, if two states differ in a bit."""
+    """Raise CheckpointError with the leaf if two states differ in a bit."""
     others = named_leaves(jax.device_get(second))
     for name, leaf in named_leaves(jax.device_get(first)).items():
         if np.asarray(leaf).tobytes() != np.asarray(others[name]).tobytes():
             raise CheckpointError(
-                f"{what} differs from one that was not, in {name}. Something outside of the state "
-                f"changes what a step computes: look for randomness that is not drawn from rng, "
-                f"and for data that is not the same when a batch is read again."
+                f"{what} differs from the uninterrupted one in {name}. Something outside of the "
+                f"state changes the result of a step: look for randomness that is not drawn from "
+                f"rng, and for data that differs when a batch is read again."
             )
 
 
 @contextlib.contextmanager
-def _beside(config: RunConfig) -> Iterator[Path]:
-    """A new directory on the disk of the runs, which is gone afterwards."""
+def _temporary_directory(config: RunConfig) -> Iterator[Path]:
+    """Yield a new directory beside the runs, and delete it at the end."""
     runs = Path("runs")
-    there = runs.is_dir()
+    existed = runs.is_dir()
     try:
         runs.mkdir(0o700, exist_ok=True)
-        place = Path(tempfile.mkdtemp(prefix=f".{config.name}-fast-", dir=runs))
+        directory = Path(tempfile.mkdtemp(prefix=f".{config.name}-fast-", dir=runs))
     except OSError as error:
         raise ConfigError(
-            f"{runs}: cannot be written ({error.strerror}), and the run's directory lies in it. "
-            f"Make room, or run where you may write."
+            f"{runs}: cannot be written ({error.strerror}), and the run's directory is in it. "
+            f"Free space, or run in a writable directory."
         ) from None
     try:
-        yield place
+        yield directory
     finally:
-        shutil.rmtree(place, ignore_errors=True)
-        if not there:
-            with contextlib.suppress(OSError):  # somebody else began to use it
+        shutil.rmtree(directory, ignore_errors=True)
+        if not existed:
+            with contextlib.suppress(OSError):  # another process uses it
                 runs.rmdir()
 
 
@@ -186,5 +189,5 @@ def _shapes(batch: Batch) -> str:
     return ", ".join(arrays)
 
 
-def _bytes(place: Path) -> int:
-    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+def _bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""Steps without jit: what is printed in a loss has numbers in it, and breakpoints stop there."""
+"""Steps without jit, in which prints show numbers and breakpoints stop."""
 
 import contextlib
 import dataclasses
@@ -29,66 +29,73 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.setup import TrainSetup
 
 
-def eager(config: RunConfig, *, tell: Callable[[str], None]) -> list[float]:
-    """The loss of each step, taken without jit on one device; nothing is written.
+def eager(config: RunConfig, *, log: Callable[[str], None]) -> list[float]:
+    """Train without jit on one device; return the loss of each step. Nothing is written.
 
-    Each step calls the loss twice. The first call is plain Python over arrays that hold numbers:
-    there breakpoints stop and prints print. The second takes the gradient, and is silent. At the
-    end each evaluation set gives one batch, as it is evaluated.
+    Each step calls the loss twice. The first call is plain Python over concrete arrays, in which
+    breakpoints stop and prints print. The second call takes the gradient, and is silent. At the end
+    the loss of one batch of each evaluation set is computed.
 
     Args:
-        tell: takes a line after each step.
+        log: called with a line after each step.
 
     Raises:
-        LossError: if the loss makes a Python number of what depends on parameters.
+        LossError: if the loss converts a value that depends on parameters to a Python number.
     """
-    parts, losses = alone(config), []
-    state, steps = parts.fresh(), parts.config.steps
+    setup, losses = alone(config), []
+    state, steps = setup.fresh(), setup.config.steps
     with jax.disable_jit():
         for step in range(1, steps + 1):
-            batch = whole_batch(parts, step)
-            loss_of(parts, state, batch, state.step_key())
-            with _quietly():
-                slope = _slope(parts, state, batch)
-                state = _after(parts, state, batch, slope)
-            losses.append(float(slope.loss))
-            norm = number(float(slope.grad_norm))
-            tell(f"step {step}/{steps}  loss {number(losses[-1])}  gradient norm {norm}")
-        for name, rows in parts.sets.items():
+            batch = whole_batch(setup, step)
+            loss_of(setup, state, batch, state.step_key())
+            with _silence():
+                gradient = _gradient(setup, state, batch)
+                state = _updated_state(setup, state, batch, gradient)
+            losses.append(float(gradient.loss))
+            norm = number(float(gradient.grad_norm))
+            log(f"step {step}/{steps}  loss {number(losses[-1])}  gradient norm {norm}")
+        for name, rows in setup.sets.items():
             batch = on_device(rows[0])
-            found = loss_of(parts, state, batch, None)
-            tell(f"{name}  loss of the first batch {number(float(found))}")
+            loss = loss_of(setup, state, batch, None)
+            log(f"{name}  loss of the first batch {number(float(loss))}")
     return losses
 
 
-def _slope(parts: TrainSetup, state: TrainState, batch: Batch) -> StepGradient:
+def _gradient(setup: TrainSetup, state: TrainState, batch: Batch) -> StepGradient:
     try:
-        return slope_of(parts)(state, batch)
+        return slope_of(setup)(state, batch)
     except CodeError as error:
         if not isinstance(error.__context__, jax.errors.ConcretizationTypeError):
             raise
         raise LossError(
-            "the gradient of the loss cannot be taken: the loss makes a Python number of what "
-            "depends on parameters, by float(x) or int(x). To look at a value write x.item(), or "
-            f"float(jax.lax.stop_gradient(x)). ({str(error.__context__).splitlines()[0]})"
+            f"the gradient of the loss cannot be taken: the loss converts a value that depends on "
+            f"parameters to a Python number, by float(x) or int(x). To print a value write "
+            f"x.item(), or float(jax.lax.stop_gradient(x)). "
+            f"({str(error.__context__).splitlines()[0]})"
         ) from error
 
 
-def _after(parts: TrainSetup, state: TrainState, batch: Batch, slope: StepGradient) -> TrainState:
-    """The state after the update, or as it was where loss or gradient is not finite."""
-    update = optax.with_extra_args_support(parts.experiment.transformation).update
-    extra = update_extra(state.extra, slope.returned.extra)
-    forward = jnp.isfinite(slope.loss) & is_finite_update(extra, slope.returned.extra)
-    finite = forward & jnp.isfinite(slope.grad_norm)
+def _updated_state(
+    setup: TrainSetup, state: TrainState, batch: Batch, gradient: StepGradient
+) -> TrainState:
+    """Return the state after the update; unchanged if loss or gradient is not finite."""
+    update = optax.with_extra_args_support(setup.experiment.transformation).update
+    extra = update_extra(state.extra, gradient.returned.extra)
+    forward = jnp.isfinite(gradient.loss) & is_finite_update(extra, gradient.returned.extra)
+    finite = forward & jnp.isfinite(gradient.grad_norm)
 
-    def gradient(params: Params) -> LossGradient:
-        found = slope_of(parts)(dataclasses.replace(state, params=params), batch)
+    def gradient_at(params: Params) -> LossGradient:
+        found = slope_of(setup)(dataclasses.replace(state, params=params), batch)
         return LossGradient(found.loss, found.grads, {}, ())
 
-    known = {"value": slope.loss, "grad": slope.grads, "value_fn": make_value_fn(gradient)}
-    known |= {"grad_norm": slope.grad_norm}
+    kwargs = {
+        "value": gradient.loss,
+        "grad": gradient.grads,
+        "value_fn": make_value_fn(gradient_at),
+    }
+    kwargs |= {"grad_norm": gradient.grad_norm}
     old = state.opt_state, state.params, state.extra
-    taken = update_if(finite, update, slope.grads, *old, extra, **known)
+    taken = update_if(finite, update, gradient.grads, *old, extra, **kwargs)
     return dataclasses.replace(
         state,
         step=state.step + 1,
@@ -101,8 +108,8 @@ def _after(parts: TrainSetup, state: TrainState, batch: Batch, slope: StepGradie
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Neither prints nor stops at breakpoints."""
+def _silence() -> Iterator[None]:
+    """Suppress prints and breakpoints."""
     before, sys.breakpointhook = sys.breakpointhook, lambda *args, **kwargs: None
     try:
         with contextlib.redirect_stdout(io.StringIO()):

@@ -1,4 +1,4 @@
-"""Takes a step of a run again: from the checkpoint before it, on its batches, by its program."""
+"""Replay of a step of a run: from the checkpoint before it, with its batches and program."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -30,114 +30,119 @@ from jtrain.train.setup import TrainSetup, set_up
 
 @dataclasses.dataclass(frozen=True)
 class ReplayMismatch:
-    """A step that came out otherwise than in the run."""
+    """A step whose replay differs from the run."""
 
     step: int
     here: StepRecord
     there: StepRecord
-    """Its batch is 0 where it is not compared."""
+    """The record of the run; its batch is 0 if it is not compared."""
 
     @property
     def batch(self) -> bool:
-        """Whether its data was another, so that no more can be said."""
+        """True if the data differs, so that the numbers cannot be compared."""
         return bool(self.there.batch) and self.here.batch != self.there.batch
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplayResult:
-    """A step that was taken again."""
+    """A replayed step."""
 
     step: int
     start: int
-    """The checkpoint it was taken from, 0 where that was the beginning."""
+    """Step of the checkpoint that the replay starts from; 0: the initial state."""
     here: StepRecord
     there: StepRecord | None
-    """As the run recorded it; None where it did not."""
+    """The record of the run; None if there is none."""
     rows: tuple[int, int]
-    """The first and the last row of its batch, of those that this process reads."""
+    """First and last row of its batch in this process."""
     key: tuple[int, ...]
-    """The data of the key it draws from."""
+    """Data of the step's key."""
     compared: int
-    """Steps from `start` on that the run recorded."""
+    """Number of replayed steps that the run recorded."""
     readers: tuple[int, int] | None
-    """Where the batches of some are not compared, the processes that read them then and now."""
+    """Number of processes then and now, if some batches are not compared."""
     unlike: Sequence[str]
-    """What the run was taken by that is another now: processes, devices, versions, layout."""
+    """Changes since the run: processes, devices, versions, layout."""
     other: ReplayMismatch | None
-    """The first of them that came out otherwise."""
+    """The first step that differs."""
     checkpoint: Sequence[str] | None
-    """The leaves that the run's checkpoint of this step has otherwise; None: there is none."""
+    """Leaves that differ from the run's checkpoint of this step; None: no such checkpoint."""
     dissected: StepReport | None
 
 
 def replay(
-    config: RunConfig, path: Path, step: int, *, deep: bool = True, tell: Callable[[str], None]
+    config: RunConfig, path: Path, step: int, *, deep: bool = True, log: Callable[[str], None]
 ) -> ReplayResult:
-    """Step `step` of the run in `path` taken again, and whether it has the same bits as then.
+    """Replay step `step` of the run in `path`, and compare its bits with the run.
 
-    The run's directory is read and not written. In several processes each calls this.
+    The run's directory is read and not written. With several processes, each must call this.
 
     Args:
-        deep: whether it is also taken without jit, with checks, and leaf by leaf; in one process.
-        tell: takes a line about what is being done.
+        deep: also run the step without jit, with checks, and leaf by leaf; in one process only.
+        log: called with a line about progress.
 
     Raises:
-        ConfigError: if the run has no such step, or is of other values.
+        ConfigError: if the run has no such step, or other values.
         CheckpointError: if the checkpoint before it cannot be read.
     """
-    parts, there = again(config, path)
-    now, changed = keep_lengths(config, there.stored(type(config))), _extended(parts, there)
+    setup, run_dir = again(config, path)
+    now, changed = (
+        keep_lengths(config, run_dir.stored(type(config))),
+        _length_changes(setup, run_dir),
+    )
     config = config_at(now, changed, step)
     if config is not now:
-        parts = set_up(config, there.pace)
-    config = apply_decisions(config, there)
-    parts = parts.without(config.guard.without)
-    if not 1 <= step <= parts.config.steps:
+        setup = set_up(config, run_dir.pace)
+    config = apply_decisions(config, run_dir)
+    setup = setup.without(config.guard.without)
+    if not 1 <= step <= setup.config.steps:
         raise ConfigError(
-            f"{path} has the steps 1 to {parts.config.steps}, and step {step} was asked for; "
-            f"write --step {min(max(step, 1), parts.config.steps)}"
+            f"{path} has the steps 1 to {setup.config.steps}, not step {step}; "
+            f"write --step {min(max(step, 1), setup.config.steps)}"
         )
-    start, state = _before(parts, there, step, tell)
-    _check_one_schedule(parts.config, changed, start, step)
-    known = steps(there.steps)
+    start, state = _before(setup, run_dir, step, log)
+    _check_schedule(setup.config, changed, start, step)
+    known = steps(run_dir.steps)
     count = jax.process_count()
-    others = {n: then for n, then in readers(there.stands(), known).items() if then != count}
+    others = {n: then for n, then in readers(run_dir.facts(), known).items() if then != count}
     for number, was in known.items():
-        if number in others or not there.first:  # it reads other rows than those recorded
+        if number in others or not run_dir.first:  # it reads other rows than the recorded ones
             known[number] = was._replace(batch=0)
-    tell(f"from {f'checkpoint {start}' if start else 'the first step'} of {path}")
-    redone = _redo(parts, state, start, step)
-    own = np.ravel(parts.calls[(step - 1) // config.steps_per_call]["row"])
+    log(f"from {f'checkpoint {start}' if start else 'the first step'} of {path}")
+    replayed = _replay_steps(setup, state, start, step)
+    own = np.ravel(setup.calls[(step - 1) // config.steps_per_call]["row"])
     deep = deep and jax.process_count() == 1
-    other = _first_other(redone.taken, known)
+    other = _first_mismatch(replayed.records, known)
     return ReplayResult(
         step=step,
         start=start,
-        here=redone.taken[step],
+        here=replayed.records[step],
         there=known.get(step),
         rows=(int(own.min()), int(own.max())),
-        key=tuple(np.ravel(jax.random.key_data(redone.before.step_key())).tolist()),
-        compared=sum(number in known for number in redone.taken),
-        readers=next(((others[n], count) for n in redone.taken if n in others), None),
-        unlike=_unlike(parts, there, others, other.step if other else step),
+        key=tuple(np.ravel(jax.random.key_data(replayed.before.step_key())).tolist()),
+        compared=sum(number in known for number in replayed.records),
+        readers=next(((others[n], count) for n in replayed.records if n in others), None),
+        unlike=_environment_changes(setup, run_dir, others, other.step if other else step),
         other=other,
-        checkpoint=_apart(there, step, redone.after),
-        dissected=dissect(config, redone.before, step, tell) if deep else None,
+        checkpoint=_differing_leaves(run_dir, step, replayed.after),
+        dissected=dissect(config, replayed.before, step, log) if deep else None,
     )
 
 
-def _unlike(parts: TrainSetup, there: RunDir, others: Mapping[int, int], step: int) -> list[str]:
-    """What a step was taken by that is another now, and may round its sums otherwise.
+def _environment_changes(
+    setup: TrainSetup, run_dir: RunDir, others: Mapping[int, int], step: int
+) -> list[str]:
+    """Return the changes since the run that may change the rounding of a step.
 
     Args:
-        others: of each step that another number of processes took, that number.
+        others: the number of processes of each step that another number of processes ran.
     """
-    config, stands, now = parts.config, there.stands(), environment(parts.devices)
+    config, recorded, now = setup.config, run_dir.facts(), environment(setup.devices)
     count = jax.process_count()
     changed = [f"processes: {others[step]} then, {count} now"] if step in others else []
-    facts = [{name: each.get(name) for name in FACTS} for each in (stands, now)]
+    facts = [{name: each.get(name) for name in FACTS} for each in (recorded, now)]
     changed += [_change(d) for d in differences(*facts) if d.before not in (None, ABSENT)]
-    stored = there.stored(type(config))
+    stored = run_dir.stored(type(config))
     layouts = [{"parallel": to_plain(each.parallel)} for each in (stored, config) if each]
     return changed + [_change(d) for d in differences(layouts[0], layouts[-1])]
 
@@ -147,7 +152,7 @@ def _change(found: Difference) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value in a few words: devices of one kind are counted."""
+    """Format a value briefly: devices are counted by kind."""
     if isinstance(value, list):
         kinds = [str(each).partition(" ")[2] or str(each) for each in value]
         return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "none"
@@ -157,103 +162,105 @@ def _short(value: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Redone:
-    taken: Mapping[int, StepRecord]
-    before: TrainState  # the call that has the step
+class _ReplayedSteps:
+    records: Mapping[int, StepRecord]
+    before: TrainState  # state before the call with the step
     after: TrainState
 
 
-def _extended(parts: TrainSetup, there: RunDir) -> list[LengthChange]:
-    """The steps after which the run was made longer."""
+def _length_changes(setup: TrainSetup, run_dir: RunDir) -> list[LengthChange]:
+    """Return the changes of the run's length."""
 
-    def look() -> dict[str, Any]:
-        checkpoints = CheckpointManager(there.checkpoints, owner=there.owner())
+    def find() -> dict[str, Any]:
+        checkpoints = CheckpointManager(run_dir.checkpoints, owner=run_dir.owner())
         step = checkpoints.newest()
-        found = [] if step is None else changes(parts.config, step, checkpoints.about(step))
+        found = [] if step is None else changes(setup.config, step, checkpoints.about(step))
         return {"changes": [list(change) for change in found]}
 
-    return [LengthChange(*each) for each in broadcast_from_first(look)["changes"]]
+    return [LengthChange(*each) for each in broadcast_from_first(find)["changes"]]
 
 
-def _check_one_schedule(
+def _check_schedule(
     config: RunConfig, changed: Sequence[LengthChange], start: int, step: int
 ) -> None:
-    """Refuses steps of which some were taken under another schedule than the last one."""
+    """Raise if the replay would cross a change of the schedule's length."""
     lengths = schedule_lengths(config)
     for change in changed:
         then = config_at(config, changed, change.step)
         if start < change.step < step and schedule_lengths(then) != lengths:
-            there = f"checkpoint {start}" if start else "none"
+            checkpoint = f"checkpoint {start}" if start else "none"
             raise ConfigError(
-                f"step {step} was asked for, the newest checkpoint before it is {there}, and after "
-                f"step {change.step} the run went on under a schedule of another length. Replay a "
-                f"step on this side of it: --step {change.step}"
+                f"step {step} cannot be replayed: the newest checkpoint before it is {checkpoint}, "
+                f"and after step {change.step} the run resumed with a schedule of another length. "
+                f"Replay a step up to it: --step {change.step}"
             )
 
 
 def _before(
-    parts: TrainSetup, there: RunDir, step: int, tell: Callable[[str], None]
+    setup: TrainSetup, run_dir: RunDir, step: int, log: Callable[[str], None]
 ) -> tuple[int, TrainState]:
-    """The newest state that the run kept before the call with the step, and its step."""
-    last = (step - 1) // parts.config.steps_per_call * parts.config.steps_per_call
-    owner = there.owner()
-    with CheckpointManager(there.checkpoints, owner=owner) as checkpoints:
+    """Return the newest saved step before the call with the step, and its state."""
+    last = (step - 1) // setup.config.steps_per_call * setup.config.steps_per_call
+    owner = run_dir.owner()
+    with CheckpointManager(run_dir.checkpoints, owner=owner) as checkpoints:
 
-        def look() -> dict[str, int | None]:
+        def find() -> dict[str, int | None]:
             for start in reversed([each for each in checkpoints.steps() if each <= last]):
                 try:
-                    layout.check(there.checkpoints, start, owner)
+                    layout.check(run_dir.checkpoints, start, owner)
                 except CheckpointError as error:
-                    tell(f"passed over: {error}")
+                    log(f"skipped: {error}")
                 else:
                     return {"start": start}
             return {"start": None}
 
-        while (start := broadcast_from_first(look)["start"]) is not None:
+        while (start := broadcast_from_first(find)["start"]) is not None:
             try:
-                state = checkpoints.restore(start, parts.like)
-            except DamagedError as error:  # its files are whole, and a leaf is not
-                tell(f"passed over: {error}")
+                state = checkpoints.restore(start, setup.like)
+            except DamagedError as error:  # the files are complete, but a leaf is damaged
+                log(f"skipped: {error}")
                 last = start - 1
             else:
-                parts.calls.restore(checkpoints.about(start).get("batches", {}))
+                setup.calls.restore(checkpoints.about(start).get("batches", {}))
                 return start, state
-    return 0, parts.fresh()
+    return 0, setup.fresh()
 
 
-def _redo(parts: TrainSetup, state: TrainState, start: int, step: int) -> _Redone:
-    """The steps from `start` to the end of the call that has the step, by the run's program."""
-    program, each = parts.compile_step(), parts.config.steps_per_call
-    taken, last = {}, (step - 1) // each
+def _replay_steps(setup: TrainSetup, state: TrainState, start: int, step: int) -> _ReplayedSteps:
+    """Run the steps from `start` to the end of the call with the step, by the run's program."""
+    program, each = setup.compile_step(), setup.config.steps_per_call
+    records, last = {}, (step - 1) // each
     before = state
     for call in range(start // each, last + 1):
-        batch = parts.calls[call]
-        before = jax.tree.map(jnp.copy, state) if call == last else before  # or it is donated
-        state, metrics = program(state, parts.place(batch))
+        batch = setup.calls[call]
+        before = (
+            jax.tree.map(jnp.copy, state) if call == last else before
+        )  # the call donates its input
+        state, metrics = program(state, setup.place(batch))
         found = (metrics[name].total for name in ("loss", "grad_norm"))
         losses, norms = (np.ravel(jax.device_get(x)).tolist() for x in found)
         for i in range(each):
             own = batch if each == 1 else {name: x[i] for name, x in batch.items()}
-            taken[call * each + i + 1] = StepRecord(losses[i], norms[i], digest(own))
-    return _Redone(taken, before, state)
+            records[call * each + i + 1] = StepRecord(losses[i], norms[i], digest(own))
+    return _ReplayedSteps(records, before, state)
 
 
-def _first_other(
-    taken: Mapping[int, StepRecord], known: Mapping[int, StepRecord]
+def _first_mismatch(
+    records: Mapping[int, StepRecord], known: Mapping[int, StepRecord]
 ) -> ReplayMismatch | None:
-    for number, here in taken.items():
-        there = known.get(number)
-        if there is not None:
-            other = ReplayMismatch(number, here, there)
-            if other.batch or not here.same(there):
+    for number, here in records.items():
+        recorded = known.get(number)
+        if recorded is not None:
+            other = ReplayMismatch(number, here, recorded)
+            if other.batch or not here.same(recorded):
                 return other
     return None
 
 
-def _apart(directory: RunDir, step: int, state: TrainState) -> list[str] | None:
-    """The leaves that a checkpoint of the step has otherwise; None if there is no such one."""
-    if step not in layout.steps(directory.checkpoints, directory.owner()):
+def _differing_leaves(run_dir: RunDir, step: int, state: TrainState) -> list[str] | None:
+    """Return the leaves that differ from a checkpoint of the step; None if there is no such one."""
+    if step not in layout.steps(run_dir.checkpoints, run_dir.owner()):
         return None
-    there = inspect.describe_checkpoint(directory.checkpoints, step)["leaves"]
+    saved = inspect.describe_checkpoint(run_dir.checkpoints, step)["leaves"]
     here = fingerprint.read(fingerprint.begin(leaf_table.flatten(state)))
-    return [name for name, mine in here.items() if there[name]["fingerprint"] not in ("", mine)]
+    return [name for name, own in here.items() if saved[name]["fingerprint"] not in ("", own)]

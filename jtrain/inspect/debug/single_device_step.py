@@ -1,4 +1,4 @@
-"""A step taken apart: the loss of a whole batch on one device, and its gradient."""
+"""The loss and the gradient of a full batch on one device."""
 
 import dataclasses
 import inspect
@@ -22,7 +22,7 @@ from jtrain.train.setup import TrainSetup, set_up
 
 
 class StepGradient(NamedTuple):
-    """What a step computes before its update."""
+    """Loss and gradient of a step."""
 
     loss: Leaf  # f32 scalar
     grads: Params
@@ -31,7 +31,7 @@ class StepGradient(NamedTuple):
 
 
 def on_one_device(config: RunConfig) -> RunConfig:
-    """The same values, one step a call on one device: the same numbers but for rounding.
+    """Return the config for one step per call on one device; its numbers differ by rounding only.
 
     Raises:
         ConfigError: in several processes.
@@ -39,62 +39,62 @@ def on_one_device(config: RunConfig) -> RunConfig:
     cluster = detect(os.environ)
     if cluster.processes > 1:
         raise ConfigError(
-            f"a run is looked into in one process, and here are {cluster.processes} "
-            f"({cluster.spelt}). Type the same command without `jtrain launch`."
+            f"a run is debugged in one process, and this command has {cluster.processes} "
+            f"({cluster.variables}). Type the same command without `jtrain launch`."
         )
     return dataclasses.replace(config, parallel=Single(), steps_per_call=1)
 
 
 def alone(config: RunConfig) -> TrainSetup:
-    """The parts of a run on one device, one step a call."""
+    """Set up a run on one device, with one step per call."""
     return set_up(on_one_device(config))
 
 
-def slope_of(parts: TrainSetup) -> Callable[..., StepGradient]:
-    """`(state, batch, weights=None) -> StepGradient`, pure and not compiled.
+def slope_of(setup: TrainSetup) -> Callable[..., StepGradient]:
+    """Return `(state, batch, weights=None) -> StepGradient`, pure and not compiled.
 
-    All rows at once, for microbatches change no result. `weights` are what the terms are divided
-    by, None for those of the batch itself.
+    All rows are computed at once, since microbatches change no result. The terms are divided by
+    `weights`; None: by the weights of the batch itself.
     """
-    terms = _terms(parts)
+    terms = _terms(setup)
 
-    def slope(state: TrainState, batch: Batch, weights: Any = None) -> StepGradient:
+    def gradient(state: TrainState, batch: Batch, weights: Any = None) -> StepGradient:
         rng = state.step_key()
 
-        def share(params: Params) -> tuple[Leaf, LossOutput]:
-            got = terms(params, state.extra, batch, rng)
-            known = [mean.weight for mean in got.terms.means] if weights is None else weights
-            return state.scale.up(combine(got.terms, known)), got
+        def weighted_loss(params: Params) -> tuple[Leaf, LossOutput]:
+            output = terms(params, state.extra, batch, rng)
+            divisors = [mean.weight for mean in output.terms.means] if weights is None else weights
+            return state.scale.up(combine(output.terms, divisors)), output
 
-        (value, returned), grads = jax.value_and_grad(share, has_aux=True)(state.params)
+        (value, returned), grads = jax.value_and_grad(weighted_loss, has_aux=True)(state.params)
         grads = state.scale.down(grads)
         return StepGradient(state.scale.down(value), grads, norm(grads), returned)
 
-    return slope
+    return gradient
 
 
-def weights_of(parts: TrainSetup, state: TrainState, batch: Batch) -> list[Leaf]:
-    """What each term of the loss is divided by in this batch."""
-    got = _terms(parts)(state.params, state.extra, batch, state.step_key())
-    return [mean.weight for mean in got.terms.means]
+def weights_of(setup: TrainSetup, state: TrainState, batch: Batch) -> list[Leaf]:
+    """Return the weight of each term of the loss in this batch."""
+    output = _terms(setup)(state.params, state.extra, batch, state.step_key())
+    return [mean.weight for mean in output.terms.means]
 
 
-def loss_of(parts: TrainSetup, state: TrainState, batch: Batch, rng: Key | None) -> Leaf:
-    """The loss of a batch; `rng` None as it is evaluated."""
-    got = _terms(parts)(state.params, state.extra, batch, rng)
-    return combine(got.terms, [mean.weight for mean in got.terms.means])
+def loss_of(setup: TrainSetup, state: TrainState, batch: Batch, rng: Key | None) -> Leaf:
+    """Return the loss of a batch; `rng` is None in evaluation."""
+    output = _terms(setup)(state.params, state.extra, batch, rng)
+    return combine(output.terms, [mean.weight for mean in output.terms.means])
 
 
-def whole_batch(parts: TrainSetup, step: int) -> dict[str, jax.Array]:
-    """The batch that step `step` takes, the first being 1."""
-    return on_device(SkipBatches(parts.experiment.train, parts.windows)[step - 1])
+def whole_batch(setup: TrainSetup, step: int) -> dict[str, jax.Array]:
+    """Return the full batch of step `step`, counted from 1."""
+    return on_device(SkipBatches(setup.experiment.train, setup.windows)[step - 1])
 
 
 def on_device(batch: Batch) -> dict[str, jax.Array]:
-    """A batch as JAX's arrays."""
+    """Return a batch as JAX arrays."""
     return {name: jnp.asarray(array) for name, array in batch.items()}
 
 
-def _terms(parts: TrainSetup) -> Callable[..., LossOutput]:
-    # Without its jit, which is inlined where it is called, and with it the lines of the loss.
-    return inspect.unwrap(normalize_loss(parts.loss, ragged=parts.experiment.train.ragged))
+def _terms(setup: TrainSetup) -> Callable[..., LossOutput]:
+    # Without jit: an inlined call would lose the source lines of the loss.
+    return inspect.unwrap(normalize_loss(setup.loss, ragged=setup.experiment.train.ragged))

@@ -1,4 +1,4 @@
-"""Where an equation of a traced program was written."""
+"""Source lines of the equations of traced programs."""
 
 import linecache
 import traceback
@@ -10,13 +10,13 @@ import jax
 
 from jtrain.errors.tracebacks import LIBRARIES
 
-# Frames of these are no places to look in for what a user wrote.
+# Frames in these folders are not the user's code.
 _LIBRARIES = (str(Path(jax.__file__).parent), *LIBRARIES)
 _TOOLKIT, _DEBUG = str(Path(__file__).parents[2]), str(Path(__file__).parent)
 
 
 class SourceLine(NamedTuple):
-    """A line of code."""
+    """A line of code in a function."""
 
     file: str
     line: int
@@ -24,39 +24,39 @@ class SourceLine(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The function's own."""
+        """Name of the function without its class."""
         return self.function.rpartition(".")[2]
 
     @property
     def text(self) -> str:
-        """What is written there; empty if it cannot be read."""
+        """Text of the line; empty if it cannot be read."""
         return linecache.getline(self.file, self.line).strip()
 
     @property
     def in_jtrain(self) -> bool:
-        """Whether it is a line of this package."""
+        """True if the line is in this package."""
         return self.file.startswith(_TOOLKIT)
 
     def __str__(self) -> str:
-        file, here = Path(self.file), Path.cwd()
-        shown = file.relative_to(here) if file.is_relative_to(here) else file
-        written = f": {self.text}" if self.text else ""
-        return f"{shown}:{self.line} in {self.function.rpartition('.')[2]}{written}"
+        file, folder = Path(self.file), Path.cwd()
+        shown = file.relative_to(folder) if file.is_relative_to(folder) else file
+        text = f": {self.text}" if self.text else ""
+        return f"{shown}:{self.line} in {self.function.rpartition('.')[2]}{text}"
 
 
 def written(equation: Any, calls: Sequence[Any] = ()) -> list[SourceLine]:
-    """The innermost line outside of libraries, and before it that of jtrain which it called.
+    """Return the innermost line outside of libraries, preceded by the line of jtrain that it calls.
 
-    One line where the experiment called JAX itself; none where nothing is known.
+    The list has one line if the experiment calls JAX itself, and none if nothing is known.
 
     Args:
-        equation: of a traced program.
-        calls: of jitted functions around it, the outermost first. What is inside of one was traced
-            at its first call, so its own lines say where it is, and the call where it was called.
+        equation: an equation of a traced program.
+        calls: the calls of jitted functions around it, outermost first. A jitted function is traced
+            at its first call, so its equations have the lines inside, and the call its own line.
     """
     ours = None
-    for here, call in zip([equation, *reversed(calls)], [*reversed(calls), None], strict=True):
-        for line in _within(_lines(here), call):
+    for inner, call in zip([equation, *reversed(calls)], [*reversed(calls), None], strict=True):
+        for line in _within(_lines(inner), call):
             if not line.file.startswith(_TOOLKIT):
                 return [ours, line] if ours else [line]
             if ours is None and not line.file.startswith(_DEBUG):
@@ -65,7 +65,7 @@ def written(equation: Any, calls: Sequence[Any] = ()) -> list[SourceLine]:
 
 
 def _lines(equation: Any) -> list[SourceLine]:
-    """Where it was written, the innermost first."""
+    """Return the lines of an equation's traceback, innermost first."""
     trace = getattr(getattr(equation, "source_info", None), "traceback", None)
     return [
         SourceLine(f.file_name, f.line_num, f.function_name) for f in getattr(trace, "frames", ())
@@ -73,7 +73,7 @@ def _lines(equation: Any) -> list[SourceLine]:
 
 
 def _within(lines: list[SourceLine], call: Any) -> list[SourceLine]:
-    """Those outside of libraries, up to the function that was called."""
+    """Return the lines outside of libraries, up to the called function."""
     name = call.params["name"] if call is not None else None
     ends = [i for i, line in enumerate(lines) if name and line.name == name]
     lines = lines[: ends[0] + 1] if ends else [] if name else lines
@@ -84,10 +84,10 @@ def raised_at(error: BaseException) -> SourceLine | None:
     """Return the innermost line outside of libraries that an exception passed through."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [SourceLine(frame.filename, frame.lineno or 0, frame.name) for frame in frames]
-    theirs = (*_LIBRARIES, _TOOLKIT, "<")
-    return next((line for line in reversed(lines) if not line.file.startswith(theirs)), None)
+    excluded = (*_LIBRARIES, _TOOLKIT, "<")
+    return next((line for line in reversed(lines) if not line.file.startswith(excluded)), None)
 
 
 def backward(equation: Any) -> bool:
-    """Whether it belongs to the gradient and not to the loss."""
+    """Return whether an equation belongs to the gradient and not to the loss."""
     return "transpose(" in str(getattr(getattr(equation, "source_info", None), "name_stack", ""))

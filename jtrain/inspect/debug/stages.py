@@ -1,4 +1,4 @@
-"""The parts of a rehearsal, told one by one with the time that each took."""
+"""Timed stages of a dry run, logged one by one."""
 
 import contextlib
 import dataclasses
@@ -8,32 +8,32 @@ from collections.abc import Callable, Iterator
 
 @dataclasses.dataclass
 class Stage:
-    """Something that was done."""
+    """A completed stage."""
 
     name: str
-    said: str = ""
+    detail: str = ""
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.name:10} {self.said:56} {self.seconds:7.2f} s"
+        return f"{self.name:10} {self.detail:56} {self.seconds:7.2f} s"
 
 
 class Stages:
-    """Does things one after the other, and tells each when it is done or has failed."""
+    """Consecutive stages, each logged when it completes or fails."""
 
-    def __init__(self, tell: Callable[[str], None]):
+    def __init__(self, log: Callable[[str], None]):
         self.done: list[Stage] = []
-        self._tell = tell
+        self._log = log
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[Stage]:
-        """A block that is timed; what it has to say goes into `said`."""
-        stage, begun = Stage(name), time.perf_counter()
+        """Time a block; the block may set `detail`."""
+        stage, start = Stage(name), time.perf_counter()
         try:
             yield stage
         except BaseException:
-            self._tell(f"{name:10} failed after {time.perf_counter() - begun:.2f} s:")
+            self._log(f"{name:10} failed after {time.perf_counter() - start:.2f} s:")
             raise
-        stage.seconds = time.perf_counter() - begun
+        stage.seconds = time.perf_counter() - start
         self.done.append(stage)
-        self._tell(str(stage))
+        self._log(str(stage))

@@ -1,1 +1,1 @@
-"""What a step takes on devices that are not here, from the compiler: memory, collectives."""
+"""Plans of a step for absent devices, from the compiler: memory and collectives."""

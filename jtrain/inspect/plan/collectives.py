@@ -1,4 +1,4 @@
-"""What a compiled step sends between devices: bytes by kind and mesh axis, loops counted."""
+"""Collectives of a compiled step: bytes by kind and mesh axis, with all turns of loops."""
 
 import math
 import re
@@ -22,115 +22,115 @@ KINDS = (
 )
 
 
-# What reading text raises that is written otherwise than it is known here.
+# Errors raised by text in an unknown format.
 NOT_UNDERSTOOD = (HloError, LookupError, ValueError, TypeError)
 
 
 class Collective(NamedTuple):
-    """One of the program's, with all its turns."""
+    """A collective of the program, with all its executions."""
 
     kind: str
-    axes: tuple[str, ...]  # of the mesh, that its devices lie along
-    sent: int  # bytes that each device sends in all turns, the ring's way
+    axes: tuple[str, ...]  # mesh axes that its devices differ in
+    sent: int  # bytes that each device sends in all turns, by the ring algorithm
     times: int
-    where: str  # in the traced program: jit(step)/jvp()/while/body/dot_general
+    where: str  # name stack: jit(step)/jvp()/while/body/dot_general
 
 
 class CollectiveTraffic(NamedTuple):
-    """What a program sends between devices."""
+    """The collectives of a program."""
 
     collectives: tuple[Collective, ...]
-    unread: tuple[str, ...] = ()  # what the program's text did not tell, in words
+    unread: tuple[str, ...] = ()  # descriptions of collectives that could not be read
 
 
 def collectives(text: str, mesh: Mapping[str, int]) -> CollectiveTraffic:
-    """Return the collectives of a program that was compiled for the devices of a mesh.
+    """Return the collectives of a program compiled for the devices of a mesh.
 
-    What each device sends, of an array of B bytes among n devices: a gather of it, a scatter or an
-    exchange (n - 1) / n B, a reduction twice that, a permutation B. One that the compiler wrote in
-    pieces counts once, where it begins: in the outermost loop. A collective that cannot be
-    understood is left out of the sums, and named in `unread`; nothing is raised.
+    For an array of B bytes on n devices each device sends (n - 1) / n B in an all-gather, a
+    reduce-scatter or an all-to-all, twice that in an all-reduce, and B in a permutation. A
+    collective that the compiler split into pieces counts once, at its first piece in the outermost
+    loop. A collective in an unknown format is named in `unread` and not counted; nothing is raised.
     """
     try:
         program = HloProgram(text)
-        runs = _begun(program)
+        runs = _executed(program)
     except NOT_UNDERSTOOD as error:
-        return CollectiveTraffic((), (f"no collective: {_said(error)}",))
+        return CollectiveTraffic((), (f"no collective: {_reason(error)}",))
     found, unread, uncounted = [], [], 0
     for run in runs:
         try:
-            one = _collective(run, program, mesh)
+            collective = _collective(run, program, mesh)
         except NOT_UNDERSTOOD as error:
-            unread.append(f"one {run.instruction.operation}: {_said(error)}")
+            unread.append(f"one {run.instruction.operation}: {_reason(error)}")
             continue
-        if one is not None:
-            found.append(one)
+        if collective is not None:
+            found.append(collective)
             uncounted += not run.counted
     if uncounted:
         unread.append(
-            f"how often {uncounted} of the collectives run, in loops whose number of turns the "
-            f"program does not say: they count as one turn"
+            f"how often {uncounted} of the collectives run, in loops with an unknown number of "
+            f"turns: they count as one turn"
         )
     return CollectiveTraffic(tuple(found), tuple(dict.fromkeys(unread)))
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, HloError):
         return str(error)
-    return f"the text is written in a way that is not known ({type(error).__name__}: {error})"
+    return f"the text has an unknown format ({type(error).__name__}: {error})"
 
 
-def _begun(program: HloProgram) -> list[ExecutedInstruction]:
-    """Return the runs of collectives; those that are one in several pieces by the first."""
-    seen: dict[str, ExecutedInstruction] = {}
+def _executed(program: HloProgram) -> list[ExecutedInstruction]:
+    """Return the executed collectives; one in several pieces is represented by the first."""
+    first_runs: dict[str, ExecutedInstruction] = {}
     for run in program.walk():
-        instruction = _between_slices(run.instruction)
+        instruction = _as_slice_collective(run.instruction)
         if instruction.operation.removesuffix("-start") not in KINDS:
             continue
-        # A piece of one that is run beside other work says which chain of pieces it is of.
+        # A piece of an asynchronous collective names the chain of pieces that it belongs to.
         chain = re.search(r"channel_id=(\d+).*chain_id=", instruction.attributes)
         key = chain[1] if chain else f"{run.within} {instruction.name}"
-        if key not in seen or run.times < seen[key].times:
-            seen[key] = run._replace(instruction=instruction)
-    return list(seen.values())
+        if key not in first_runs or run.times < first_runs[key].times:
+            first_runs[key] = run._replace(instruction=instruction)
+    return list(first_runs.values())
 
 
 def _collective(
     run: ExecutedInstruction, program: HloProgram, mesh: Mapping[str, int]
 ) -> Collective | None:
-    """Return what a run sends; None in a group of one device, which sends nothing."""
-    instruction = _scattered(run.instruction, program, run.within)
+    """Return the collective of an executed instruction; None in a group of one device."""
+    instruction = _as_reduce_scatter(run.instruction, program, run.within)
     kind = instruction.operation.removesuffix("-start")
-    axes, count = _along(instruction, mesh)
+    axes, count = _mesh_axes(instruction, mesh)
     if count == 1:
         return None
     where = re.search(r'op_name="([^"]*)"', instruction.attributes)
-    sent = run.times * _sent(kind, instruction, count)
+    sent = run.times * _sent_bytes(kind, instruction, count)
     return Collective(kind, axes, sent, run.times, where[1] if where else "")
 
 
 def by_axes(found: Sequence[Collective]) -> dict[str, dict[str, int]]:
-    """Bytes that each device sends in a step, by the axes it sends along and by kind."""
+    """Return the bytes that each device sends in a step, by mesh axes and kind."""
     table: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for each in found:
-        table[" x ".join(each.axes) or "other"][each.kind] += each.sent
+    for collective in found:
+        table[" x ".join(collective.axes) or "other"][collective.kind] += collective.sent
     return {axes: dict(kinds) for axes, kinds in table.items()}
 
 
-def _between_slices(instruction: Instruction) -> Instruction:
-    """What is sent to other slices of TPUs, as the collective that it is a part of."""
-    said = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.attributes)
-    if instruction.operation != "send" or said is None:
+def _as_slice_collective(instruction: Instruction) -> Instruction:
+    """Return a send to other TPU slices as the collective that it belongs to."""
+    transfer = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.attributes)
+    if instruction.operation != "send" or transfer is None:
         return instruction
-    kind, shape = said[1].lower().replace("_", "-"), instruction.shape.split("u32[]")[0]
+    kind, shape = transfer[1].lower().replace("_", "-"), instruction.shape.split("u32[]")[0]
     return instruction._replace(operation=kind, shape=shape)
 
 
-def _scattered(instruction: Instruction, program: HloProgram, within: str) -> Instruction:
-    """Return a reduction of which only parts are kept as the scatter that it is.
+def _as_reduce_scatter(instruction: Instruction, program: HloProgram, within: str) -> Instruction:
+    """Return an all-reduce with sliced results as a reduce-scatter.
 
-    So the TPU compiler writes them: a fusion of an all-reduce, of one array or of several, and a
-    slice of each, run as one.
+    The TPU compiler writes a reduce-scatter as a fusion of an all-reduce, of one or several arrays,
+    and a slice of each.
     """
     root, computation = program.roots.get(within), program.computations[within]
     if instruction.operation != "all-reduce" or root is None:
@@ -141,39 +141,41 @@ def _scattered(instruction: Instruction, program: HloProgram, within: str) -> In
     return instruction
 
 
-def _slices(of: Instruction, result: Instruction, within: Mapping[str, Instruction]) -> bool:
-    """Return whether `result` is a part of what `of` gives, or of one of the arrays it gives."""
+def _slices(reduction: Instruction, result: Instruction, within: Mapping[str, Instruction]) -> bool:
+    """Return whether `result` is a slice of an output of `reduction`."""
     if result.operation != "dynamic-slice":
         return False
     sliced = within[result.operands[0]]
     if sliced.operation == "get-tuple-element":
         sliced = within[sliced.operands[0]]
-    return sliced.name == of.name
+    return sliced.name == reduction.name
 
 
-def _sent(kind: str, instruction: Instruction, count: int) -> int:
-    """Bytes that a device sends in one turn."""
+def _sent_bytes(kind: str, instruction: Instruction, count: int) -> int:
+    """Return the bytes that a device sends in one execution."""
     arrays = [size for size in sizes(instruction.shape) if size > 4] or sizes(instruction.shape)
     if instruction.operation.endswith("-start") and kind in {"all-gather", "collective-permute"}:
-        # (what is given, what comes, ...): only what comes counts.
+        # (inputs, outputs, ...): only the outputs count.
         arrays = [max(arrays)] if len(arrays) < 4 else arrays[len(arrays) // 2 :]
-    whole = sum(arrays)
+    total = sum(arrays)
     if kind == "collective-permute":
-        return whole
+        return total
     if kind == "reduce-scatter":
-        return whole * (count - 1)
-    share = whole * (count - 1) // count
-    return 2 * share if kind == "all-reduce" else share
+        return total * (count - 1)
+    part = total * (count - 1) // count
+    return 2 * part if kind == "all-reduce" else part
 
 
-def _along(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
-    """Return the axes that the devices of one group differ in, and how many devices it has."""
+def _mesh_axes(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+    """Return the mesh axes that the devices of a group differ in, and the size of the group."""
     if "_xla_megascale_target" in instruction.attributes:
         return ("slice",), mesh.get("slice", 1)
     groups, devices = replica_groups(instruction.attributes), math.prod(mesh.values())
     members = np.asarray(groups[0] if groups is not None else np.arange(devices))
     if members.max() >= devices:
-        raise HloError(f"its devices reach to {members.max()}, and the mesh has {devices}")
-    places = np.unravel_index(members, tuple(mesh.values()))
-    axes = tuple(axis for axis, at in zip(mesh, places, strict=True) if len(set(at.tolist())) > 1)
+        raise HloError(f"it names device {members.max()}, and the mesh has {devices} devices")
+    coordinates = np.unravel_index(members, tuple(mesh.values()))
+    axes = tuple(
+        axis for axis, at in zip(mesh, coordinates, strict=True) if len(set(at.tolist())) > 1
+    )
     return axes, len(members)

@@ -1,4 +1,4 @@
-"""Silence for libraries that write to the standard error by themselves."""
+"""Suppression of compiler output on standard error."""
 
 import contextlib
 import os
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Drop what is written to the standard error meanwhile, by libraries of C++ too."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    """Discard all output on standard error, including that of C++ libraries."""
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)
+        os.dup2(null, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)

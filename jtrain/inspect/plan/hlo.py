@@ -1,4 +1,4 @@
-"""The text of a compiled program as computations of instructions, and how often each is run."""
+"""A parser for compiled HLO text: computations, instructions and execution counts."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,11 +17,11 @@ BITS = re.compile(r"\d+")
 
 
 class HloError(ValueError):
-    """Text of a program, or a part of the text, that this package does not understand."""
+    """HLO text in an unknown format."""
 
 
 class Instruction(NamedTuple):
-    """One line: `name = shape operation(operands), attributes`."""
+    """One line of HLO: `name = shape operation(operands), attributes`."""
 
     name: str
     shape: str
@@ -31,7 +31,7 @@ class Instruction(NamedTuple):
 
     @property
     def called(self) -> Mapping[str, list[str]]:
-        """Computations that it calls, by the attribute that names them."""
+        """Names of called computations, by attribute."""
         return {
             key: [name.strip(" %{}") for name in names.split(",")]
             for key, names in CALLED.findall(self.attributes)
@@ -39,12 +39,12 @@ class Instruction(NamedTuple):
 
 
 class ExecutedInstruction(NamedTuple):
-    """An instruction of a program that runs."""
+    """An instruction with the number of its executions."""
 
     instruction: Instruction
-    times: int  # in one run of the program
+    times: int  # executions in one run of the program
     within: str  # the name of its computation
-    counted: bool  # False inside of a loop whose number of turns is not known: it counts as one
+    counted: bool  # False inside a loop with an unknown number of turns, which counts as one
 
 
 class HloProgram:
@@ -54,7 +54,7 @@ class HloProgram:
         text: the program as XLA prints it, such as `Compiled.as_text()` of jax.
 
     Raises:
-        HloError: if the text has no entry computation, or calls one that it does not have.
+        HloError: if the text has no entry computation, or calls a missing computation.
     """
 
     def __init__(self, text: str):
@@ -68,17 +68,17 @@ class HloProgram:
                 self.entry = name if head[1] else self.entry
             elif name and (found := LINE.match(line)):
                 instruction = _instruction(found[2], found[3])
-                here = self.computations[name]
-                here.update(_elements(instruction))
-                here[instruction.name] = instruction
+                computation = self.computations[name]
+                computation.update(_elements(instruction))
+                computation[instruction.name] = instruction
                 if found[1]:
                     self.roots[name] = instruction
-        self._check_whole(len(text))
+        self._check_complete(len(text))
 
     def walk(
         self, name: str = "", times: int = 1, counted: bool = True
     ) -> Iterator[ExecutedInstruction]:
-        """Yield each instruction that runs. Every side of a branch counts as run."""
+        """Yield each executed instruction. Every side of a branch counts as executed."""
         name = name or self.entry
         for instruction in self.computations[name].values():
             yield ExecutedInstruction(instruction, times, name, counted)
@@ -94,7 +94,7 @@ class HloProgram:
                     for each in names:
                         yield from self.walk(each, times, counted)
 
-    def _check_whole(self, characters: int) -> None:
+    def _check_complete(self, characters: int) -> None:
         if not self.entry:
             raise HloError(f"no ENTRY computation in {characters} characters")
         for name, computation in self.computations.items():
@@ -104,11 +104,11 @@ class HloProgram:
                         raise HloError(f"%{name} calls %{called}, which is not in the text")
 
     def _trips(self, loop: Instruction, within: str, condition: str, body: str) -> int | None:
-        """Return how often a loop turns whose counter goes up to a constant; None for others."""
+        """Return the number of turns of a loop with a constant limit; None for other loops."""
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
             return int(known[1])
         tests = self.computations[condition].values()
-        limits = {i.name: int(i.operands[0]) for i in tests if _is_whole(i)}
+        limits = {i.name: int(i.operands[0]) for i in tests if _is_integer(i)}
         indices = {
             i.name: int(found[1])
             for i in tests
@@ -123,35 +123,39 @@ class HloProgram:
         return None
 
     def _stride(self, body: str, index: int) -> int:
-        """What an element of the state of a loop goes up by in a turn."""
-        there = self.computations[body]
+        """Return the increment of an element of a loop's state in one turn."""
+        computation = self.computations[body]
         name, stride = self.roots[body].operands[index], 0
-        while name in there:
-            instruction = there[name]
+        while name in computation:
+            instruction = computation[name]
             if instruction.operation == "add":
-                known = [there[o].operands[0] for o in instruction.operands if _is_whole(there[o])]
+                known = [
+                    computation[o].operands[0]
+                    for o in instruction.operands
+                    if _is_integer(computation[o])
+                ]
                 stride += sum(map(int, known))
             elif instruction.operation not in {"copy", "bitcast", "opt-barrier"}:
                 break
-            name = next((o for o in instruction.operands if not _is_whole(there[o])), "")
+            name = next((o for o in instruction.operands if not _is_integer(computation[o])), "")
         return max(stride, 1)
 
     def _constant(self, within: str, name: str, element: int) -> int:
-        """The number that an element of a tuple is; 0 where it is not a constant."""
-        there = self.computations[within]
-        while name in there:
-            instruction = there[name]
+        """Return the value of a tuple element; 0 if it is not a constant."""
+        computation = self.computations[within]
+        while name in computation:
+            instruction = computation[name]
             if instruction.operation == "tuple":
                 name = instruction.operands[element]
             elif instruction.operation in {"copy", "bitcast", "opt-barrier"}:
                 name = instruction.operands[0]
             else:
-                return int(instruction.operands[0]) if _is_whole(instruction) else 0
+                return int(instruction.operands[0]) if _is_integer(instruction) else 0
         return 0
 
 
 def sizes(shape: str) -> list[int]:
-    """The bytes of each array in a shape: one, or those of a tuple."""
+    """Return the bytes of each array in a shape, which may be a tuple."""
     found = []
     for kind, dims in ARRAY.findall(shape):
         bits = 8 if kind == "pred" else int(BITS.findall(kind)[0])
@@ -168,10 +172,10 @@ def _instruction(name: str, rest: str) -> Instruction:
     if operation is None:
         return Instruction(name, rest, "", (), "")
     depth, end = 0, len(plain)
-    for place in range(operation.end() - 1, len(plain)):
-        depth += (plain[place] == "(") - (plain[place] == ")")
+    for position in range(operation.end() - 1, len(plain)):
+        depth += (plain[position] == "(") - (plain[position] == ")")
         if depth == 0:
-            end = place
+            end = position
             break
     inside = plain[operation.end() : end]
     operands = tuple(part.split()[-1].lstrip("%") for part in _split(inside) if part.strip())
@@ -179,34 +183,34 @@ def _instruction(name: str, rest: str) -> Instruction:
 
 
 def _elements(instruction: Instruction) -> Mapping[str, Instruction]:
-    """Return a `get-tuple-element` for each operand that is written short, as `%tuple.3#1`."""
+    """Return a `get-tuple-element` for each operand in short form, `%tuple.3#1`."""
     found = {}
     for operand in instruction.operands:
         while "#" in operand:
-            of, _, index = operand.rpartition("#")
+            parent, _, index = operand.rpartition("#")
             found[operand] = Instruction(
-                operand, "", "get-tuple-element", (of,), f", index={index}"
+                operand, "", "get-tuple-element", (parent,), f", index={index}"
             )
-            operand = of
+            operand = parent
     return found
 
 
 def _without_layouts(text: str) -> str:
-    """The text without `{1,0:T(8,128)}` behind shapes and without comments."""
+    """Return the text without layouts, `{1,0:T(8,128)}`, and without comments."""
     text = re.sub(r"/\*.*?\*/", "", text)
     return re.sub(r"(\])\{[\d,]*(?::[^{}]*)?\}", r"\1", text)
 
 
 def _split(text: str) -> list[str]:
-    """The parts between commas that stand in no brackets."""
+    """Split at commas outside of brackets."""
     parts, depth, start = [], 0, 0
-    for place, letter in enumerate(text):
+    for position, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
         if letter == "," and depth == 0:
-            parts.append(text[start:place])
-            start = place + 1
+            parts.append(text[start:position])
+            start = position + 1
     return [*parts, text[start:]]
 
 
-def _is_whole(instruction: Instruction) -> bool:
+def _is_integer(instruction: Instruction) -> bool:
     return instruction.operation == "constant" and instruction.operands[0].lstrip("-").isdigit()

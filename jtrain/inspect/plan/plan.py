@@ -1,4 +1,4 @@
-"""The step of a config, compiled for devices that are not here, and what it takes there."""
+"""Plans: the step of a config compiled for absent devices, with its memory and collectives."""
 
 import dataclasses
 import math
@@ -24,34 +24,34 @@ from jtrain.train.setup import set_up
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a step takes on each device."""
+    """Memory and collectives of a step on each device."""
 
     topology: str
     devices: int
     layout: Mapping[str, int]
     """The axes of the mesh and their sizes."""
     memory: Mapping[str, int]
-    """Bytes: arguments, temporaries, output, aliased, host, limit (0: not known)."""
+    """Bytes: arguments, temporaries, output, aliased, host, limit (0: unknown)."""
     leaves: int
-    """Bytes of the leaves of the state by themselves, split as the layout says."""
+    """Bytes of the state's leaves on each device."""
     collectives: tuple[Collective, ...]
     seconds: float
-    """That tracing and compiling took here."""
+    """Seconds for tracing and compiling."""
     schedule: PipelineSchedule | None = None
-    """Of the pipeline, if layers are in stages."""
+    """The pipeline schedule, if layers are in stages."""
     why: str = ""
-    """The layout was chosen, if it was."""
+    """The reason for an automatically chosen layout."""
     unread: tuple[str, ...] = ()
-    """What the compiled program did not tell about its collectives, in words."""
+    """Descriptions of collectives that could not be read."""
 
     @property
     def peak(self) -> int:
-        """Bytes that the step needs at once."""
+        """Peak bytes of the step."""
         m = self.memory
         return m["arguments"] + m["temporaries"] + m["output"] - m["aliased"]
 
     def plain(self) -> dict[str, Any]:
-        """The same as numbers and names alone, in bytes and seconds."""
+        """Return the contents as JSON values, in bytes and seconds."""
         return {
             "topology": self.topology,
             "devices": self.devices,
@@ -65,40 +65,40 @@ class Plan:
         }
 
 
-def plan(config: RunConfig, where: Topology, dump: Path | None = None) -> Plan:
-    """Compile the very step of `jtrain run` for these devices.
+def plan(config: RunConfig, topology: Topology, dump: Path | None = None) -> Plan:
+    """Compile the step of `jtrain run` for these devices.
 
     Args:
-        dump: an empty folder that keeps the files which the compiler writes: the program, and the
-            buffers that lie in memory at its peak.
+        dump: an empty folder for the compiler's files: the program, and the buffers in memory at
+            its peak.
 
     Raises:
-        ConfigError: if it needs more memory than a device has, or for what the config asks.
+        ConfigError: if the step needs more memory than a device has, or the config is invalid.
     """
-    begun = time.perf_counter()
-    parts = set_up(config, among=where.devices)
+    start = time.perf_counter()
+    setup = set_up(config, among=topology.devices)
     try:
-        output = _compiled(parts.lower_step(), dump)
+        output = _compile(setup.lower_step(), dump)
     except jax.errors.JaxRuntimeError as error:
-        raise _too_large(where, error) from error
-    took = time.perf_counter() - begun
-    layout, state = parts.strategy.axes or {"data": 1}, laid(parts)
+        raise _too_large(topology, error) from error
+    seconds = time.perf_counter() - start
+    layout, state = setup.strategy.axes or {"data": 1}, laid(setup)
     traffic = _traffic(output, layout)
     return Plan(
-        topology=where.name,
+        topology=topology.name,
         devices=math.prod(layout.values()),
         layout=layout,
-        memory=_memory(output.program, where.limit),
+        memory=_memory(output.program, topology.limit),
         leaves=state.device + state.host,
         collectives=traffic.collectives,
-        seconds=took,
-        schedule=parts.strategy.schedule,
-        why=parts.why,
+        seconds=seconds,
+        schedule=setup.strategy.schedule,
+        why=setup.why,
         unread=traffic.unread,
     )
 
 
-def _compiled(lowered: Lowered, dump: Path | None) -> CompilerOutput:
+def _compile(lowered: Lowered, dump: Path | None) -> CompilerOutput:
     if dump is not None:
         return compile_and_read(lowered, dump)
     with tempfile.TemporaryDirectory() as scratch:
@@ -112,24 +112,24 @@ def _traffic(output: CompilerOutput, layout: Mapping[str, int]) -> CollectiveTra
 
 
 def _memory(program: Any, limit: int) -> dict[str, int]:
-    said = program.memory_analysis()
+    stats = program.memory_analysis()
     return {
-        "arguments": said.argument_size_in_bytes,
-        "temporaries": said.temp_size_in_bytes,
-        "output": said.output_size_in_bytes,
-        "aliased": said.alias_size_in_bytes,
-        "host": said.host_argument_size_in_bytes + said.host_temp_size_in_bytes,
+        "arguments": stats.argument_size_in_bytes,
+        "temporaries": stats.temp_size_in_bytes,
+        "output": stats.output_size_in_bytes,
+        "aliased": stats.alias_size_in_bytes,
+        "host": stats.host_argument_size_in_bytes + stats.host_temp_size_in_bytes,
         "limit": limit,
     }
 
 
-def _too_large(where: Topology, error: Exception) -> Exception:
+def _too_large(topology: Topology, error: Exception) -> Exception:
     if "RESOURCE_EXHAUSTED" not in str(error):
         return error
     sizes = re.findall(r"[\d.]+[GM](?:iB)?\b", str(error))
-    said = f" (the compiler says {' of '.join(sizes[:2])})" if len(sizes) > 1 else ""
+    report = f" (the compiler reports {' of '.join(sizes[:2])})" if len(sizes) > 1 else ""
     return ConfigError(
-        f"A step does not fit on a device of {where.name}{said}. Split more of it: "
-        f"parallel.kind=sharded with a larger parallel.fsdp, tensor or stage; compute more once "
-        f"again: model.remat=full; or take fewer rows at a time: a larger microbatches."
+        f"A step does not fit on a device of {topology.name}{report}. Split more of it: "
+        f"parallel.kind=sharded with a larger parallel.fsdp, tensor or stage; recompute more "
+        f"(model.remat=full), or process fewer rows at a time (a larger microbatches)."
     )

@@ -1,4 +1,4 @@
-"""Which devices a collective of a compiled program joins, in each of XLA's spellings."""
+"""Replica groups: the devices of a collective, parsed from each of XLA's formats."""
 
 import math
 import re
@@ -17,17 +17,17 @@ PART = re.compile(r"'?([\w.]+)'?(?::\((\d+)\)(\d+))?")
 
 
 def replica_groups(attributes: str) -> np.ndarray | list[list[int]] | None:
-    """Return the groups of a collective, as places in the order of the mesh; None: all in one.
+    """Return the groups of a collective, as device positions in mesh order; None: one group of all.
 
-    Of a permutation there is one group: the devices that an array of the first one passes through.
+    A permutation gives one group: the devices that an array of the first device passes through.
 
     Args:
-        attributes: what follows the operands in the line of the instruction.
+        attributes: the text after the operands of the instruction.
 
     Raises:
-        HloError: if the groups are spelt in a way that is not known here.
+        HloError: if the groups have an unknown format.
 
-    Sources: openxla/xla, xla/hlo/ir/replica_group.cc and mesh_and_axis.cc, for the spellings
+    Sources: openxla/xla, xla/hlo/ir/replica_group.cc and mesh_and_axis.cc, for the formats
     `{{0,1},{2,3}}`, `[2,2]<=[4]`, `[2,4]<=[4,2]T(1,0)` and `mesh['a'=2,'b'=4] {'a','b':(1)2}`.
     """
     if pairs := PAIRS.search(attributes):
@@ -37,37 +37,37 @@ def replica_groups(attributes: str) -> np.ndarray | list[list[int]] | None:
     if lists := LISTS.search(attributes):
         return _lists(lists[1])
     if mesh := MESH.search(attributes):
-        return _of_mesh(mesh[1], mesh[2])
-    spelt = attributes[attributes.index("replica_groups=") + len("replica_groups=") :]
-    if iota := IOTA.match(spelt):
+        return _mesh_groups(mesh[1], mesh[2])
+    text = attributes[attributes.index("replica_groups=") + len("replica_groups=") :]
+    if iota := IOTA.match(text):
         return _iota(iota)
-    raise HloError(f"its replica_groups={spelt[:60]} are spelt in a way that is not known")
+    raise HloError(f"its replica_groups={text[:60]} have an unknown format")
 
 
-def _of_mesh(axes: str, along: str) -> np.ndarray:
-    """Return the groups along some axes of a mesh, or along parts of axes: `'b':(2)4`."""
-    named, _, placed = axes.partition(", device_ids=")
+def _mesh_groups(axes: str, along: str) -> np.ndarray:
+    """Return the groups along mesh axes, or along parts of axes: `'b':(2)4`."""
+    named, _, device_order = axes.partition(", device_ids=")
     sizes = {name: int(size) for name, size in AXIS.findall(named)}
-    ids = _device_ids(placed, tuple(sizes.values()))
+    ids = _device_ids(device_order, tuple(sizes.values()))
     dims: dict[tuple[str, int], int] = {(name, 1): size for name, size in sizes.items()}
     last = []
     for name, before, size in PART.findall(along):
         if name not in sizes:
-            raise HloError(f"its devices lie along {name!r}, which is no axis of mesh[{axes}]")
+            raise HloError(f"its groups name {name!r}, which is no axis of mesh[{axes}]")
         start, length = int(before or 1), int(size or sizes[name])
         _split(dims, name, start)
         _split(dims, name, start * length)
         within = range(start, start * length)
         last += [part for part in sorted(dims) if part[0] == name and part[1] in within]
     order = sorted(dims, key=lambda part: (list(sizes).index(part[0]), part[1]))
-    kept = [part for part in order if part not in last]
+    others = [part for part in order if part not in last]
     ids = ids.reshape([dims[part] for part in order])
-    ids = ids.transpose([order.index(part) for part in (*kept, *last)])
+    ids = ids.transpose([order.index(part) for part in (*others, *last)])
     return ids.reshape(-1, math.prod(dims[part] for part in last))
 
 
 def _split(dims: dict[tuple[str, int], int], name: str, at: int) -> None:
-    """Cut the part of an axis that reaches across `at`, where `at` devices lie before it."""
+    """Split the part of an axis that contains position `at`."""
     for (axis, start), size in list(dims.items()):
         if axis == name and start < at < start * size:
             if at % start or size % (at // start):
@@ -76,12 +76,12 @@ def _split(dims: dict[tuple[str, int], int], name: str, at: int) -> None:
             dims[axis, at] = size // (at // start)
 
 
-def _device_ids(placed: str, shape: Sequence[int]) -> np.ndarray:
-    """Return the devices of a mesh: in order, or as `device_ids=(...)` places them."""
+def _device_ids(order: str, shape: Sequence[int]) -> np.ndarray:
+    """Return the devices of a mesh: in order, or in the order of `device_ids=(...)`."""
     ids = np.arange(math.prod(shape))
-    if placed:
-        iota = IOTA.search(placed)
-        ids = _iota(iota) if iota else np.array([int(n) for n in re.findall(r"\d+", placed)])
+    if order:
+        iota = IOTA.search(order)
+        ids = _iota(iota) if iota else np.array([int(n) for n in re.findall(r"\d+", order)])
     if ids.size != math.prod(shape):
         raise HloError(f"its mesh has {math.prod(shape)} devices, and names {ids.size}")
     return ids.reshape(shape)
@@ -95,13 +95,13 @@ def _iota(found: re.Match[str]) -> np.ndarray:
 
 
 def _cycle(pairs: list[list[int]]) -> list[int]:
-    """Return the devices that something of the first device passes through, in order."""
-    to = {source: target for source, target in pairs}
-    here, found = pairs[0][0], []
-    while here in to and here not in found:
-        found.append(here)
-        here = to[here]
-    return found if here in found else [*found, here]
+    """Return the devices that an array of the first device passes through, in order."""
+    target_of = {source: target for source, target in pairs}
+    device, passed = pairs[0][0], []
+    while device in target_of and device not in passed:
+        passed.append(device)
+        device = target_of[device]
+    return passed if device in passed else [*passed, device]
 
 
 def _lists(text: str) -> list[list[int]]:

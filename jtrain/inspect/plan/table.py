@@ -1,39 +1,39 @@
-"""A plan as people read it."""
+"""A plan as text."""
 
 from jtrain.inspect.plan.collectives import by_axes
 from jtrain.inspect.plan.plan import Plan
 
 
 def table(plan: Plan) -> str:
-    """Lines: the layout, memory a device, bytes a device sends in a step."""
+    """Return the plan as text: layout, memory of a device, bytes that it sends in a step."""
     layout = " x ".join(f"{axis} {size}" for axis, size in plan.layout.items())
     lines = [f"{plan.topology}: {plan.devices} devices, {layout}; compiled in {plan.seconds:.0f} s"]
-    lines += [str(said) for said in (plan.why, plan.schedule) if said]
+    lines += [str(note) for note in (plan.why, plan.schedule) if note]
     memory, limit = plan.memory, plan.memory["limit"]
     lines += ["", "memory of a device"]
     rows = {
         "arguments": f"the state and a batch; the state's leaves alone are {size(plan.leaves)}",
         "temporaries": "at most at once",
-        "output": f"of which {size(memory['aliased'])} in the place of arguments",
+        "output": f"of which {size(memory['aliased'])} in the buffers of arguments",
         "host": "on the machine, beside the device",
     }
-    for key, said in rows.items():
+    for key, note in rows.items():
         if memory[key] or key != "host":
-            lines.append(f"  {key:12} {size(memory[key]):>10}   {said}")
-    of = f"of {size(limit)}: {_fits(plan.peak, limit)}" if limit else ""
-    lines.append(f"  {'in all':12} {size(plan.peak):>10}   {of}".rstrip())
+            lines.append(f"  {key:12} {size(memory[key]):>10}   {note}")
+    share = f"of {size(limit)}: {_fits(plan.peak, limit)}" if limit else ""
+    lines.append(f"  {'in all':12} {size(plan.peak):>10}   {share}".rstrip())
     lines += ["", "sent by each device in a step, loops counted"]
     for axes, kinds in by_axes(plan.collectives).items():
         for kind, count in sorted(kinds.items(), key=lambda item: -item[1]):
             lines.append(f"  {axes:12} {size(count):>10}   {kind}")
     if not plan.collectives and not plan.unread:
         lines.append("  nothing")
-    lines += [f"  not read: {what}" for what in plan.unread]
+    lines += [f"  not read: {note}" for note in plan.unread]
     return "\n".join(lines)
 
 
 def size(count: int) -> str:
-    """Bytes in decimal units, as chips are sold: `5.05 GB`."""
+    """Format bytes in decimal units, as in the specifications of chips: `5.05 GB`."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return (

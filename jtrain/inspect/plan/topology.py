@@ -1,4 +1,4 @@
-"""Devices that are not here, by a name such as `v5e:4x4`, `2*v5p:4x4x4` or `cpu:8`."""
+"""Absent devices, by a name such as `v5e:4x4`, `2*v5p:4x4x4` or `cpu:8`."""
 
 import os
 import re
@@ -10,31 +10,31 @@ from jtrain.distributed.cluster import cpu_devices
 from jtrain.errors import ConfigError
 from jtrain.inspect.plan.compiler_logging import quiet_stderr
 
-SPELT = re.compile(r"(?:(\d+)\*)?([a-z]\w*):(\d+(?:x\d+)*)")
+PATTERN = re.compile(r"(?:(\d+)\*)?([a-z]\w*):(\d+(?:x\d+)*)")
 
 
 class Topology(NamedTuple):
     """Devices to compile for."""
 
     name: str
-    devices: Sequence[Any]  # of jax
-    limit: int  # bytes of memory a device; 0 where it is not known
+    devices: Sequence[Any]  # jax devices
+    limit: int  # bytes of memory per device; 0: unknown
 
 
 def topology(name: str) -> Topology:
-    """The devices that a name stands for.
+    """Return the devices of a topology name.
 
-    `v5e:4x4` is a slice of a TPU, `2*v5e:4x4` two of them, `cpu:8` eight parts of this machine.
+    `v5e:4x4` is a TPU slice, `2*v5e:4x4` two slices, `cpu:8` eight virtual devices of this machine.
 
     Raises:
-        ConfigError: for a name that is none, or if the compiler for it is not installed.
+        ConfigError: if the name is invalid, or the compiler for it is not installed.
     """
     from jtrain.parallel.memory import CHIPS, device_memory
 
-    found = SPELT.fullmatch(name)
+    found = PATTERN.fullmatch(name)
     if found is None:
         raise ConfigError(
-            f"--topology {name} is no topology: write KIND:SHAPE, such as v5e:4x4, "
+            f"--topology {name} is not a topology: write KIND:SHAPE, such as v5e:4x4, "
             f"2*v5e:4x4 for two slices, or cpu:8."
         )
     slices, kind, shape = int(found[1] or 1), found[2], found[3]
@@ -42,19 +42,19 @@ def topology(name: str) -> Topology:
         return _cpu(name, slices, shape)
     if kind not in CHIPS:
         kinds = ["cpu", *CHIPS]
-        near = did_you_mean(kind, kinds)
+        suggestion = did_you_mean(kind, kinds)
         raise ConfigError(
             f"--topology {name}: there is no compiler for {kind!r} here; kinds: "
-            f"{', '.join(kinds)}{near or '.'}"
+            f"{', '.join(kinds)}{suggestion or '.'}"
         )
     devices = _tpu(name, slices, kind, shape)
     return Topology(name, devices, device_memory(devices))
 
 
 def prepare(name: str) -> None:
-    """Says what JAX reads when it is imported: it computes on the CPU, in as many parts as asked.
+    """Make JAX compute on the CPU, with as many devices as the topology asks for.
 
-    It changes nothing that the environment says already.
+    Call it before importing JAX. Environment variables that are set already stay.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     kind, _, count = name.partition(":")
@@ -66,36 +66,36 @@ def _cpu(name: str, slices: int, shape: str) -> Topology:
     import jax
 
     if slices > 1 or "x" in shape:
-        raise ConfigError(f"--topology {name}: a CPU has one number of parts; write cpu:8.")
+        raise ConfigError(f"--topology {name}: a CPU has one number of devices; write cpu:8.")
     if len(jax.devices("cpu")) < int(shape):
         raise ConfigError(
-            f"--topology {name}: this process has {len(jax.devices('cpu'))} parts of the CPU. Set "
+            f"--topology {name}: this process has {len(jax.devices('cpu'))} CPU devices. Set "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={shape}."
         )
     return Topology(name, jax.devices("cpu")[: int(shape)], 0)
 
 
 def _tpu(name: str, slices: int, kind: str, shape: str) -> Sequence[Any]:
-    # Read when libtpu is loaded: no machine is asked what it is, several may compile side by side.
+    # libtpu reads both on loading: no query of the machine type, several processes at once.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
-    sliced = {"num_slices": slices} if slices > 1 else {}
+    options = {"num_slices": slices} if slices > 1 else {}
     try:
-        with quiet_stderr():  # libtpu misses its TPU there
-            described = topologies.get_topology_desc(
-                platform="tpu", topology_name=f"{kind}:{shape}", **sliced
+        with quiet_stderr():  # libtpu complains about the missing TPU
+            description = topologies.get_topology_desc(
+                platform="tpu", topology_name=f"{kind}:{shape}", **options
             )
-    except Exception as error:  # whatever libtpu throws, in several types
-        said = str(error).splitlines()[0]
-        if "libtpu" in said and "not" in said.lower():
+    except Exception as error:  # libtpu raises several types
+        message = str(error).splitlines()[0]
+        if "libtpu" in message and "not" in message.lower():
             raise ConfigError(
                 f"--topology {name}: the TPU compiler is not installed: pip install 'jtrain[plan]'"
             ) from error
         raise ConfigError(
-            f"--topology {name}: the compiler knows no such slice ({said[:200]}). Those of v5e and "
-            f"v6e are 1x1, 2x2, 4x4, 4x8, 8x8, 8x16, 16x16; of v5p and v4 2x2x1, 2x2x2, 2x2x4, "
+            f"--topology {name}: the compiler knows no such slice ({message[:200]}). Slices of v5e "
+            f"and v6e are 1x1, 2x2, 4x4, 4x8, 8x8, 8x16, 16x16; of v5p and v4 2x2x1, 2x2x2, 2x2x4, "
             f"2x4x4, 4x4x4 and larger."
         ) from error
-    return described.devices
+    return description.devices

@@ -1,4 +1,4 @@
-"""Pictures of runs: one page that opens anywhere, also of runs that are damaged."""
+"""Reports of runs: one self-contained HTML page, also for damaged runs."""
 
 from jtrain.inspect.report.page import page as page
 from jtrain.inspect.report.read_run import RunStory as RunStory

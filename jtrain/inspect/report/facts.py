@@ -1,4 +1,4 @@
-"""A run in a line: status, step, losses, evaluations, speed, as plain numbers."""
+"""A run's summary as JSON values: status, step, losses, evaluations, speed."""
 
 from statistics import median
 from typing import Any
@@ -9,14 +9,14 @@ from jtrain.inspect.report.series import RATES
 
 
 def facts(story: RunStory) -> dict[str, Any]:
-    """Return status, step, losses, evaluations, rows or tokens a second, seconds, and troubles."""
+    """Return status, step, losses, evaluations, rows or tokens per second, seconds and troubles."""
     sets = story.facts.get("sets")
     first = sets[0] if isinstance(sets, list) and sets and isinstance(sets[0], str) else "valid"
     valid = _values(story, f"{first}/loss")
     losses = [row["loss"] for row in (*story.metrics, *story.steps[-1:]) if _has(row, "loss")]
-    paces = [row for row in story.speed if _has(row, "waiting")]
+    timed_rows = [row for row in story.speed if _has(row, "waiting")]
     rate = next((r for r in RATES if any(_has(row, r) for row in story.speed)), None)
-    least = min(valid.items(), key=lambda found: found[1], default=(None, None))
+    best = min(valid.items(), key=lambda item: item[1], default=(None, None))
     return {
         "run": str(story.path),
         "name": story.name,
@@ -25,13 +25,13 @@ def facts(story: RunStory) -> dict[str, Any]:
         "steps": story.config.get("steps"),
         "loss": losses[-1] if losses else None,
         "valid_loss": list(valid.values())[-1] if valid else None,
-        "best_valid_loss": least[1],
-        "best_step": least[0],
+        "best_valid_loss": best[1],
+        "best_step": best[0],
         "validation": validation(story, first),
         "best": _best(story, first),
         "rate": median(row[rate] for row in story.speed if _has(row, rate)) if rate else None,
         "rate_of": rate,
-        "waiting": median(row["waiting"] for row in paces) if paces else None,
+        "waiting": median(row["waiting"] for row in timed_rows) if timed_rows else None,
         "trained_seconds": max(
             (r["trained"] for r in story.speed if _has(r, "trained")), default=0
         ),
@@ -40,10 +40,10 @@ def facts(story: RunStory) -> dict[str, Any]:
 
 
 def validation(story: RunStory, first: str = "valid") -> dict[str, float]:
-    """Return the newest number of each metric of each evaluation set, `valid/accuracy` by name.
+    """Return the newest value of each evaluation metric by name, `valid/accuracy`.
 
-    Those of the `first` set come first, and its loss before them; arrays, and how many rows were
-    evaluated, are left out.
+    Metrics of the `first` set come first, starting with its loss. Arrays and row counts are
+    omitted.
     """
     names = dict.fromkeys(name for row in story.metrics for name in row if "/" in name)
     found = {name: list(_values(story, name).values()) for name in names}
@@ -53,9 +53,9 @@ def validation(story: RunStory, first: str = "valid") -> dict[str, float]:
 
 
 def _best(story: RunStory, first: str) -> dict[str, Any] | None:
-    """The best evaluation by the run's checkpoint.best, by the loss where that is empty."""
-    said = story.config.get("checkpoint.best")
-    goal = BestMetric.parse(said if isinstance(said, str) and said else "loss")
+    """Return the best evaluation by the run's checkpoint.best; by the loss if that is empty."""
+    setting = story.config.get("checkpoint.best")
+    goal = BestMetric.parse(setting if isinstance(setting, str) and setting else "loss")
     if goal is None:
         return None
     name = goal.name if "/" in goal.name else f"{first}/{goal.name}"
@@ -65,7 +65,7 @@ def _best(story: RunStory, first: str) -> dict[str, Any] | None:
 
 
 def _values(story: RunStory, name: str) -> dict[int, float]:
-    """A metric by step, where it is a finite number."""
+    """Return the finite values of a metric by step."""
     return {row["step"]: float(row[name]) for row in story.metrics if _has(row, name)}
 
 

@@ -1,4 +1,4 @@
-"""The runs that a report is asked for: by directory, by name, or all of a sweep."""
+"""Runs for a report: by directory, by name, or all of a sweep."""
 
 import dataclasses
 import json
@@ -10,85 +10,87 @@ from jtrain.inspect.report.read_run import EXPECTED
 from jtrain.io.object_store import check_on_disk
 
 RUNS = Path("runs")
-DEEP = 2  # runs/ has sweeps, and a sweep has runs
+DEPTH = 2  # runs/ has sweeps, and a sweep has runs
 
 
 @dataclasses.dataclass(frozen=True)
 class RunQuery:
-    """What some words of a command line stand for."""
+    """The runs that the words of a command line name."""
 
     runs: Sequence[Path]
     """The directories of the runs, each once."""
-    whole: Path | None
-    """The sweep or the folder that all of them lie in, where it was the only word."""
-    left_out: Sequence[str]
-    """A line for each word that is there and no run."""
+    folder: Path | None
+    """The sweep or folder of all runs, if it was the only word."""
+    skipped: Sequence[str]
+    """A line for each word that names an existing path without a run."""
 
 
 def find_runs(words: Sequence[str]) -> RunQuery:
     """Find runs by their directories or names in runs/.
 
-    Of a sweep, or of another folder of runs, all that it has are found. Files and directories that
-    hold no run are left out, as `runs/sweep/*` names some.
+    A sweep, or another folder of runs, gives all its runs. Files and directories without a run are
+    skipped, since `runs/sweep/*` includes some.
 
     Raises:
-        ConfigError: if a word names nothing, or none names a run.
+        ConfigError: if a word names no path, or no word names a run.
     """
     runs: dict[Path, Path] = {}
-    left_out, whole = [], None
+    skipped, folder = [], None
     for word in words:
-        place = _place(word)
-        inside = [place] if holds_run(place) else list(_inside(place, DEEP))
+        path = _find_path(word)
+        inside = [path] if holds_run(path) else list(_inside(path, DEPTH))
         if not inside:
-            kind = "a directory that holds no run" if place.is_dir() else "a file"
-            left_out.append(f"{word} is {kind}, and is left out")
-        elif inside != [place] and len(words) == 1:
-            whole = place
+            kind = "a directory without a run" if path.is_dir() else "a file"
+            skipped.append(f"{word} is {kind}, and is skipped")
+        elif inside != [path] and len(words) == 1:
+            folder = path
         runs |= {run.resolve(): run for run in inside}
     if not runs:
-        told = "; ".join(line.removesuffix(", and is left out") for line in left_out)
+        reasons = "; ".join(line.removesuffix(", and is skipped") for line in skipped)
         raise ConfigError(
-            f"jtrain report: {told}. Name a run, a sweep, or a folder of runs; in runs/ there is "
-            f"{_listed()}"
+            f"jtrain report: {reasons}. Name a run, a sweep, or a folder of runs. Available in "
+            f"runs/: {_available()}"
         )
-    return RunQuery(list(runs.values()), whole, left_out)
+    return RunQuery(list(runs.values()), folder, skipped)
 
 
 def holds_run(directory: Path) -> bool:
-    """Return whether any file of a run lies in a directory."""
+    """Return whether a directory has any file of a run."""
     return any((directory / name).is_file() for name in EXPECTED)
 
 
-def _place(word: str) -> Path:
+def _find_path(word: str) -> Path:
     check_on_disk(word, "jtrain report")
-    for place in (Path(word), RUNS / word):
-        if place.exists():
-            return place
-    raise ConfigError(f"jtrain report: {word} is no directory; in runs/ there is {_listed()}")
+    for path in (Path(word), RUNS / word):
+        if path.exists():
+            return path
+    raise ConfigError(
+        f"jtrain report: {word} is not a directory. Available in runs/: {_available()}"
+    )
 
 
-def _listed() -> str:
-    there = sorted(path.name for path in RUNS.glob("*") if path.is_dir())
-    return ", ".join(there) or "none: train one by jtrain run CONFIG"
+def _available() -> str:
+    names = sorted(path.name for path in RUNS.glob("*") if path.is_dir())
+    return ", ".join(names) or "none: train one by jtrain run CONFIG"
 
 
-def _inside(folder: Path, deep: int) -> Iterator[Path]:
-    """The runs in a folder, those of a sweep in its order."""
-    if not folder.is_dir() or not deep:
+def _inside(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the runs in a folder; those of a sweep in its order."""
+    if not folder.is_dir() or not depth:
         return
-    order = {name: place for place, name in enumerate(_members(folder))}
+    order = {name: index for index, name in enumerate(_members(folder))}
     children = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
     for child in sorted(children, key=lambda path: (order.get(path.name, len(order)), path.name)):
         if holds_run(child):
             yield child
         else:
-            yield from _inside(child, deep - 1)
+            yield from _inside(child, depth - 1)
 
 
 def _members(folder: Path) -> list[str]:
-    """The directories of a sweep's runs, in its order; none where it is none."""
+    """Return the directory names of a sweep's runs in order; empty if it is no sweep."""
     try:
-        said = json.loads((folder / "sweep.json").read_text("utf-8", "replace"))
-        return [member["name"].rpartition("/")[2] for member in said["members"]]
+        sweep = json.loads((folder / "sweep.json").read_text("utf-8", "replace"))
+        return [member["name"].rpartition("/")[2] for member in sweep["members"]]
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []

@@ -1,4 +1,4 @@
-"""The first table of a page: a line for each run."""
+"""The overview table of a page: a line for each run."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -8,24 +8,26 @@ from jtrain.inspect.report.facts import facts
 from jtrain.inspect.report.html import colour, table
 from jtrain.inspect.report.read_run import RunStory, age
 from jtrain.io.formatting import count, duration
-from jtrain.io.formatting import number as spelt
+from jtrain.io.formatting import number as format_number
 
 METRICS = 8  # columns of evaluations
 
 
 def overview(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     """Return the table of all runs: status, step, losses, evaluations, speed."""
-    known = [facts(story) for story in stories]
-    metrics = list(dict.fromkeys(name for each in known for name in each["validation"]))[:METRICS]
-    goals = {each["best"]["name"] for each in known if each["best"]}
+    summaries = [facts(story) for story in stories]
+    metrics = list(dict.fromkeys(name for summary in summaries for name in summary["validation"]))[
+        :METRICS
+    ]
+    goals = {summary["best"]["name"] for summary in summaries if summary["best"]}
     best = f"best {escape(next(iter(goals)))}" if len(goals) == 1 else "best"
     head = ["run", "status", "step", "loss", *map(escape, metrics), best]
     rows = []
-    for i, (name, story, each) in enumerate(zip(names, stories, known, strict=True)):
-        numbers = [_or_dash(each["validation"].get(metric), spelt) for metric in metrics]
-        cells = [_button(i, name), _status(story), _step(story, each["steps"])]
-        cells += [_or_dash(each["loss"], spelt), *numbers, _best(each["best"], goals)]
-        rows.append(cells + _speed(each))
+    for i, (name, story, summary) in enumerate(zip(names, stories, summaries, strict=True)):
+        numbers = [_or_dash(summary["validation"].get(metric), format_number) for metric in metrics]
+        cells = [_button(i, name), _status(story), _step(story, summary["steps"])]
+        cells += [_or_dash(summary["loss"], format_number), *numbers, _best(summary["best"], goals)]
+        rows.append(cells + _speed(summary))
     return table([*head, "speed", "waiting", "trained"], rows)
 
 
@@ -40,9 +42,9 @@ def _status(story: RunStory) -> str:
     why = str(story.facts.get("why") or "")
     word = story.status if story.status.isalpha() else "unknown"
     open_end = word in {"running", "unknown"} and story.written is not None
-    seen = f"last written {age(story.written)}" if open_end else why
-    told = f'<span class="status {word}">{escape(story.status)}</span>'
-    return f"{told} <small>{escape(seen)}</small>"
+    detail = f"last written {age(story.written)}" if open_end else why
+    label = f'<span class="status {word}">{escape(story.status)}</span>'
+    return f"{label} <small>{escape(detail)}</small>"
 
 
 def _step(story: RunStory, steps: Any) -> str:
@@ -52,17 +54,17 @@ def _step(story: RunStory, steps: Any) -> str:
 def _best(best: dict[str, Any] | None, goals: set[str]) -> str:
     if best is None:
         return "-"
-    of = f"{escape(best['name'])} " if len(goals) > 1 else ""
-    return f"{of}{spelt(best['value'])} <small>at {best['step']:,}</small>"
+    name = f"{escape(best['name'])} " if len(goals) > 1 else ""
+    return f"{name}{format_number(best['value'])} <small>at {best['step']:,}</small>"
 
 
-def _speed(known: dict[str, Any]) -> list[str]:
-    unit = escape((known["rate_of"] or "").partition("_")[0])
-    rate = known["rate"]
+def _speed(summary: dict[str, Any]) -> list[str]:
+    unit = escape((summary["rate_of"] or "").partition("_")[0])
+    rate = summary["rate"]
     return [
         "-" if rate is None else f"{count(rate)} {unit}/s",
-        _or_dash(known["waiting"], "{:.1%}".format),
-        _or_dash(known["trained_seconds"] or None, duration),
+        _or_dash(summary["waiting"], "{:.1%}".format),
+        _or_dash(summary["trained_seconds"] or None, duration),
     ]
 
 

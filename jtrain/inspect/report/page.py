@@ -1,4 +1,4 @@
-"""One page about some runs: no file beside it, no network, nothing of a run that is not escaped."""
+"""The report page: one HTML file without other files or network, with all run data escaped."""
 
 import base64
 import json
@@ -27,15 +27,15 @@ ENVIRONMENT = (
     "argv",
 )
 LOG_LINES = 200
-NAMED = 8  # runs in a title
+NAMED = 8  # run names in a title
 
 
 def page(stories: Sequence[RunStory], *, title: str = "", ranking: Sequence[str] = ()) -> str:
-    """The page as HTML: curves, differences, speed, samples, pictures, environment and status.
+    """Return the HTML page: curves, differences, speed, samples, pictures, environment, status.
 
     Args:
-        title: of the page, where the runs are those of a sweep or a folder; else their names.
-        ranking: lines that say which of them is best.
+        title: the name of a sweep or folder; by default the names of the runs.
+        ranking: lines of a ranking of the runs.
     """
     names = _names(stories)
     title = f"{title}: {len(names)} runs" if title else _joined(names)
@@ -62,10 +62,10 @@ def page(stories: Sequence[RunStory], *, title: str = "", ranking: Sequence[str]
         _section("Leaves", '<div id="leaves"></div>' if data["leaves"] else ""),
         _section("Environment", _environment(stories, names)),
         _section("Values", _values(stories, names)),
-        _section("Logs", _texts(stories, names, _end_of_log)),
+        _section("Logs", _texts(stories, names, _log_tail)),
     ]
-    here = files("jtrain.inspect.report")
-    style, script = ((here / f).read_text("utf-8") for f in ("page.css", "charts.js"))
+    resources = files("jtrain.inspect.report")
+    style, script = ((resources / f).read_text("utf-8") for f in ("page.css", "charts.js"))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -80,7 +80,7 @@ def page(stories: Sequence[RunStory], *, title: str = "", ranking: Sequence[str]
 </head>
 <body>
 <h1>{escape(title)}</h1>
-<noscript><p>The curves are drawn by a script in this page; it is switched off here.</p></noscript>
+<noscript><p>The curves are drawn by a script, and scripts are disabled.</p></noscript>
 {"".join(parts)}
 <script type="application/json" id="data">{in_script(data)}</script>
 <script>
@@ -91,7 +91,7 @@ def page(stories: Sequence[RunStory], *, title: str = "", ranking: Sequence[str]
 
 
 def in_script(data: Any) -> str:
-    """JSON that no text in it can end, inside a script element."""
+    """Return JSON for a script element, in which no text can close the element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -99,7 +99,7 @@ def in_script(data: Any) -> str:
 
 
 def _names(stories: Sequence[RunStory]) -> list[str]:
-    """What each run is called: its name, and its directory where two have the same."""
+    """Return the name of each run; its directory if two runs share a name."""
     names = [story.name for story in stories]
     return [n if names.count(n) == 1 else str(s.path) for n, s in zip(names, stories, strict=True)]
 
@@ -115,16 +115,18 @@ def _section(title: str, body: str) -> str:
 
 
 def _troubles(stories: Sequence[RunStory], names: Sequence[str]) -> str:
-    told = [(n, line) for n, s in zip(names, stories, strict=True) for line in s.troubles]
-    lines = "".join(f"<li><b>{escape(n)}</b> {escape(line)}</li>" for n, line in told)
-    return f'<section class="troubles"><h2>Damaged</h2><ul>{lines}</ul></section>' if told else ""
+    troubles = [(n, line) for n, s in zip(names, stories, strict=True) for line in s.troubles]
+    lines = "".join(f"<li><b>{escape(n)}</b> {escape(line)}</li>" for n, line in troubles)
+    return (
+        f'<section class="troubles"><h2>Damaged</h2><ul>{lines}</ul></section>' if troubles else ""
+    )
 
 
 def _differences(stories: Sequence[RunStory], names: Sequence[str]) -> str:
-    told = [(name, s) for name, s in zip(names, stories, strict=True) if s.config]
-    if len(told) < 2:
+    with_config = [(name, s) for name, s in zip(names, stories, strict=True) if s.config]
+    if len(with_config) < 2:
         return ""
-    stories = [story for _, story in told]
+    stories = [story for _, story in with_config]
     keys = dict.fromkeys(key for story in stories for key in story.config)
     rows = []
     for key in keys:
@@ -133,7 +135,7 @@ def _differences(stories: Sequence[RunStory], names: Sequence[str]) -> str:
             rows.append([f"<code>{escape(key)}</code>", *map(escape, values)])
     if not rows:
         return "<p>Nothing: these runs have the same values.</p>"
-    return table(["value", *(escape(name) for name, _ in told)], rows)
+    return table(["value", *(escape(name) for name, _ in with_config)], rows)
 
 
 def _values(stories: Sequence[RunStory], names: Sequence[str]) -> str:
@@ -146,8 +148,8 @@ def _environment(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     for fact in ENVIRONMENT:
         values = [_plain(story.facts.get(fact, "")) for story in stories]
         known = set(filter(None, values))
-        one = fact in {"started", "argv"} or len(known) < 2  # those two are each run's own
-        mark = "" if one else ' <small class="differs">differs</small>'
+        same = fact in {"started", "argv"} or len(known) < 2  # both always differ
+        mark = "" if same else ' <small class="differs">differs</small>'
         if any(values):
             rows.append([f"{escape(fact)}{mark}", *map(escape, values)])
     return table(["", *map(escape, names)], rows) if rows else ""
@@ -175,19 +177,19 @@ def _matrices(stories: Sequence[RunStory], names: Sequence[str]) -> str:
 
 
 def _heat(cells: Sequence[Sequence[float | int | None]]) -> str:
-    """A square a number, the darker the larger its share of its row."""
+    """Return a heat map: each number's square is darker the larger its share of the row."""
     wide, high = len(cells[0]), len(cells)
     squares = []
     for y, row in enumerate(cells):
-        # By rows, so that a rare class is seen as well as a frequent one; one row by its largest.
+        # Normalize each row, so that rare classes are visible; a single row by its largest number.
         known = [abs(cell) for cell in row if cell is not None]
-        whole = (sum(known) if high > 1 else max(known, default=0.0)) or 1.0
+        total = (sum(known) if high > 1 else max(known, default=0.0)) or 1.0
         for x, cell in enumerate(row):
-            share = 0.0 if cell is None else abs(cell) / whole
-            told = "not a number" if cell is None else f"{cell:.4g}, {share:.1%} of its row"
+            share = 0.0 if cell is None else abs(cell) / total
+            label = "not a number" if cell is None else f"{cell:.4g}, {share:.1%} of its row"
             squares.append(
                 f'<rect x="{x}" y="{y}" width="1" height="1" fill-opacity="{share:.3f}">'
-                f"<title>row {y}, column {x}: {told}</title></rect>"
+                f"<title>row {y}, column {x}: {label}</title></rect>"
             )
     return (
         f'<svg class="heat" viewBox="0 0 {wide} {high}" role="img" '
@@ -197,16 +199,16 @@ def _heat(cells: Sequence[Sequence[float | int | None]]) -> str:
 
 def _texts(stories: Sequence[RunStory], names: Sequence[str], text: Any) -> str:
     short = lambda words: words.count("\n") <= 40
-    told = [(name, text(story)) for name, story in zip(names, stories, strict=True)]
-    opened = " open" if len(told) == 1 and short(told[0][1]) else ""
+    texts = [(name, text(story)) for name, story in zip(names, stories, strict=True)]
+    opened = " open" if len(texts) == 1 and short(texts[0][1]) else ""
     return "".join(
         f"<details{opened}><summary>{escape(name)}</summary><pre>{escape(words)}</pre></details>"
-        for name, words in told
+        for name, words in texts
         if words.strip()
     )
 
 
-def _end_of_log(story: RunStory) -> str:
+def _log_tail(story: RunStory) -> str:
     return "\n".join(story.log.splitlines()[-LOG_LINES:])
 
 

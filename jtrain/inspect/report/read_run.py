@@ -1,4 +1,4 @@
-"""Reads what a run left behind, as far as it can be read, and tells what cannot."""
+"""The readable contents of a run's directory, with a list of damages."""
 
 import dataclasses
 import math
@@ -20,15 +20,16 @@ from jtrain.io.regular_files import (
 )
 
 Row: TypeAlias = Mapping[str, Any]
-TOLD, PICTURES, PICTURE_BYTES = 5, 24, 4_000_000  # troubles a file, newest pictures, bytes of each
-TEXT_BYTES = 1 << 30  # of a file of rows or words
-OF_STEPS = ("loss", "grad_norm")  # of steps.jsonl
+# Reported troubles per file; newest pictures; bytes of a picture.
+MAX_TROUBLES, PICTURES, PICTURE_BYTES = 5, 24, 4_000_000
+TEXT_BYTES = 1 << 30  # limit of a text file
+STEP_COLUMNS = ("loss", "grad_norm")  # columns of steps.jsonl
 EXPECTED = ("config.yaml", "run.json", "metrics.jsonl", "speed.jsonl")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunPicture:
-    """A picture that the run made."""
+    """A picture in the run's directory."""
 
     name: str
     step: int
@@ -37,48 +38,48 @@ class RunPicture:
 
 @dataclasses.dataclass(frozen=True)
 class RunStory:
-    """A run as its directory tells it."""
+    """The contents of a run's directory."""
 
     path: Path
     name: str
     status: str
-    """A word of run.json's, or unknown."""
+    """Status in run.json, or `unknown`."""
     facts: Row
-    """What run.json says."""
+    """Contents of run.json."""
     config: Mapping[str, Any]
-    """Of each dotted key the value."""
+    """Values by dotted key."""
     metrics: tuple[Row, ...]
     steps: tuple[Row, ...]
-    """Loss and gradient norm of each step, where they were recorded."""
+    """Loss and gradient norm of each recorded step."""
     speed: tuple[Row, ...]
     leaves: tuple[Row, ...]
-    """Statistics of single leaves, where the run wrote them."""
+    """Statistics of single leaves, if the run wrote them."""
     samples: str
     log: str
     pictures: tuple[RunPicture, ...]
     written: float | None
-    """When a file of it was written last, seconds since 1970."""
+    """Time of the last write to a file of the run, in seconds since 1970."""
     troubles: tuple[str, ...]
-    """What is damaged or missing, a line each."""
+    """A line for each damaged or missing file."""
 
     @property
     def step(self) -> int:
-        """The last step that is known of."""
-        said = self.facts.get("step")
-        said = [said] if isinstance(said, int) else []
-        return max([*said, *(row["step"] for row in self.metrics[-1:])], default=0)
+        """Last known step."""
+        step = self.facts.get("step")
+        steps = [step] if isinstance(step, int) else []
+        return max([*steps, *(row["step"] for row in self.metrics[-1:])], default=0)
 
 
 def read(path: Path) -> RunStory:
-    """What lies in a run's directory; what cannot be read is left out and told in `troubles`."""
+    """Read a run's directory; unreadable parts are skipped and reported in `troubles`."""
     troubles: list[str] = []
-    there = [name for name in EXPECTED if (path / name).is_file()]
-    if not there:
-        troubles.append(f"{path} holds no run: none of {', '.join(EXPECTED)} is there")
+    existing = [name for name in EXPECTED if (path / name).is_file()]
+    if not existing:
+        troubles.append(f"{path} has no run: none of {', '.join(EXPECTED)} exists")
     else:
-        troubles += [f"{name} is missing" for name in EXPECTED if name not in there]
+        troubles += [f"{name} is missing" for name in EXPECTED if name not in existing]
     facts, config = _facts(path / "run.json", troubles), _config(path / "config.yaml", troubles)
-    files = [path / name for name in (*there, "log.txt") if (path / name).is_file()]
+    files = [path / name for name in (*existing, "log.txt") if (path / name).is_file()]
     return RunStory(
         path=path,
         name=str(config.get("name") or path.resolve().name),
@@ -98,7 +99,7 @@ def read(path: Path) -> RunStory:
 
 
 def age(seconds: float | None) -> str:
-    """How long ago a time was: `3 min ago`."""
+    """Format the time since a time stamp: `3 min ago`."""
     if seconds is None:
         return ""
     ago = max(0.0, time.time() - seconds)
@@ -109,7 +110,7 @@ def age(seconds: float | None) -> str:
 
 
 def number(value: Any) -> float | None:
-    """A number of a row, NaN and infinity too; None for what is none."""
+    """Convert a value of a row to a number, including NaN and infinity; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -119,35 +120,37 @@ def number(value: Any) -> float | None:
 
 
 def _rows(path: Path, troubles: list[str]) -> tuple[Row, ...]:
-    """The rows that can be read; of two of the same step and names the last counts."""
+    """Return the readable rows by step; the last of rows with the same step and names counts."""
     found: dict[tuple[int, frozenset[str]], Row] = {}
-    wrong: list[str] = []
-    for place, line in enumerate(_text(path, troubles).splitlines(), 1):
+    errors: list[str] = []
+    for line_number, line in enumerate(_text(path, troubles).splitlines(), 1):
         row = _row(line)
         if row is None:
-            wrong.append(
-                f"row {place} of {path.name} cannot be read and is left out: {line[:40]!r}"
+            errors.append(
+                f"row {line_number} of {path.name} cannot be read and is skipped: {line[:40]!r}"
             )
             continue
         key = row["step"], frozenset(row)
         if key in found:
-            wrong.append(f"row {place} of {path.name} is step {row['step']} again; the last counts")
+            errors.append(
+                f"row {line_number} of {path.name} repeats step {row['step']}; the last row counts"
+            )
         found[key] = row
-    troubles += wrong[:TOLD]
-    if len(wrong) > TOLD:
-        troubles.append(f"and {len(wrong) - TOLD} more rows of {path.name}")
+    troubles += errors[:MAX_TROUBLES]
+    if len(errors) > MAX_TROUBLES:
+        troubles.append(f"and {len(errors) - MAX_TROUBLES} more rows of {path.name}")
     return tuple(sorted(found.values(), key=lambda row: row["step"]))
 
 
 def _steps(rows: Iterable[Row], troubles: list[str]) -> tuple[Row, ...]:
-    """The rows of steps.jsonl, each of which has lists for several steps, as a row a step."""
-    found, wrong = [], 0
+    """Expand the rows of steps.jsonl, which have lists for several steps, to a row per step."""
+    found, errors = [], 0
     for row in rows:
-        found_in = {name: row.get(name) for name in OF_STEPS}
-        lists = {name: each for name, each in found_in.items() if isinstance(each, list)}
+        columns = {name: row.get(name) for name in STEP_COLUMNS}
+        lists = {name: each for name, each in columns.items() if isinstance(each, list)}
         lengths = {len(each) for each in lists.values()}
-        if len(lists) < len(OF_STEPS) or len(lengths) > 1 or 0 in lengths:
-            wrong += 1
+        if len(lists) < len(STEP_COLUMNS) or len(lengths) > 1 or 0 in lengths:
+            errors += 1
             continue
         (length,) = lengths
         first = row["step"] - length + 1
@@ -155,8 +158,8 @@ def _steps(rows: Iterable[Row], troubles: list[str]) -> tuple[Row, ...]:
             {"step": first + i, **{name: each[i] for name, each in lists.items()}}
             for i in range(length)
         ]
-    if wrong:
-        troubles.append(f"{wrong} rows of steps.jsonl have no lists of {', '.join(OF_STEPS)}")
+    if errors:
+        troubles.append(f"{errors} rows of steps.jsonl have no lists of {', '.join(STEP_COLUMNS)}")
     return tuple(found)
 
 
@@ -165,8 +168,8 @@ def _row(line: str) -> Row | None:
         row = parse_json(line)
     except ValueError:
         return None
-    whole = isinstance(row, dict) and isinstance(row.get("step"), int)
-    return row if whole and not isinstance(row["step"], bool) else None
+    valid = isinstance(row, dict) and isinstance(row.get("step"), int)
+    return row if valid and not isinstance(row["step"], bool) else None
 
 
 def _facts(path: Path, troubles: list[str]) -> Row:
@@ -176,7 +179,7 @@ def _facts(path: Path, troubles: list[str]) -> Row:
     except ValueError:
         facts = None
     if not isinstance(facts, dict):
-        troubles.append(f"{path.name} is no JSON object: {text[:40]!r}")
+        troubles.append(f"{path.name} is not a JSON object: {text[:40]!r}")
         return {}
     return facts
 
@@ -199,21 +202,21 @@ def _text(path: Path, troubles: list[str]) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except LinkError as error:
-        troubles.append(f"{path.name} {error.strerror}: it is left out")
+        troubles.append(f"{path.name} {error.strerror}: it is skipped")
     except OSError as error:
         troubles.append(f"{path.name} cannot be read: {error.strerror}")
     except TooLargeError as error:
-        troubles.append(f"{path.name} {error} and is left out")
+        troubles.append(f"{path.name} {error} and is skipped")
     return ""
 
 
 def _pictures(folder: Path, troubles: list[str]) -> tuple[RunPicture, ...]:
-    """The newest pictures, `NAME-STEP.png`, by name and step."""
+    """Return the newest pictures, `NAME-STEP.png`, by name and step."""
     found = []
     try:
         check_no_link(folder)
     except LinkError as error:
-        troubles.append(f"{folder.name} {error.strerror}: they are left out")
+        troubles.append(f"{folder.name} {error.strerror}: its files are skipped")
         return ()
     for file in sorted(folder.glob("*.png")) if folder.is_dir() else []:
         name, _, step = file.stem.rpartition("-")
@@ -225,20 +228,20 @@ def _pictures(folder: Path, troubles: list[str]) -> tuple[RunPicture, ...]:
         try:
             data = _picture(file)
         except LinkError as error:
-            troubles.append(f"pictures/{file.name} {error.strerror}: it is left out")
+            troubles.append(f"pictures/{file.name} {error.strerror}: it is skipped")
             continue
         if data.startswith(b"\x89PNG\r\n\x1a\n"):
             pictures.append(RunPicture(name, step, data))
         else:
-            troubles.append(f"pictures/{file.name} is no PNG of at most {PICTURE_BYTES:,} bytes")
+            troubles.append(f"pictures/{file.name} is not a PNG of at most {PICTURE_BYTES:,} bytes")
     return tuple(sorted(pictures, key=lambda picture: (picture.name, picture.step)))
 
 
 def _picture(file: Path) -> bytes:
-    """The bytes of a picture; none if it is no file, or too large.
+    """Return the bytes of a picture; empty if it is not a file, or too large.
 
     Raises:
-        LinkError: if it is a link, or its folder is.
+        LinkError: if the file or its folder is a link.
     """
     try:
         return read_bytes(file, most=PICTURE_BYTES, inside=file.parent.parent)
@@ -249,6 +252,6 @@ def _picture(file: Path) -> bytes:
 
 
 def finite(value: Any) -> bool:
-    """Whether a value of a row is a finite number."""
+    """Return whether a value of a row is a finite number."""
     found = number(value)
     return found is not None and math.isfinite(found)

@@ -1,4 +1,4 @@
-"""What a page draws: of each metric the points of each run, no more than a screen can show."""
+"""Series for charts: the points of each metric and run, thinned to what a screen can show."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,49 +6,49 @@ from typing import Any, TypeAlias
 
 from jtrain.inspect.report.read_run import Row, RunStory, finite, number
 
-Points: TypeAlias = list[list[float | int | None]]  # step, value; None where it was not finite
-MOST = 1200  # points a line
+Points: TypeAlias = list[list[float | int | None]]  # step, value; None if not finite
+MOST = 1200  # points per line
 RATES = ("tokens_per_second", "rows_per_second")
 LEAF_KINDS = ("grad_norm", "grad_max", "ratio")
 
 
 def charts(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
-    """The charts of metrics: `loss` with `valid/loss` in it, for all runs, what matters first."""
+    """Return the charts of metrics for all runs: `loss` with `valid/loss` first."""
     found: dict[str, dict[str, list[Points]]] = {}
     for i, story in enumerate(stories):
         for key, points in _curves(story).items():
             name = key.rpartition("/")[2]
             lines = found.setdefault(name, {}).setdefault(key, [[] for _ in stories])
             lines[i] = thin(points)
-    found.pop("skipped", None) if not _ever(found.get("skipped", {})) else None
-    found.pop("rows", None)  # how many were evaluated: the same at every step
+    found.pop("skipped", None) if not _has_nonzero(found.get("skipped", {})) else None
+    found.pop("rows", None)  # the number of evaluated rows, the same at every step
     validated = lambda name: any("/" in key for key in found[name])
     order = sorted(found, key=lambda name: (name != "loss", not validated(name), name))
     return [{"title": name, "lines": _lines(found[name])} for name in order]
 
 
 def speeds(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
-    """Pace over the steps, and the share of the time that waited for data."""
+    """Return the charts of throughput and of the share of time spent waiting for data."""
     rate = next((r for r in RATES if any(r in row for s in stories for row in s.speed)), RATES[-1])
     named = {rate.replace("_per_", " per "): rate, "share of time waiting for data": "waiting"}
     return [
         {
             "title": title.replace("_", " "),
-            "lines": [{"name": key, "runs": [thin(_of(s.speed, key)) for s in stories]}],
+            "lines": [{"name": key, "runs": [thin(_points(s.speed, key)) for s in stories]}],
             "zero": True,
         }
         for title, key in named.items()
-        if any(_of(story.speed, key) for story in stories)
+        if any(_points(story.speed, key) for story in stories)
     ]
 
 
 def clocks(stories: Sequence[RunStory]) -> list[Points]:
-    """Of each run its steps and the seconds that it had trained by then."""
-    return [thin(_of(story.speed, "trained")) for story in stories]
+    """Return the trained seconds by step for each run."""
+    return [thin(_points(story.speed, "trained")) for story in stories]
 
 
 def leaf_charts(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
-    """A small chart for each leaf: norm and largest value of its gradient, and of its update."""
+    """Return small charts for each leaf: norm and maximum of its gradient, and its update ratio."""
     found: dict[tuple[str, str], list[Points]] = {}
     for i, story in enumerate(stories):
         for row in story.leaves:
@@ -64,7 +64,7 @@ def leaf_charts(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
 
 
 def matrices(story: RunStory) -> list[dict[str, Any]]:
-    """Metrics that are arrays: the newest of each, as rows of numbers."""
+    """Return the newest value of each array metric, as rows of numbers."""
     newest: dict[str, dict[str, Any]] = {}
     for row in story.metrics:
         for key, value in row.items():
@@ -75,7 +75,7 @@ def matrices(story: RunStory) -> list[dict[str, Any]]:
 
 
 def _curves(story: RunStory) -> dict[str, Points]:
-    """Each metric; those that steps.jsonl has of more steps are taken from there."""
+    """Return the points of each metric, from steps.jsonl if that has more steps."""
     found = _scalars(story.metrics)
     for key, points in _scalars(story.steps).items():
         if len(points) > len(found.get(key, [])):
@@ -84,21 +84,25 @@ def _curves(story: RunStory) -> dict[str, Points]:
 
 
 def thin(points: Points, most: int = MOST) -> Points:
-    """About `most` points at most: of each stretch the lowest and the highest, so peaks stay."""
+    """Thin points to about `most`: keep the lowest and highest of each interval, so peaks stay."""
     if len(points) <= most:
         return points
     size = math.ceil(2 * len(points) / most)
-    kept: Points = []
+    thinned: Points = []
     for start in range(0, len(points), size):
-        stretch = points[start : start + size]
-        seen = [p for p in stretch if p[1] is not None]
-        ends = {id(p): p for p in (min(seen, key=_value), max(seen, key=_value))} if seen else {}
-        kept += sorted(ends.values(), key=lambda p: p[0] or 0) or stretch[:1]
-    return kept
+        interval = points[start : start + size]
+        finite_points = [p for p in interval if p[1] is not None]
+        ends = (
+            {id(p): p for p in (min(finite_points, key=_value), max(finite_points, key=_value))}
+            if finite_points
+            else {}
+        )
+        thinned += sorted(ends.values(), key=lambda p: p[0] or 0) or interval[:1]
+    return thinned
 
 
 def _value(point: list[float | int | None]) -> float | int:
-    assert point[1] is not None, "only what is finite is compared"
+    assert point[1] is not None, "only finite values are compared"
     return point[1]
 
 
@@ -111,7 +115,7 @@ def _scalars(rows: Iterable[Row]) -> dict[str, Points]:
     return found
 
 
-def _of(rows: Iterable[Row], key: str) -> Points:
+def _points(rows: Iterable[Row], key: str) -> Points:
     return _scalars(rows).get(key, [])
 
 
@@ -123,12 +127,12 @@ def _lines(lines: dict[str, list[Points]]) -> list[dict[str, Any]]:
     return [{"name": key, "runs": lines[key]} for key in sorted(lines, key=lambda k: ("/" in k, k))]
 
 
-def _ever(lines: dict[str, list[Points]]) -> bool:
+def _has_nonzero(lines: dict[str, list[Points]]) -> bool:
     return any(point[1] for runs in lines.values() for points in runs for point in points)
 
 
 def _cells(value: Any) -> list[list[float | int | None]] | None:
-    """A list of numbers, or of equally long lists of them, as rows."""
+    """Return a list of numbers, or of equally long lists of numbers, as rows; None otherwise."""
     if not isinstance(value, list) or not value:
         return None
     rows = value if all(isinstance(row, list) for row in value) else [value]

@@ -119,7 +119,7 @@ def test_a_new_state_is_never_whole_on_a_device():
 
     def make():
         params, extra = x.init(jax.random.key(0))
-        return new_state(params, x.optimizer, jax.random.key(1), extra)
+        return new_state(params, x.transformation, jax.random.key(1), extra)
 
     to = jax.tree.map(lambda leaf: leaf.sharding, parts.like)
     memory = jax.jit(make, out_shardings=to).lower().compile().memory_analysis()
@@ -146,5 +146,5 @@ def test_what_does_not_fit_says_what_to_type():
 
 
 def test_a_slice_that_the_compiler_does_not_know_is_refused():
-    with pytest.raises(ConfigError, match=r"knows no such slice.*Those of v5e and v6e are 1x1"):
+    with pytest.raises(ConfigError, match=r"knows no such slice.*Slices of v5e and v6e are 1x1"):
         topology("v5e:3x5")

@@ -50,9 +50,9 @@ def test_the_verb_prints_one_object(capsys, pytestconfig):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("v5e", r"is no topology: write KIND:SHAPE, such as v5e:4x4"),
+        ("v5e", r"is not a topology: write KIND:SHAPE, such as v5e:4x4"),
         ("v5:4x4", r"no compiler for 'v5' here; kinds: cpu, v2, .*v5e"),
-        ("2*cpu:4", r"a CPU has one number of parts; write cpu:8"),
+        ("2*cpu:4", r"a CPU has one number of devices; write cpu:8"),
         ("cpu:64", r"this process has 8 parts.*host_platform_device_count=64"),
     ],
 )

@@ -118,7 +118,7 @@ def test_groups_in_every_spelling(spelt, groups):
 @pytest.mark.parametrize(
     ("spelt", "said"),
     [
-        ("replica_groups=maximal_mesh[device_id=3]", "maximal_mesh.* in a way that is not known"),
+        ("replica_groups=maximal_mesh[device_id=3]", "maximal_mesh.* have an unknown format"),
         ("replica_groups=mesh['a'=8] {'b'}", "'b', which is no axis"),
         ("replica_groups=mesh['a'=8] {'a':(3)2}", "'a' does not divide"),
         ("replica_groups=mesh['a'=8, device_ids=(0,1)] {'a'}", "8 devices, and names 2"),
@@ -138,8 +138,7 @@ def test_one_collective_that_is_not_understood_loses_no_other():
     found, unread = collectives(text, {"fsdp": 4})
     assert [each.kind for each in found] == ["reduce-scatter"]
     assert unread == (
-        "one all-gather: its replica_groups=@later<a=4>, dimensions={0} are spelt in a way that is "
-        "not known",
+        "one all-gather: its replica_groups=@later<a=4>, dimensions={0} have an unknown format",
     )
 
 
@@ -147,7 +146,7 @@ def test_an_instruction_that_is_not_understood_loses_no_other():
     text = SCATTERED.replace("dynamic-slice(%sum#1, %zero, %zero)", "dynamic-slice()")
     found, (unread,) = collectives(text, {"fsdp": 4})
     assert not found
-    assert unread.startswith("one all-reduce: the text is written in a way that is not known (Ind")
+    assert unread.startswith("one all-reduce: the text has an unknown format (Ind")
 
 
 def test_computations_may_be_printed_without_their_parameters():
@@ -160,15 +159,15 @@ def test_computations_may_be_printed_without_their_parameters():
 def test_devices_that_the_mesh_does_not_have_are_not_read():
     found, unread = collectives(SCATTERED, {"fsdp": 2})
     assert not found
-    assert unread == ("one all-reduce: its devices reach to 3, and the mesh has 2",)
+    assert unread == ("one all-reduce: it names device 3, and the mesh has 2 devices",)
 
 
 def test_turns_that_the_program_does_not_say_are_said_to_be_unknown():
     found, unread = collectives(OFFLOADED.replace("direction=LT", "direction=NE"), {"fsdp": 8})
     assert found[0].times == 1
     assert unread == (
-        "how often 1 of the collectives run, in loops whose number of turns the program does not "
-        "say: they count as one turn",
+        "how often 1 of the collectives run, in loops with an unknown number of turns: they count "
+        "as one turn",
     )
 
 
@@ -178,7 +177,10 @@ def test_turns_that_the_program_does_not_say_are_said_to_be_unknown():
         ("", "no ENTRY computation in 0 characters"),
         (SCATTERED.replace("ENTRY ", ""), "no ENTRY computation in"),
         (SCATTERED.replace("%scatter (a", "%renamed (a"), "%main calls %scatter, which is not in"),
-        (OFFLOADED.replace("condition=%cond, ", ""), "is not known (KeyError: 'condition')"),
+        (
+            OFFLOADED.replace("condition=%cond, ", ""),
+            "has an unknown format (KeyError: 'condition')",
+        ),
     ],
 )
 def test_text_that_is_no_whole_program_is_not_read_as_nothing_sent(text, said):

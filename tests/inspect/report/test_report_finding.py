@@ -35,22 +35,22 @@ def named(found) -> list[str]:
 def test_a_sweep_has_its_runs_in_its_order():
     found = find_runs(["sw"])
     assert named(found) == [label for label, _ in POINTS]
-    assert (found.whole, found.left_out) == (Path("runs/sw"), [])
+    assert (found.folder, found.skipped) == (Path("runs/sw"), [])
 
 
 def test_a_folder_has_all_that_lie_in_it():
     found = find_runs(["runs"])
     assert named(found) == ["alone", *(label for label, _ in POINTS)]
-    assert found.whole == Path("runs")
+    assert found.folder == Path("runs")
 
 
 def test_of_what_a_star_names_the_files_are_left_out_and_no_run_comes_twice():
     found = find_runs([*map(str, sorted(Path("runs/sw").iterdir())), "sw", "alone"])
     assert named(found) == [*sorted(label for label, _ in POINTS), "alone"]
-    assert found.whole is None
-    assert found.left_out == [
-        "runs/sw/sweep.json is a file, and is left out",
-        "runs/sw/sweep.svg is a file, and is left out",
+    assert found.folder is None
+    assert found.skipped == [
+        "runs/sw/sweep.json is a file, and is skipped",
+        "runs/sw/sweep.svg is a file, and is skipped",
     ]
 
 
@@ -89,9 +89,11 @@ def test_the_verb_takes_a_star_again_when_its_page_lies_there(capsys):
     assert main(["report", *map(str, sorted(Path("runs/sw").iterdir()))]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("report.html  ")
-    assert said.err.splitlines()[0] == "runs/sw/report.html is a file, and is left out"
+    assert said.err.splitlines()[0] == "runs/sw/report.html is a file, and is skipped"
 
 
 def test_one_word_that_is_nothing_is_a_mistake():
-    with pytest.raises(ConfigError, match=r"nothing is no directory; in runs/ there is alone, sw"):
+    with pytest.raises(
+        ConfigError, match=r"nothing is not a directory. Available in runs/: alone, sw"
+    ):
         find_runs(["sw", "nothing"])

@@ -211,7 +211,7 @@ def test_the_verb_writes_the_page_and_tells_each_damage(tmp_path: Path, monkeypa
     capsys.readouterr()
     assert main(["report", "a", "runs/b", "--json", "--out", "new/page.html"]) == 0
     said = capsys.readouterr()
-    assert said.err == "runs/b: row 1 of metrics.jsonl cannot be read and is left out: 'x'\n"
+    assert said.err == "runs/b: row 1 of metrics.jsonl cannot be read and is skipped: 'x'\n"
     found = json.loads(said.out)
     assert found["page"] == "new/page.html"
     assert Path(found["page"]).is_file()
@@ -222,8 +222,8 @@ def test_the_verb_writes_the_page_and_tells_each_damage(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (["report", "c"], "c is no directory; in runs/ there is a"),
-        (["report", "empty"], "empty is a directory that holds no run. Name a run, a sweep, or"),
+        (["report", "c"], "c is not a directory. Available in runs/: a"),
+        (["report", "empty"], "empty is a directory without a run. Name a run, a sweep, or"),
         (["report", "runs/a/run.json"], "runs/a/run.json is a file. Name a run, a sweep"),
         (["report"], "RUN"),
         (["report", "a", "--out", "runs/a/run.json/x.html"], "cannot be written"),
@@ -240,5 +240,5 @@ def test_what_cannot_be_done_is_told(typed, words, tmp_path: Path, monkeypatch, 
 def test_there_is_a_page_of_an_empty_directory_too(tmp_path: Path):
     (tmp_path / "none").mkdir()
     text = page([read(tmp_path / "none")])
-    assert "holds no run" in text
+    assert "has no run" in text
     assert data_of(text)["charts"] == []

@@ -53,7 +53,7 @@ def test_a_step_that_was_written_twice_counts_once_and_is_told(tmp_path: Path):
     rows = [*ROWS, {"step": 20, "loss": 7.0}, {"step": 20, "valid/loss": 1.0}]
     story = read(write_run(tmp_path / "a", rows))
     assert [r["loss"] for r in story.metrics if "loss" in r] == [1.0, 7.0, 1 / 3, 0.25]
-    assert story.troubles == ("row 5 of metrics.jsonl is step 20 again; the last counts",)
+    assert story.troubles == ("row 5 of metrics.jsonl repeats step 20; the last row counts",)
 
 
 def test_missing_and_torn_files_are_told(tmp_path: Path):
@@ -64,7 +64,7 @@ def test_missing_and_torn_files_are_told(tmp_path: Path):
     assert len(story.metrics) == 4
     said = "\n".join(story.troubles)
     assert "speed.jsonl is missing" in said
-    assert "run.json is no JSON object" in said
+    assert "run.json is not a JSON object" in said
     assert "config.yaml:" in said
 
 
@@ -74,7 +74,7 @@ def test_a_foreign_directory_is_told_as_one(tmp_path: Path):
     story = read(tmp_path / "photos")
     assert (story.name, story.status, story.step) == ("photos", "unknown", 0)
     assert len(story.troubles) == 1
-    assert "holds no run" in story.troubles[0]
+    assert "has no run" in story.troubles[0]
 
 
 def test_bytes_that_are_no_text_damage_one_row_alone(tmp_path: Path):
