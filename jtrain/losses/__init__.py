@@ -1,1 +1,1 @@
-"""Losses: model outputs to Means."""
+"""Losses: functions of model outputs that return Means."""

@@ -1,4 +1,4 @@
-"""How often the label is among the likeliest classes."""
+"""Accuracy: the share of labels among the likeliest classes."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -11,12 +11,12 @@ from jtrain.losses.shapes import check_labels_shape
 def accuracy(
     logits: Float[Array, "*b c"], labels: Int[Array, "*b"], mask: Bool[Array, "*b"], *, top: int = 1
 ) -> Mean:
-    """The share of labels among the `top` greatest logits, where `mask` holds.
+    """Return the share of labels among the `top` greatest logits, where `mask` is true.
 
-    Of equal logits the first comes first, as in `argmax`. A label outside 0 .. c-1 is a miss.
+    Of equal logits the first wins, as in `argmax`. A label outside 0 .. c-1 is a miss.
 
     Raises:
-        LossError: if `top` is not in 1 .. c, or the shapes do not belong together.
+        LossError: if `top` is not in 1 .. c, or the shapes do not match.
     """
     check_labels_shape(logits, labels, mask)
     classes = logits.shape[-1]

@@ -1,4 +1,4 @@
-"""What keeps the experts of a mixture in use, and their router's logits from drifting."""
+"""Losses of a router: balanced use of its experts, and bounded logits."""
 
 from typing import Literal, TypeAlias
 
@@ -22,16 +22,16 @@ def balance(
     top_k: int,
     group: Group = "row",
 ) -> Mean:
-    """How unevenly the experts are used: 1 where all are used alike, `e / top_k` where k do it all.
+    """Return the balance loss: 1 if all experts are used equally, `e / top_k` if only k are used.
 
-    Of a group of tokens it is the sum over experts of e x the share of the choices that an expert
-    got x its mean chance, layer by layer, and then the mean over layers. It multiplies means, so
-    that it depends on the group over which they are taken:
+    For a group of tokens the loss is the sum over experts of e x the expert's share of the choices
+    x its mean probability, averaged over layers. As a product of means it depends on the group:
 
     - `row`: the real tokens of a row; exact under any split of the batch.
-    - `batch`: all real tokens of the batch. Rows meet: the experiment says `couples="batch"`.
+    - `batch`: all real tokens of the batch. Rows are coupled: the experiment declares
+      `couples="batch"`.
 
-    Each group counts by its real tokens. The gradient goes through the chances alone.
+    Each group is weighted by its real tokens. Only the probabilities have a gradient.
 
     Raises:
         LossError: if there are fewer experts than `top_k`.
@@ -42,20 +42,20 @@ def balance(
     experts = logits.shape[-1]
     if not 1 <= top_k <= experts:
         raise LossError(
-            f"top_k={top_k} of {experts} experts is no choice. Give the model's own, "
+            f"top_k={top_k} is not in 1 .. {experts}, the number of experts. Give the model's own, "
             f"model.experts.top_k."
         )
-    seen = real[:, None, :, None]
-    logits = jnp.where(seen, at_least_f32(logits), 0)  # what is not real may be NaN
-    # Sorted, for the compiler splits no lax.top_k: it would gather the logits of all rows.
+    mask = real[:, None, :, None]
+    logits = jnp.where(mask, at_least_f32(logits), 0)  # unreal tokens may be NaN
+    # A sort: the compiler cannot split lax.top_k, and would gather the logits of all rows.
     order = jnp.argsort(jax.lax.stop_gradient(logits), stable=True, descending=True)
     chosen = order[..., :top_k]
-    took = jnp.where(seen, jax.nn.one_hot(chosen, experts).sum(-2), 0)  # b l t e
-    chances = jnp.where(seen, jax.nn.softmax(logits, -1), 0)
+    counts = jnp.where(mask, jax.nn.one_hot(chosen, experts).sum(-2), 0)  # b l t e
+    chances = jnp.where(mask, jax.nn.softmax(logits, -1), 0)
     over = (2,) if group == "row" else (0, 2)
     tokens = real.sum(1 if group == "row" else None, dtype=jnp.float32)  # b, or one for all
-    uses, chance = took.sum(over), chances.sum(over)  # (b) l e
-    # Both over the tokens of the group, and the product times them.
+    uses, chance = counts.sum(over), chances.sum(over)  # (b) l e
+    # uses and chance are divided by the tokens of the group, and the product is weighted by them.
     per_layer = experts / top_k * (uses * chance).sum(-1) / jnp.maximum(tokens, 1)[..., None]
     return Mean(per_layer.mean(-1).sum(), tokens.sum())
 
@@ -70,12 +70,12 @@ def with_router(
     uneven: float,
     z: float,
 ) -> tuple[Terms, Metrics]:
-    """`value + uneven * balance + z * router_z`, and both terms as they are, by these names.
+    """Return `value + uneven * balance + z * router_z`, and both terms as metrics.
 
-    `router_z` is the square of the log of the softmax's denominator, the mean over layers and real
-    tokens.
+    `router_z` is the mean over layers and real tokens of the square of the log of the softmax's
+    denominator.
 
-    Source of that: Zoph et al. 2022 (ST-MoE), https://arxiv.org/abs/2202.08906, equation 5.
+    Source of `router_z`: Zoph et al. 2022 (ST-MoE), https://arxiv.org/abs/2202.08906, equation 5.
     """
     use = balance(logits, real, top_k=top_k, group=group)
     size = z_loss(logits, jnp.broadcast_to(real[:, None], logits.shape[:-1]))

@@ -1,4 +1,4 @@
-"""Contrastive loss of two towers: which right belongs to which left, among all rows."""
+"""Contrastive loss of two towers, over all pairs of rows."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jtrain.core.types import Metrics
 from jtrain.losses.cross_entropy import nats
 from jtrain.losses.shapes import check_same_shape
 
-STEEPEST = 100.0  # of the scale, as CLIP bounds it
+MAX_SCALE = 100.0  # as in CLIP
 
 
 def contrastive(
@@ -19,16 +19,16 @@ def contrastive(
     log_scale: Float[Array, ""],
     mask: Bool[Array, "b"],
 ) -> tuple[Mean, Metrics]:
-    """InfoNCE in nats a row, the mean of left to right and right to left.
+    """Return InfoNCE in nats a row, the mean of left to right and right to left.
 
-    Row i of `left` belongs to row i of `right`; all other rows where `mask` holds are wrong. Rows
+    Row i of `left` matches row i of `right`, and no other row where `mask` is true. Rows
     are scaled to length 1; `exp(log_scale)`, at most 100, is the reciprocal of the temperature and
-    may be learned (start: log(1 / 0.07)). The metric `accuracy` is how often a left finds its
-    right.
+    may be learned (start: log(1 / 0.07)). The metric `accuracy` is the share of left rows whose
+    best match is their own.
 
-    Each row meets all others: such an experiment says `couples="batch"`. It is then exact over
-    devices, where the compiler gathers the rows, and refused with microbatches or copies of the
-    step, which would compare within a part of the batch.
+    All rows are coupled: the experiment declares `couples="batch"`. The loss is then exact over
+    devices, where the compiler gathers the rows, and rejected with microbatches or replicas of the
+    step, which would compare within a shard of the batch.
 
     Raises:
         LossError: if the shapes differ.
@@ -36,19 +36,19 @@ def contrastive(
     Source: Radford et al. 2021 (CLIP), arXiv 2103.00020, figure 3.
     """
     check_same_shape(left, right, mask, ("left", "right"))
-    left, right = _of_length_one(left, mask), _of_length_one(right, mask)
-    scale = jnp.minimum(jnp.exp(at_least_f32(log_scale)), STEEPEST)
+    left, right = _normalize(left, mask), _normalize(right, mask)
+    scale = jnp.minimum(jnp.exp(at_least_f32(log_scale)), MAX_SCALE)
     exact = jax.lax.Precision.HIGHEST  # at a scale of 100, products in bfloat16 are 0.2 off
-    likeness = scale * jnp.einsum("ld,rd->lr", left, right, precision=exact)
+    similarity = scale * jnp.einsum("ld,rd->lr", left, right, precision=exact)
     own = jnp.arange(len(mask), dtype=jnp.int32)
-    # A hidden row is nobody's choice; for itself it has one, so that nothing is infinite.
-    choices = (mask[:, None] & mask[None]) | (own[:, None] == own[None])
-    likeness = jnp.where(choices, likeness, -jnp.inf)
-    values = (nats(likeness, own) + nats(likeness.T, own)) / 2
-    hits = (likeness.argmax(1) == own).astype(jnp.float32)
+    # A hidden row is no candidate except for itself, so that nothing is infinite.
+    candidates = (mask[:, None] & mask[None]) | (own[:, None] == own[None])
+    similarity = jnp.where(candidates, similarity, -jnp.inf)
+    values = (nats(similarity, own) + nats(similarity.T, own)) / 2
+    hits = (similarity.argmax(1) == own).astype(jnp.float32)
     return Mean.of(values, mask), {"accuracy": Mean.of(hits, mask)}
 
 
-def _of_length_one(x: Float[Array, "b d"], mask: Bool[Array, "b"]) -> Float[Array, "b d"]:
-    x = jnp.where(mask[:, None], at_least_f32(x), 1)  # what a mask hides may be NaN
+def _normalize(x: Float[Array, "b d"], mask: Bool[Array, "b"]) -> Float[Array, "b d"]:
+    x = jnp.where(mask[:, None], at_least_f32(x), 1)  # masked rows may be NaN
     return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), 1e-12))

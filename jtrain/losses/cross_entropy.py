@@ -22,14 +22,14 @@ def cross_entropy(
     *,
     smoothing: float = 0.0,
 ) -> tuple[Mean, Metrics]:
-    """Nats a row where `mask` holds, and the accuracy there.
+    """Return nats a row and the accuracy, over the rows where `mask` is true.
 
-    A label must lie in 0 .. c-1. A run, `jt.fit`, `jt.evaluate` and `jt.check_batch` refuse a first
-    batch in which one does not. Nothing inside `jax.jit` can: a label of a later batch has the loss
-    of the nearest class. One that the mask hides counts for nothing.
+    A label must lie in 0 .. c-1. A run, `jt.fit`, `jt.evaluate` and `jt.check_batch` check the
+    first batch. Inside `jax.jit` no check is possible: in a later batch a label out of range has
+    the loss of the nearest class. A masked label counts for nothing.
 
     Raises:
-        LossError: if `smoothing` is not in 0 .. 1, or the shapes do not belong together.
+        LossError: if `smoothing` is not in 0 .. 1, or the shapes do not match.
     """
     check_labels_shape(logits, labels, mask)
     hits = (logits.argmax(-1) == labels).astype(jnp.float32)
@@ -39,10 +39,10 @@ def cross_entropy(
 def nats(
     logits: Float[Array, "*b c"], labels: Int[Array, "*b"], smoothing: float = 0.0
 ) -> Float[Array, "*b"]:
-    """-log softmax(logits) at the labels, in at least float32.
+    """Return -log softmax(logits) at the labels, in at least float32.
 
-    With `smoothing` that share of each label is spread evenly over all classes, the label's own
-    among them; a logit of minus infinity then costs infinity.
+    `smoothing` is the share of each label that is spread evenly over all classes, including the
+    label's own; a logit of minus infinity then costs infinity.
 
     The backward pass is softmax minus one-hot, from the logits and their log-sum-exp: no scatter.
     Only reverse mode: `jax.jvp` and `jax.hessian` raise.
@@ -79,11 +79,11 @@ def _backward(smoothing, saved, grad):
     logits, labels, log_total = saved
     chances = jnp.exp(at_least_f32(logits) - log_total[..., None])
     classes = jnp.arange(logits.shape[-1], dtype=labels.dtype)
-    wanted = (jnp.expand_dims(classes, range(labels.ndim)) == labels[..., None]).astype(grad.dtype)
+    target = (jnp.expand_dims(classes, range(labels.ndim)) == labels[..., None]).astype(grad.dtype)
     if smoothing:
-        wanted = (1 - smoothing) * wanted + smoothing / logits.shape[-1]
+        target = (1 - smoothing) * target + smoothing / logits.shape[-1]
     grad = grad[..., None]
-    g = jnp.where(grad == 0, 0, (chances - wanted) * grad)  # what a mask hides may be NaN
+    g = jnp.where(grad == 0, 0, (chances - target) * grad)  # masked rows may be NaN
     return g.astype(logits.dtype), np.zeros(labels.shape, jax.dtypes.float0)
 
 

@@ -1,4 +1,4 @@
-"""Distillation: a student that gives the chances of its teacher."""
+"""Distillation: a student learns the probabilities of its teacher."""
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,14 @@ def distillation(
     *,
     temperature: float = 1.0,
 ) -> tuple[Mean, Metrics]:
-    """temperature^2 x KL(teacher, student) in nats a row, of softmax(logits / temperature).
+    """Return temperature^2 x KL(teacher, student) in nats a row, of softmax(logits / temperature).
 
     The square keeps the gradient's size as the temperature changes. The teacher's logits have no
-    gradient; its parameters belong in `extra` (`jtrain.stateful`). The metric `agreement` is how
-    often both hold the same class for the likeliest.
+    gradient; its parameters belong in `extra` (`jtrain.stateful`). The metric `agreement` is the
+    share of rows with the same likeliest class.
 
     Raises:
-        LossError: if the two have different classes, or the temperature is not positive.
+        LossError: if the numbers of classes differ, or the temperature is not positive.
 
     Source: Hinton et al. 2015, arXiv 1503.02531.
     """
@@ -34,15 +34,15 @@ def distillation(
     check_mask(mask, student.shape[:1])
     if not temperature > 0:
         raise LossError(
-            f"temperature {temperature} is to divide the logits. Give a positive number: "
-            f"temperature=1.0 leaves them, 2 to 5 is usual."
+            f"temperature {temperature} cannot divide the logits. Give a positive number: "
+            f"temperature=1.0 changes nothing, 2 to 5 is usual."
         )
     log_chances = [
         jax.nn.log_softmax(jnp.where(mask[:, None], at_least_f32(x), 0) / temperature, -1)
         for x in (jax.lax.stop_gradient(teacher), student)
     ]
-    sure = jnp.exp(log_chances[0])
-    apart = jnp.where(sure == 0, 0, log_chances[0]) - log_chances[1]
-    values = temperature**2 * jnp.where(sure == 0, 0, sure * apart).sum(-1)
+    target = jnp.exp(log_chances[0])
+    difference = jnp.where(target == 0, 0, log_chances[0]) - log_chances[1]
+    values = temperature**2 * jnp.where(target == 0, 0, target * difference).sum(-1)
     agree = (student.argmax(-1) == teacher.argmax(-1)).astype(jnp.float32)
     return Mean.of(values, mask), {"agreement": Mean.of(agree, mask)}

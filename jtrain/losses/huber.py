@@ -17,9 +17,10 @@ def huber(
     *,
     delta: float = 1.0,
 ) -> tuple[Mean, Metrics]:
-    """error^2 / 2 up to `delta`, delta x (|error| - delta / 2) beyond: the mean a number.
+    """Return the mean of error^2 / 2 up to `delta`, and delta x (|error| - delta / 2) beyond.
 
-    Over the rows where `mask` holds. The mean absolute error there is the metric `absolute_error`.
+    The mean is over the numbers of rows where `mask` is true. The metric `absolute_error` is the
+    mean absolute error.
 
     Raises:
         LossError: if `delta` is not positive, or the shapes differ.
@@ -28,13 +29,13 @@ def huber(
     """
     if not delta > 0:
         raise LossError(
-            f"delta {delta} is to be the error at which the square ends. Give a positive number, "
-            f"delta=1.0 say; for squares alone there is squared_error."
+            f"delta {delta} is not the size of an error. Give a positive number, such as "
+            f"delta=1.0; squared_error takes squares only."
         )
     check_same_shape(outputs, targets, mask)
-    seen = jnp.expand_dims(mask, range(1, outputs.ndim))
-    size = abs(jnp.where(seen, at_least_f32(outputs) - at_least_f32(targets), 0))
+    rows = jnp.expand_dims(mask, range(1, outputs.ndim))
+    size = abs(jnp.where(rows, at_least_f32(outputs) - at_least_f32(targets), 0))
     near = jnp.minimum(size, delta)
-    numbers = jnp.broadcast_to(seen, size.shape)
+    numbers = jnp.broadcast_to(rows, size.shape)
     value = Mean.of(near * (size - near / 2), numbers)
     return value, {"absolute_error": Mean.of(size, numbers)}

@@ -12,13 +12,13 @@ from jtrain.losses.shapes import check_labels_shape
 def next_token(
     logits: Float[Array, "b t v"], targets: Int[Array, "b t"], real: Bool[Array, "b t"]
 ) -> tuple[Mean, Metrics]:
-    """Nats a token where `real`, and the accuracy there.
+    """Return nats a token and the accuracy, over the tokens where `real` is true.
 
-    A target outside 0 .. v-1 is refused in a first batch, and has the loss of the nearest token in
-    a later one, as in `cross_entropy`.
+    A target outside 0 .. v-1 is an error in the first batch, and has the loss of the nearest token
+    in a later one, as in `cross_entropy`.
 
     Raises:
-        LossError: if the shapes do not belong together.
+        LossError: if the shapes do not match.
     """
     check_labels_shape(logits, targets, real)
     hits = (logits.argmax(-1) == targets).astype(jnp.float32)
@@ -28,11 +28,11 @@ def next_token(
 def inputs_and_targets(
     batch: Batch,
 ) -> tuple[Int[Array, "b t"], Int[Array, "b t"], Bool[Array, "b t"]]:
-    """A language batch's inputs, its targets, and which of those are real.
+    """Return a language batch's inputs, its targets, and which targets are real.
 
-    `tokens` (b, t+1) gives both, one apart; the first `length` (b,) targets of a row count, if its
-    `mask` holds. Without `length` all do. Where there are `segments` (b, t+1; 0 is padding), a
-    target counts only if it is of its input's segment.
+    Inputs and targets are `tokens` (b, t+1) without the last and without the first. The first
+    `length` (b,) targets of a row are real if its `mask` is true; without `length` all are. With
+    `segments` (b, t+1; 0 is padding), a target is real only in the segment of its input.
     """
     tokens, mask = batch["tokens"], batch["mask"]
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -44,6 +44,6 @@ def inputs_and_targets(
 
 
 def segments_of(batch: Batch) -> Int[Array, "b t"] | None:
-    """The segments of a language batch's inputs; None where its rows are not packed."""
+    """Return the segments of a language batch's inputs; None if its rows are not packed."""
     segments = batch.get("segments")
     return None if segments is None else segments[:, :-1]

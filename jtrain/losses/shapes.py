@@ -1,4 +1,4 @@
-"""Shapes that belong together, told before NumPy's rules broadcast them to something else."""
+"""Checks of shapes, before NumPy's rules broadcast them."""
 
 from typing import Any
 
@@ -8,29 +8,29 @@ from jtrain.errors import LossError
 
 
 def check_same_shape(
-    outputs: Any, targets: Any, mask: Any, called: tuple[str, str] = ("outputs", "targets")
+    outputs: Any, targets: Any, mask: Any, names: tuple[str, str] = ("outputs", "targets")
 ) -> None:
-    """Check that two arrays have one shape, and that `mask` is one of their rows.
+    """Raise unless two arrays have one shape, and `mask` one value a row.
 
     Raises:
-        LossError: with both shapes, and how to give one the other's.
+        LossError: with both shapes, and how to change one.
     """
     shape, other = jnp.shape(outputs), jnp.shape(targets)
     if shape != other:
-        one, two = called
+        one, two = names
         narrow = f"{one}[..., 0]" if len(shape) > len(other) else f"{one}[..., None]"
         raise LossError(
-            f"{one} and {two} are taken element by element, and have the shapes {shape} and "
+            f"{one} and {two} are compared element by element, and have the shapes {shape} and "
             f"{other}. Give both one shape: {narrow}, or {two}.reshape({one}.shape)."
         )
     check_mask(mask, shape[:1])
 
 
 def check_labels_shape(logits: Any, labels: Any, mask: Any) -> None:
-    """Check that there is a label, and a place of `mask`, for each vector of logits.
+    """Raise unless each vector of logits has a label and a value of `mask`.
 
     Raises:
-        LossError: with both shapes, and how to give labels theirs.
+        LossError: with both shapes, and how to change the labels.
     """
     shape, other = jnp.shape(logits), jnp.shape(labels)
     if shape[:-1] != other:
@@ -45,13 +45,13 @@ def check_labels_shape(logits: Any, labels: Any, mask: Any) -> None:
 
 
 def check_mask(mask: Any, shape: tuple[int, ...]) -> None:
-    """Check that a mask has a place for each value.
+    """Raise unless a mask has a value for each row.
 
     Raises:
         LossError: with both shapes.
     """
     if jnp.shape(mask) != shape:
         raise LossError(
-            f"the mask has the shape {jnp.shape(mask)}, and what it hides or shows {shape}. Give a "
-            f'mask of shape {shape}: batch["mask"] is one of rows.'
+            f"the mask has the shape {jnp.shape(mask)}, and the masked values {shape}. Give a "
+            f'mask of shape {shape}: batch["mask"] has one value a row.'
         )

@@ -1,4 +1,4 @@
-"""Cross entropy with soft labels: a chance for each class."""
+"""Cross entropy with soft labels: a probability for each class."""
 
 import jax
 import jax.numpy as jnp
@@ -14,28 +14,28 @@ from jtrain.losses.shapes import check_mask
 def soft_cross_entropy(
     logits: Float[Array, "b c"], chances: Float[Array, "b n"], mask: Bool[Array, "b"]
 ) -> tuple[Mean, Metrics]:
-    """Minus the sum of chance x log softmax(logits), in nats a row where `mask` holds.
+    """Return minus the sum of chance x log softmax(logits), in nats a row where `mask` is true.
 
-    The metric `accuracy` is how often the likeliest class is that of the greatest chance. `chances`
-    are taken as they are, a sum of 1 is not asked for, and have no gradient.
+    The metric `accuracy` is the share of rows whose likeliest class has the greatest chance.
+    `chances` need not add up to 1 and have no gradient.
 
     Raises:
-        LossError: if there are not as many chances as logits.
+        LossError: if the numbers of chances and logits differ.
     """
     refuse_other_width(logits, chances, "chances")
     check_mask(mask, logits.shape[:1])
-    seen = mask[:, None]
-    wide = jnp.where(seen, at_least_f32(logits), 0)  # what a mask hides may be NaN
-    wanted = jax.lax.stop_gradient(jnp.where(seen, at_least_f32(chances), 0))
-    values = -_shares(wanted, jax.nn.log_softmax(wide, -1)).sum(-1)
-    hits = (wide.argmax(-1) == wanted.argmax(-1)).astype(jnp.float32)
+    rows = mask[:, None]
+    wide = jnp.where(rows, at_least_f32(logits), 0)  # masked rows may be NaN
+    target = jax.lax.stop_gradient(jnp.where(rows, at_least_f32(chances), 0))
+    values = -_products(target, jax.nn.log_softmax(wide, -1)).sum(-1)
+    hits = (wide.argmax(-1) == target.argmax(-1)).astype(jnp.float32)
     return Mean.of(values, mask), {"accuracy": Mean.of(hits, mask)}
 
 
 def refuse_other_width(
     logits: Float[Array, "b c"], others: Float[Array, "b n"], called: str
 ) -> None:
-    """Raises LossError where `others` has another number of classes."""
+    """Raise LossError unless `others` has the number of classes of `logits`."""
     if logits.shape != others.shape:
         raise LossError(
             f"the logits have {logits.shape[-1]} classes and the {called} {others.shape[-1]}. Give "
@@ -43,6 +43,6 @@ def refuse_other_width(
         )
 
 
-def _shares(chances, log_chances):
-    """Of a class of chance 0 nothing, be its logit minus infinity."""
+def _products(chances, log_chances):
+    """Multiply; a class of chance 0 gives 0, even for a logit of minus infinity."""
     return jnp.where(chances == 0, 0, chances * jnp.where(chances == 0, 0, log_chances))

@@ -12,15 +12,15 @@ from jtrain.losses.shapes import check_same_shape
 def squared_error(
     outputs: Float[Array, "b *s"], targets: Float[Array, "b *s"], mask: Bool[Array, "b"]
 ) -> tuple[Mean, Metrics]:
-    """The mean square of outputs minus targets a number, over the rows where `mask` holds.
+    """Return the mean square of outputs minus targets, over the rows where `mask` is true.
 
-    The mean absolute error there is the metric `absolute_error`.
+    The metric `absolute_error` is the mean absolute error.
 
     Raises:
         LossError: if the shapes differ.
     """
     check_same_shape(outputs, targets, mask)
-    seen = jnp.expand_dims(mask, range(1, outputs.ndim))
-    error = jnp.where(seen, at_least_f32(outputs) - at_least_f32(targets), 0)
-    numbers = jnp.broadcast_to(seen, error.shape)
+    rows = jnp.expand_dims(mask, range(1, outputs.ndim))
+    error = jnp.where(rows, at_least_f32(outputs) - at_least_f32(targets), 0)
+    numbers = jnp.broadcast_to(rows, error.shape)
     return Mean.of(jnp.square(error), numbers), {"absolute_error": Mean.of(abs(error), numbers)}

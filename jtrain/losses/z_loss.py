@@ -1,4 +1,4 @@
-"""What keeps logits from drifting."""
+"""The z-loss, which keeps logits from drifting."""
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,9 @@ from jtrain.losses.shapes import check_mask
 
 
 def z_loss(logits: Float[Array, "*b c"], mask: Bool[Array, "*b"]) -> Mean:
-    """The square of the log of the softmax's denominator, where `mask` holds.
+    """Return the square of the log of the softmax's denominator, where `mask` is true.
 
-    A term of its own, so that its size is seen and its coefficient said: `value + 1e-4 * z_loss(
-    logits, mask)`.
+    Add the term with a coefficient: `value + 1e-4 * z_loss(logits, mask)`.
 
     Raises:
         LossError: if the mask has another shape.
@@ -21,5 +20,5 @@ def z_loss(logits: Float[Array, "*b c"], mask: Bool[Array, "*b"]) -> Mean:
     Source: Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, section 5.
     """
     check_mask(mask, logits.shape[:-1])
-    wide = jnp.where(mask[..., None], at_least_f32(logits), 0)  # what a mask hides may be NaN
+    wide = jnp.where(mask[..., None], at_least_f32(logits), 0)  # masked rows may be NaN
     return Mean.of(jnp.square(jax.nn.logsumexp(wide, -1)), mask)

@@ -1,6 +1,6 @@
-"""Models as pure functions: configs of networks, and adapters for those of other libraries.
+"""Models as pure functions: configs of networks, and adapters for models of other libraries.
 
-Names are imported when they are first used, so that a config is read without flax.
+Names are imported on first use, so that reading a config imports no flax.
 """
 
 import importlib
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jtrain.models.transformer import Transformer as Transformer
     from jtrain.models.vit import ViT as ViT
 
-_HOME = {
+_MODULES = {
     "CNN": "cnn",
     "MLP": "mlp",
     "ResNet": "resnet",
@@ -31,6 +31,6 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'jtrain.models' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"jtrain.models.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"jtrain.models.{_MODULES[name]}"), name)

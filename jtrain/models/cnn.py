@@ -1,4 +1,4 @@
-"""The values of a small convolutional network; importing them imports no flax."""
+"""The config of a small convolutional network; importing it imports no flax."""
 
 from typing import Annotated, Literal
 
@@ -19,38 +19,39 @@ class CNN:
 
     kind: Literal["cnn"] = "cnn"
     image: tuple[int, int, int] = (0, 0, 0)
-    """Height, width and channels of what comes in; 0 takes what the data has."""
+    """Height, width and channels of the images; 0: those of the data."""
     channels: tuple[Size, ...] = Field(default=(32, 64), min_length=1)
     """Outputs of each convolution."""
     kernel: int = Field(default=3, gt=0)
     """Height and width of the convolutions' kernels."""
     widths: tuple[Size, ...] = ()
-    """Numbers in each hidden layer between the last pool and the logits."""
+    """Width of each hidden layer between the last pool and the logits."""
     classes: int = Field(default=0, ge=0)
-    """Outputs a row; 0 takes what the data has."""
+    """Outputs a row; 0: the classes of the data."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Chance that a number is dropped that enters a linear map."""
+    """Dropout rate of the inputs of each linear map."""
 
     couples = "nothing"
 
     @model_validator(mode="after")
-    def _something_is_left(self) -> "CNN":
+    def _check_pools(self) -> "CNN":
         height, width, _ = self.image
         halvings = len(self.channels)
         if 0 < height < 2**halvings or 0 < width < 2**halvings:
             most = min(height or width, width or height).bit_length() - 1
-            kept = list(self.channels[: max(most, 1)])
+            advice = f"At most {most}: model.channels={list(self.channels[: max(most, 1)])}."
             raise ConfigError(
                 f"{halvings} convolutions halve an image of {height} x {width} to nothing. "
-                f"{f'At most {most}: model.channels={kept}.' if most else 'Take larger images.'}"
+                f"{advice if most else 'Take larger images.'}"
             )
         return self
 
-    def build(self, place: Placement = Unplaced()) -> Model:
-        """`apply(params, {}, rng, train, image, keys, mask)` gives logits b c of images b h w c.
+    def build(self, placement: Placement = Unplaced()) -> Model:
+        """Build the model: `apply(params, {}, rng, train, image, keys, mask)`.
 
-        uint8 is scaled to 0 .. 1. `keys` are the rows' (`jtrain.row_keys`), or None where nothing
-        is dropped; `mask` (b) may be left out; `rng` is not used.
+        Images are b h w c, and the result logits b c. uint8 is scaled to 0 .. 1. `keys` are the
+        rows' (`jtrain.row_keys`), or None where nothing is dropped; `mask` (b) may be left out;
+        `rng` is not used.
 
         Raises:
             ConfigError: if `image` or `classes` is still 0.
@@ -59,4 +60,15 @@ class CNN:
         from jtrain.models.adapters.nnx import from_nnx
         from jtrain.models.networks.cnn import CNNModule  # flax: 0.6 s, only where built
 
-        return from_nnx(lambda rngs: CNNModule(self, place, rngs))
+        return from_nnx(
+            lambda rngs: CNNModule(
+                image=self.image,
+                channels=self.channels,
+                kernel=self.kernel,
+                widths=self.widths,
+                classes=self.classes,
+                dropout=self.dropout,
+                placement=placement,
+                rngs=rngs,
+            )
+        )

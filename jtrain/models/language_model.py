@@ -1,20 +1,22 @@
-"""A transformer as pure functions: the two of a Model, and the pieces they are made of."""
+"""A transformer as pure functions: the `init` and `apply` of a Model, and the parts of `apply`."""
+
+from collections.abc import Callable
 
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.core.model import Model
-from jtrain.core.placement import Placement
 from jtrain.core.types import Extra, Key, Params
 from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.attention.kv_cache import KVCache
 from jtrain.models.networks.decoder import Decoder
-from jtrain.models.transformer import Transformer
 
 
 class LanguageModel(Model):
-    """`init` and `apply` as any Model has them (its inputs are tokens, keys of the rows where it
-    drops, and segments of packed rows; the last two may be left out), and
+    """A Model whose inputs are tokens, keys of the rows for dropout, and segments of packed rows.
+
+    The last two may be left out. Beside `init` and `apply` the model has
 
     - `hidden(params, extra, rng, train, tokens, keys, segments)` and `head(params)`, whose product
       is the logits (before `logit_cap`): for a loss that never holds the logits of a whole batch,
@@ -22,12 +24,14 @@ class LanguageModel(Model):
     - `empty(params, rows)` and `extend(params, cache, tokens, at)`: for text drawn token by token.
     """
 
-    values: Transformer
-
-    @property
-    def context(self) -> int:
-        """Tokens that it sees at once, at most."""
-        return self.values.context
+    context: int
+    """Most tokens that the model reads at once."""
+    layers: int
+    kv_heads: int
+    head_size: int
+    tied: bool
+    scan: bool
+    logit_cap: float | None
 
     def hidden(
         self,
@@ -39,7 +43,7 @@ class LanguageModel(Model):
         keys: Shaped[Array, "b"] | None = None,
         segments: Int[Array, "b t"] | None = None,
     ) -> tuple[Float[Array, "b t d"], Extra]:
-        """What the head multiplies, and `extra`; it takes and raises what `apply` does."""
+        """Return the input of the head, and `extra`; arguments and errors are those of `apply`."""
         return self.apply(params, extra, rng, train, tokens, keys, segments, method="hidden")
 
     def routed(
@@ -52,25 +56,25 @@ class LanguageModel(Model):
         keys: Shaped[Array, "b"] | None = None,
         segments: Int[Array, "b t"] | None = None,
     ) -> tuple[tuple[Float[Array, "b t d"], Float[Array, "b l t e"] | None], Extra]:
-        """`hidden` and the logits of each layer's router, None without experts; and `extra`.
+        """Return `hidden` with each layer's router logits (None without experts), and `extra`.
 
-        What `jtrain.losses.balance` reads.
+        `jtrain.losses.balance` takes the logits.
         """
         return self.apply(params, extra, rng, train, tokens, keys, segments, method="routed")
 
     def head(self, params: Params) -> Float[Array, "v d"]:
-        """The matrix that gives the logits: hidden @ head.T; the token embedding where tied."""
-        return params["tokens" if self.values.tied else "head"]
+        """Return the matrix of the logits, hidden @ head.T; the token embedding where tied."""
+        return params["tokens" if self.tied else "head"]
 
     def empty(self, params: Params, rows: int) -> list[KVCache] | KVCache:
-        """The cache of rows without a token: room for `context` keys and values a layer."""
-        values, dtype = self.values, params["tokens"].dtype
-        shape = (rows, values.context, values.groups, values.size_of_head)
-        if values.scan:
-            shape = (values.layers, *shape)
+        """Return the cache of rows without a token: room for `context` keys and values a layer."""
+        dtype = params["tokens"].dtype
+        shape = (rows, self.context, self.kv_heads, self.head_size)
+        if self.scan:
+            shape = (self.layers, *shape)
             return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
         return [
-            KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(values.layers)
+            KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(self.layers)
         ]
 
     def extend(
@@ -80,13 +84,28 @@ class LanguageModel(Model):
         tokens: Int[Array, "b t"],
         at: int | Int[Array, ""],
     ) -> tuple[Float[Array, "b v"], list[KVCache] | KVCache]:
-        """Logits after the last of `tokens`, which stand at `at` .. at + t - 1, and the cache."""
+        """Return the logits after the last of `tokens`, and the cache.
+
+        The tokens stand at the positions `at` .. `at + t - 1`.
+        """
         at = jnp.asarray(at, jnp.int32)
         return self.apply(params, {}, None, False, tokens, cache, at, method="extend")[0]
 
 
-def language_model(values: Transformer, place: Placement) -> LanguageModel:
-    """The model that these values stand for."""
-    model = LanguageModel(*from_nnx(lambda rngs: Decoder(values, place, rngs)))
-    model.values = values
+def language_model(
+    make: Callable[[nnx.Rngs], Decoder],
+    *,
+    context: int,
+    layers: int,
+    kv_heads: int,
+    head_size: int,
+    tied: bool,
+    scan: bool,
+    logit_cap: float | None,
+) -> LanguageModel:
+    """Build the model of the decoder that `make` makes with these fields."""
+    model = LanguageModel(*from_nnx(make))
+    model.context, model.layers = context, layers
+    model.kv_heads, model.head_size = kv_heads, head_size
+    model.tied, model.scan, model.logit_cap = tied, scan, logit_cap
     return model

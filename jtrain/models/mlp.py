@@ -1,4 +1,4 @@
-"""The values of a classifier of vectors; importing them imports no flax."""
+"""The config of a multilayer perceptron; importing it imports no flax."""
 
 from typing import Annotated, Literal
 
@@ -16,19 +16,19 @@ class MLP:
 
     kind: Literal["mlp"] = "mlp"
     inputs: int = Field(default=0, ge=0)
-    """Numbers a row, an image's pixels say; 0 takes what the data has."""
+    """Numbers a row, such as an image's pixels; 0: those of the data."""
     widths: tuple[Annotated[int, Field(gt=0)], ...] = (512, 512)
-    """Numbers in each hidden layer; none makes a linear classifier."""
+    """Width of each hidden layer; none: a linear classifier."""
     classes: int = Field(default=0, ge=0)
-    """Outputs a row; 0 takes what the data has."""
+    """Outputs a row; 0: the classes of the data."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Chance that a number of a hidden layer is dropped."""
+    """Dropout rate of the hidden layers."""
 
-    def build(self, place: Placement = Unplaced()) -> Model:
-        """`apply(params, {}, rng, train, x, keys)` gives logits b c of rows b ..., flattened.
+    def build(self, placement: Placement = Unplaced()) -> Model:
+        """Build the model: `apply(params, {}, rng, train, x, keys)`.
 
-        uint8 is scaled to 0 .. 1. `keys` are the rows' (`jtrain.row_keys`), or None where nothing
-        is dropped; `rng` is not used.
+        Rows b ... are flattened, and the result is logits b c. uint8 is scaled to 0 .. 1. `keys`
+        are the rows' (`jtrain.row_keys`), or None where nothing is dropped; `rng` is not used.
 
         Raises:
             ConfigError: if `inputs` or `classes` is still 0.
@@ -41,4 +41,13 @@ class MLP:
         from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
         from jtrain.models.networks.mlp import MLPModule
 
-        return from_nnx(lambda rngs: MLPModule(self, place, rngs))
+        return from_nnx(
+            lambda rngs: MLPModule(
+                inputs=self.inputs,
+                widths=self.widths,
+                classes=self.classes,
+                dropout=self.dropout,
+                placement=placement,
+                rngs=rngs,
+            )
+        )

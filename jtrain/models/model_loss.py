@@ -1,4 +1,4 @@
-"""Losses made of a model: a classifier, a regression, a language model."""
+"""Losses of a model: classification, regression and language modelling."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ from jtrain.losses.soft_cross_entropy import soft_cross_entropy
 from jtrain.losses.squared_error import squared_error
 from jtrain.models.adapters.any_model import AnyModel, as_model
 from jtrain.models.adapters.statistics import carried
-from jtrain.models.adapters.switch import RESTS, TRAINS
+from jtrain.models.adapters.switch import EVALUATES, TRAINS
 
-# (outputs, batch) -> what is minimised, and metrics
+# (outputs, batch) -> loss and metrics
 Head: TypeAlias = Callable[[Any, Batch], tuple[Mean, Metrics]]
 
 
@@ -32,28 +32,28 @@ Head: TypeAlias = Callable[[Any, Batch], tuple[Mean, Metrics]]
 class ModelLoss(Stateful):
     """A loss of a model's outputs, as `jt.fit` and `make_step` take it.
 
-    It hands the model a key for each row while it trains, the batch's mask where the model takes
-    one, and carries what the model has beside its parameters (`extra`). Where there is none it can
-    also be called as any loss: `loss(params, batch, rng)`.
+    The loss passes the model a key for each row in training, and the batch's mask where the model
+    takes one. It carries the model's `extra`, the arrays beside its parameters. For a model without
+    `extra` the loss can also be called as `loss(params, batch, rng)`.
     """
 
     model: Model
     inputs: tuple[str, ...]
-    """The names of what the model takes in a batch."""
+    """Names of the model's inputs in a batch."""
 
     def __call__(self, params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
-        """Return the loss and its metrics, of a model without `extra`."""
+        """Return the loss and its metrics, for a model without `extra`."""
         value, metrics, _ = self.loss(params, {}, batch, rng)
-        assert isinstance(value, Mean), "a loss made of a model is one Mean"
+        assert isinstance(value, Mean), "the loss of a model is one Mean"
         return value, metrics
 
     def outputs(self, params: Params, extra: Extra, batch: Batch) -> Any:
-        """Return what the model gives for a batch, nothing drawn: logits, predictions."""
-        return _applied(self.model, self.inputs, params, extra, batch, None)[0]
+        """Return the model's outputs for a batch in evaluation: logits, predictions."""
+        return _apply(self.model, self.inputs, params, extra, batch, None)[0]
 
     @property
     def couples(self) -> Couples:
-        """What the model does to the rows of a batch while it trains."""
+        """The coupling of a batch's rows by the model in training."""
         if self.model.couples is not None:
             return self.model.couples
         extra = jax.eval_shape(self.model.init, jax.random.key(0))[1]
@@ -76,12 +76,12 @@ def classifier(
 
     Args:
         model: gives logits b ... c; a jt.Model, an nnx module, or a function of (params, *inputs).
-        inputs: the name of what it takes in a batch, or several.
-        labels: the name of the classes, whole numbers b ... in 0 .. c-1; or of chances b c.
+        inputs: the name of the model's input in a batch, or several names.
+        labels: the name of the classes, whole numbers b ... in 0 .. c-1, or of probabilities b c.
         smoothing: the share of each label that is spread over all classes.
 
     Raises:
-        LossError: when it is called, if logits and labels do not fit together.
+        LossError: when called, if logits and labels do not match.
     """
 
     def head(logits: Any, batch: Batch) -> tuple[Mean, Metrics]:
@@ -105,11 +105,11 @@ def binary_classifier(
 
     Args:
         model: gives a logit a row, b or b 1, or several that are each true or false, b n.
-        inputs: the name of what it takes in a batch, or several.
-        labels: the name of what is true: 0 or 1, of the shape of the logits.
+        inputs: the name of the model's input in a batch, or several names.
+        labels: the name of the labels: 0 or 1, of the shape of the logits.
 
     Raises:
-        LossError: when it is called, if logits and labels do not fit together.
+        LossError: when called, if logits and labels do not match.
     """
 
     def head(logits: Any, batch: Batch) -> tuple[Mean, Metrics]:
@@ -127,11 +127,11 @@ def regression(
 
     Args:
         model: gives a number a row, b or b 1, or several, b n.
-        inputs: the name of what it takes in a batch, or several.
-        targets: the name of what it is to give, of the same shape.
+        inputs: the name of the model's input in a batch, or several names.
+        targets: the name of the targets, of the same shape.
 
     Raises:
-        LossError: when it is called, if outputs and targets do not fit together.
+        LossError: when called, if outputs and targets do not match.
     """
 
     def head(outputs: Any, batch: Batch) -> tuple[Mean, Metrics]:
@@ -145,14 +145,14 @@ def regression(
 def language_model(model: AnyModel) -> ModelLoss:
     """Return the cross entropy of the next token, with the metric `accuracy`.
 
-    A batch has `tokens`, b t+1, as the text data of jtrain gives them, and perhaps `length` and
-    `segments`. Of a Transformer of jtrain the logits are never there all at once.
+    A batch has `tokens`, b t+1, as jtrain's text data has, and optionally `length` and `segments`.
+    With a jtrain Transformer the logits of a batch never exist all at once.
 
     Args:
         model: gives logits b t v for tokens b t.
 
     Raises:
-        LossError: when it is called, if the batch has no tokens, or the logits another shape.
+        LossError: when called, if the batch has no tokens, or the logits have another shape.
     """
     model = as_model(model)
 
@@ -163,12 +163,15 @@ def language_model(model: AnyModel) -> ModelLoss:
         inputs, targets, real = inputs_and_targets(batch)
         if hasattr(model, "hidden"):  # a LanguageModel
             keys = None if rng is None else row_keys(rng, batch)
-            given = (params, extra, None, rng is not None, inputs, keys, segments_of(batch))
-            hidden, extra = model.hidden(*given)
-            cap = model.values.logit_cap
-            known = hidden, model.head(params), targets, real
-            return *chunked_next_token(*known, soft_cap=cap), extra
-        logits, new = _applied(model, ("tokens",), params, extra, {**batch, "tokens": inputs}, rng)
+            segments = segments_of(batch)
+            hidden, extra = model.hidden(
+                params, extra, None, rng is not None, inputs, keys, segments
+            )
+            value, metrics = chunked_next_token(
+                hidden, model.head(params), targets, real, soft_cap=model.logit_cap
+            )
+            return value, metrics, extra
+        logits, new = _apply(model, ("tokens",), params, extra, {**batch, "tokens": inputs}, rng)
         if logits.shape[:-1] != targets.shape:
             raise LossError(
                 f"a language model gives logits of {list(targets.shape)} x the vocabulary for "
@@ -181,20 +184,20 @@ def language_model(model: AnyModel) -> ModelLoss:
 
 
 def _loss_of(model: AnyModel, inputs: str | Sequence[str], head: Head) -> ModelLoss:
-    """The loss that `head` is of a model's outputs."""
+    """Return the loss that applies `head` to a model's outputs."""
     model = as_model(model)
     names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
 
     def loss(
         params: Params, extra: Extra, batch: Batch, rng: Key | None
     ) -> tuple[Mean, Metrics, Extra]:
-        outputs, new = _applied(model, names, params, extra, batch, rng)
+        outputs, new = _apply(model, names, params, extra, batch, rng)
         return *head(outputs, batch), new
 
     return ModelLoss(loss, model, names)
 
 
-def _applied(
+def _apply(
     model: Model,
     inputs: tuple[str, ...],
     params: Params,
@@ -202,22 +205,22 @@ def _applied(
     batch: Batch,
     rng: Key | None,
 ) -> tuple[Any, Extra]:
-    """The outputs, and `extra` as a loss returns it."""
+    """Apply the model to a batch; return the outputs, and `extra` as a loss returns it."""
     train = rng is not None
     keys = None if rng is None else row_keys(rng, batch)
-    offered = {"keys": keys, "mask": batch["mask"]}
-    offered |= dict.fromkeys(TRAINS, train) | dict.fromkeys(RESTS, not train)
+    options = {"keys": keys, "mask": batch["mask"]}
+    options |= dict.fromkeys(TRAINS, train) | dict.fromkeys(EVALUATES, not train)
     if train and "mask" not in model.named and model.couples == "batch":
         check_no_hidden_rows("a batch norm that gets no mask")
-    dtype = _narrow(params)
-    given = [_cast(_named(batch, name, "inputs", "jt.classifier(model"), dtype) for name in inputs]
-    named = {name: offered[name] for name in model.named}
-    outputs, new = model.apply(params, extra, keys, train, *given, **named)
+    dtype = _narrow_dtype(params)
+    arrays = [_cast(_named(batch, name, "inputs", "jt.classifier(model"), dtype) for name in inputs]
+    named = {name: options[name] for name in model.named}
+    outputs, new = model.apply(params, extra, keys, train, *arrays, **named)
     return outputs, carried(extra, new, batch["mask"])
 
 
-def _narrow(params: Params) -> Any:
-    """The type that all parameters with a fraction have, if it is narrower than float32."""
+def _narrow_dtype(params: Params) -> Any:
+    """Return the one dtype of all floating parameters if it is narrower than float32, else None."""
     types = {x.dtype for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)}
     (dtype,) = types if len(types) == 1 else (None,)
     return dtype if dtype is not None and dtype.itemsize < 4 else None
@@ -229,18 +232,18 @@ def _cast(x: Any, dtype: Any) -> Any:
 
 
 def _named(batch: Batch, name: str, argument: str | None, call: str) -> Leaf:
-    """The array of a batch.
+    """Return the array `name` of a batch.
 
     Raises:
-        LossError: if there is none of that name.
+        LossError: if the batch has no such array.
     """
     if name in batch:
         return batch[name]
-    there = [other for other in batch if other not in ("row", "mask")]
+    present = [other for other in batch if other not in ("row", "mask")]
     raise LossError(
-        f"the loss reads {name!r} in a batch, which has {', '.join(there)}. "
+        f"the loss reads {name!r} in a batch, which has {', '.join(present)}. "
         + (
-            f"Write {call}, {argument}={there[0]!r}), or name the array {name!r}."
+            f"Write {call}, {argument}={present[0]!r}), or name the array {name!r}."
             if argument
             else f"Name the array {name!r}: dict({name}=...)."
         )
@@ -248,7 +251,7 @@ def _named(batch: Batch, name: str, argument: str | None, call: str) -> Leaf:
 
 
 def _check_labels(logits: Any, labels: Any, name: str) -> None:
-    """Check that labels are whole numbers of as many rows as the logits."""
+    """Raise unless labels are whole numbers with one for each vector of logits."""
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise LossError(
             f"labels are whole numbers that count classes from 0, and {name!r} holds "
@@ -256,11 +259,11 @@ def _check_labels(logits: Any, labels: Any, name: str) -> None:
         )
     if logits.shape[:-1] == labels.shape and logits.shape[-1] > 1:
         return
-    one = logits.shape[-1:] == (1,) or logits.shape == labels.shape
+    single = logits.shape[-1:] == (1,) or logits.shape == labels.shape
     advice = (
         "For one logit a row take jt.binary_classifier; for classes give the last layer as many "
         "outputs as there are classes."
-        if one
+        if single
         else "Give the model a last layer that turns each row into as many numbers as there are "
         "classes, rows first."
     )
@@ -271,7 +274,7 @@ def _check_labels(logits: Any, labels: Any, name: str) -> None:
 
 
 def _alike(outputs: Any, wanted: Any, name: str, what: str) -> tuple[Any, Any]:
-    """Both in one shape; a last dim of 1 that only one of them has is left out."""
+    """Return both in one shape; a last dim of 1 that only one of them has is dropped."""
     if outputs.ndim == wanted.ndim + 1 and outputs.shape[-1] == 1:
         outputs = outputs[..., 0]
     elif wanted.ndim == outputs.ndim + 1 and wanted.shape[-1] == 1:
@@ -286,5 +289,5 @@ def _alike(outputs: Any, wanted: Any, name: str, what: str) -> tuple[Any, Any]:
 
 
 def _by_row(mask: Any, like: Any) -> Any:
-    """The mask of the rows, of the shape of `like`."""
+    """Broadcast the mask of rows to the shape of `like`."""
     return jnp.broadcast_to(jnp.expand_dims(mask, range(1, like.ndim)), like.shape)

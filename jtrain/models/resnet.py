@@ -1,4 +1,4 @@
-"""The values of residual networks; importing them imports no flax."""
+"""The config of residual networks; importing it imports no flax."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -17,7 +17,7 @@ from jtrain.models.presets.vision import RESNET_PRESETS, ResNetPreset
 
 @configclass
 class ResNet:
-    """A residual network; its first block of each stage but the first halves height and width.
+    """A residual network; the first block of each stage after the first halves height and width.
 
     Source: He et al. 2016, https://arxiv.org/abs/1512.03385; in a bottleneck the 3x3 convolution
     has the stride, as in torchvision and timm.
@@ -27,38 +27,38 @@ class ResNet:
 
     kind: Literal["resnet"] = "resnet"
     preset: ResNetPreset = "none"
-    """Published values to start from; others said beside it win."""
+    """A published model whose values are the defaults; values given beside it win."""
     image: tuple[int, int, int] = (0, 0, 0)
-    """Height, width and channels of what comes in; 0 takes what the data has."""
+    """Height, width and channels of the images; 0: those of the data."""
     blocks: tuple[Annotated[int, Field(gt=0)], ...] = Field(default=(2, 2, 2, 2), min_length=1)
     """Blocks in each stage; a stage is twice as wide as the one before."""
     bottleneck: bool = False
-    """Whether a block is 1x1, 3x3 and 1x1 convolutions, the last 4 times as wide; or two 3x3."""
+    """A block of 1x1, 3x3 and 1x1 convolutions, the last 4 times as wide; false: two 3x3."""
     width: int = Field(default=64, gt=0)
     """Channels of the first stage."""
     stem: Literal["imagenet", "cifar"] = "imagenet"
-    """What comes first: 7x7 by twos and a 3x3 max pool by twos, or one 3x3 that keeps the size."""
+    """First layers: 7x7 and a 3x3 max pool, both with stride 2, or one 3x3 with stride 1."""
     norm: Literal["batch", "group"] = "batch"
-    """What normalises: `batch` makes the rows of a batch meet, `group` does not."""
+    """The norm: `batch` couples the rows of a batch, `group` does not."""
     groups: int = Field(default=32, gt=0)
-    """Groups of channels of a group norm; batch norm has none."""
+    """Groups of channels of a group norm; no meaning for batch norm."""
     quiet: bool = False
-    """Whether each block starts as the identity, the last norm's scale at 0 (arXiv 1706.02677)."""
+    """Start each block as the identity, the last norm's scale at 0 (arXiv 1706.02677)."""
     classes: int = Field(default=0, ge=0)
-    """Outputs a row; 0 takes what the data has."""
+    """Outputs a row; 0: the classes of the data."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Chance that a number is dropped that enters the linear map to the logits."""
+    """Dropout rate of the inputs of the linear map to the logits."""
 
     @model_validator(mode="before")
     @classmethod
-    def _preset(cls, given: Any) -> Any:
+    def _apply_preset(cls, given: Any) -> Any:
         return with_preset(given, RESNET_PRESETS)
 
     @model_validator(mode="after")
-    def _groups_divide(self) -> "ResNet":
+    def _check_groups(self) -> "ResNet":
         if self.norm == "group" and self.width % self.groups:
-            fits = [n for n in range(1, self.width + 1) if self.width % n == 0]
-            nearest = min(fits, key=lambda n: abs(n - self.groups))
+            divisors = [n for n in range(1, self.width + 1) if self.width % n == 0]
+            nearest = min(divisors, key=lambda n: abs(n - self.groups))
             raise ConfigError(
                 f"the {self.width} channels of the first stage do not divide into {self.groups} "
                 f"groups. Nearest: groups={nearest}."
@@ -67,16 +67,17 @@ class ResNet:
 
     @property
     def couples(self) -> Couples:
-        """What an experiment says of its loss: batch norm makes rows meet."""
+        """The coupling of rows, for the experiment's loss: batch norm couples the batch."""
         return "batch" if self.norm == "batch" else "nothing"
 
-    def build(self, place: Placement = Unplaced()) -> Model:
-        """`apply(params, extra, rng, train, image, keys, mask)` gives logits b c of b h w c.
+    def build(self, placement: Placement = Unplaced()) -> Model:
+        """Build the model: `apply(params, extra, rng, train, image, keys, mask)`.
 
-        uint8 is scaled to 0 .. 1. `keys` are the rows' (`jtrain.row_keys`), or None where nothing
-        is dropped; `rng` is not used. With batch norm `extra` holds the running statistics; while
-        training they are taken over the rows that `mask` (b) shows, or all, and come back as
-        Means: a stateful loss returns them as they are, and says `couples=configclass.couples`.
+        Images are b h w c, and the result logits b c. uint8 is scaled to 0 .. 1. `keys` are the
+        rows' (`jtrain.row_keys`), or None where nothing is dropped; `rng` is not used. With batch
+        norm `extra` holds the running statistics. In training the statistics are those of the rows
+        that `mask` (b) shows, or of all, and are returned as Means: a stateful loss returns them
+        unchanged, and declares `couples=config.couples`.
 
         Raises:
             ConfigError: if `image` or `classes` is still 0.
@@ -85,4 +86,19 @@ class ResNet:
         from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
         from jtrain.models.networks.resnet import ResNetModule
 
-        return from_nnx(lambda rngs: ResNetModule(self, place, rngs))
+        return from_nnx(
+            lambda rngs: ResNetModule(
+                image=self.image,
+                blocks=self.blocks,
+                bottleneck=self.bottleneck,
+                width=self.width,
+                stem=self.stem,
+                norm=self.norm,
+                groups=self.groups,
+                quiet=self.quiet,
+                classes=self.classes,
+                dropout=self.dropout,
+                placement=placement,
+                rngs=rngs,
+            )
+        )

@@ -1,4 +1,4 @@
-"""A token drawn from logits."""
+"""Sampling of tokens from logits."""
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,15 @@ def draw(
     top_k: int = 0,
     top_p: float | Float[Array, ""] = 1.0,
 ) -> Int[Array, "b"]:
-    """A token of each row, by its own key.
+    """Draw a token for each row by the row's key.
 
-    Chances are those of the logits divided by `temperature`; at 0 the likeliest is taken. Of them
-    only the `top_k` likeliest are drawn from, and of these only the fewest whose chances add up to
-    `top_p` or more: at least one, and the one that reaches it is among them.
+    Probabilities are the softmax of the logits divided by `temperature`; at 0 the likeliest token
+    is taken. Candidates are the `top_k` likeliest tokens, and of these the fewest whose
+    probabilities add up to `top_p` or more: at least one.
 
     Args:
         logits: any floating type; computed in at least float32.
-        keys: one a row.
+        keys: one for each row.
         temperature: 0 or more.
         top_k: 0 draws from all.
         top_p: above 0; 1 draws from all.
@@ -35,8 +35,8 @@ def draw(
     ordered, order = jax.lax.top_k(warm, min(top_k or warm.shape[-1], warm.shape[-1]))
     chances = jax.nn.softmax(ordered, axis=-1)
     before = jnp.cumsum(chances, axis=-1) - chances
-    place = jnp.arange(ordered.shape[-1])[None]
-    kept = jnp.where((before < top_p) | (place == 0), ordered, -jnp.inf)
-    drawn = jax.vmap(jax.random.categorical)(keys, kept)
+    rank = jnp.arange(ordered.shape[-1])[None]
+    candidates = jnp.where((before < top_p) | (rank == 0), ordered, -jnp.inf)
+    drawn = jax.vmap(jax.random.categorical)(keys, candidates)
     drawn = jnp.where(temperature > 0, drawn, 0)  # the first is the likeliest
     return jnp.take_along_axis(order, drawn[:, None], axis=-1)[:, 0]

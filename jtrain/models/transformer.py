@@ -1,4 +1,4 @@
-"""The values of a decoder-only transformer; importing them imports no flax."""
+"""The config of a decoder-only transformer; importing it imports no flax."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @configclass
 class Transformer:
-    """A language model that reads from left to right; as it stands, GPT-2 made small.
+    """A causal language model; the defaults are a small GPT-2.
 
-    Norm before each part, both parts added to what came in. Every value has its source where it is
-    implemented.
+    A norm before attention and before the MLP, and a residual connection around each. The source
+    of every option is named where the option is implemented.
 
     Source: Radford et al. 2019, "Language models are unsupervised multitask learners".
     """
@@ -32,71 +32,71 @@ class Transformer:
 
     kind: Literal["transformer"] = "transformer"
     preset: LanguagePreset = "none"
-    """A published model whose values these are where they are not given beside it."""
+    """A published model whose values are the defaults; values given beside it win."""
     vocab: int = Field(default=0, ge=0)
-    """Number of different tokens; 0 takes what the data has."""
+    """Number of different tokens; 0: those of the data."""
     context: int = Field(default=64, gt=0)
-    """Tokens that the model sees at once, at most."""
+    """Most tokens that the model reads at once."""
     layers: int = Field(default=4, gt=0)
     """Blocks of attention and MLP."""
     heads: int = Field(default=4, gt=0)
     """Attention heads a block; must divide `width` unless `head_size` is given."""
     width: int = Field(default=128, gt=0)
-    """Numbers a position between blocks."""
+    """Width of a position between blocks."""
     kv_heads: int = Field(default=0, ge=0)
-    """Heads of keys and values, each shared by as many query heads; 0: as many as `heads`."""
+    """Heads of keys and values, shared evenly by the query heads; 0: as many as `heads`."""
     head_size: int = Field(default=0, ge=0)
-    """Numbers in a head; 0: width / heads."""
+    """Width of a head; 0: width / heads."""
     hidden: int = Field(default=0, ge=0)
-    """Numbers a position inside of the MLPs; 0: 4 x width."""
+    """Hidden width of the MLPs; 0: 4 x width."""
     positions: Positions = LearnedPositions()
-    """How it knows where a token stands: learned, rotary or none."""
+    """Encoding of positions: learned, rotary or none."""
     norm: Literal["layer", "rms"] = "layer"
-    """LayerNorm, or RMSNorm, which takes out no mean and has no bias."""
+    """LayerNorm, or RMSNorm, which subtracts no mean and has no bias."""
     epsilon: float = Field(default=1e-5, gt=0)
-    """Added to the variance or the mean square in a norm."""
+    """Number added to the variance or the mean square in a norm."""
     activation: Literal["gelu", "gelu_exact", "swiglu"] = "gelu"
-    """The bend of the MLPs: GELU by tanh as in GPT-2, GELU, or SwiGLU, which has a third kernel."""
+    """Activation of the MLPs: GELU by tanh as in GPT-2, GELU, or SwiGLU with a third kernel."""
     experts: Experts = NoExperts()
-    """A mixture of experts in the place of each MLP: dropless, with a capacity, or none."""
+    """Mixture of experts instead of each MLP: dropless, with a capacity, or none."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Chance that a number is dropped after the embedding, each attention and each MLP."""
+    """Dropout rate after the embedding, each attention and each MLP."""
     bias: bool = True
-    """Whether linear maps and norms add a bias."""
+    """Biases in linear maps and norms."""
     tied: bool = True
-    """Whether the head that gives the logits is the token embedding."""
+    """Use the token embedding as the head that gives the logits."""
     qk_norm: bool = False
-    """Whether queries and keys are normalised head by head, before they are turned."""
+    """Normalise queries and keys head by head, before rotary positions."""
     window: int | None = Field(default=None, gt=0)
-    """Positions that attention sees, its own included; null: all that came before."""
+    """Positions that attention sees, its own included; null: all before it."""
     global_every: int = Field(default=0, ge=0)
-    """With a window, every so many layers one sees all that came before; 0: none does."""
+    """With a window, every so many layers one layer sees all before it; 0: none does."""
     attention_cap: float | None = Field(default=None, gt=0)
-    """Attention scores become cap x tanh(score / cap); null: they stay."""
+    """Soft cap of attention scores, cap x tanh(score / cap); null: no cap."""
     logit_cap: float | None = Field(default=None, gt=0)
-    """The logits likewise."""
+    """Soft cap of the logits; null: no cap."""
     attention: Literal["xla", "cudnn", "splash"] = "xla"
-    """Who computes attention: xla anywhere, cudnn on an NVIDIA GPU, splash on a TPU."""
+    """Implementation of attention: xla anywhere, cudnn on an NVIDIA GPU, splash on a TPU."""
     scan: bool = False
-    """Whether the blocks are one loop over stacked parameters: a program as small as one block."""
+    """Run the blocks as one loop over stacked parameters: a program as small as one block."""
     remat: Literal["none", "full", "dots", "dots_with_no_batch_dims", "names"] = "none"
-    """What the backward pass computes once more: nothing, all of a block, all but its matrix
-    products (those without a batch dim: all but the attention's), or all but what `saved` names."""
+    """Recomputed in the backward pass: nothing, all of a block, all but its matrix products (or
+    but those without a batch dim: all but the attention's), or all but what `saved` names."""
     saved: tuple[Literal["qkv", "attention", "hidden"], ...] = ()
-    """With remat `names`: queries, keys and values; what attention gives; MLPs before the bend."""
+    """With remat `names`: queries, keys and values; attention outputs; MLPs before activation."""
 
     @model_validator(mode="before")
     @classmethod
-    def _over_the_preset(cls, given: Any) -> Any:
+    def _apply_preset(cls, given: Any) -> Any:
         return with_preset(given, cls.presets)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "Transformer":
-        for words in self._misfits():
-            raise ConfigError(words)
+    def _check_fields(self) -> "Transformer":
+        for message in self._errors():
+            raise ConfigError(message)
         return self
 
-    def _misfits(self) -> Iterator[str]:
+    def _errors(self) -> Iterator[str]:
         if not self.head_size and self.width % self.heads:
             near = _nearest_divisor(self.width, self.heads)
             yield f"{self.heads} heads do not divide width {self.width}. Nearest: heads={near}."
@@ -108,7 +108,7 @@ class Transformer:
             )
         if self.positions.kind == "rotary" and self.size_of_head % 2:
             yield (
-                f"rotary positions turn pairs of numbers, and a head has {self.size_of_head}: an "
+                f"rotary positions rotate pairs of numbers, and a head has {self.size_of_head}: an "
                 f"odd number. Set head_size={self.size_of_head + 1}, or another width or heads."
             )
         if self.global_every and self.window is None:
@@ -124,9 +124,9 @@ class Transformer:
             )
         if (self.remat == "names") != bool(self.saved):
             yield (
-                f"remat={self.remat} with saved=[{', '.join(self.saved)}]: names are saved where "
-                f"remat=names, and only there. Set remat=names and saved=[qkv, attention], or "
-                f"remat=none and saved=[]."
+                f"remat={self.remat} with saved=[{', '.join(self.saved)}]: remat=names needs names "
+                f"to save, and no other remat takes any. Set remat=names and "
+                f"saved=[qkv, attention], or remat=none and saved=[]."
             )
 
     @property
@@ -136,20 +136,20 @@ class Transformer:
 
     @property
     def size_of_head(self) -> int:
-        """Numbers in a head."""
+        """Width of a head."""
         return self.head_size or self.width // self.heads
 
     @property
     def size_of_hidden(self) -> int:
-        """Numbers a position inside of the MLPs."""
+        """Hidden width of the MLPs."""
         return self.hidden or 4 * self.width
 
     def window_of(self, layer: int) -> int | None:
-        """Positions that a layer sees, counted from 0; None: all that came before."""
+        """Return the positions that layer number `layer`, from 0, sees; None: all before it."""
         return None if self.global_every and (layer + 1) % self.global_every == 0 else self.window
 
     def for_tokens(self, count: int) -> "Transformer":
-        """The same for data with `count` different tokens; a vocabulary that is larger stays.
+        """Return the config for data with `count` different tokens; a larger `vocab` stays.
 
         Raises:
             ConfigError: if `vocab` was given and is smaller.
@@ -161,11 +161,11 @@ class Transformer:
             )
         return self if self.vocab else dataclasses.replace(self, vocab=count)
 
-    def build(self, place: Placement = Unplaced()) -> "LanguageModel":
-        """`apply(params, {}, rng, train, tokens, keys)` gives logits b t v.
+    def build(self, placement: Placement = Unplaced()) -> "LanguageModel":
+        """Build the model: `apply(params, {}, rng, train, tokens, keys)` returns logits b t v.
 
         `keys` are the rows' (`jtrain.row_keys`), or None where nothing is dropped; `rng` is not
-        used. What else it gives: `jtrain.models.language_model`.
+        used. `jtrain.models.language_model` has the model's other functions.
 
         Raises:
             ConfigError: if `vocab` is still 0.
@@ -176,10 +176,50 @@ class Transformer:
                 "data has. Set model.vocab."
             )
         from jtrain.models.language_model import language_model  # flax: 0.6 s, only where built
+        from jtrain.models.networks.decoder import Decoder
 
-        return language_model(self, place)
+        def make(rngs: Any) -> Decoder:
+            return Decoder(
+                vocab=self.vocab,
+                context=self.context,
+                layers=self.layers,
+                heads=self.heads,
+                width=self.width,
+                kv_heads=self.groups,
+                head_size=self.size_of_head,
+                hidden=self.size_of_hidden,
+                positions=self.positions,
+                norm=self.norm,
+                epsilon=self.epsilon,
+                activation=self.activation,
+                experts=self.experts,
+                dropout=self.dropout,
+                bias=self.bias,
+                tied=self.tied,
+                qk_norm=self.qk_norm,
+                windows=tuple(self.window_of(layer) for layer in range(self.layers)),
+                attention_cap=self.attention_cap,
+                logit_cap=self.logit_cap,
+                attention=self.attention,
+                scan=self.scan,
+                remat=self.remat,
+                saved=self.saved,
+                placement=placement,
+                rngs=rngs,
+            )
+
+        return language_model(
+            make,
+            context=self.context,
+            layers=self.layers,
+            kv_heads=self.groups,
+            head_size=self.size_of_head,
+            tied=self.tied,
+            scan=self.scan,
+            logit_cap=self.logit_cap,
+        )
 
 
-def _nearest_divisor(whole: int, wanted: int) -> int:
-    fits = [n for n in range(1, whole + 1) if whole % n == 0]
-    return min(fits, key=lambda n: abs(n - wanted))
+def _nearest_divisor(number: int, wanted: int) -> int:
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    return min(divisors, key=lambda n: abs(n - wanted))

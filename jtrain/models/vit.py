@@ -1,4 +1,4 @@
-"""The values of a vision transformer; importing them imports no flax."""
+"""The config of a vision transformer; importing it imports no flax."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -16,7 +16,7 @@ from jtrain.models.presets.vision import VIT_PRESETS, ViTPreset
 
 @configclass
 class ViT:
-    """A vision transformer: patches with learned positions, LayerNorm before each part, exact GELU.
+    """A vision transformer: patches with learned positions, pre-LayerNorm, exact GELU.
 
     Source: Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929.
     """
@@ -25,9 +25,9 @@ class ViT:
 
     kind: Literal["vit"] = "vit"
     preset: ViTPreset = "none"
-    """Published values to start from; others said beside it win."""
+    """A published model whose values are the defaults; values given beside it win."""
     image: tuple[int, int, int] = (0, 0, 0)
-    """Height, width and channels of what comes in; 0 takes what the data has."""
+    """Height, width and channels of the images; 0: those of the data."""
     patch: int = Field(default=4, gt=0)
     """Height and width of a patch; must divide those of the image."""
     layers: int = Field(default=6, gt=0)
@@ -35,23 +35,23 @@ class ViT:
     heads: int = Field(default=4, gt=0)
     """Attention heads a block; must divide `width`."""
     width: int = Field(default=128, gt=0)
-    """Numbers a position between blocks; the MLPs are 4 times as wide."""
+    """Width of a position between blocks; the MLPs are 4 times as wide."""
     pool: Literal["class", "mean"] = "class"
-    """What the head reads: a class token put before the patches, or the mean of the patches."""
+    """Input of the head: a class token put before the patches, or the mean of the patches."""
     classes: int = Field(default=0, ge=0)
-    """Outputs a row; 0 takes what the data has."""
+    """Outputs a row; 0: the classes of the data."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Chance that a number is dropped after the embedding, each attention and each MLP."""
+    """Dropout rate after the embedding, each attention and each MLP."""
 
     couples = "nothing"
 
     @model_validator(mode="before")
     @classmethod
-    def _preset(cls, given: Any) -> Any:
+    def _apply_preset(cls, given: Any) -> Any:
         return with_preset(given, VIT_PRESETS)
 
     @model_validator(mode="after")
-    def _sizes_divide(self) -> "ViT":
+    def _check_sizes(self) -> "ViT":
         height, width, _ = self.image
         if self.width % self.heads:
             nearest = _nearest(self.heads, lambda n: self.width % n == 0, self.width)
@@ -70,15 +70,16 @@ class ViT:
 
     @property
     def positions(self) -> int:
-        """How many the image has, the class token's included."""
+        """Number of patches, plus 1 for a class token."""
         height, width, _ = self.image
         return (height // self.patch) * (width // self.patch) + (self.pool == "class")
 
-    def build(self, place: Placement = Unplaced()) -> Model:
-        """`apply(params, {}, rng, train, image, keys, mask)` gives logits b c of images b h w c.
+    def build(self, placement: Placement = Unplaced()) -> Model:
+        """Build the model: `apply(params, {}, rng, train, image, keys, mask)`.
 
-        uint8 is scaled to 0 .. 1. `keys` are the rows' (`jtrain.row_keys`), or None where nothing
-        is dropped; `mask` (b) may be left out; `rng` is not used.
+        Images are b h w c, and the result logits b c. uint8 is scaled to 0 .. 1. `keys` are the
+        rows' (`jtrain.row_keys`), or None where nothing is dropped; `mask` (b) may be left out;
+        `rng` is not used.
 
         Raises:
             ConfigError: if `image` or `classes` is still 0.
@@ -87,8 +88,22 @@ class ViT:
         from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
         from jtrain.models.networks.vit import ViTModule
 
-        return from_nnx(lambda rngs: ViTModule(self, place, rngs))
+        return from_nnx(
+            lambda rngs: ViTModule(
+                image=self.image,
+                patch=self.patch,
+                layers=self.layers,
+                heads=self.heads,
+                width=self.width,
+                pool=self.pool,
+                classes=self.classes,
+                dropout=self.dropout,
+                positions=self.positions,
+                placement=placement,
+                rngs=rngs,
+            )
+        )
 
 
-def _nearest(asked: int, fits: Any, most: int) -> int:
-    return min((n for n in range(1, most + 1) if fits(n)), key=lambda n: abs(n - asked))
+def _nearest(wanted: int, fits: Any, most: int) -> int:
+    return min((n for n in range(1, most + 1) if fits(n)), key=lambda n: abs(n - wanted))

@@ -1,4 +1,4 @@
-"""Optimizers: values with `build(steps)` and `learning_rate(steps)`."""
+"""Optimizers: configs with `build(steps)` and `learning_rate(steps)`."""
 
 from typing import Annotated, TypeAlias
 

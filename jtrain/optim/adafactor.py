@@ -1,4 +1,4 @@
-"""The second moment of a matrix from the means of its rows and columns."""
+"""Adafactor: second moments of matrices from the means of rows and columns."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -18,32 +18,32 @@ from jtrain.optim.stacked_layers import layerwise, stacked_dims
 class Adafactor(OptimizerConfig):
     """Shazeer & Stern, https://arxiv.org/abs/1804.04235: an optimizer state of rows + columns.
 
-    The share of the second moment that is kept at step t (from 0) is 1 - (t + 1)^-memory. Momentum
+    The decay rate of the second moment at step t (from 0) is 1 - (t + 1)^-memory. Momentum
     and decay are scaled by the learning rate, as everywhere here, which optax's alias does not do.
     """
 
     kind: Literal["adafactor"] = "adafactor"
     memory: float = Field(default=0.8, gt=0, le=1)
-    """How soon the second moment remembers long: the exponent above."""
+    """Exponent of the second moment's decay rate, as above."""
     factor_from: int = Field(default=128, ge=2)
-    """Leaves of whose dims two are at least so large are factored; others keep a whole moment."""
+    """Size of two dims from which a leaf is factored; other leaves have a full moment."""
     threshold: float = Field(default=1.0, ge=1)
-    """Largest root mean square of a leaf's direction."""
+    """Bound of the root mean square of a leaf's direction."""
     relative: bool = True
-    """Whether the learning rate is a share of the leaf's root mean square (at least 1e-3)."""
+    """Scale the learning rate by the leaf's root mean square (at least 1e-3)."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the mean direction that is kept each step; 0 keeps no state."""
+    """Decay rate of the mean direction each step; 0: no momentum and no state for it."""
     eps: float = Field(default=1e-30, gt=0)
-    """Added to the squares of the gradient."""
+    """Number added to the squares of the gradient."""
 
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The gradient over its factored root mean square, then the decay."""
+        """Divide the gradient by its factored root mean square, then add the decay."""
         return self.layered_rule(decay, NO_NAMES)
 
     def layered_rule(
         self, decay: optax.GradientTransformation, dims: NamedDims
     ) -> optax.GradientTransformation:
-        """The same with root mean squares of their own for each layer of a stack."""
+        """Return the rule with a root mean square for each layer of a stack."""
         stages: list[optax.GradientTransformation] = [
             optax.scale_by_factored_rms(
                 decay_rate=self.memory,
@@ -59,7 +59,7 @@ class Adafactor(OptimizerConfig):
         return optax.chain(*stages, decay)
 
     def check(self, leaves: Mapping[str, Leaf], dims: NamedDims = NO_NAMES) -> None:
-        """Makes sure that no mean is taken over the layers of a stack.
+        """Raise if a mean would be taken over the layers of a stack.
 
         Raises:
             ConfigError: if layers are among the two largest dims of a stack, which are factored.
@@ -74,6 +74,6 @@ class Adafactor(OptimizerConfig):
                 layers = max(leaf.shape[:stacked])
                 raise ConfigError(
                     f"optimizer.factor_from={self.factor_from} factors {name} {list(leaf.shape)} "
-                    f"by its {layers} layers, and so mixes the second moments of different layers. "
+                    f"over its {layers} layers, which mixes second moments of different layers. "
                     f"Set optimizer.factor_from={layers + 1}, or model.scan=false."
                 )

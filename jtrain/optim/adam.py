@@ -1,4 +1,4 @@
-"""Adam."""
+"""Adam, with weight decay as part of the gradient."""
 
 from typing import Literal
 
@@ -12,12 +12,12 @@ from jtrain.optim.moments import Moments
 class Adam(Moments):
     """Kingma & Ba, https://arxiv.org/abs/1412.6980; weight decay is part of the gradient.
 
-    Decay is then divided by the root of the second moment like everything else: `adamw` is the one
-    in which it is not.
+    So the decay is divided by the root of the second moment like the gradient; `adamw` adds it
+    afterwards.
     """
 
     kind: Literal["adam"] = "adam"
 
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The mean gradient over the root of the mean square, both without their bias."""
+        """Divide the mean gradient by the root of the mean square, both bias-corrected."""
         return optax.chain(decay, optax.scale_by_adam(self.b1, self.b2, self.eps))

@@ -1,4 +1,4 @@
-"""Adam with weight decay beside the gradient."""
+"""AdamW: Adam with decoupled weight decay."""
 
 from typing import Literal
 
@@ -15,8 +15,8 @@ class AdamW(Moments):
 
     kind: Literal["adamw"] = "adamw"
     weight_decay: float = Field(default=0.01, ge=0)
-    """Decay of the weights that `decay` names, before the learning rate scales it."""
+    """Weight decay of the leaves that `decay` names, before the learning rate scales it."""
 
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Adam's direction, and the decay beside it."""
+        """Return Adam's direction plus the decay."""
         return optax.chain(optax.scale_by_adam(self.b1, self.b2, self.eps), decay)

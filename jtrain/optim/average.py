@@ -1,4 +1,4 @@
-"""A running average of the parameters, to judge by."""
+"""Running averages of the parameters, for evaluation."""
 
 import math
 from typing import Any, NamedTuple
@@ -13,19 +13,19 @@ from jtrain.optim.evaluation import WithEvalParams
 
 
 class AverageState(NamedTuple):
-    """What `with_average` keeps beside the optimizer's own state."""
+    """The state of `with_average` beside the optimizer's own."""
 
     count: Leaf  # int32 scalar: updates
     average: Params  # of the shapes of the parameters, in at least float32
 
 
 def with_average(optimizer: optax.GradientTransformation, decay: float) -> WithEvalParams:
-    """`optimizer`, judged by the weighted mean of the parameters after each of its updates.
+    """Return `optimizer`, evaluated on the weighted mean of the parameters after each update.
 
     The weight of an update's parameters falls by `decay` at each later update, and the weights add
     up to 1 from the first: no trace of the initial parameters is left, and no bias to correct.
     """
-    whole = optax.chain(optimizer, _keep_average(decay))
+    chained = optax.chain(optimizer, _average_params(decay))
 
     def eval_params(state: Any, params: Params) -> Params:
         count, average = state[-1]
@@ -33,20 +33,20 @@ def with_average(optimizer: optax.GradientTransformation, decay: float) -> WithE
             lambda a, p: jnp.where(count > 0, a.astype(p.dtype), p), average, params
         )
 
-    return WithEvalParams(*whole, eval_params)
+    return WithEvalParams(*chained, eval_params)
 
 
-def _keep_average(decay: float) -> optax.GradientTransformation:
-    """Updates as they are; keeps the average of the parameters after them."""
+def _average_params(decay: float) -> optax.GradientTransformation:
+    """Return a transformation that leaves updates unchanged and averages the new parameters."""
 
     def init(params: Params) -> AverageState:
         return AverageState(jnp.int32(0), at_least_f32(jax.tree.map(jnp.zeros_like, params)))
 
     def update(updates: Params, state: Any, params: Params | None = None):
-        assert params is not None, "without parameters the optimizer before this one has raised"
+        assert params is not None, "without parameters the optimizer before the average raises"
         count = state.count + 1
-        # (1 - decay) / (1 - decay^count): what makes the weights add up to 1. By expm1, as
-        # 1 - 0.9999^1 in float32 is off by 1e-4 of itself.
+        # (1 - decay) / (1 - decay^count) makes the weights add up to 1. By expm1, as 1 - 0.9999^1
+        # in float32 has a relative error of 1e-4.
         share = (1 - decay) / -jnp.expm1(count * math.log(decay))
         new = at_least_f32(optax.apply_updates(params, updates))
         average = jax.tree.map(lambda a, p: a + share * (p - a), state.average, new)

@@ -1,4 +1,4 @@
-"""Gradients scaled down to a largest norm."""
+"""Clipping of gradients by their global norm."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from jtrain.core.types import Leaf, Params
 
 
 def clip_by_norm(most: float) -> optax.GradientTransformationExtraArgs:
-    """Gradients of at most this norm over all leaves; those of a smaller one are left as they are.
+    """Scale gradients down to a norm of at most `most` over all leaves.
 
-    A step gives its gradients (`grad`) and the norm that it has summed over the devices
-    (`grad_norm`). Where what arrives here is these very gradients that norm is taken. Summed again
-    it would be within the branch that takes a step or leaves it, and a collective in a branch waits
-    for one outside of it, on JAX's CPU devices, if threads are short (docs/log.md).
+    A step passes its gradients (`grad`) and their norm, summed over the devices (`grad_norm`). If
+    the updates are these gradients, that norm is used. A second sum would be inside the branch that
+    applies or skips the step, and on JAX's CPU devices a collective in a branch can wait for one
+    outside of it if threads are short (docs/log.md).
     """
 
     def update(
@@ -26,9 +26,9 @@ def clip_by_norm(most: float) -> optax.GradientTransformationExtraArgs:
         *,
         grad: Params | None = None,
         grad_norm: Leaf | None = None,
-        **known: Any,
+        **extra: Any,
     ):
-        del params, known
+        del params, extra
         size = grad_norm if grad_norm is not None and _same(updates, grad) else norm(updates)
         scale = lambda u: jnp.where(size < most, u, u / size.astype(u.dtype) * most)
         return jax.tree.map(scale, updates), state
@@ -37,6 +37,6 @@ def clip_by_norm(most: float) -> optax.GradientTransformationExtraArgs:
 
 
 def _same(updates: Params, grad: Params) -> bool:
-    """Whether no stage before, and no split into groups of leaves, has touched the gradients."""
+    """Return whether the updates are the gradients themselves, unchanged and complete."""
     ours, theirs = jax.tree.leaves(updates), jax.tree.leaves(grad)
     return len(ours) == len(theirs) and all(map(lambda a, b: a is b, ours, theirs))

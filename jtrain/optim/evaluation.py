@@ -1,4 +1,4 @@
-"""Optimizers that judge a model by other parameters than those that they train."""
+"""Optimizers whose evaluation parameters are not the trained parameters."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -11,15 +11,16 @@ EvalParams: TypeAlias = Callable[[Any, Params], Params]  # (the optimizer's stat
 
 
 class WithEvalParams(optax.GradientTransformationExtraArgs):
-    """A transformation with `eval_params(opt_state, params)`: what to evaluate and sample with.
+    """A transformation with `eval_params(opt_state, params)`, for evaluation and sampling.
 
-    It is pure and runs where the state lives. `optax.chain` drops it: chain first, then wrap.
+    `eval_params` is pure and runs where the state lives. `optax.chain` drops it: chain first, then
+    wrap.
     """
 
     eval_params: EvalParams
 
     def __new__(cls, init: Any, update: Any, eval_params: EvalParams) -> "WithEvalParams":
-        """The transformation of `init` and `update`, and the function beside them."""
+        """Make the transformation of `init` and `update` with `eval_params`."""
         self = super().__new__(cls, init, update)
         self.eval_params = eval_params
         return self
@@ -27,7 +28,7 @@ class WithEvalParams(optax.GradientTransformationExtraArgs):
 
 @runtime_checkable
 class OptimizedState(Protocol):
-    """What a training state has, among other things."""
+    """A training state with parameters and an optimizer state."""
 
     @property
     def params(self) -> Params:
@@ -36,12 +37,12 @@ class OptimizedState(Protocol):
 
     @property
     def opt_state(self) -> Any:
-        """What the optimizer keeps."""
+        """The state of the optimizer."""
         ...
 
 
 def evaluation_params(optimizer: optax.GradientTransformation, state: OptimizedState) -> Params:
-    """The parameters that a state is judged by: the optimizer's, or the trained ones themselves."""
+    """Return the parameters to evaluate: the optimizer's `eval_params`, or the trained ones."""
     if isinstance(optimizer, WithEvalParams):
         return optimizer.eval_params(state.opt_state, state.params)
     return state.params
@@ -50,8 +51,8 @@ def evaluation_params(optimizer: optax.GradientTransformation, state: OptimizedS
 def chain_before(
     before: optax.GradientTransformation, optimizer: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """`before`, then `optimizer`, with the evaluation parameters of the second."""
-    whole = optax.chain(before, optimizer)
+    """Chain `before` and `optimizer`, with the evaluation parameters of `optimizer`."""
+    chained = optax.chain(before, optimizer)
     if not isinstance(optimizer, WithEvalParams):
-        return whole
-    return WithEvalParams(*whole, lambda state, params: optimizer.eval_params(state[-1], params))
+        return chained
+    return WithEvalParams(*chained, lambda state, params: optimizer.eval_params(state[-1], params))

@@ -1,7 +1,7 @@
-"""Which leaves an optimizer treats how: patterns on leaf names, such as `*/embed/*`.
+"""Groups of parameters with their own settings, by patterns on leaf names such as `*/embed/*`.
 
-A name is what `jtrain.core.pytree.name` gives, `blocks/0/mlp/kernel` say. In a pattern `*` stands
-for any characters, slashes too, `?` for one and `[ab]` for one of these; a leading `*/` also
+Names are those of `jtrain.core.pytree.name`, such as `blocks/0/mlp/kernel`. In a pattern `*` stands
+for any characters, slashes too, `?` for one character and `[ab]` for a or b; a leading `*/` also
 matches at the top, so `*/embed/*` finds `embed/table`.
 """
 
@@ -17,36 +17,36 @@ from jtrain.errors import ConfigError
 
 @configclass
 class ParamGroup:
-    """Leaves that are trained in a way of their own; a leaf is of the first group that matches."""
+    """Leaves with their own settings; the first group that matches a leaf applies."""
 
     match: str = Field(min_length=1)
     """Pattern on leaf names: `*/embed/*`."""
     lr: float = Field(default=1.0, ge=0)
     """Factor on the optimizer's learning rate."""
     weight_decay: float | None = Field(default=None, ge=0)
-    """Weight decay of every leaf of the group; null leaves it to the optimizer's own rules."""
+    """Weight decay of every leaf of the group; null: the optimizer's rules."""
     freeze: bool = False
-    """Whether the leaves stay as they are: no update, no decay, no optimizer state."""
+    """Freeze the leaves: no update, no decay, no optimizer state."""
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether `pattern` names the leaf `name`."""
+    """Return whether `pattern` matches the leaf `name`."""
     return fnmatchcase(name, pattern) or fnmatchcase(f"/{name}", pattern)
 
 
 def group_of(name: str, groups: Sequence[ParamGroup]) -> ParamGroup | None:
-    """The first group whose pattern names the leaf, if any."""
+    """Return the first group whose pattern matches the leaf, if any."""
     return next((group for group in groups if matches(name, group.match)), None)
 
 
 def check_patterns(
     names: Iterable[str], groups: Sequence[ParamGroup], decay: Sequence[str]
 ) -> None:
-    """Makes sure that every pattern does something.
+    """Raise unless every pattern has an effect.
 
     Raises:
-        ConfigError: if a pattern names no leaf (the message has the nearest names), if earlier
-            groups hold all leaves of a group, or if every leaf is frozen.
+        ConfigError: if a pattern matches no leaf (the message has the nearest names), if earlier
+            groups match all leaves of a group, or if every leaf is frozen.
     """
     names = list(names)
     for i, pattern in enumerate(decay):
@@ -56,22 +56,22 @@ def check_patterns(
         check_pattern(f"optimizer.groups[{i}].match", group.match, names)
         if not any(owner is group for owner in owners.values()):
             raise ConfigError(
-                f"optimizer.groups[{i}] ({group.match}) holds no leaf, because earlier groups hold "
-                f"all that it names and the first match counts: move it up, before "
+                f"optimizer.groups[{i}] ({group.match}) has no leaf, because earlier groups match "
+                f"all of its leaves and the first match counts: move it up, before "
                 f"{_first_owner(group, owners)}."
             )
     if names and all(owner is not None and owner.freeze for owner in owners.values()):
         raise ConfigError(
             f"optimizer.groups freezes all {len(names)} leaves, so that nothing is trained: "
-            f"narrow a match, or set freeze: false in one."
+            f"narrow a match, or set freeze: false in a group."
         )
 
 
 def check_pattern(where: str, pattern: str, names: Sequence[str]) -> None:
-    """Makes sure that a pattern names a leaf; `where` is the key that it was typed at.
+    """Raise unless a pattern matches a leaf; `where` is the pattern's config key.
 
     Raises:
-        ConfigError: with the nearest names, if it names none.
+        ConfigError: with the nearest names, if no leaf matches.
     """
     if not any(matches(name, pattern) for name in names):
         near = nearest(pattern, names) or ["*"]
@@ -82,14 +82,14 @@ def check_pattern(where: str, pattern: str, names: Sequence[str]) -> None:
 
 
 def nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
-    """The `count` names most like the pattern, as a whole or in one of their parts."""
+    """Return the `count` names most similar to the pattern, or with the most similar parts."""
     core = pattern.replace("*", "").strip("/")
 
-    def likeness(name: str) -> float:
+    def similarity(name: str) -> float:
         parts = [name, *name.split("/")]
         return max(difflib.SequenceMatcher(None, core, part).ratio() for part in parts)
 
-    return sorted(names, key=likeness, reverse=True)[:count]
+    return sorted(names, key=similarity, reverse=True)[:count]
 
 
 def _first_owner(group: ParamGroup, owners: dict[str, ParamGroup | None]) -> str:

@@ -1,4 +1,4 @@
-"""AdamW whose steps are as long, leaf by leaf, as the leaf is."""
+"""LAMB: AdamW with steps as long as the norm of each leaf."""
 
 from typing import Literal
 
@@ -15,22 +15,22 @@ from jtrain.optim.stacked_layers import layerwise
 class Lamb(Moments):
     """You et al., https://arxiv.org/abs/1904.00962, for batches of thousands of rows.
 
-    The learning rate is the share of its norm that a leaf moves; a leaf of zeros moves as AdamW's.
+    The learning rate is the step's share of the leaf's norm; a leaf of zeros takes AdamW's step.
     """
 
     kind: Literal["lamb"] = "lamb"
     weight_decay: float = Field(default=0.01, ge=0)
-    """Decay of the weights that `decay` names, before a leaf's step is brought to its length."""
+    """Weight decay of the leaves that `decay` names, before a leaf's step is scaled."""
     eps: float = Field(default=1e-6, gt=0)
-    """Added to the root of the mean of squares, so that nothing is divided by zero."""
+    """Number added to the root of the mean of squares, so that nothing is divided by zero."""
 
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
-        """AdamW's direction, each leaf as long as the parameters of the leaf."""
+        """Return AdamW's direction, each leaf scaled to the norm of its parameters."""
         return self.layered_rule(decay, NO_NAMES)
 
     def layered_rule(
         self, decay: optax.GradientTransformation, dims: NamedDims
     ) -> optax.GradientTransformation:
-        """The same with a length for each layer of a stack."""
+        """Return the rule with a norm for each layer of a stack."""
         adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
         return optax.chain(adam, decay, layerwise(optax.scale_by_trust_ratio(), dims))

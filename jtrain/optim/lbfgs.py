@@ -1,4 +1,4 @@
-"""Quasi-Newton steps with a line search, for losses of a whole data set."""
+"""L-BFGS: quasi-Newton steps with a line search, for full batches."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -17,21 +17,21 @@ from jtrain.optim.schedules import LearningRate
 class LBFGS(OptimizerConfig):
     """Liu & Nocedal 1989, https://doi.org/10.1007/BF01589116, with optax's zoom line search.
 
-    A step evaluates loss and gradient of its batch several times. It is for full batches: the
-    differences of gradients of different rows are no curvature.
+    A step evaluates loss and gradient of its batch several times. Batches must be full: gradients
+    of different rows differ by more than curvature.
     """
 
     kind: Literal["lbfgs"] = "lbfgs"
     lr: float = Field(default=1.0, gt=0)
-    """Length of the direction that the line search starts from; 1 is Newton's step."""
+    """First length along the direction in the line search; 1 is Newton's step."""
     memory: int = Field(default=10, ge=1)
-    """Steps that the curvature is estimated from; two copies of the parameters each."""
+    """Steps from which the curvature is estimated; each stores two copies of the parameters."""
     searches: int = Field(default=20, ge=1)
-    """Evaluations of loss and gradient along a direction, at most."""
+    """Most evaluations of loss and gradient along a direction."""
 
     @model_validator(mode="after")
-    def _follows_the_loss(self) -> "LBFGS":
-        """A line search along anything but the gradient of the loss it reads goes astray."""
+    def _check_gradient(self) -> "LBFGS":
+        """Raise for values that change the gradient: the line search needs that of the loss."""
         for name in ("clip", "clip_value", "weight_decay"):
             if getattr(self, name):
                 raise ValueError(
@@ -43,12 +43,12 @@ class LBFGS(OptimizerConfig):
             if group.weight_decay or group.lr != 1:
                 raise ValueError(
                     f"lbfgs takes one step for all leaves, and optimizer.groups[{i}] has an lr or "
-                    "a weight_decay of its own: leave it nothing but freeze"
+                    "a weight_decay of its own: set only freeze"
                 )
         return self
 
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The gradient times the estimate of the inverse Hessian."""
+        """Multiply the gradient by the estimate of the inverse Hessian."""
         del decay
         return optax.scale_by_lbfgs(self.memory)
 
@@ -58,24 +58,23 @@ class LBFGS(OptimizerConfig):
         scale: optax.GradientTransformation,
         rate: LearningRate,
     ) -> optax.GradientTransformation:
-        """The direction, and how far the line search goes along it."""
+        """Return the direction scaled by the line search."""
         del rate
         search = optax.scale_by_zoom_linesearch(self.searches, initial_guess_strategy="one")
-        whole = optax.chain(rule, scale, search)
+        chained = optax.chain(rule, scale, search)
 
-        def update(updates: Params, state: Any, params: Params | None = None, **known: Any):
-            _check_known(known)
-            return whole.update(updates, state, params, **known)
+        def update(updates: Params, state: Any, params: Params | None = None, **extra: Any):
+            _check_extra(extra)
+            return chained.update(updates, state, params, **extra)
 
-        return optax.GradientTransformationExtraArgs(whole.init, update)
+        return optax.GradientTransformationExtraArgs(chained.init, update)
 
 
-def _check_known(known: Mapping[str, Any]) -> None:
-    wanted = ("value", "grad", "value_fn")
-    missing = [name for name in wanted if known.get(name) is None]
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    missing = [name for name in ("value", "grad", "value_fn") if extra.get(name) is None]
     if missing:
         raise ConfigError(
-            f"optimizer.kind=lbfgs searches along its direction and was given no "
+            f"optimizer.kind=lbfgs searches along its direction and got no "
             f"{', no '.join(missing)}: call update(grads, state, params, value=loss, grad=grads, "
             f"value_fn=loss_of_params), as jt.make_step does, or take optimizer.kind=adamw."
         )

@@ -1,4 +1,4 @@
-"""Momentum whose singular values are all brought near to 1."""
+"""Muon: momentum with singular values pushed towards 1."""
 
 import functools
 from collections.abc import Mapping
@@ -29,36 +29,36 @@ class Muon(Moments):
     """Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, for a network's matrices.
 
     Embeddings, heads, and all leaves that are no matrix take AdamW's steps (b1, b2, eps) at the
-    same learning rate: a matrix moves by a root mean square of `rms` times it, about as AdamW would
-    have it, https://arxiv.org/abs/2502.16982. After 5 iterations singular values above 1 % of the
-    Frobenius norm lie in 0.68 .. 1.14; smaller ones are still on their way, none above 1.21
+    same learning rate: the step of a matrix has a root mean square of `rms` times the rate, about
+    that of AdamW, https://arxiv.org/abs/2502.16982. After 5 iterations singular values above 1 % of
+    the Frobenius norm lie in 0.68 .. 1.14; smaller ones are still on their way, none above 1.21
     (measured in tests/optim/test_muon.py).
     """
 
     kind: Literal["muon"] = "muon"
     weight_decay: float = Field(default=0.01, ge=0)
-    """Decay of the weights that `decay` names, before the learning rate scales it."""
+    """Weight decay of the leaves that `decay` names, before the learning rate scales it."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
-    """Share of the running mean of a matrix's gradients that is kept each step."""
+    """Decay rate of the running mean of a matrix's gradients."""
     nesterov: bool = True
-    """Whether to look a step ahead along the momentum."""
+    """Use Nesterov's momentum, which looks a step ahead."""
     iterations: int = Field(default=5, ge=1, le=10)
-    """Newton-Schulz iterations, each three products of matrices."""
+    """Newton-Schulz iterations of three matrix products each."""
     rms: float = Field(default=0.2, gt=0)
     """Root mean square of a full-rank matrix's update at a learning rate of 1."""
     adamw: tuple[str, ...] = USUAL
-    """Patterns of matrices that AdamW trains; the default finds embeddings and heads by the names
-    that are usual for them."""
+    """Patterns of matrices that AdamW trains; the default matches the usual names of embeddings
+    and heads."""
     stacks: tuple[str, ...] = ()
-    """Patterns of leaves of three or more dims that stack matrices, the last two dims of which are
-    one each: the experts of a layer, `blocks/*/mixture/*` say. Layers under a scan need no pattern;
-    other leaves of three dims go to AdamW."""
+    """Patterns of leaves that stack matrices in their last two dims, such as the experts of a
+    layer, `blocks/*/mixture/*`. Layers under a scan need no pattern; AdamW trains other leaves of
+    three dims."""
 
     def check(self, leaves: Mapping[str, Leaf], dims: NamedDims = NO_NAMES) -> None:
-        """Makes sure that there is a matrix to train.
+        """Raise unless there is a matrix to train.
 
         Raises:
-            ConfigError: if there is none, or if a pattern names no leaf.
+            ConfigError: if no leaf is a matrix, or if a pattern matches no leaf.
         """
         super().check(leaves, dims)
         written = () if self.adamw == USUAL else self.adamw
@@ -79,18 +79,18 @@ class Muon(Moments):
             )
             raise ConfigError(
                 f"optimizer.kind=muon trains matrices, and of the {len(leaves)} leaves ({shapes}) "
-                f"none is one that optimizer.adamw leaves to it: take optimizer.kind=adamw, or "
+                f"none is a matrix outside optimizer.adamw: take optimizer.kind=adamw, or "
                 f"name leaves of more dims in optimizer.stacks."
             )
 
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Matrices by their orthogonalised momentum, the rest by Adam; decay beside both."""
+        """Orthogonalize the momentum of matrices, use Adam for the rest, and add the decay."""
         return self.layered_rule(decay, NO_NAMES)
 
     def layered_rule(
         self, decay: optax.GradientTransformation, dims: NamedDims
     ) -> optax.GradientTransformation:
-        """The same with each layer of a stack as the matrix, or the vector, that it is."""
+        """Return the rule with each layer of a stack as a matrix or a vector of its own."""
         matrix = optax.chain(
             optax.contrib.scale_by_muon(
                 ns_steps=self.iterations,
@@ -98,14 +98,14 @@ class Muon(Moments):
                 nesterov=self.nesterov,
                 weight_dimension_numbers=_last_two,
             ),
-            optax.stateless(lambda updates, _: jax.tree.map(self._sized, updates)),
+            optax.stateless(lambda updates, _: jax.tree.map(self._scale_rms, updates)),
         )
         adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
         labels = functools.partial(self._labels, dims)
         return optax.chain(optax.partition({"muon": matrix, "adam": adam}, labels), decay)
 
-    def _sized(self, u: Float[Array, "*n d f"]) -> Float[Array, "*n d f"]:
-        """Orthogonal matrices, whose root mean square is 1 / sqrt(the larger dim), at `rms`."""
+    def _scale_rms(self, u: Float[Array, "*n d f"]) -> Float[Array, "*n d f"]:
+        """Scale orthogonal matrices, whose root mean square is 1 / sqrt(larger dim), to `rms`."""
         return u * self.rms * max(u.shape[-2:]) ** 0.5
 
     def _labels(self, dims: NamedDims, params: Params) -> Any:

@@ -1,4 +1,4 @@
-"""AdamW that looks a step ahead along its momentum."""
+"""NAdamW: AdamW with Nesterov's momentum."""
 
 from typing import Literal
 
@@ -13,14 +13,14 @@ from jtrain.optim.moments import Moments
 class NAdamW(Moments):
     """Dozat, https://openreview.net/pdf?id=OM0jvwB8jIp57ZJjtNEZ, with AdamW's decay.
 
-    As optax and PyTorch do, the second moment is without the factor b2 of the paper's algorithm 2.
+    As in optax and PyTorch, the second moment is without the factor b2 of the paper's algorithm 2.
     """
 
     kind: Literal["nadamw"] = "nadamw"
     weight_decay: float = Field(default=0.01, ge=0)
-    """Decay of the weights that `decay` names, before the learning rate scales it."""
+    """Weight decay of the leaves that `decay` names, before the learning rate scales it."""
 
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Adam's direction with Nesterov's look ahead, and the decay beside it."""
-        ahead = optax.scale_by_adam(self.b1, self.b2, self.eps, nesterov=True)
-        return optax.chain(ahead, decay)
+        """Return Adam's direction with Nesterov's momentum, plus the decay."""
+        nadam = optax.scale_by_adam(self.b1, self.b2, self.eps, nesterov=True)
+        return optax.chain(nadam, decay)

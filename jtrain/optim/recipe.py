@@ -1,4 +1,4 @@
-"""What every optimizer has around its rule: clipping, decay, groups, and the rate over the run."""
+"""The base config of optimizers: clipping, decay, groups and learning rate around a rule."""
 
 import abc
 import functools
@@ -24,56 +24,56 @@ from jtrain.optim.schedules import Constant, LearningRate, Schedule
 from jtrain.optim.stacked_layers import layer_ndim
 from jtrain.optim.trained_only import freeze_others
 
-NamedDims: TypeAlias = Mapping[str, Dims]  # by parameter, as `Model.dims` has them
+NamedDims: TypeAlias = Mapping[str, Dims]  # by parameter, as in `Model.dims`
 NO_NAMES: NamedDims = MappingProxyType({})
 
 
 @configclass
 class OptimizerConfig(abc.ABC):
-    """An optimizer but for its rule, which a member gives by `rule`.
+    """An optimizer without its rule, which a subclass defines by `rule`.
 
-    The gradients arrive summed over devices and microbatches. In order: those of frozen leaves are
-    dropped, the rest is clipped, by value and then by norm, the rule turns it into a direction
-    (weight decay comes in where the rule wants it), and the learning rate and the group's factor
-    scale it.
+    The gradients are summed over devices and microbatches. In order: gradients of frozen leaves are
+    dropped, the rest is clipped, by value and then by norm, the rule turns the gradients into a
+    direction (with weight decay where the rule adds it), and the learning rate and the group's
+    factor scale the direction.
     """
 
     lr: float = Field(gt=0)
     """Peak learning rate."""
     schedule: Schedule = Field(default_factory=Constant)
-    """How the learning rate goes over the run."""
+    """Schedule of the learning rate over the run."""
     clip: float = Field(default=0.0, ge=0)
-    """Largest norm of the whole gradient, frozen leaves left out; 0 clips nothing."""
+    """Largest norm of the gradient over all leaves that are not frozen; 0: no clipping."""
     clip_value: float = Field(default=0.0, ge=0)
-    """Largest size of each number of the gradient, cut before the norm is taken; 0 cuts nothing."""
+    """Largest size of each number of the gradient, clipped before the norm; 0: no clipping."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Decay of the weights that `decay` names, before the learning rate scales it."""
+    """Weight decay of the leaves that `decay` names, before the learning rate scales it."""
     decay: tuple[str, ...] = ()
-    """Patterns of the leaves that decay; empty means every leaf of two or more dims, which leaves
-    out biases and scales of norms. A leading dim in which layers are stacked does not count."""
+    """Patterns of the leaves that decay; empty: every leaf of two or more dims, so no biases and
+    scales of norms. A leading dim in which layers are stacked does not count."""
     groups: tuple[ParamGroup, ...] = ()
-    """Leaves with a learning rate, a decay, or a rest of their own; the first match counts."""
+    """Leaves with their own learning rate or decay, or frozen; the first match counts."""
     ema: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the running average of the parameters that is kept each step, 0.999 say; evaluation
-    and samples use the average then. 0 keeps none."""
+    """Decay rate of a running average of the parameters, such as 0.999; evaluation and samples use
+    the average. 0: no average."""
 
     @abc.abstractmethod
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Gradient -> ascent direction of unit learning rate, with `decay` where it belongs."""
+        """Return gradient -> ascent direction at a learning rate of 1, with `decay` applied."""
 
     def layered_rule(
         self, decay: optax.GradientTransformation, dims: NamedDims
     ) -> optax.GradientTransformation:
-        """Return the rule for leaves of which some stack layers, as their `dims` say.
+        """Return the rule for leaves some of which stack layers, according to `dims`.
 
-        Override it where the rule depends on a leaf as a whole, its norm or its number of dims: a
-        stack then takes the steps of its layers.
+        Override the method if the rule depends on the norm or the number of dims of a leaf: a stack
+        then takes the steps of its layers.
         """
         del dims
         return self.rule(decay)
 
     def learning_rate(self, steps: int) -> LearningRate:
-        """The rate at each step (from 0) of a run of `steps`.
+        """Return the rate at each step (from 0) of a run of `steps`.
 
         Raises:
             ConfigError: if the warmup leaves no step.
@@ -81,12 +81,12 @@ class OptimizerConfig(abc.ABC):
         return self.schedule.build(self.lr, steps)
 
     def build(self, steps: int, dims: NamedDims = NO_NAMES) -> optax.GradientTransformation:
-        """The transformation for a run of `steps`; its `init` raises where a pattern fits no leaf.
+        """Build the transformation of a run of `steps`; `init` raises if a pattern has no leaf.
 
         Args:
             steps: of the whole run, for the schedule.
             dims: the names of the parameters' dims, `Model.dims`. A leading dim `layers` is a stack
-                of layers, each of which takes the steps that it would take as a leaf of its own.
+                of layers, each of which takes the steps of a separate leaf.
 
         Raises:
             ConfigError: if the warmup leaves no step.
@@ -108,22 +108,22 @@ class OptimizerConfig(abc.ABC):
         scale: optax.GradientTransformation,
         rate: LearningRate,
     ) -> optax.GradientTransformation:
-        """Gradient -> update: the rule, then `scale`, by minus the rate and the groups' factors."""
+        """Return gradient -> update: the rule, then `scale` by minus the rate and the factors."""
         del rate
         return optax.chain(rule, scale)
 
     def check(self, leaves: Mapping[str, Leaf], dims: NamedDims = NO_NAMES) -> None:
-        """Makes sure that these values mean something for the leaves, by name.
+        """Raise unless these values suit the leaves.
 
         Raises:
-            ConfigError: if a pattern does nothing.
+            ConfigError: if a pattern has no effect.
         """
         del dims
         check_patterns(leaves, self.groups, self.decay)
 
     def _before(self, dims: NamedDims) -> list[optax.GradientTransformation]:
-        """What comes before the rule."""
-        stages = [self._chosen(dims)]
+        """Return the stages before the rule."""
+        stages = [self._freeze(dims)]
         if self.clip_value:
             stages.append(optax.clip(self.clip_value))
         if self.clip:
@@ -131,14 +131,14 @@ class OptimizerConfig(abc.ABC):
         return stages
 
     def _scale(self, rate: LearningRate) -> optax.GradientTransformation:
-        """The learning rate, downhill, and the factors of the groups."""
+        """Return the scaling by minus the learning rate and the factors of the groups."""
         by_rate = optax.scale_by_learning_rate(rate)
         if all(group.lr == 1 for group in self.groups):
             return by_rate
         return optax.chain(_by_name(lambda u, _, factor: u * factor, self._factor_of), by_rate)
 
-    def _chosen(self, dims: NamedDims) -> optax.GradientTransformation:
-        """Gradients of frozen leaves set to zero; `init` checks every pattern."""
+    def _freeze(self, dims: NamedDims) -> optax.GradientTransformation:
+        """Set the gradients of frozen leaves to zero; `init` checks every pattern."""
 
         def init(params: Params) -> optax.EmptyState:
             self.check(pytree.named_leaves(params), dims)
@@ -160,9 +160,9 @@ class OptimizerConfig(abc.ABC):
         return self._group(name).lr
 
     def _decay_of(self, dims: NamedDims, name: str, leaf: Leaf) -> float:
-        of_group = self._group(name).weight_decay
-        if of_group is not None:
-            return of_group
+        group_decay = self._group(name).weight_decay
+        if group_decay is not None:
+            return group_decay
         named = any(matches(name, pattern) for pattern in self.decay)
         matrix = not self.decay and layer_ndim(name, leaf, dims) >= 2
         return self.weight_decay if named or matrix else 0.0
@@ -174,7 +174,7 @@ class OptimizerConfig(abc.ABC):
 def _by_name(
     change: Callable[[Leaf, Leaf, float], Leaf], number: Callable[[str, Leaf], float]
 ) -> optax.GradientTransformation:
-    """`change(update, param, number(name, param))` of each leaf; no state."""
+    """Apply `change(update, param, number(name, param))` to each leaf, without state."""
 
     def update(updates: Params, params: Params | None) -> Params:
         if params is None:

@@ -1,4 +1,4 @@
-"""AdamW that needs no falling learning rate, as it averages instead."""
+"""Schedule-free AdamW, which averages instead of lowering the learning rate."""
 
 from typing import Literal
 
@@ -16,28 +16,28 @@ from jtrain.optim.schedules import LearningRate
 class ScheduleFree(Moments):
     """Defazio et al., https://arxiv.org/abs/2405.15682, over AdamW without momentum.
 
-    Gradients are taken between the point that moves and the mean of where it was, and the mean is
-    what evaluation and samples see. Meant for a constant rate after a warmup; b1 is the share of
-    the mean in that between.
+    Gradients are taken at a point between the iterate and the mean of all iterates; evaluation and
+    samples use the mean. Meant for a constant rate after a warmup; b1 is the share of the mean in
+    that point.
     """
 
     kind: Literal["schedule_free"] = "schedule_free"
     weight_decay: float = Field(default=0.01, ge=0)
-    """Decay of the weights that `decay` names, before the learning rate scales it."""
+    """Weight decay of the leaves that `decay` names, before the learning rate scales it."""
     b1: float = Field(default=0.9, gt=0, lt=1)
-    """Share of the mean in the parameters of which the gradient is taken."""
+    """Share of the mean in the parameters at which the gradient is taken."""
 
     @model_validator(mode="after")
-    def _one_mean(self) -> "ScheduleFree":
+    def _check_ema(self) -> "ScheduleFree":
         if self.ema:
             raise ValueError(
-                f"schedule_free is judged by a mean of its own, so that optimizer.ema={self.ema:g} "
-                "would have no use: set optimizer.ema=0, or take optimizer.kind=adamw"
+                f"schedule_free is evaluated on its own mean, so that optimizer.ema={self.ema:g} "
+                "would have no effect: set optimizer.ema=0, or take optimizer.kind=adamw"
             )
         return self
 
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The gradient over its root mean square, and the decay beside it."""
+        """Divide the gradient by its root mean square and add the decay."""
         by_rms = optax.scale_by_rms(self.b2, self.eps, eps_in_sqrt=False, bias_correction=True)
         return optax.chain(by_rms, decay)
 
@@ -47,8 +47,8 @@ class ScheduleFree(Moments):
         scale: optax.GradientTransformation,
         rate: LearningRate,
     ) -> optax.GradientTransformation:
-        """The updates of the parameters between, with the mean to judge by."""
-        moves = optax.chain(rule, scale)
-        # Where it weighs the rate of a step optax counts from 1, and rates count from 0.
-        whole = optax.contrib.schedule_free(moves, lambda count: rate(count - 1), self.b1)
-        return WithEvalParams(*whole, optax.contrib.schedule_free_eval_params)
+        """Return the updates of the point between, with the mean for evaluation."""
+        iterate = optax.chain(rule, scale)
+        # optax counts the steps of the rate from 1, and our rates count from 0.
+        chained = optax.contrib.schedule_free(iterate, lambda count: rate(count - 1), self.b1)
+        return WithEvalParams(*chained, optax.contrib.schedule_free_eval_params)

@@ -1,4 +1,4 @@
-"""Gradient descent, with momentum and Nesterov's look ahead."""
+"""SGD: gradient descent, with momentum and Nesterov's momentum."""
 
 from typing import Literal
 
@@ -11,19 +11,19 @@ from jtrain.optim.recipe import OptimizerConfig
 
 @configclass
 class SGD(OptimizerConfig):
-    """Gradient descent; weight decay is part of the gradient, as momentum sees it.
+    """Gradient descent; weight decay is added to the gradient before the momentum.
 
     Source: Sutskever et al. 2013, https://proceedings.mlr.press/v28/sutskever13.html.
     """
 
     kind: Literal["sgd"] = "sgd"
     momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the last direction that is kept; 0 keeps no state."""
+    """Decay rate of the last direction; 0: no momentum and no state."""
     nesterov: bool = False
-    """Whether to look a step ahead along the momentum."""
+    """Use Nesterov's momentum, which looks a step ahead."""
 
     @model_validator(mode="after")
-    def _look_ahead(self) -> "SGD":
+    def _check_nesterov(self) -> "SGD":
         if self.nesterov and not self.momentum:
             raise ValueError(
                 "nesterov looks ahead along the momentum, which is 0: set optimizer.momentum=0.9 "
@@ -32,7 +32,7 @@ class SGD(OptimizerConfig):
         return self
 
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The decayed gradient, and what is left of those before it."""
+        """Add the decay to the gradient, then the momentum."""
         if not self.momentum:
             return decay
         return optax.chain(decay, optax.trace(self.momentum, self.nesterov))

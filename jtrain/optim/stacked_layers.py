@@ -1,8 +1,8 @@
-"""Leaves that stack the layers of a model: a rule treats each layer as a leaf of its own.
+"""Leaves that stack layers: an optimizer rule treats each layer as a leaf of its own.
 
-A model that scans over its layers keeps one leaf for all of them, with a leading dim `layers`. A
-rule that reads the number of dims of a leaf, or the norm of a leaf, would take other steps with it
-than with the leaves of layers that are written out one after the other.
+A model that scans over its layers has one leaf for all layers, with a leading dim `layers`. A rule
+that depends on the number of dims or the norm of a leaf would take other steps for the stack than
+for separate leaves.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ import optax
 from jtrain.core import pytree
 from jtrain.core.types import Dims, Leaf, Params
 
-LAYERS = "layers"  # the name of such a dim in `Model.dims`
+LAYERS = "layers"  # the name of the stacked dim in `Model.dims`
 
 
 def stacked_dims(name: str, dims: Mapping[str, Dims]) -> int:
@@ -37,13 +37,13 @@ def layerwise(
     """
 
     def update(updates: Params, state: Any, params: Params | None = None):
-        def of_leaf(path: tuple[Any, ...], u: Leaf, *p: Leaf) -> Leaf:
-            of_layer = lambda u, *p: transformation.update(u, state, *p)[0]
+        def update_leaf(path: tuple[Any, ...], u: Leaf, *p: Leaf) -> Leaf:
+            update_layer = lambda u, *p: transformation.update(u, state, *p)[0]
             for _ in range(stacked_dims(pytree.name(path), dims)):
-                of_layer = jax.vmap(of_layer)
-            return of_layer(u, *p)
+                update_layer = jax.vmap(update_layer)
+            return update_layer(u, *p)
 
         rest = () if params is None else (params,)
-        return jax.tree_util.tree_map_with_path(of_leaf, updates, *rest), state
+        return jax.tree_util.tree_map_with_path(update_leaf, updates, *rest), state
 
     return optax.GradientTransformation(transformation.init, update)

@@ -149,7 +149,7 @@ def walk(where: Strategy, model: str, microbatches: int, steps: int, optimizer: 
             return next_token(network.apply(*given)[0], targets, real)
         (hidden, routed), _ = network.routed(*given)
         chunked = hidden, network.head(params), targets, real
-        value, metrics = chunked_next_token(*chunked, chunk=4, place=place)
+        value, metrics = chunked_next_token(*chunked, chunk=4, placement=place)
         if isinstance(how, NoExperts):
             return value, metrics
         known = {"top_k": how.top_k, "group": how.group, "uneven": how.uneven, "z": how.z}
@@ -165,7 +165,7 @@ def walk(where: Strategy, model: str, microbatches: int, steps: int, optimizer: 
         microbatches=microbatches,
         psum=where.psum,
         ragged=True,
-        lay=where.lay(like.params, network.dims),
+        sharding=where.gradient_sharding(like.params, network.dims),
     )
     program = where.compile(step, state, where.place(batch(0)), keeps=True)
     losses, gradient = [], None

@@ -47,9 +47,9 @@ def plain(hidden, head, targets, real, soft_cap=None, z=0.0):
     return (mean.total + z * square.total) / mean.weight, (mean, square, metrics["accuracy"])
 
 
-def chunked(hidden, head, targets, real, soft_cap=None, z=0.0, chunk=3, place=Unplaced()):
+def chunked(hidden, head, targets, real, soft_cap=None, z=0.0, chunk=3, placement=Unplaced()):
     mean, metrics = chunked_next_token(
-        hidden, head, targets, real, chunk=chunk, soft_cap=soft_cap, z_loss=z, place=place
+        hidden, head, targets, real, chunk=chunk, soft_cap=soft_cap, z_loss=z, placement=placement
     )
     parts = metrics.get("cross_entropy", mean), metrics.get("z_loss"), metrics["accuracy"]
     return mean.total / mean.weight, parts
@@ -57,7 +57,7 @@ def chunked(hidden, head, targets, real, soft_cap=None, z=0.0, chunk=3, place=Un
 
 def both(args, **options):
     """The value, the parts and the gradients of chunked and plain."""
-    chunks = {name: options.pop(name) for name in ("chunk", "place") if name in options}
+    chunks = {name: options.pop(name) for name in ("chunk", "placement") if name in options}
     run = lambda f, o: jax.jit(
         jax.value_and_grad(lambda *x: f(*x, *args[2:], **o), (0, 1), has_aux=True)
     )(*args[:2])
@@ -147,9 +147,9 @@ def test_rows_on_devices_stay_there(told):
     """No hidden state is exchanged; in the loop nothing is, where the loss knows of the rows."""
     args = arrays(rows=16)
     strategy = Mirrored().build()
-    place, mesh = strategy.placement if told else Unplaced(), strategy.mesh
+    placement, mesh = strategy.placement if told else Unplaced(), strategy.mesh
     whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
-    loss = lambda x, head, y, real: chunked(x, head, y, real, place=place)[0]
+    loss = lambda x, head, y, real: chunked(x, head, y, real, placement=placement)[0]
     program = jax.jit(
         jax.value_and_grad(loss, (0, 1)), in_shardings=(rows, whole, rows, rows)
     ).lower(*args)
@@ -181,9 +181,9 @@ def exchanges_in_loops(text: str) -> list[str]:
         ({"chunk": 0}, r"chunk of 0 positions.*chunk=1; or 128", {"chunk": 1}),
         ({"soft_cap": -1.0}, r"soft cap of -1\.0.*soft_cap=None", {"soft_cap": None}),
         (
-            {"place": InThree()},
+            {"placement": InThree()},
             r"4 rows do not divide into the 3 parts.*Nearest: 6 rows",
-            {"place": Unplaced()},
+            {"placement": Unplaced()},
         ),
     ],
 )

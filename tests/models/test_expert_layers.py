@@ -34,13 +34,18 @@ DROPS = {"capacity", "capacity, one of them"}
 def made(name: str):
     """The layer as pure functions, and parameters far from their start."""
     activation = "gelu" if name.endswith("gelu") else "swiglu"
-    values = Transformer(
-        width=WIDTH, heads=2, hidden=HIDDEN, activation=activation, experts=HOWS[name]
+    model = from_nnx(
+        lambda rngs: MixtureOfExperts(
+            experts=HOWS[name],
+            width=WIDTH,
+            hidden=HIDDEN,
+            activation=activation,
+            std=30 * STD,
+            std_out=30 * STD,
+            placement=Unplaced(),
+            rngs=KeySequence(rngs.params.key[...]),
+        )
     )
-    make = lambda rngs: MixtureOfExperts(
-        values, Unplaced(), KeySequence(rngs.params.key[...]), std=30 * STD, onto=30 * STD
-    )
-    model = from_nnx(make)
     params, _ = jax.jit(model.init)(jax.random.key(0))
     apply = lambda params, x, whole=True: model.apply(params, {}, None, False, x, whole)[0]
     return params, jax.jit(apply, static_argnums=2)

@@ -12,9 +12,9 @@ from comparison import distance
 from jtrain.core.placement import Unplaced
 from jtrain.errors import ShardingError
 from jtrain.models.adapters.nnx import from_nnx
+from jtrain.models.experts.experts import Capacity, Dropless
 from jtrain.models.experts.mixture import MixtureOfExperts
 from jtrain.models.layers.key_sequence import KeySequence
-from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes
 
 ROWS, TIME, WIDTH, EXPERTS = 8, 6, 8, 4
@@ -38,14 +38,18 @@ CASES = [
 ]
 
 
-def layer(kind: str, place: Any = Unplaced(), count: int = EXPERTS):
-    values = Transformer(
-        width=WIDTH, heads=2, hidden=16, activation="swiglu",
-        experts={"kind": kind, "count": count},
-    )  # fmt: skip
+def layer(kind: str, placement: Any = Unplaced(), count: int = EXPERTS):
+    experts = Dropless(count=count) if kind == "dropless" else Capacity(count=count)
     return from_nnx(
         lambda rngs: MixtureOfExperts(
-            values, place, KeySequence(rngs.params.key[...]), std=0.6, onto=0.6
+            experts=experts,
+            width=WIDTH,
+            hidden=16,
+            activation="swiglu",
+            std=0.6,
+            std_out=0.6,
+            placement=placement,
+            rngs=KeySequence(rngs.params.key[...]),
         )
     )
 

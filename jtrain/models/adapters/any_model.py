@@ -1,4 +1,4 @@
-"""Models of any kind as a Model; those of other libraries are told how."""
+"""Conversion of any kind of model to a Model, with advice for models of other libraries."""
 
 import sys
 from typing import Any, TypeAlias
@@ -6,17 +6,16 @@ from typing import Any, TypeAlias
 from jtrain.core.model import Model
 from jtrain.errors import LossError
 
-# A Model, an nnx module, or a function of (params, *inputs) where there is nothing to switch.
+# A Model, an nnx module, or a function of (params, *inputs) that does the same in training.
 AnyModel: TypeAlias = Any
 LIBRARIES = {
-    "equinox": "write jt.models.from_equinox(lambda key: Net(key)) and give that",
-    "flax": "write jt.models.from_linen(module, x[:1]) and give that",
-    "haiku": "write jt.models.from_haiku(transformed, x[:1]) and give that",
-    "torch": "torch's parameters are none that JAX differentiates: write the model with flax.nnx, "
+    "equinox": "pass jt.models.from_equinox(lambda key: Net(key))",
+    "flax": "pass jt.models.from_linen(module, x[:1])",
+    "haiku": "pass jt.models.from_haiku(transformed, x[:1])",
+    "torch": "JAX cannot differentiate torch's parameters: write the model with flax.nnx, "
     "and load its weights by jtrain.models.presets or from model.state_dict()",
     "keras": "Keras' layers hold their own weights: write the model with flax.nnx",
-    "tensorflow": "TensorFlow's variables are none that JAX differentiates: write the model with "
-    "flax.nnx",
+    "tensorflow": "JAX cannot differentiate TensorFlow's variables: write the model with flax.nnx",
 }
 
 
@@ -24,7 +23,7 @@ def as_model(model: AnyModel) -> Model:
     """Return a model of any kind as a `Model`.
 
     Raises:
-        LossError: if it is none, or of a library whose models are adapted by hand.
+        LossError: if `model` is none, or of a library whose models need an adapter.
     """
     if isinstance(model, Model):
         return model
@@ -51,10 +50,10 @@ def is_nnx(x: Any) -> bool:
 
 
 def refuse_foreign(model: Any) -> None:
-    """Check that this is no model of a library that jtrain cannot take as it is.
+    """Raise for a model of another library, which jtrain cannot take unchanged.
 
     Raises:
-        LossError: saying how its library's models are given.
+        LossError: with the adapter for that library.
     """
     kind = model if isinstance(model, type) else type(model)
     roots = [cls.__module__.partition(".")[0] for cls in kind.__mro__]
@@ -63,10 +62,10 @@ def refuse_foreign(model: Any) -> None:
         return
     if isinstance(model, type):
         raise LossError(
-            f"a model was to be given, and {model.__name__} is a class. Make one of it: "
+            f"{model.__name__} is a class, and jtrain takes a model. Make an instance: "
             f"{model.__name__}(rngs=nnx.Rngs(0))."
         )
-    raise LossError(f"a model of {library} was given, a {kind.__name__}: {LIBRARIES[library]}.")
+    raise LossError(f"{kind.__name__} is a model of {library}: {LIBRARIES[library]}.")
 
 
 def _is_called(kind: type) -> bool:
@@ -74,9 +73,9 @@ def _is_called(kind: type) -> bool:
 
 
 def _no_init(key: Any) -> Any:
-    """Refuse to make parameters: a function has none."""
+    """Raise: a function has no parameters of its own."""
     del key
     raise LossError(
-        "a model that is a function has no parameters of its own. Give those that it starts from: "
+        "a model that is a function has no parameters of its own. Pass the initial parameters: "
         "jt.fit(jt.classifier(function), params, data)."
     )

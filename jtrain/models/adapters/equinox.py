@@ -19,22 +19,22 @@ Path: TypeAlias = tuple[str, ...]
 
 
 def from_equinox(make: Callable[[Key], Module | tuple[Module, Any]]) -> Model:
-    """The module that `make(key)` builds, as `Model(init, apply)`.
+    """Return the module that `make(key)` builds as `Model(init, apply)`.
 
     A module with state is made by `eqx.nn.make_with_state(Net)`. `params` (every array of floats)
-    and `extra` (`buffers`, which are all other arrays, and `state`) are plain nested dicts; what is
-    static is closed over. No array is made here.
+    and `extra` (`buffers`, which are all other arrays, and `state`) are plain nested dicts; static
+    fields are closed over. No array is made here.
 
     The module is written for one row, as equinox modules are: `module(*inputs)`, after the inputs
-    the state if it has one, and `key=` if it takes that. `apply(params, extra, rng, train,
-    *inputs)` maps it over the rows of the inputs and returns the outputs and the new `extra`. Not
-    training, it is in inference mode.
+    the state if the module has one, and `key=` if it takes a key. `apply(params, extra, rng, train,
+    *inputs)` maps it over the rows of the inputs and returns the outputs and the new `extra`. In
+    evaluation the module is in inference mode.
 
-    `rng` are the keys of the rows (`jtrain.row_keys`): what a row drops then depends on no device
-    and no microbatch. A single key is folded with the place of the row among those that it sees.
+    `rng` are the keys of the rows (`jtrain.row_keys`): the dropout of a row then depends on no
+    device and no microbatch. A single key is folded with the index of the row.
 
-    `eqx.nn.BatchNorm` makes rows meet, over the axis name that it was given: say
-    `couples="batch"`. It takes no mask, so it trains on full batches only.
+    `eqx.nn.BatchNorm` couples rows, over its axis name: declare `couples="batch"`. It takes no
+    mask, so it trains on full batches only.
 
     Raises:
         ConfigError: if equinox is not installed.
@@ -45,7 +45,7 @@ def from_equinox(make: Callable[[Key], Module | tuple[Module, Any]]) -> Model:
     built = eqx.filter_eval_shape(make, jax.random.key(0))
     with_state = isinstance(built, tuple)
     module, state = built if with_state else (built, ())
-    axis = _axis_of_rows(eqx, module)
+    axis = _row_axis(eqx, module)
     takes_key = "key" in inspect.signature(module.__call__).parameters
     leaves, structure = jax.tree_util.tree_flatten_with_path(module)
     kinds = [_kind(leaf) for _, leaf in leaves]
@@ -53,24 +53,24 @@ def from_equinox(make: Callable[[Key], Module | tuple[Module, Any]]) -> Model:
     carried = ["buffers"] * ("buffers" in kinds) + ["state"] * bool(jax.tree.leaves(state))
     state_paths = [_strings(p) for p, _ in jax.tree_util.tree_leaves_with_path(state)]
 
-    def part(arrays: Sequence[Leaf], kind: str) -> dict[str, Any]:
+    def select(arrays: Sequence[Leaf], kind: str) -> dict[str, Any]:
         chosen = zip(paths, arrays, kinds, strict=True)
-        return _nested([(path, array) for path, array, this in chosen if this == kind])
+        return _nested([(path, array) for path, array, own in chosen if own == kind])
 
     def init(key: Key) -> tuple[Params, Extra]:
-        made, begun = make(key) if with_state else (make(key), ())
-        arrays = jax.tree.leaves(made)
-        pairs = zip(state_paths, jax.tree.leaves(begun), strict=True)
-        extra = {"buffers": part(arrays, "buffers"), "state": _nested(list(pairs))}
-        return part(arrays, "params"), {name: tree for name, tree in extra.items() if tree}
+        module, state = make(key) if with_state else (make(key), ())
+        arrays = jax.tree.leaves(module)
+        pairs = zip(state_paths, jax.tree.leaves(state), strict=True)
+        extra = {"buffers": select(arrays, "buffers"), "state": _nested(list(pairs))}
+        return select(arrays, "params"), {name: tree for name, tree in extra.items() if tree}
 
     def apply(params: Params, extra: Extra, rng: Keys | None, train: bool, *inputs: Any):
         if train and axis:
             check_no_hidden_rows("a batch norm of equinox")
-        if lacking := [name for name in carried if name not in extra]:
+        if missing := [name for name in carried if name not in extra]:
             raise LossError(
-                f"the module carries {' and '.join(lacking)} beside its parameters (running "
-                f"statistics, say), and `apply` got extra without. {CARRY_EXTRA}"
+                f"the module carries {' and '.join(missing)} beside its parameters (running "
+                f"statistics, say), and `apply` got `extra` without them. {CARRY_EXTRA}"
             )
         trees = {"params": params, **extra}
         arrays = [
@@ -80,18 +80,18 @@ def from_equinox(make: Callable[[Key], Module | tuple[Module, Any]]) -> Model:
         net = eqx.nn.inference_mode(jax.tree.unflatten(structure, arrays), not train)
         before = [_at(extra["state"], path) for path in state_paths]
 
-        def of_row(key: Key | None, row: tuple[Any, ...], state: Any) -> Any:
+        def call_row(key: Key | None, row: tuple[Any, ...], state: Any) -> Any:
             keyword = {"key": key} if takes_key else {}
             return net(*row, state, **keyword) if with_state else (net(*row, **keyword), ())
 
         keys = _row_keys(rng, len(inputs[0])) if train and takes_key else None
-        over_rows = jax.vmap(of_row, (0, 0, None), (0, None), axis_name=axis or "batch")
+        over_rows = jax.vmap(call_row, (0, 0, None), (0, None), axis_name=axis or "batch")
         try:
             outputs, after = over_rows(
                 keys, inputs, jax.tree.unflatten(jax.tree.structure(state), before)
             )
         except RuntimeError as error:
-            raise _undrawn(error) from None
+            raise _key_error(error) from None
         if not (train and with_state):
             return outputs, extra
         pairs = zip(state_paths, jax.tree.leaves(after), strict=True)
@@ -105,27 +105,26 @@ def _equinox() -> Any:
         import equinox
     except ImportError:
         raise ConfigError(
-            "from_equinox was asked for a model, and equinox is not installed. Type: "
-            "pip install equinox"
+            "from_equinox needs equinox, which is not installed. Type: pip install equinox"
         ) from None
     return equinox
 
 
-def _axis_of_rows(eqx: Any, module: Module) -> str:
-    """The axis name that the batch norms of a module know the rows by; empty without any."""
+def _row_axis(eqx: Any, module: Module) -> str:
+    """Return the batch norms' name of the axis of rows; empty without a batch norm."""
     is_norm = lambda x: isinstance(x, eqx.nn.BatchNorm)
     norms = filter(is_norm, jax.tree.leaves(module, is_leaf=is_norm))
     names = sorted({str(norm.axis_name) for norm in norms})
     if len(names) > 1:
         raise LossError(
-            f"the rows of a batch are one axis, and the batch norms of this module know it by "
+            f"the rows of a batch are one axis, and the batch norms of this module give it "
             f"several names: {', '.join(names)}. Give them all axis_name={names[0]!r}."
         )
     return names[0] if names else ""
 
 
 def _kind(leaf: Any) -> str:
-    """Which tree a leaf of the module goes into; empty for what is no array."""
+    """Return the tree that a leaf of the module goes into; empty for a leaf that is no array."""
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return ""
     return "params" if jnp.issubdtype(leaf.dtype, jnp.inexact) else "buffers"
@@ -137,13 +136,13 @@ def _row_keys(rng: Keys | None, rows: int) -> Any:
     return jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(rows))
 
 
-def _undrawn(error: RuntimeError) -> Exception:
+def _key_error(error: RuntimeError) -> Exception:
     if "requires a key" not in str(error):
         return error
     return LossError(
-        "this model draws random numbers while it trains, and got no key. Pass "
-        "`jt.row_keys(rng, batch)` as the rng of `apply`, and in the module `key=key` on to the "
-        "layers that draw; or train=False where nothing may be drawn."
+        "this model draws random numbers in training, and got no key. Pass "
+        "`jt.row_keys(rng, batch)` as the rng of `apply`, and in the module `key=key` to the "
+        "layers that draw; or pass train=False."
     )
 
 

@@ -1,4 +1,4 @@
-"""Bare functions as a Model."""
+"""Plain functions as a Model."""
 
 import inspect
 from collections.abc import Callable
@@ -8,45 +8,45 @@ from jtrain.core.model import Model
 from jtrain.core.types import Extra, Key, Keys, Params
 from jtrain.errors import LossError
 
-OFFERED = ("extra", "rng", "train")
+OPTIONS = ("extra", "rng", "train")
 
 
 def from_function(init: Callable[[Key], Any], apply: Callable[..., Any]) -> Model:
-    """Two functions of your own as `Model(init, apply)`.
+    """Return two functions of your own as `Model(init, apply)`.
 
-    `init(key)` gives any pytree of arrays, the parameters. `apply(params, *inputs)` gives the
-    outputs; what it has arguments for of these, it gets by keyword: `rng` (a key, the keys of the
-    rows, or None), `train`, and `extra`. With `extra`, `init(key)` gives `(params, extra)` and
-    `apply` gives `(outputs, extra)`.
+    `init(key)` returns the parameters, any pytree of arrays, and `apply(params, *inputs)` the
+    outputs. `apply` also gets those of these arguments that it names: `rng` (a key, the keys of the
+    rows, or None), `train` and `extra`. With `extra`, `init(key)` returns `(params, extra)` and
+    `apply` returns `(outputs, extra)`.
 
     Raises:
-        LossError: if `apply` takes `**keywords`, so that it cannot be seen what it needs; if it
-            takes `extra`, and it or `init` does not give a pair.
+        LossError: if `apply` takes `**keywords`, which hides the arguments that it needs; if
+            `apply` takes `extra`, and `apply` or `init` does not return a pair.
     """
     taken = inspect.signature(apply).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values()):
         raise LossError(
-            f"from_function gives `apply` what it takes of {', '.join(OFFERED)}, and it takes "
-            f"`**{list(taken)[-1]}`. Write by name those that it needs."
+            f"from_function passes `apply` those of {', '.join(OPTIONS)} that it names, and "
+            f"`apply` takes `**{list(taken)[-1]}`. Name the arguments that `apply` needs."
         )
-    wanted = [name for name in OFFERED if name in taken]
-    stateful = "extra" in wanted
+    names = [name for name in OPTIONS if name in taken]
+    stateful = "extra" in names
 
     def start(key: Key) -> tuple[Params, Extra]:
         return _pair(init(key), "init(key)", "params") if stateful else (init(key), {})
 
     def call(params: Params, extra: Extra, rng: Keys | None, train: bool, *inputs: Any):
-        offered = {"extra": extra, "rng": rng, "train": train}
-        got = apply(params, *inputs, **{name: offered[name] for name in wanted})
-        return _pair(got, "apply", "outputs") if stateful else (got, extra)
+        options = {"extra": extra, "rng": rng, "train": train}
+        result = apply(params, *inputs, **{name: options[name] for name in names})
+        return _pair(result, "apply", "outputs") if stateful else (result, extra)
 
     return Model(start, call)
 
 
-def _pair(got: Any, what: str, first: str) -> tuple[Any, Extra]:
-    if type(got) is not tuple or len(got) != 2:
+def _pair(result: Any, function: str, first: str) -> tuple[Any, Extra]:
+    if type(result) is not tuple or len(result) != 2:
         raise LossError(
-            f"`apply` takes `extra`, so {what} was to give ({first}, extra), and gave a "
-            f"{type(got).__name__}. Return both, or take `extra` out of its arguments."
+            f"`apply` takes `extra`, so {function} must return ({first}, extra), and returned a "
+            f"{type(result).__name__}. Return both, or take `extra` out of its arguments."
         )
-    return got
+    return result

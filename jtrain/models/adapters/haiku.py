@@ -14,17 +14,17 @@ Transformed: TypeAlias = Any  # hk.Transformed or hk.TransformedWithState; haiku
 
 
 def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
-    """`hk.transform(f)` or `hk.transform_with_state(f)` as `Model(init, apply)`.
+    """Return `hk.transform(f)` or `hk.transform_with_state(f)` as `Model(init, apply)`.
 
     `inputs` are arrays or shapes like those that `f` takes. `params` and `extra` (haiku's state)
-    are its own dicts of dicts. `apply(params, extra, rng, train, *inputs)` tells `f` whether it
-    trains by the argument that it has for it (`train`, `is_training`, ...; see
+    are haiku's own dicts of dicts. `apply(params, extra, rng, train, *inputs)` passes `train` to
+    `f` by the argument that `f` has for it (`train`, `is_training`, ...; see
     `jtrain.models.adapters.switch`).
 
-    `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which it takes the first:
-    `hk.dropout` draws one mask for all rows that it sees.
+    `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the first is used:
+    `hk.dropout` draws one mask for all rows of a call.
 
-    `hk.BatchNorm` makes rows meet: say `couples="batch"`. It takes no mask, so a function with
+    `hk.BatchNorm` couples rows: declare `couples="batch"`. It takes no mask, so a function with
     state trains on full batches only.
 
     Raises:
@@ -34,7 +34,7 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
     """
     if not (hasattr(transformed, "init") and hasattr(transformed, "apply")):
         raise LossError(
-            f"from_haiku was to get hk.transform(f) or hk.transform_with_state(f), and got "
+            f"from_haiku takes hk.transform(f) or hk.transform_with_state(f), and got "
             f"{type(transformed).__name__}. Write from_haiku(hk.transform_with_state(f), x)."
         )
     hk = _haiku()
@@ -44,7 +44,7 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
 
     def init(key: Key) -> tuple[Params, Extra]:
         like = [jnp.zeros(x.shape, x.dtype) for x in inputs]
-        # Made as it trains: only then does hk.BatchNorm compute statistics, and make their state.
+        # Called in training mode: only then does hk.BatchNorm make the state of its statistics.
         params, state = transformed.init(key, *like, **switch(True))
         return dict(params), dict(state)
 
@@ -58,8 +58,8 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
             if key is not None or "PRNGKey" not in str(error):
                 raise
             raise LossError(
-                "this model draws random numbers, and `apply` got rng=None. Pass the loss's `rng` "
-                "on, or draw only where the argument `train` of the function is true."
+                "this model draws random numbers, and `apply` got rng=None. Pass the loss's "
+                "`rng`, or draw only where the argument `train` of the function is true."
             ) from None
         return outputs, dict(changed) if train else extra
 
@@ -71,7 +71,6 @@ def _haiku() -> Any:
         import haiku
     except ImportError:
         raise ConfigError(
-            "from_haiku was asked for a model, and haiku is not installed. Type: "
-            "pip install dm-haiku"
+            "from_haiku needs haiku, which is not installed. Type: pip install dm-haiku"
         ) from None
     return haiku

@@ -18,23 +18,23 @@ from jtrain.models.adapters.switch import switch_of
 
 
 def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("dropout",)) -> Model:
-    """A linen module as `Model(init, apply)`; `inputs` are arrays or shapes like those it takes.
+    """Return a linen module as `Model(init, apply)`; `inputs` are example arrays or shapes.
 
     `params` is the collection of that name and `extra` holds the others (`batch_stats`), as plain
-    nested dicts. `apply(params, extra, rng, train, *inputs)` tells the module whether it trains by
-    the argument that it has for it (`train`, `deterministic`, ...; see
+    nested dicts. `apply(params, extra, rng, train, *inputs)` passes `train` to the module by the
+    argument that the module has for it (`train`, `deterministic`, ...; see
     `models.adapters.switch`), draws stream i of `streams` from `fold_in(rng, i)` and returns the
     outputs and the new `extra`.
 
-    `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which it takes the first: a
-    layer of flax draws one mask for all rows that it sees.
+    `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the first is used: a flax
+    layer draws one mask for all rows of a call.
 
-    `BatchNorm` makes rows meet: say `couples="batch"`, and hand it the batch's mask
+    `BatchNorm` couples rows: declare `couples="batch"`, and pass it the batch's mask
     (`nn.BatchNorm(...)(x, mask=mask)`, the mask among the inputs) where batches may be ragged.
 
     Raises:
-        LossError: if the module takes `**keywords`; from `apply`, if it draws while training and
-            `rng` is None.
+        LossError: if the module takes `**keywords`; from `apply`, if it draws in training and `rng`
+            is None.
     """
     switch = switch_of(module.__call__, f"the linen module {type(module).__name__}")
     taken = inspect.signature(module.__call__).parameters
@@ -60,7 +60,7 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
                 mutable=list(extra) if train else [],
             )
         except flax.errors.InvalidRngError as error:
-            raise _undrawn(error, streams, rng) from None
+            raise _rng_error(error, streams, rng) from None
         return outputs, {**extra, **changed}
 
     return Model(init, apply, named=named)
@@ -70,14 +70,14 @@ def _rngs(streams: Sequence[str], key: Key) -> dict[str, Key]:
     return {name: jax.random.fold_in(key, i) for i, name in enumerate(streams)}
 
 
-def _undrawn(error: Exception, streams: Sequence[str], rng: Keys | None) -> LossError:
+def _rng_error(error: Exception, streams: Sequence[str], rng: Keys | None) -> LossError:
     if rng is None:
         return LossError(
-            "this model draws random numbers while it trains, and `apply` got rng=None. Pass the "
-            "loss's `rng` on, or train=False where nothing may be drawn."
+            "this model draws random numbers in training, and `apply` got rng=None. Pass the "
+            "loss's `rng`, or train=False."
         )
     return LossError(
-        f"this model was to draw from {', '.join(streams) or 'no stream'}, and asks for another "
-        f"({str(error).split(' (')[0]}). Name all that it draws from: from_linen(..., "
+        f"this model has the streams {', '.join(streams) or 'none'}, and draws from another "
+        f"({str(error).split(' (')[0]}). Name all streams: from_linen(..., "
         f'streams=("dropout", "noise")).'
     )

@@ -1,4 +1,4 @@
-"""A loss of an nnx module itself: `loss(module, batch, rng)`."""
+"""Losses of an nnx module itself: `loss(module, batch, rng)`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +12,13 @@ from jtrain.models.adapters.statistics import carried
 
 
 def module_loss(loss: Callable[..., Any], module: SplitModule) -> Stateful:
-    """Return a loss of (module, batch, rng) as one of the module's arrays.
+    """Return a loss of (module, batch, rng) as a loss of the module's arrays.
 
-    The loss gets the module switched to training where there is a key, its random streams filled
-    from the keys of the rows; what its layers carry (running statistics) is handed on.
+    With a key the module is in training mode, with its random streams filled from the keys of the
+    rows. The layers' state (running statistics) is carried on.
 
     Raises:
-        LossError: if `loss` cannot be called so.
+        LossError: if `loss` does not take these arguments.
     """
     check_takes(loss, ("module", "batch", "rng"), "the loss of an nnx module")
 
@@ -27,8 +27,9 @@ def module_loss(loss: Callable[..., Any], module: SplitModule) -> Stateful:
     ) -> tuple[Any, Metrics, Extra]:
         keys = None if rng is None else row_keys(rng, batch)
         inner = module.module(params, extra, keys, rng is not None)
-        got = loss(inner, batch, rng)
-        value, metrics = got if type(got) is tuple and len(got) == 2 else (got, {})
+        result = loss(inner, batch, rng)
+        pair = type(result) is tuple and len(result) == 2
+        value, metrics = result if pair else (result, {})
         return value, metrics, carried(extra, module.extra_of(inner), batch["mask"])
 
     return Stateful(call)

@@ -14,56 +14,55 @@ from jtrain.core.rows import first_key
 from jtrain.core.types import Couples, Dims, Extra, Key, Keys, Params
 from jtrain.errors import LossError
 from jtrain.errors.user_code import CARRY_EXTRA
-from jtrain.models.adapters.switch import RESTS, TRAINS
+from jtrain.models.adapters.switch import EVALUATES, TRAINS
 from jtrain.models.layers.batch_norm import BatchNorm
 
-State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns of
-PARTS = (nnx.Param, nnx.RngState, ...)  # differentiated, drawn from, and all the rest
-NAMED = ("keys", "mask", *TRAINS, *RESTS)  # what a module's `__call__` may take by name
+State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns about
+PARTS = (nnx.Param, nnx.RngState, ...)  # differentiated, random, and the rest
+NAMED = ("keys", "mask", *TRAINS, *EVALUATES)  # what a module's `__call__` may take by name
 NO_PARAMS = (
-    "the parameter {name} of the module is not among those that `apply` got: {there}. Give it what "
-    "`init` of the same model gave: params, extra = model.init(jax.random.key(0))."
+    "the parameter {name} of the module is not among those that `apply` got: {present}. Pass what "
+    "`init` of the same model returned: params, extra = model.init(jax.random.key(0))."
 )
 NO_EXTRA = (
     "the module carries {name} beside its parameters (running statistics, say), and `apply` got "
-    f"extra with {{there}}. {CARRY_EXTRA}"
+    f"extra with {{present}}. {CARRY_EXTRA}"
 )
 
 
 def from_nnx(make: Callable[[nnx.Rngs], nnx.Module] | nnx.Module) -> Model:
-    """The module that `make` builds, or a module itself, as `Model(init, apply)`.
+    """Return the module that `make` builds, or a module itself, as `Model(init, apply)`.
 
     `params` (every `nnx.Param`) and `extra` (every other variable: running statistics, caches) are
     plain nested dicts of arrays with string keys, so they are saved, named and sharded like any
-    others, and a step over them costs 7 times less Python than one over modules. What is static is
-    closed over. No array is made here: the module is only built for real inside `init`. Of a module
-    that is given itself, `init` gives the arrays, whatever its key.
+    others, and a step over them costs 7 times less Python than one over modules. Static attributes
+    are closed over. No array is made here: `init` builds the module. For a module itself, `init`
+    returns the module's arrays, whatever the key.
 
     `apply(params, extra, rng, train, *inputs)` switches the module to `train()` or `eval()`,
     refills its random streams from `rng` (stream i gets `fold_in(rng, i)`) and returns the outputs
-    and the new `extra`. `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which it
-    takes the first: a layer of flax draws one mask for all the rows it sees, so what a row drops
-    depends on how the batch was split; models of this package draw by row instead
-    (`jtrain.models.layers.dropout`) and leave `rng` alone.
+    and the new `extra`. `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the
+    first is used: a flax layer draws one mask for all rows of a call, so the dropout of a row
+    depends on how the batch is split; models of this package draw by row instead
+    (`jtrain.models.layers.dropout`) and do not use `rng`.
 
-    The dims of a parameter that the module makes with names, `nnx.Param(value, dims=("width",
-    "hidden"))`, are `Model.dims`.
+    Named dims of parameters, `nnx.Param(value, dims=("width", "hidden"))`, become `Model.dims`.
 
-    `method` names what is called of the module where it is not `__call__`.
+    `method` is the name of the module's method to call instead of `__call__`.
 
-    `nnx.BatchNorm` makes rows meet: say `couples="batch"`, and hand it the batch's mask
+    `nnx.BatchNorm` couples rows: declare `couples="batch"`, and pass it the batch's mask
     (`norm(x, mask=mask)`, the mask among the inputs) where batches may be ragged.
 
     Raises:
-        LossError: from `apply`, if the module draws while training and `rng` is None, or if the
+        LossError: from `apply`, if the module draws in training and `rng` is None, or if the
             parameters or `extra` are not the module's.
     """
     given = isinstance(make, nnx.Module)
-    whole = make if given else nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-    apart = SplitModule(whole)
+    module_like = make if given else nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    split = SplitModule(module_like)
 
     def init(key: Key) -> tuple[Params, Extra]:
-        return (apart if given else SplitModule(make(nnx.Rngs(key)))).arrays()
+        return (split if given else SplitModule(make(nnx.Rngs(key)))).arrays()
 
     def apply(
         params: Params,
@@ -74,24 +73,24 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module] | nnx.Module) -> Model:
         method: str = "__call__",
         **named: Any,
     ):
-        module = apart.module(params, extra, rng, train)
+        module = split.module(params, extra, rng, train)
         outputs = getattr(module, method)(*inputs, **named)
-        return outputs, apart.extra_of(module)
+        return outputs, split.extra_of(module)
 
-    taken = inspect.signature(whole.__call__).parameters if callable(whole) else ()
+    taken = inspect.signature(module_like.__call__).parameters if callable(module_like) else ()
     named = tuple(name for name in NAMED if name in taken)
-    return Model(init, apply, _dims(apart.params), named, apart.couples)
+    return Model(init, apply, _dims(split.params), named, split.couples)
 
 
 class SplitModule:
-    """A module taken apart into what is static, its parameters, its random streams and the rest."""
+    """A module split into its graph, its parameters, its random streams and its other arrays."""
 
     def __init__(self, module: nnx.Module):
         self._graph, self.params, self._streams, self._extra = nnx.split(module, *PARTS)
         norms = (nnx.BatchNorm, BatchNorm)
-        meet = any(isinstance(part, norms) for _, part in nnx.iter_modules(module))
-        self.couples: Couples = "batch" if meet else "nothing"
-        """What its layers do to the rows of a batch while it trains."""
+        coupled = any(isinstance(part, norms) for _, part in nnx.iter_modules(module))
+        self.couples: Couples = "batch" if coupled else "nothing"
+        """The coupling of a batch's rows by the layers in training."""
 
     def arrays(self) -> tuple[Params, Extra]:
         """Return the parameters and the other arrays, in nested dicts."""
@@ -101,7 +100,7 @@ class SplitModule:
         """Return the module with these arrays, switched to training or evaluation.
 
         Raises:
-            LossError: if it draws while training and `rng` is None, or if the arrays are not its.
+            LossError: if it draws in training and `rng` is None, or if the arrays do not match.
         """
         arrays = (
             _fill(self.params, params, NO_PARAMS),
@@ -113,14 +112,14 @@ class SplitModule:
         return module
 
     def extra_of(self, module: nnx.Module) -> Extra:
-        """Return the arrays of a module that `module` gave, those beside the parameters."""
+        """Return the arrays beside the parameters of a module that `module` returned."""
         return _plain(nnx.state(module, *PARTS)[2])
 
 
 def _dims(state: State) -> dict[str, Dims]:
-    """The names of the dims of each variable that was made with `dims=`, by its name.
+    """Return the named dims of each variable that was made with `dims=`, by its name.
 
-    One stacked over layers has a dim before those that it was made with.
+    A variable stacked over layers has the dim `layers` first.
     """
     found = {}
     for path, variable in _variables(state):
@@ -131,7 +130,7 @@ def _dims(state: State) -> dict[str, Dims]:
 
 
 def _plain(state: State) -> dict[str, Any]:
-    """The arrays of a state in nested dicts; an index in a list becomes a string."""
+    """Return the arrays of a state in nested dicts; an index of a list becomes a string."""
     tree: dict[str, Any] = {}
     for path, variable in _variables(state):
         *folders, name = map(str, path)
@@ -143,10 +142,10 @@ def _plain(state: State) -> dict[str, Any]:
 
 
 def _fill(like: State, tree: Any, missing: str) -> State:
-    """The state with the structure of `like` and the arrays of `tree`.
+    """Return the state with the structure of `like` and the arrays of `tree`.
 
     Raises:
-        LossError: `missing`, if one is not there.
+        LossError: with the message `missing`, if an array is missing.
     """
 
     def at(path):
@@ -154,8 +153,8 @@ def _fill(like: State, tree: Any, missing: str) -> State:
         for name in map(str, path):
             inner = _items(inner)
             if name not in inner:
-                there = ", ".join(named_leaves(tree)) or "nothing in it"
-                raise LossError(missing.format(name="/".join(map(str, path)), there=there))
+                present = ", ".join(named_leaves(tree)) or "nothing in it"
+                raise LossError(missing.format(name="/".join(map(str, path)), present=present))
             inner = inner[name]
         return inner
 
@@ -164,20 +163,20 @@ def _fill(like: State, tree: Any, missing: str) -> State:
 
 
 def _items(tree: Any) -> Mapping[str, Any]:
-    """Return the children of a node by name; a list's by their index, as `jt.load` gives them."""
+    """Return the children of a node by name; children of a list, as `jt.load` makes, by index."""
     if isinstance(tree, list | tuple):
         return {str(i): child for i, child in enumerate(tree)}
     return tree if isinstance(tree, Mapping) else {}
 
 
 def _streams(like: State, rng: Keys | None, train: bool) -> State:
-    """Random streams that start at `rng`, every counter at 0."""
+    """Return random streams that start at `rng`, with every counter at 0."""
     if rng is None and train and _variables(like):
         raise LossError(
-            "this model draws random numbers while it trains, and `apply` got rng=None. Pass the "
-            "loss's `rng` on, or train=False where nothing may be drawn."
+            "this model draws random numbers in training, and `apply` got rng=None. Pass the "
+            "loss's `rng`, or train=False."
         )
-    # Without a key it is evaluation, where nothing is drawn.
+    # Without a key the module evaluates and draws nothing.
     rng = jax.random.key(0) if rng is None else first_key(rng)
 
     def start(stream, variable):
@@ -191,5 +190,5 @@ def _streams(like: State, rng: Keys | None, train: bool) -> State:
 
 
 def _variables(state: State) -> list[tuple[tuple[Any, ...], Any]]:
-    """Each variable with its path."""
+    """Return each variable with its path."""
     return list(nnx.to_flat_state(state))

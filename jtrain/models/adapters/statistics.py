@@ -1,4 +1,4 @@
-"""Running statistics of a layer that is not ours, handed back by a loss."""
+"""Running statistics of other libraries' layers, as a stateful loss returns them."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from jtrain.core.types import Extra, Leaf
 
 
 def replaced(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:
-    """`new`, as a stateful loss returns it: a Mean where a leaf is another than in `old`.
+    """Return `new` as a stateful loss does: a Mean where a leaf is not that of `old`.
 
-    A foreign batch norm gives its next running statistics whole, and no sums over rows. With
-    `couples="batch"` the rows that it saw are all rows, and `new` comes out bit for bit. With
-    `couples="slice"` the state becomes the mean of what the slices gave, each weighted by its share
-    of real rows (`mask`), and a slice without any counts for nothing; the variance between slices
-    is in no slice's variance, so it is smaller than that of the whole batch. Whole numbers, such as
-    counters, are not weighted.
+    A batch norm of another library returns its next running statistics, and no sums over rows. With
+    `couples="batch"` its rows are all rows, and `new` is returned bit for bit. With
+    `couples="slice"` the state becomes the mean over the slices, each weighted by its share of real
+    rows (`mask`); a slice without real rows counts for nothing. The variance between slices is in
+    no slice's variance, so the result is smaller than the variance of the whole batch. Integers,
+    such as counters, are not weighted.
     """
     real = jnp.mean(mask, dtype=jnp.float32)  # exactly 1 where every row is
 
@@ -33,9 +33,9 @@ def replaced(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:
 
 
 def carried(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:
-    """Return `new` as a stateful loss returns it, whatever layers of whomever it has.
+    """Return `new` as a stateful loss does, for layers of any library.
 
-    Those of this package give Means already; the others as `replaced` has them.
+    Layers of this package return Means already; the others are handled by `replaced`.
     """
     if not jax.tree.leaves(old):
         return old

@@ -1,4 +1,4 @@
-"""How a function that is not ours is told whether it trains."""
+"""Arguments by which functions of other libraries are switched between training and evaluation."""
 
 import inspect
 from collections.abc import Callable
@@ -7,24 +7,23 @@ from typing import Any
 from jtrain.errors import LossError
 
 TRAINS = ("train", "training", "is_training")
-RESTS = ("deterministic", "inference", "use_running_average")
+EVALUATES = ("deterministic", "inference", "use_running_average")
 
 
 def switch_of(call: Callable[..., Any], what: str) -> Callable[[bool], dict[str, Any]]:
-    """`train -> arguments`: what `call` is given by keyword, by the names that it takes.
+    """Return `train -> keyword arguments` for the switches that `call` takes.
 
-    True while training for `train`, `training` and `is_training`; False for `deterministic`,
-    `inference` and `use_running_average`. Nothing for a function that takes none of them: it does
-    the same in both.
+    In training `train`, `training` and `is_training` are True, and `deterministic`, `inference` and
+    `use_running_average` False. A function that takes none of them gets no argument.
 
     Raises:
-        LossError: if it takes anything at all by keyword, so that no name can be found.
+        LossError: if `call` takes `**keywords`, which hides its switches.
     """
     taken = inspect.signature(call).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values()):
         raise LossError(
-            f"{what} was to say by its arguments how it is told that it trains, and it takes "
-            f"`**{list(taken)[-1]}`. Write the one it needs by name: `{TRAINS[0]}` or `{RESTS[0]}`."
+            f"{what} must name its switch of training, and takes "
+            f"`**{list(taken)[-1]}`. Write the switch by name: `{TRAINS[0]}` or `{EVALUATES[0]}`."
         )
-    on, off = [n for n in TRAINS if n in taken], [n for n in RESTS if n in taken]
+    on, off = [n for n in TRAINS if n in taken], [n for n in EVALUATES if n in taken]
     return lambda train: dict.fromkeys(on, train) | dict.fromkeys(off, not train)

@@ -1,4 +1,4 @@
-"""Attention of each position to itself and what came before, by one of three implementations."""
+"""Causal attention, by one of three implementations."""
 
 import math
 from typing import Literal, TypeAlias, get_args
@@ -25,7 +25,7 @@ def attention(
     implementation: str | None = "xla",
     platform: str | None = None,
 ) -> Float[Array, "b t h k"]:
-    """softmax(q k / sqrt(head size)) v over the positions up to each one's own.
+    """Return softmax(q k / sqrt(head size)) v over the positions up to each query's own.
 
     The queries are the last `t` of the `s` positions. Head `i` reads the keys and values of group
     `i // (h / g)`. The softmax is taken in at least float32.
@@ -33,18 +33,18 @@ def attention(
     Args:
         q: queries.
         k: keys, one for each group of heads.
-        v: values, likewise.
-        window: how many positions one sees, its own included; None: all that came before.
-        soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`; None: they stay.
-        scale: what the products are multiplied by; None: 1 / sqrt(k).
-        segments: a number for each position, which sees only those of its own: packed sequences.
+        v: values, one for each group of heads.
+        window: positions that a query sees, its own included; None: all before it.
+        soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`; None: no cap.
+        scale: factor of the products; None: 1 / sqrt(k).
+        segments: a number for each position, which sees only positions of the same number.
         implementation: `xla` (or None) writes the scores out and runs anywhere; `cudnn` needs an
-            NVIDIA GPU, `splash` a TPU. Neither is ever chosen unasked.
-        platform: what the program is compiled for, where that is not the machine it is traced on.
+            NVIDIA GPU, `splash` a TPU. Neither is chosen by itself.
+        platform: platform of the compiled program, if it is not that of this machine.
 
     Raises:
         ConfigError: if the heads are no multiple of the groups, a number is out of its range, or
-            the implementation cannot do what is asked where it shall run.
+            the implementation does not support the arguments or the platform.
 
     Sources: Vaswani et al. 2017, arXiv 1706.03762; groups: Ainslie et al. 2023, arXiv 2305.13245;
     windows: Beltagy et al. 2020, arXiv 2004.05150; soft caps: Gemma 2, 2024, arXiv 2408.00118.
@@ -62,27 +62,27 @@ def attention(
         return splash(q, k, v, window=window, soft_cap=soft_cap, scale=scale, segments=segments)
     if implementation not in (None, "xla"):
         raise ConfigError(
-            f"there is no attention by {implementation!r}. "
+            f"there is no implementation {implementation!r} of attention. "
             f"Implementations: {', '.join(get_args(Implementation))}."
         )
-    seen = visible(q.shape[1], k.shape[1], window)  # t s
+    mask = visible(q.shape[1], k.shape[1], window)  # t s
     if segments is not None:
-        seen = seen[None] & (segments[:, -q.shape[1] :, None] == segments[:, None])  # b t s
-    return attention_where(q, k, v, seen, scale=scale, soft_cap=soft_cap)
+        mask = mask[None] & (segments[:, -q.shape[1] :, None] == segments[:, None])  # b t s
+    return attention_where(q, k, v, mask, scale=scale, soft_cap=soft_cap)
 
 
 def attention_where(
     q: Float[Array, "b t h k"],
     k: Float[Array, "b s g k"],
     v: Float[Array, "b s g k"],
-    seen: Bool[Array, "t s"] | Bool[Array, "b t s"],
+    mask: Bool[Array, "t s"] | Bool[Array, "b t s"],
     *,
     scale: float,
     soft_cap: float | None = None,
 ) -> Float[Array, "b t h k"]:
-    """softmax(scale x q k) v over the positions `seen`, of which each query needs one at least.
+    """Return softmax(scale x q k) v where `mask` is true; each query needs one position or more.
 
-    Heads are a leading dim inside, where they are a batch of plain matrix products.
+    Heads are a leading dim inside, so that they are a batch of plain matrix products.
     """
     q, k, v = (jnp.moveaxis(x, 2, 1) for x in (q, k, v))  # b h t k, b g s k
     shape, groups = q.shape, k.shape[1]
@@ -91,9 +91,9 @@ def attention_where(
     scores = at_least_f32(jnp.einsum("bhtk,bhsk->bhts", q, k)) * scale
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
-    # Added, not selected: for a select XLA:CPU writes out a score-sized array of the same constant.
-    hidden = jnp.where(seen, 0, -1e30).astype(scores.dtype)
-    hidden = hidden[None, None] if seen.ndim == 2 else hidden[:, None]
+    # Added, not selected: for a select XLA:CPU writes a constant array of the size of the scores.
+    hidden = jnp.where(mask, 0, -1e30).astype(scores.dtype)
+    hidden = hidden[None, None] if mask.ndim == 2 else hidden[:, None]
     if groups != shape[1]:
         hidden = jnp.tile(hidden, (1, 1, shape[1] // groups, 1))
     chances = jax.nn.softmax(scores + hidden, axis=-1).astype(v.dtype)
@@ -101,7 +101,7 @@ def attention_where(
 
 
 def visible(t: int, s: int, window: int | None = None) -> Bool[Array, "t s"]:
-    """Whether each of the last `t` of `s` positions sees each of the `s`."""
+    """Return which of the `s` positions each of the last `t` sees."""
     before = jnp.tri(t, s, s - t, dtype=bool)
     return before if window is None else before & ~jnp.tri(t, s, s - t - window, dtype=bool)
 
@@ -109,19 +109,19 @@ def visible(t: int, s: int, window: int | None = None) -> Bool[Array, "t s"]:
 def _check(q, k, window, soft_cap):
     (_, t, heads, _), (_, s, groups, _) = q.shape, k.shape
     if heads % groups:
-        fits = [n for n in range(1, heads + 1) if heads % n == 0]
+        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
         raise ConfigError(
             f"{heads} heads cannot share {groups} groups of keys and values evenly. "
-            f"Nearest: {min(fits, key=lambda n: abs(n - groups))} groups."
+            f"Nearest: {min(divisors, key=lambda n: abs(n - groups))} groups."
         )
     if t > s:
         raise ConfigError(
-            f"{t} queries are to be the last of {s} positions. Give as many keys as queries."
+            f"{t} queries cannot be the last of {s} positions. Give as many keys as queries."
         )
     if window is not None and window < 1:
         raise ConfigError(
-            f"a window of {window} positions sees nothing. The least is window=1, a position "
-            f"alone; window=None sees all before it."
+            f"a window of {window} positions sees nothing. The least is window=1, the "
+            f"position itself; window=None sees all before it."
         )
     if soft_cap is not None and not soft_cap > 0:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Causal attention with its values: what a decoder hands to its placement."""
+"""Causal attention as a value that a decoder hands to its placement."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from jtrain.parallel.attention.protocol import BlockPositions
 
 @dataclasses.dataclass(frozen=True)
 class Causal:
-    """Attention of each position to itself and what came before; see `attention`."""
+    """Attention of each position to itself and those before; see `attention`."""
 
     window: int | None = None
     soft_cap: float | None = None
@@ -20,7 +20,7 @@ class Causal:
 
     @property
     def kernel(self) -> bool:
-        """Whether it is one that the compiler cannot split over devices."""
+        """Use of a kernel, which the compiler cannot split over devices."""
         return self.implementation not in (None, "xla")
 
     def __call__(
@@ -32,7 +32,7 @@ class Causal:
         *,
         platform: str | None = None,
     ) -> Float[Array, "b t h k"]:
-        """`attention(q, k, v)` with these values; it raises what that raises."""
+        """Return `attention(q, k, v)` with these values; raise as `attention` does."""
         return attention(q, k, v, segments=segments, platform=platform, **dataclasses.asdict(self))
 
     def part(
@@ -40,24 +40,24 @@ class Causal:
         q: Float[Array, "b t h k"],
         k: Float[Array, "b s g k"],
         v: Float[Array, "b s g k"],
-        stand: BlockPositions,
+        positions: BlockPositions,
     ) -> tuple[Float[Array, "b t h k"], Float[Array, "b t h"]]:
-        """What some keys give, as `jtrain.models.attention.blockwise` says; by XLA."""
-        return part(self._sight, q, k, v, stand)
+        """Attend to some of the keys, as `jtrain.models.attention.blockwise` does; by XLA."""
+        return part(self._rule, q, k, v, positions)
 
     def part_gradient(
         self,
         q: Float[Array, "b t h k"],
         k: Float[Array, "b s g k"],
         v: Float[Array, "b s g k"],
-        stand: BlockPositions,
+        positions: BlockPositions,
         log_sum: Float[Array, "b t h"],
-        along: Float[Array, "b t h"],
+        dot: Float[Array, "b t h"],
         cotangent: Float[Array, "b t h k"],
     ) -> tuple[Float[Array, "b t h k"], Float[Array, "b s g k"], Float[Array, "b s g k"]]:
-        """What those keys add to the gradients, likewise."""
-        return part_gradient(self._sight, q, k, v, stand, log_sum, along, cotangent)
+        """Return what these keys add to the gradients; see `blockwise`."""
+        return part_gradient(self._rule, q, k, v, positions, log_sum, dot, cotangent)
 
     @property
-    def _sight(self) -> ScoreRule:
+    def _rule(self) -> ScoreRule:
         return ScoreRule(self.window, self.soft_cap, self.scale)

@@ -17,25 +17,24 @@ def cudnn(
     scale: float,
     segments: Int[Array, "b t"] | None,
 ) -> Float[Array, "b t h k"]:
-    """`jtrain.models.attention.attention`, in float16 or bfloat16, summed in float32.
+    """Return `jtrain.models.attention.attention`, in float16 or bfloat16, summed in float32.
 
-    With `segments` an array b t t says who sees whom: its memory grows as that of one head's
-    scores.
+    With `segments` the mask is an array b t t, whose memory is that of the scores of one head.
 
     Raises:
-        ConfigError: if there is no NVIDIA GPU, or cuDNN has no kernel for this.
+        ConfigError: if there is no NVIDIA GPU, or cuDNN has no kernel for the arguments.
 
     Source: https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html.
     """
     device = jax.devices()[0]
     refuse_without(device.platform == "gpu" and "nvidia" in device.device_kind.lower(), device)
     refuse_unsupported(q, k, soft_cap=soft_cap, segments=segments)
-    alike = None if segments is None else segments[:, :, None] == segments[:, None]
+    same = None if segments is None else segments[:, :, None] == segments[:, None]
     return jax.nn.dot_product_attention(
         q,
         k,
         v,
-        mask=None if alike is None else alike[:, None],
+        mask=None if same is None else same[:, None],
         is_causal=True,
         scale=scale,
         local_window_size=None if window is None else (window - 1, 0),
@@ -44,11 +43,11 @@ def cudnn(
 
 
 def refuse_without(nvidia: bool, device: object) -> None:
-    """Raises ConfigError where there is no NVIDIA GPU."""
+    """Raise ConfigError unless the device is an NVIDIA GPU."""
     if not nvidia:
         raise ConfigError(
             f"attention by cuDNN needs an NVIDIA GPU, and the first device is {device!r}. "
-            f"Install JAX for it (pip install 'jax[cuda13]') where there is one, or take "
+            f"Install JAX for GPUs (pip install 'jax[cuda13]') if the machine has one, or take "
             f'implementation="xla".'
         )
 
@@ -60,7 +59,7 @@ def refuse_unsupported(
     soft_cap: float | None,
     segments: Int[Array, "b s"] | None,
 ) -> None:
-    """Raises ConfigError for what cuDNN has no kernel for."""
+    """Raise ConfigError for arguments that cuDNN has no kernel for."""
     (_, t, _, size), s = q.shape, k.shape[1]
     half = {jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16)}
     wrong = None

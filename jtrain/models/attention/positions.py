@@ -1,4 +1,4 @@
-"""The values of how a transformer knows where a token stands; importing them imports no flax."""
+"""Configs of the positions of a transformer; importing them imports no flax."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -17,14 +17,14 @@ class LearnedPositions:
 
 @configclass
 class NoPositions:
-    """Nothing but the causal mask tells the order."""
+    """No encoding: only the causal mask depends on the order."""
 
     kind: Literal["none"] = "none"
 
 
 @configclass
 class NoScaling:
-    """The angles as they are."""
+    """Unchanged angles."""
 
     kind: Literal["none"] = "none"
 
@@ -38,12 +38,12 @@ class LinearScaling:
 
     kind: Literal["linear"] = "linear"
     factor: float = Field(gt=0)
-    """What the angles are divided by."""
+    """Divisor of the angles."""
 
 
 @configclass
 class Llama3Scaling:
-    """Slow angles divided by a factor, fast ones kept, and those between blended.
+    """Slow angles divided by a factor, fast angles unchanged, and those between blended.
 
     Source: Llama 3.1, `apply_scaling` in
     https://github.com/meta-llama/llama-models/blob/main/models/llama3/model.py.
@@ -51,20 +51,20 @@ class Llama3Scaling:
 
     kind: Literal["llama3"] = "llama3"
     factor: float = Field(default=8.0, gt=0)
-    """What the angles of the slowest are divided by."""
+    """Divisor of the slowest angles."""
     low: float = Field(default=1.0, gt=0)
-    """Turns in `context` tokens below which an angle is divided whole."""
+    """Turns in `context` tokens below which an angle is divided by the full factor."""
     high: float = Field(default=4.0, gt=0)
-    """Turns in `context` tokens above which an angle is kept."""
+    """Turns in `context` tokens above which an angle is unchanged."""
     context: int = Field(default=8192, gt=0)
-    """Tokens of the context trained on first."""
+    """Context of the first training, in tokens."""
 
     @model_validator(mode="after")
     def _low_below_high(self) -> "Llama3Scaling":
         if self.low >= self.high:
             raise ConfigError(
-                f"llama3 scaling blends from low={self.low} to high={self.high} turns, and the "
-                f"first is to be below the second. Llama 3.1 has low=1.0 and high=4.0."
+                f"llama3 scaling blends from low={self.low} to high={self.high} turns, and low "
+                f"must be below high. Llama 3.1 has low=1.0 and high=4.0."
             )
         return self
 
@@ -76,16 +76,16 @@ Scaling: TypeAlias = Annotated[
 
 @configclass
 class Rotary:
-    """Queries and keys turned by angles that grow with the position.
+    """Queries and keys rotated by angles that grow with the position.
 
     Source: Su et al. 2021, https://arxiv.org/abs/2104.09864.
     """
 
     kind: Literal["rotary"] = "rotary"
     base: float = Field(default=10000.0, gt=1)
-    """The slowest pair of numbers turns by about 1 / base a token; the fastest by 1."""
+    """Reciprocal of the slowest pair's angle a token, about; the fastest pair's angle is 1."""
     scaling: Scaling = NoScaling()
-    """How the angles are changed for a longer context."""
+    """Scaling of the angles for a longer context."""
 
 
 Positions: TypeAlias = Annotated[

@@ -1,4 +1,4 @@
-"""Rotary positions: pairs of numbers turned by angles that grow with the position."""
+"""Rotary positions: pairs of numbers rotated by angles that grow with the position."""
 
 import math
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from jtrain.models.attention.positions import LinearScaling, Llama3Scaling, Rota
 
 
 class RotaryAngles(NamedTuple):
-    """The angles of each position, float32, for all rows or for each; r is half a head."""
+    """Cosine and sine of each position's angles, float32, shared by all rows or for each."""
 
     cos: Float[Array, "*b t r"]
     sin: Float[Array, "*b t r"]
 
 
 def frequencies(values: Rotary, head_size: int) -> np.ndarray:  # k/2
-    """Radians a token of each pair, float64, the fastest first."""
+    """Return the radians a token of each pair, float64, the fastest first."""
     plain = values.base ** (-np.arange(0, head_size, 2) / head_size)
     if isinstance(values.scaling, LinearScaling):
         return plain / values.scaling.factor
@@ -30,24 +30,24 @@ def frequencies(values: Rotary, head_size: int) -> np.ndarray:  # k/2
 
 def _llama3(plain: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
     turns = scaling.context * plain / (2 * math.pi)
-    kept = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0, 1)
-    return kept * plain + (1 - kept) * plain / scaling.factor
+    share = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0, 1)
+    return share * plain + (1 - share) * plain / scaling.factor
 
 
 def turn_at(values: Rotary, head_size: int, positions: Int[Array, "*b t"]) -> RotaryAngles:
-    """The angles at these positions, the same for every layer."""
-    each = jnp.asarray(frequencies(values, head_size), jnp.float32)
-    angles = jnp.multiply.outer(positions.astype(jnp.float32), each)
+    """Return the angles at these positions, the same for every layer."""
+    radians = jnp.asarray(frequencies(values, head_size), jnp.float32)
+    angles = jnp.multiply.outer(positions.astype(jnp.float32), radians)
     return RotaryAngles(jnp.cos(angles), jnp.sin(angles))
 
 
-def rotate(x: Float[Array, "b t h k"], turn: RotaryAngles) -> Float[Array, "b t h k"]:
-    """`x` with number i and number i + k/2 of each head turned as a pair; in at least float32.
+def rotate(x: Float[Array, "b t h k"], angles: RotaryAngles) -> Float[Array, "b t h k"]:
+    """Rotate numbers i and i + k/2 of each head as a pair, in at least float32.
 
-    This is the order of GPT-NeoX and of the weights that Hugging Face keeps; the first Llama
-    release pairs neighbours, which is the same up to the order of a head's numbers.
+    The order is that of GPT-NeoX and of Hugging Face's weights; the first Llama release pairs
+    neighbours, which is the same up to the order of a head's numbers.
     """
-    cos, sin = (part[None, :, None] if part.ndim == 2 else part[:, :, None] for part in turn)
+    cos, sin = (part[None, :, None] if part.ndim == 2 else part[:, :, None] for part in angles)
     first, second = jnp.split(at_least_f32(x), 2, axis=-1)
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+    rotated = (first * cos - second * sin, second * cos + first * sin)
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

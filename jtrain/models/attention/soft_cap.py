@@ -1,4 +1,4 @@
-"""Numbers bent so that none is beyond a cap."""
+"""Soft caps: a smooth bound on the size of numbers."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -7,7 +7,7 @@ from jtrain.core.pytree import at_least_f32
 
 
 def soft_cap(x: Float[Array, "*b"], cap: float | None) -> Float[Array, "*b"]:
-    """cap x tanh(x / cap), in at least float32; `x` itself where there is no cap.
+    """Return cap x tanh(x / cap), in at least float32; `x` itself without a cap.
 
     Source: Gemma team 2024, https://arxiv.org/abs/2408.00118.
     """

@@ -29,9 +29,9 @@ def splash(
     segments: Int[Array, "b s"] | None,
     interpret: bool = False,
 ) -> Float[Array, "b t h k"]:
-    """`attention` of `jtrain.models.attention.attention`; the sums are float32 whatever the inputs.
+    """Return `jtrain.models.attention.attention`; sums are float32 whatever the inputs.
 
-    With `interpret` the kernel runs anywhere, in plain operations: for tests.
+    `interpret` runs the kernel anywhere, in plain operations: for tests.
 
     Raises:
         ConfigError: if the positions are no multiple of 128.
@@ -63,11 +63,11 @@ def splash(
 
 
 def refuse_elsewhere(platform: str) -> None:
-    """Raises ConfigError where the program is not for a TPU."""
+    """Raise ConfigError unless the program is for a TPU."""
     if platform != "tpu":
         raise ConfigError(
             f"splash attention is a kernel for TPUs, and this program is for {platform!r}. "
-            f'Take implementation="xla"; to compile for a TPU that is not here, platform="tpu".'
+            f'Take implementation="xla"; to compile for a TPU of another machine, platform="tpu".'
         )
 
 

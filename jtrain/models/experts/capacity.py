@@ -1,4 +1,4 @@
-"""Experts with so many places each."""
+"""Experts with a capacity: a fixed number of places each."""
 
 from collections.abc import Callable
 
@@ -17,20 +17,20 @@ def within_capacity(
     *,
     experts: int,
     places: int,
-    place: Placement,
+    placement: Placement,
 ) -> Float[Array, "b t k d"]:
-    """What each token gets of each expert that it chose; zeros where there was no place left.
+    """Return the output of each expert that a token chose; zeros where no place was left.
 
     Args:
-        feed: the experts' MLPs, b e c d -> b e c d, c being the places.
-        places: for each row at each expert; its earlier tokens take them first.
+        feed: the experts' MLPs, b e c d -> b e c d, with c places.
+        places: places of a row at each expert; the earlier tokens of the row take them first.
     """
     slots = jax.vmap(lambda row: _slots(row, experts, places))(chosen)
-    # Rows on all devices of their axes, then experts on theirs: exchanging one for the other is an
-    # all-to-all.
-    by_row = lambda y: place.constrain(y, "batch", None, None, "width")
-    by_expert = lambda y: place.constrain(y, "batch", "experts", None, "width")
-    x = place.constrain(x, "batch", None, "width")  # a row's tokens compete with one another
+    # First rows are split over the devices of their axes, then experts over theirs: the change is
+    # an all-to-all.
+    by_row = lambda y: placement.constrain(y, "batch", None, None, "width")
+    by_expert = lambda y: placement.constrain(y, "batch", "experts", None, "width")
+    x = placement.constrain(x, "batch", None, "width")  # a row's tokens compete with one another
     inputs = jax.vmap(to_slots)(x, slots)
     inputs = by_expert(by_row(inputs.reshape(len(x), experts, places, -1)))
     outputs = by_row(by_expert(feed(inputs)))
@@ -38,11 +38,11 @@ def within_capacity(
 
 
 def _slots(chosen: Int[Array, "t k"], experts: int, places: int) -> ExpertSlots:
-    """Slots e c, the first `places` choices of each expert in them."""
-    lines, none = queues(chosen, experts), experts * places
-    place = lines.rank - lines.starts[chosen]
+    """Return slots e c that hold the first `places` choices of each expert."""
+    sort, none = queues(chosen, experts), experts * places
+    place = sort.rank - sort.starts[chosen]
     of_choice = jnp.where(place < places, chosen * places + place, none)
-    at = lines.starts[:-1, None] + jnp.arange(places, dtype=chosen.dtype)[None]  # e c
-    taken: Bool[Array, "e c"] = at < lines.starts[1:, None]
-    choice = jnp.where(taken, lines.order.at[at].get(mode="clip"), chosen.size)
+    at = sort.starts[:-1, None] + jnp.arange(places, dtype=chosen.dtype)[None]  # e c
+    taken: Bool[Array, "e c"] = at < sort.starts[1:, None]
+    choice = jnp.where(taken, sort.order.at[at].get(mode="clip"), chosen.size)
     return ExpertSlots(of_choice, choice.reshape(-1))

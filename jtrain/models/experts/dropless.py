@@ -1,4 +1,4 @@
-"""Experts that take all that is sent to them: tokens sorted by expert, groups of any size."""
+"""Dropless experts: tokens sorted by expert, in groups of any size."""
 
 from collections.abc import Callable
 
@@ -17,28 +17,28 @@ def dropless(
     weights: Float[Array, "b t k"],
     *kernels: Float[Array, "e _ _"],
 ) -> Float[Array, "b t d"]:
-    """The weighted sum of what each token gets of the experts that it chose.
+    """Return the weighted sum of the outputs of each token's experts.
 
-    A choice outside 0 .. e - 1 adds nothing: it is of an expert whose kernels are not here.
+    A choice outside 0 .. e - 1 adds nothing: another device has the kernels of that expert.
 
     Args:
         feed: the MLP of an expert, `feed(product, tokens, *kernels)`.
     """
     experts, tokens, k = len(kernels[0]), x.reshape(-1, x.shape[-1]), chosen.shape[-1]
-    lines = queues(chosen.reshape(-1, k), experts)
-    # A token's experts differ, so that no more of its choices than there are experts are here.
+    sort = queues(chosen.reshape(-1, k), experts)
+    # The experts of a token differ, so at most `experts` of its choices are on this device.
     rows = len(tokens) * min(k, experts)
-    at, end = jnp.arange(rows, dtype=chosen.dtype), lines.starts[-1]
+    at, end = jnp.arange(rows, dtype=chosen.dtype), sort.starts[-1]
     slots = ExpertSlots(
-        of_choice=jnp.where(lines.rank < end, lines.rank, rows),
-        choice=jnp.where(at < end, lines.order[:rows], lines.order.size),
+        of_choice=jnp.where(sort.rank < end, sort.rank, rows),
+        choice=jnp.where(at < end, sort.order[:rows], sort.order.size),
     )
-    sizes = jnp.diff(lines.starts)
+    sizes = jnp.diff(sort.starts)
     product = lambda rows, kernel: jax.lax.ragged_dot(rows, kernel, sizes)
     mixed = from_slots(feed(product, to_slots(tokens, slots), *kernels), slots)  # n k d
     return weighed(mixed.reshape(*chosen.shape, -1), weights)
 
 
 def weighed(mixed: Float[Array, "*b k d"], weights: Float[Array, "*b k"]) -> Float[Array, "*b d"]:
-    """The sum over a token's experts, added up in at least float32."""
+    """Return the weighted sum over the experts of a token, summed in at least float32."""
     return (at_least_f32(mixed) * weights[..., None]).sum(-2).astype(mixed.dtype)

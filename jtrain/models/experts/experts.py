@@ -1,4 +1,4 @@
-"""The values of a mixture of experts; importing them imports no flax."""
+"""Configs of a mixture of experts; importing them imports no flax."""
 
 import math
 from typing import Annotated, ClassVar, Literal, TypeAlias
@@ -19,7 +19,7 @@ class NoExperts:
 
 
 @configclass
-class _Chosen:
+class _TopK:
     """Each token goes through the MLPs of the `top_k` experts whose router logits are highest."""
 
     count: int = Field(default=8, ge=2)
@@ -27,40 +27,40 @@ class _Chosen:
     top_k: int = Field(default=2, ge=1)
     """Experts that a token goes through."""
     weights: Literal["chosen", "all"] = "chosen"
-    """What the experts' outputs are weighed by: the softmax over the logits of those chosen
-    (Mixtral), or over all logits, of which those chosen are a part (Switch)."""
+    """Weights of the experts' outputs: `chosen` takes the softmax over the logits of the chosen
+    experts (Mixtral), `all` over the logits of all experts (Switch)."""
     uneven: float = Field(default=1e-2, ge=0)
-    """Times how unevenly experts are used, 1 at best: added to the loss."""
+    """Coefficient of the balance loss, which is 1 where all experts are used equally."""
     group: Literal["row", "batch"] = "row"
-    """The tokens over which that is taken: those of each row, exact under any split of the batch,
-    or all of the batch, which then is not cut into microbatches."""
+    """Tokens of the balance loss: those of each row, exact under any split of the batch, or of the
+    whole batch, which is then not cut into microbatches."""
     z: float = Field(default=1e-3, ge=0)
-    """Times the square of the log of the denominator of the router's softmax: added, too."""
+    """Coefficient of the router's z-loss, the square of the log of its softmax's denominator."""
 
     @property
     def couples(self) -> Couples:
-        """Whether the loss makes rows meet."""
+        """The coupling of rows by the balance loss."""
         return "batch" if self.uneven and self.group == "batch" else "nothing"
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "_Chosen":
+    def _check_top_k(self) -> "_TopK":
         if self.top_k > self.count:
             raise ConfigError(
-                f"top_k={self.top_k} asks for more experts a token than the {self.count} there "
-                f"are. Set top_k={min(2, self.count)}, or count={self.top_k}."
+                f"top_k={self.top_k} is more than the {self.count} experts of a block. "
+                f"Set top_k={min(2, self.count)}, or count={self.top_k}."
             )
         if self.top_k == 1 and self.weights == "chosen":
             raise ConfigError(
                 "top_k=1 with weights=chosen: the softmax over one logit is 1 whatever it is, and "
-                "the router would learn nothing from what its experts give. Set weights=all, or "
+                "the router would get no gradient from its experts' outputs. Set weights=all, or "
                 "top_k=2."
             )
         return self
 
 
 @configclass
-class Dropless(_Chosen):
-    """Experts that take every token that is sent to them, however many.
+class Dropless(_TopK):
+    """Experts that take any number of tokens.
 
     Sources: Jiang et al. 2024 (Mixtral), https://arxiv.org/abs/2401.04088; Gale et al. 2022
     (MegaBlocks), https://arxiv.org/abs/2211.15841.
@@ -70,11 +70,11 @@ class Dropless(_Chosen):
 
 
 @configclass
-class Capacity(_Chosen):
-    """Experts with as many places a row, for its first tokens that choose them.
+class Capacity(_TopK):
+    """Experts with a fixed number of places a row, taken by the first tokens that choose them.
 
-    Tokens compete within their row, the earlier before the later; what finds no place adds nothing
-    there. So no row depends on another, and no token on a later one.
+    Tokens compete within their row, the earlier before the later; an expert without a place left
+    adds nothing to a token. So no row depends on another, and no token on a later one.
 
     Sources: Lepikhin et al. 2020 (GShard), https://arxiv.org/abs/2006.16668; Fedus et al. 2021
     (Switch), https://arxiv.org/abs/2101.03961.
@@ -82,20 +82,20 @@ class Capacity(_Chosen):
 
     kind: Literal["capacity"] = "capacity"
     factor: float = 1.25
-    """Places over what an expert would get of a row if all got the same: at least 1."""
+    """Places of an expert over its even share of a row's choices; at least 1."""
 
     @model_validator(mode="after")
-    def _room_for_all(self) -> "Capacity":
+    def _check_factor(self) -> "Capacity":
         if self.factor < 1:
             raise ConfigError(
                 f"a capacity factor of {self.factor:g} has no place for "
-                f"{1 - self.factor:.0%} of the choices even where all experts get the same. Set "
+                f"{1 - self.factor:.0%} of the choices even if all experts get the same. Set "
                 f"factor=1.25, or kind=dropless, which drops none."
             )
         return self
 
     def places(self, tokens: int) -> int:
-        """Places that each expert has for a row of so many tokens."""
+        """Return the places of each expert for a row of `tokens`."""
         return min(tokens, math.ceil(self.factor * self.top_k * tokens / self.count))
 
 

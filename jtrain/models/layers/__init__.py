@@ -1,1 +1,1 @@
-"""Layers that networks are made of."""
+"""Layers of networks."""

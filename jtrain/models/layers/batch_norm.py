@@ -1,4 +1,4 @@
-"""Batch normalisation over the rows that are real, its backward pass in closed form."""
+"""Batch normalisation over real rows, with a closed-form backward pass."""
 
 from typing import Any
 
@@ -11,23 +11,23 @@ from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
 
 EPSILON = 1e-5
-KEPT = 0.9  # of the running statistics a step, as in the published ResNets
+DECAY = 0.9  # of the running statistics a step, as in the published ResNets
 
 
 class BatchNorm(nnx.Module):
     """`x` with mean 0 and variance 1 in each channel, times `scale`, plus `bias`.
 
-    While training these are the mean and variance of the rows of the batch that the mask shows, so
-    rows meet: the model says `couples="batch"`. They are taken in at least float32, and the running
-    ones, `mean` and `var`, come back as Means of those rows, by the contract of `extra`. In
-    evaluation the running ones are used, and come back as they were.
+    In training the statistics are those of the batch's rows that the mask shows, which couples the
+    rows: the model declares `couples="batch"`. Statistics are computed in at least float32, and the
+    running ones, `mean` and `var`, are returned as Means of those rows, by the contract of `extra`.
+    Evaluation uses the running statistics and leaves them unchanged.
 
     Source: Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167; the running variance is the
     unbiased one, as there.
     """
 
     def __init__(self, channels: int, *, scale: float = 1.0):
-        self.use_running_average = False  # what `train()` and `eval()` of a module switch
+        self.use_running_average = False  # switched by `train()` and `eval()` of a module
         self.scale = nnx.Param(jnp.full(channels, scale))
         self.bias = nnx.Param(jnp.zeros(channels))
         self.mean = nnx.BatchStat(jnp.zeros(channels))
@@ -36,7 +36,7 @@ class BatchNorm(nnx.Module):
     def __call__(
         self, x: Float[Array, "b h w c"], mask: Bool[Array, "b"] | None = None
     ) -> Float[Array, "b h w c"]:
-        """`x`, normalised. None as a mask shows every row."""
+        """Normalise `x`; without a mask every row counts."""
         leading = (0, 1, 2)
         scale, bias = (at_least_f32(p[...]) for p in (self.scale, self.bias))
         if self.use_running_average:
@@ -46,38 +46,38 @@ class BatchNorm(nnx.Module):
             return y.astype(x.dtype)
         real = jnp.ones(x.shape[0]) if mask is None else mask.astype(jnp.float32)
         y, mean, var = standardize_rows(x, real)
-        self._keep(mean, var, real.sum(), x.shape[1] * x.shape[2])
+        self._update(mean, var, real.sum(), x.shape[1] * x.shape[2])
         y = at_least_f32(y) * jnp.expand_dims(scale, leading) + jnp.expand_dims(bias, leading)
         return y.astype(x.dtype)
 
-    def _keep(self, mean: Array, var: Array, rows: Array, each: int) -> None:
-        """Moves the running statistics towards those of these rows."""
-        numbers = rows * each
+    def _update(self, mean: Array, var: Array, rows: Array, size: int) -> None:
+        """Move the running statistics towards those of these rows."""
+        numbers = rows * size
         unbiased = var * numbers / jnp.maximum(numbers - 1, 1)
         for running, new in ((self.mean, mean), (self.var, unbiased)):
-            after = KEPT * running[...] + (1 - KEPT) * jax.lax.stop_gradient(new)
-            kept: Any = Mean(after * rows, rows)  # what a stateful loss hands back
-            running.set_value(kept)
+            after = DECAY * running[...] + (1 - DECAY) * jax.lax.stop_gradient(new)
+            value: Any = Mean(after * rows, rows)  # as a stateful loss returns it
+            running.set_value(value)
 
 
 @jax.custom_vjp
 def standardize_rows(
     x: Float[Array, "b h w c"], real: Float[Array, "b"]
 ) -> tuple[Float[Array, "b h w c"], Float[Array, "c"], Float[Array, "c"]]:
-    """`x` with mean 0 and variance 1 in each channel over the rows where `real` is 1, not 0.
+    """Give `x` mean 0 and variance 1 in each channel over the rows where `real` is 1, not 0.
 
-    Also that mean and that variance, which are constants to autodiff. Only reverse mode: `jax.jvp`
-    raises. A row that is not real is normalised alike and is in no statistic, but its gradient
-    counts: leave it out of the loss.
+    The mean and the variance are returned too, as constants to autodiff. Only reverse mode:
+    `jax.jvp` raises. A row that is not real is normalised too and is in no statistic, but its
+    gradient counts: mask its loss.
     """
     return _forward(x, real)[0]
 
 
 def _mean(x: Array, real: Array) -> Array:
-    """Over the real rows, 1 1 1 c; summed within rows and then over them.
+    """Return the mean over the real rows, 1 1 1 c; sums are within rows first, then over rows.
 
-    One after the other XLA:CPU adds up hundreds of thousands of numbers, which is off by more than
-    the order of the devices may be.
+    XLA:CPU adds hundreds of thousands of numbers one after the other: an error larger than the
+    order of devices may cause.
     """
     by_row = jax.lax.optimization_barrier(x.sum((1, 2)))  # b c
     total = (by_row * real[:, None]).sum(0)
@@ -97,13 +97,13 @@ def _forward(x, real):
 def _backward(saved, grads):
     y, rate, real = saved
     wide, g = at_least_f32(y), at_least_f32(grads[0])
-    # Every row moves with the statistics, and the real ones alone move them.
-    everywhere = jnp.ones_like(real)
+    # The statistics affect every row, and only real rows affect the statistics.
+    all_rows = jnp.ones_like(real)
     share = len(real) / jnp.maximum(real.sum(), 1)
-    level = _mean(g, everywhere) * share
-    along = _mean(g * wide, everywhere) * share
+    level = _mean(g, all_rows) * share
+    slope = _mean(g * wide, all_rows) * share
     shows = jnp.expand_dims(real, (1, 2, 3))
-    return (rate * (g - shows * (level + wide * along))).astype(y.dtype), jnp.zeros_like(real)
+    return (rate * (g - shows * (level + wide * slope))).astype(y.dtype), jnp.zeros_like(real)
 
 
 standardize_rows.defvjp(_forward, _backward)

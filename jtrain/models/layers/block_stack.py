@@ -1,4 +1,4 @@
-"""Blocks one after the other: written out, or stacked and scanned; recomputed where asked."""
+"""Stacks of blocks: a list of modules or one scanned module, with rematerialization."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
@@ -13,75 +13,81 @@ from jtrain.core.types import Params
 from jtrain.models.layers.key_sequence import KeySequence
 
 Remat: TypeAlias = Literal["none", "full", "dots", "dots_with_no_batch_dims", "names"]
-# (block, x, what belongs to its rows, its index, what it kept before or None) -> x, what it keeps
-Each: TypeAlias = Callable[[Any, Array, Any, Any, Any], tuple[Array, Any]]
+# (block, x, arrays of the rows, index, state or None) -> x, state
+CallBlock: TypeAlias = Callable[[Any, Array, Any, Any, Any], tuple[Array, Any]]
 
 
 def stacked(
     make: Callable[[KeySequence], nnx.Module], layers: int, draws: KeySequence
 ) -> nnx.Module:
-    """`layers` modules as one, whose parameters have a leading dim: the layer.
+    """Make `layers` modules as one whose parameters have a leading dim, the layer.
 
-    They draw what `make` would, called once for each after the other.
+    The initial values are those of modules that `make` makes one after the other.
     """
-    one = draws.fork()
-    graph, _ = nnx.split(nnx.eval_shape(lambda: make(one)))
-    starts = one.start + one.count * jnp.arange(layers)
+    fork = draws.fork()
+    graph, _ = nnx.split(nnx.eval_shape(lambda: make(fork)))
+    starts = fork.start + fork.count * jnp.arange(layers)
     states = jax.vmap(lambda start: nnx.split(make(draws.fork(start)))[1])(starts)
-    draws.count += one.count * layers
+    draws.count += fork.count * layers
     return nnx.merge(graph, states)
 
 
 def through(
     blocks: nnx.Module,
     x: Float[Array, "b t d"],
-    each: Each,
+    call_block: CallBlock,
     *,
     rows: Any = None,
-    kept: Sequence[Any] | Any = None,
+    state: Sequence[Any] | Any = None,
     remat: Remat = "none",
     saved: Sequence[str] = (),
-    place: Placement = Unplaced(),
+    placement: Placement = Unplaced(),
 ) -> tuple[Float[Array, "b t d"], Any]:
-    """`x` after every block, and what each kept: a list, or stacked as the blocks are.
+    """Return `x` after every block, and the blocks' new states: a list, or stacked as they are.
 
     Args:
-        blocks: an `nnx.List` of them, or one that `stacked` made.
-        each: how a block is called.
+        blocks: an `nnx.List` of blocks, or a module from `stacked`.
+        call_block: calls one block.
         rows: arrays b ... that belong to the rows of `x`.
-        kept: what each kept the last time, or None.
-        remat: what the backward pass finds saved of a block; the rest is computed once more.
+        state: the blocks' states, such as caches, or None.
+        remat: what the forward pass saves of a block; the backward pass recomputes the rest.
         saved: the names saved, where `remat` is `names`.
-        place: where stacked blocks are, and where what is saved is.
+        placement: of stacked blocks, and of the saved arrays.
     """
     if isinstance(blocks, nnx.List):
-        each, after = _recomputed(each, remat, saved, place, prevent_cse=True), []
+        call_block, states = _remat(call_block, remat, saved, placement, prevent_cse=True), []
         for index, block in enumerate(blocks):
-            x, keeps = each(block, x, rows, index, None if kept is None else kept[index])
-            after.append(keeps)
-        return x, after
-    # A scan already keeps them apart.
-    each = _recomputed(each, remat, saved, place, prevent_cse=False)
-    graph, states = nnx.split(blocks)
+            x, new = call_block(block, x, rows, index, None if state is None else state[index])
+            states.append(new)
+        return x, states
+    # A scan already prevents common subexpressions.
+    call_block = _remat(call_block, remat, saved, placement, prevent_cse=False)
+    graph, params = nnx.split(blocks)
 
-    def one(layer, x, rows):
-        state, index, keeps = layer
-        return each(nnx.merge(graph, state), x, rows, index, keeps)
+    def layer(slices, x, rows):
+        params, index, state = slices
+        return call_block(nnx.merge(graph, params), x, rows, index, state)
 
-    layers = jax.tree.leaves(states)[0].shape[0]
-    # What is kept from token to token stays with its layer: such rows do not travel.
-    place = place if kept is None else Unplaced()
-    return place.layers(one, (states, jnp.arange(layers), kept), x, rows)
+    layers = jax.tree.leaves(params)[0].shape[0]
+    # A cache stays on the devices of its layer, so rows with caches do not go through a pipeline.
+    placement = placement if state is None else Unplaced()
+    return placement.layers(layer, (params, jnp.arange(layers), state), x, rows)
 
 
-def _recomputed(
-    each: Each, remat: Remat, saved: Sequence[str], place: Placement, *, prevent_cse: bool
-) -> Each:
+def _remat(
+    call_block: CallBlock,
+    remat: Remat,
+    saved: Sequence[str],
+    placement: Placement,
+    *,
+    prevent_cse: bool,
+) -> CallBlock:
+    """Return `call_block`, rematerialized by the policy that `remat` names."""
     if remat == "none":
-        return each
+        return call_block
     policies = jax.checkpoint_policies
     policy = (
-        place.saved(saved)
+        placement.saved(saved)
         if remat == "names"
         else {
             "full": policies.nothing_saveable,
@@ -90,22 +96,25 @@ def _recomputed(
         }[remat]
     )
 
-    def call(block, x, rows, index, keeps):
-        graph, state = nnx.split(block)
-        run = lambda state, x, rows, keeps: each(nnx.merge(graph, state), x, rows, index, keeps)
-        return jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse)(state, x, rows, keeps)
+    def call(block, x, rows, index, state):
+        graph, params = nnx.split(block)
+
+        def run(params, x, rows, state):
+            return call_block(nnx.merge(graph, params), x, rows, index, state)
+
+        return jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse)(params, x, rows, state)
 
     return call
 
 
 def stack_layers(params: Params) -> Params:
-    """The parameters of a transformer with `scan`, from those of one without."""
+    """Return the parameters of a transformer with `scan` from those of one without."""
     blocks = [params["blocks"][str(i)] for i in range(len(params["blocks"]))]
     return {**params, "blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}
 
 
 def unstack_layers(params: Params) -> Params:
-    """The parameters of a transformer without `scan`, from those of one with it."""
+    """Return the parameters of a transformer without `scan` from those of one with `scan`."""
     layers = jax.tree.leaves(params["blocks"])[0].shape[0]
-    one = lambda i: jax.tree.map(lambda leaf: leaf[i], params["blocks"])
-    return {**params, "blocks": {str(i): one(i) for i in range(layers)}}
+    block = lambda i: jax.tree.map(lambda leaf: leaf[i], params["blocks"])
+    return {**params, "blocks": {str(i): block(i) for i in range(layers)}}

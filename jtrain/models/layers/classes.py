@@ -1,4 +1,4 @@
-"""What a classifier says of a row: its class, and the chance of each."""
+"""Predictions of a classifier: the class of a row and the probability of each class."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 
 def classes(logits: Float[Array, "b c"]) -> dict[str, Array]:
-    """Return the likeliest class of each row, and the chance of each class.
+    """Return the likeliest class of each row, and the probability of each class.
 
     `label` is int32 b, `chances` float32 b c, which add up to 1.
     """

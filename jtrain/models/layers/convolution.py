@@ -9,8 +9,10 @@ from jaxtyping import Array, Float
 
 
 class Convolution(nnx.Module):
-    """A `kernel` x `kernel` convolution with `kernel // 2` zeros around: the size is kept, or
-    divided by the stride and rounded up. Its `kernel` is (rows, columns, inputs, outputs).
+    """A `kernel` x `kernel` convolution with a padding of `kernel // 2` zeros.
+
+    The size is divided by the stride and rounded up. The parameter `kernel` is (rows, columns,
+    inputs, outputs).
     """
 
     def __init__(
@@ -24,19 +26,19 @@ class Convolution(nnx.Module):
         std: float | None = None,
         rngs: nnx.Rngs,
     ):
-        # By the outputs, so that gradients keep their size on the way back: He et al. 2015,
+        # Scaled by the outputs, so that gradients keep their size backward: He et al. 2015,
         # https://arxiv.org/abs/1502.01852, equation 14.
         std = math.sqrt(2 / (kernel * kernel * outputs)) if std is None else std
         shape = (kernel, kernel, inputs, outputs)
         self.stride = stride
-        # Drawn flat, which gives the same numbers: of 4 dims a draw takes XLA:CPU 7 times as long
-        # to compile (jax 0.10), and a network has dozens.
+        # Drawn flat, with the same numbers: a draw of 4 dims takes XLA:CPU 7 times as long to
+        # compile (jax 0.10), and a network has dozens.
         drawn = jax.random.normal(rngs.params(), (math.prod(shape),))
         self.kernel = nnx.Param(std * drawn.reshape(shape))
         self.bias = nnx.Param(jnp.zeros(outputs)) if bias else None
 
     def __call__(self, x: Float[Array, "b h w i"]) -> Float[Array, "b y x o"]:
-        """The outputs, one every `stride`."""
+        """Convolve `x`."""
         y = convolve(x, self.kernel[...], stride=self.stride)
         return y if self.bias is None else y + self.bias[...][None, None, None]
 
@@ -44,7 +46,7 @@ class Convolution(nnx.Module):
 def convolve(
     x: Float[Array, "b h w i"], kernel: Float[Array, "k k i o"], *, stride: int = 1
 ) -> Float[Array, "b y x o"]:
-    """The sums of `kernel` times the squares of `x`, one every `stride`, zeros around."""
+    """Convolve `x` with `kernel` at every `stride`, padded with zeros."""
     size = kernel.shape[0]
     sides = ((size - 1) // 2 if stride == 1 else size // 2, size // 2)
     return jax.lax.conv_general_dilated(

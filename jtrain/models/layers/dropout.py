@@ -1,4 +1,4 @@
-"""Dropout that a row draws for itself."""
+"""Dropout that depends on a row's own key."""
 
 import jax
 import jax.numpy as jnp
@@ -16,39 +16,39 @@ def drop(
     site: int | Int[Array, ""] = 0,
     order: np.ndarray | None = None,
 ) -> Float[Array, "b *s"]:
-    """`x` with each number zeroed with chance `rate` and the others scaled by 1 / (1 - rate).
+    """Zero each number with probability `rate` and scale the others by 1 / (1 - rate).
 
-    A row draws from its own key (`jtrain.row_keys`), so what it drops depends on no device,
-    microbatch or neighbour. `x` itself where `keys` is None or `rate` is 0.
+    A row draws from its own key (`jtrain.row_keys`), so that its mask depends on no device,
+    microbatch or other row. Without keys, or at a rate of 0, `x` is returned.
 
     Args:
-        site: tells apart the places of one model that drop.
-        order: which positions those of `x` are, where they are not in their own order; a position
-            drops the same wherever it stands.
+        site: a number for each call of `drop` in a model.
+        order: the position of each token of `x`, where they are permuted; the mask follows the
+            position.
     """
     if keys is None or rate == 0:
         return x
 
-    def kept(key):
+    def draw_mask(key):
         mask = jax.random.bernoulli(jax.random.fold_in(key, site), 1 - rate, x.shape[1:])
         return mask if order is None else mask[order]
 
-    return jnp.where(jax.vmap(kept)(keys), x / (1 - rate), jnp.zeros((), x.dtype))
+    return jnp.where(jax.vmap(draw_mask)(keys), x / (1 - rate), jnp.zeros((), x.dtype))
 
 
 def drawn_from(
     keys: Shaped[Array, "b"] | None, rate: float, *, train: bool
 ) -> Shaped[Array, "b"] | None:
-    """The keys that a model drops by: None where it drops nothing.
+    """Return the keys for dropout, or None where nothing is dropped.
 
     Raises:
-        LossError: if it trains with dropout and got no keys.
+        LossError: if the model trains with dropout and `keys` is None.
     """
     if not train or rate == 0:
         return None
     if keys is None:
         raise LossError(
             f"the model trains with dropout={rate} and got no keys to draw from. Pass "
-            f"`jt.row_keys(rng, batch)` after its inputs, or train=False where nothing is dropped."
+            f"`jt.row_keys(rng, batch)` after its inputs, or train=False to drop nothing."
         )
     return keys

@@ -1,4 +1,4 @@
-"""What bends the wide layer of a transformer's MLP."""
+"""Activations of a transformer's MLP."""
 
 from typing import Literal, TypeAlias
 
@@ -14,9 +14,9 @@ Activation: TypeAlias = Literal["gelu", "gelu_exact", "swiglu"]
 def bend(
     activation: Activation, wide: Float[Array, "*b f"], gate: Float[Array, "*b f"] | None
 ) -> Float[Array, "*b f"]:
-    """GELU of `wide` by tanh or exact, or SwiGLU: `wide` times SiLU of `gate`.
+    """Return GELU of `wide`, by tanh or exact, or SwiGLU: `wide` times SiLU of `gate`.
 
-    Computed in at least float32.
+    The computation is in at least float32.
 
     Sources: Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415; Shazeer 2020,
     https://arxiv.org/abs/2002.05202.

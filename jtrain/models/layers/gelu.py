@@ -1,4 +1,4 @@
-"""GELU that keeps nothing but its input."""
+"""GELU that saves only its input for the backward pass."""
 
 import math
 
@@ -13,12 +13,12 @@ SLOPE, CUBE = math.sqrt(2 / math.pi), 0.044715
 
 @jax.custom_vjp
 def gelu(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
-    """`x` times nearly the chance that a standard normal is below it; computed in at least float32.
+    """Return the GELU of `x`, approximated by tanh as in GPT-2, computed in at least float32.
 
-    The approximation by tanh, as GPT-2 has it. Forward it is written by a logistic function (the
-    same one: 1 + tanh(u) = 2 / (1 + exp(-2u))), backward by tanh: as the two share no expression,
-    the compiler cannot keep the tanh for the backward pass, and one array as wide as the MLP less
-    is written a block. Only reverse mode: `jax.jvp` and `jax.hessian` raise.
+    The forward pass uses a logistic function (1 + tanh(u) = 2 / (1 + exp(-2u))), the backward pass
+    tanh: as the two share no expression, the compiler cannot save the tanh for the backward pass,
+    and each block writes one array of the MLP's width less. Only reverse mode: `jax.jvp` and
+    `jax.hessian` raise.
 
     Source: Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415.
     """
@@ -33,9 +33,9 @@ def _forward(x):
 def _backward(x, grad):
     wide = at_least_f32(x)
     square = jnp.square(wide)
-    bent = jnp.tanh(SLOPE * wide * (1 + CUBE * square))
+    tanh = jnp.tanh(SLOPE * wide * (1 + CUBE * square))
     inner = SLOPE * (1 + 3 * CUBE * square)
-    slope = 0.5 * (1 + bent) + 0.5 * wide * (1 - jnp.square(bent)) * inner
+    slope = 0.5 * (1 + tanh) + 0.5 * wide * (1 - jnp.square(tanh)) * inner
     return ((at_least_f32(grad) * slope).astype(x.dtype),)
 
 

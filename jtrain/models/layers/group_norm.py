@@ -1,4 +1,4 @@
-"""Group normalisation: no rows meet. Its backward pass is written in closed form."""
+"""Group normalisation, which couples no rows, with a closed-form backward pass."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ class GroupNorm(nnx.Module):
     def __call__(
         self, x: Float[Array, "b h w c"], mask: Bool[Array, "b"] | None = None
     ) -> Float[Array, "b h w c"]:
-        """`x`, normalised; the mask changes nothing, as a row knows of no other."""
+        """Normalise `x`; the mask changes nothing, as rows are independent."""
         del mask
         b, h, w, c = x.shape
         y = standardize_groups(x.reshape(b, h * w, self.groups, c // self.groups)).reshape(x.shape)
@@ -35,7 +35,7 @@ class GroupNorm(nnx.Module):
 
 @jax.custom_vjp
 def standardize_groups(x: Float[Array, "b n g k"]) -> Float[Array, "b n g k"]:
-    """`x` with mean 0 and variance 1 over n and k, taken in at least float32.
+    """Give `x` mean 0 and variance 1 over n and k, computed in at least float32.
 
     Only reverse mode: `jax.jvp` and `jax.hessian` raise.
     """

@@ -1,4 +1,4 @@
-"""Images as a model takes them."""
+"""Checks and conversion of input images."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
@@ -12,18 +12,18 @@ def as_images(
     dtype: jnp.dtype,
     mask: Bool[Array, "b"] | None = None,
 ) -> Float[Array, "b h w c"]:
-    """`x` in `dtype`, uint8 scaled to 0 .. 1, zero in the rows that `mask` hides.
+    """Return `x` in `dtype`, uint8 scaled to 0 .. 1, zero in the rows that `mask` hides.
 
-    b h w is taken for one channel.
+    Images b h w have one channel.
 
     Raises:
-        DataError: if an image is of another shape (height, width, channels) than `shape`.
+        DataError: if the shape of an image is not `shape`: height, width, channels.
     """
     if x.shape[1:] == shape[:2] and shape[2] == 1:
         x = x[..., None]
     if x.shape[1:] != shape:
         found = list(x.shape[1:]) if x.ndim == 4 else [*x.shape[1:3], 1]
-        advice = f"Set model.image={found}" if x.ndim in (3, 4) else "Give rows of such a shape"
+        advice = f"Set model.image={found}" if x.ndim in (3, 4) else "Give rows of that shape"
         raise DataError(
             f"images of shape {list(x.shape[1:])}, and the model takes {list(shape)}: height, "
             f"width, channels, in that order. {advice}, or change the images."
@@ -35,7 +35,7 @@ def as_images(
 
 
 def check_sizes(kind: str, image: tuple[int, int, int], classes: int) -> None:
-    """Checks that the experiment said what its data has.
+    """Raise unless the sizes of the model are known.
 
     Raises:
         ConfigError: if a size is still 0.

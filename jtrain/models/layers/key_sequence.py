@@ -1,4 +1,4 @@
-"""Keys in a row, one for each array that is drawn."""
+"""Sequences of keys, one for each array that is drawn."""
 
 import jax
 from jaxtyping import Array, Int
@@ -7,10 +7,10 @@ from jtrain.core.types import Key
 
 
 class KeySequence:
-    """The keys that `nnx.Rngs(key).params()` gives, from any of them on.
+    """The keys of `nnx.Rngs(key).params()`, from number `start` on.
 
-    Unlike a stream of flax it may start at a number that is not known while tracing: so stacked
-    layers draw under `jax.vmap` what layers one after the other draw.
+    Unlike in a stream of flax, `start` may be a traced number: so stacked layers draw under
+    `jax.vmap` the same values as layers made one after the other.
     """
 
     def __init__(self, key: Key, start: int | Int[Array, ""] = 0):
@@ -18,10 +18,10 @@ class KeySequence:
         self.count = 0
 
     def params(self) -> Key:
-        """The next key."""
+        """Return the next key."""
         self.count += 1
         return jax.random.fold_in(self._key, self.start + self.count - 1)
 
     def fork(self, start: int | Int[Array, ""] | None = None) -> "KeySequence":
-        """The same keys from number `start` on; by default from the next."""
+        """Return the same sequence from number `start` on; by default from the next key."""
         return KeySequence(self._key, self.start + self.count if start is None else start)

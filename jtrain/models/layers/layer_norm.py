@@ -1,4 +1,4 @@
-"""Layer normalisation whose backward pass is written in closed form."""
+"""Layer normalisation with a closed-form backward pass."""
 
 import functools
 
@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from jtrain.core.pytree import at_least_f32
 
-EPSILON = 1e-5  # as GPT-2 has it
+EPSILON = 1e-5  # as in GPT-2
 
 
 def layer_norm(
@@ -18,9 +18,9 @@ def layer_norm(
     *,
     epsilon: float = EPSILON,
 ) -> Float[Array, "*b d"]:
-    """`x` with mean 0 and variance 1 over its last dim, times `scale`, plus `bias`.
+    """Give `x` mean 0 and variance 1 over its last dim, times `scale`, plus `bias`.
 
-    Statistics are taken in at least float32; `epsilon` is added to the variance. Only
+    Statistics are computed in at least float32; `epsilon` is added to the variance. Only
     reverse mode: `jax.jvp` and `jax.hessian` raise.
 
     Source: Ba et al. 2016, https://arxiv.org/abs/1607.06450.
@@ -33,11 +33,11 @@ def layer_norm(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def standardize(x: Float[Array, "*b d"], epsilon: float = EPSILON) -> Float[Array, "*b d"]:
-    """`x` with mean 0 and variance 1 over its last dim.
+    """Give `x` mean 0 and variance 1 over its last dim.
 
-    What autodiff keeps and recomputes around a mean and a variance costs XLA:CPU a fifth of the
-    step of a small transformer (benchmarks/transformer_step.py); this keeps the result and
-    1 / deviation. Scale and bias stay outside, so that every argument varies with the rows.
+    Autodiff of a mean and a variance costs XLA:CPU a fifth of the step of a small transformer
+    (benchmarks/transformer_step.py); this saves the result and 1 / deviation. Scale and bias stay
+    outside, so that every argument varies with the rows.
     """
     return _forward(x, epsilon)[0]
 
@@ -51,11 +51,11 @@ def _forward(x, epsilon):
 
 
 def _backward(epsilon, saved, grad):
-    del epsilon  # it is in the rate
+    del epsilon  # part of the rate
     y, rate = saved
     wide, g = at_least_f32(y), at_least_f32(grad)
-    along = (g * wide).mean(-1, keepdims=True)
-    return ((rate * (g - g.mean(-1, keepdims=True) - wide * along)).astype(y.dtype),)
+    slope = (g * wide).mean(-1, keepdims=True)
+    return ((rate * (g - g.mean(-1, keepdims=True) - wide * slope)).astype(y.dtype),)
 
 
 standardize.defvjp(_forward, _backward)

@@ -1,4 +1,4 @@
-"""Linear maps, stored the way XLA:CPU multiplies them fastest."""
+"""Linear maps, stored in the layout that XLA:CPU multiplies fastest."""
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,11 @@ from jtrain.models.layers.thin_product import thin_product
 
 
 class Linear(nnx.Module):
-    """x W + b, with a `kernel` (narrow, wide): its gradient is then a product of fast layout.
+    """x W + b, with a `kernel` of shape (narrow, wide).
 
-    With the 512 inputs of an MLP's second map as rows the gradient runs at 56 GFLOP/s on one core,
-    as columns at 105 (jax 0.10). So a map that narrows keeps its kernel as (outputs, inputs).
+    With the 512 inputs of an MLP's second map as rows the kernel's gradient runs at 56 GFLOP/s on
+    one core, as columns at 105 (jax 0.10). So a map that narrows stores its kernel as (outputs,
+    inputs).
     """
 
     def __init__(
@@ -27,10 +28,12 @@ class Linear(nnx.Module):
         flat: bool = True,
         rngs: nnx.Rngs | KeySequence,
     ):
-        """`dims` are the names of the inputs and of the outputs.
+        """Draw the kernel.
 
-        `flat`: whether the dims before the inputs become one. An eighth faster on a CPU; but where
-        the second of them is split over devices the compiler would gather it to make them one.
+        Args:
+            dims: the names of the inputs' and of the outputs' dim.
+            flat: flatten the dims before the inputs. An eighth faster on a CPU; but a second dim
+                that is split over devices would be gathered first.
         """
         self.widens, self.flat = outputs >= inputs, flat
         shape = (inputs, outputs) if self.widens else (outputs, inputs)
@@ -39,7 +42,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(outputs), dims=dims[1:]) if bias else None
 
     def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
-        """The outputs at each position."""
+        """Apply the map at each position."""
         kernel, dim = self.kernel[...], 0 if self.widens else 1
         rows = x.reshape(-1, x.shape[-1]) if self.flat else x
         if self.flat and 1 in kernel.shape:

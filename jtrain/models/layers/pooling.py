@@ -10,11 +10,11 @@ from jaxtyping import Array, Float
 def max_pool(
     x: Float[Array, "b h w c"], window: int, stride: int | None = None, padding: int = 0
 ) -> Float[Array, "b i j c"]:
-    """The largest number of each `window` x `window` square, one every `stride` (the window's).
+    """Return the maximum of each `window` x `window` square at every `stride`, `window` if None.
 
-    `padding` adds that many rows and columns of -inf on each side; what does not fill a window at
-    the end is left out. i = (h + 2 padding - window) // stride + 1. Numbers that tie for the
-    largest share the gradient, as in `jnp.max`.
+    `padding` adds that many rows and columns of -inf on each side; an incomplete window at the end
+    is dropped. i = (h + 2 padding - window) // stride + 1. Equal
+    maxima share the gradient, as in `jnp.max`.
 
     `reduce_window` gives the same numbers, but its gradient is a select-and-scatter: forward and
     backward pass of 2x2 windows on 128 x 28 x 28 x 32 and 128 x 14 x 14 x 64, in the step of a CNN,
@@ -27,20 +27,20 @@ def max_pool(
         rows, columns = h // window, w // window
         x = x[:, : rows * window, : columns * window]
         return x.reshape(b, rows, window, columns, window, c).max((2, 4))
-    # Kept apart: merged into one pass, every number of the first would be computed twice or thrice.
+    # A barrier: fused into one pass, each number of the first would be computed two or three times.
     x = jax.lax.optimization_barrier(_along(x, 1, window, stride, padding))
     return _along(x, 2, window, stride, padding)
 
 
 def _along(x: Array, dim: int, window: int, stride: int, padding: int) -> Array:
-    """The largest of each window of one dim: number o of all of them is a slice with a stride.
+    """Return the maximum of each window of one dim: element o of all windows is a strided slice.
 
     The slices are taken by reshape, whose gradient is a plain copy.
     """
     count = (x.shape[dim] + 2 * padding - window) // stride + 1
-    strides = -(-window // stride) + count - 1  # whole ones that the windows reach into
+    strides = -(-window // stride) + count - 1  # complete strides that the windows reach into
     after = strides * stride - x.shape[dim] - padding
-    # At least one window is left of what is cut off, so it never holds the padding alone.
+    # The cut-off end is smaller than a window, so no window holds only padding.
     sides = [(0, 0, 0)] * x.ndim
     sides[dim] = (padding, after, 0)
     x = jax.lax.pad(x, jnp.array(-jnp.inf, x.dtype), sides)

@@ -10,9 +10,9 @@ from jtrain.core.pytree import at_least_f32
 def rms_norm(
     x: Float[Array, "*b d"], scale: Float[Array, "d"], *, epsilon: float = 1e-5
 ) -> Float[Array, "*b d"]:
-    """`x` over the root of its mean square along the last dim, times `scale`; no mean is taken out.
+    """Divide `x` by the root of its mean square along the last dim, and multiply by `scale`.
 
-    Statistics are taken in at least float32; `epsilon` is added to the mean square.
+    Statistics are computed in at least float32; `epsilon` is added to the mean square.
 
     Source: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467.
     """

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,122 +13,161 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.core.placement import Placement
 from jtrain.models.attention.rotary import RotaryAngles, rotate
+from jtrain.models.experts.experts import Experts, NoExperts
 from jtrain.models.experts.mixture import MixtureOfExperts
 from jtrain.models.layers.dropout import drop
-from jtrain.models.layers.feed_forward import bend
+from jtrain.models.layers.feed_forward import Activation, bend
 from jtrain.models.layers.key_sequence import KeySequence
 from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.norms import Norm
-from jtrain.models.transformer import Transformer
 
 STD = 0.02  # of every kernel and embedding, as in GPT-2
-# (q, k, v) -> what they give, b t h k, and what is kept of them for tokens to come, or None.
+# (q, k, v) -> b t h k, and the cache for later tokens or None.
 Attend: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Any]]
 
 
 class BlockOutput(NamedTuple):
-    """What a block gives."""
+    """The output of a block, its cache and its router's logits."""
 
     x: Array  # b t d
-    kept: Any  # what `attend` keeps
-    routed: Array | None  # b t e, the logits of its router; None where it has no experts
+    cache: Any  # as `attend` returns it
+    router_logits: Array | None  # b t e; None without experts
 
 
 class TransformerBlock(nnx.Module):
-    """Attention, then an MLP or a mixture of them, each added to what came in."""
+    """Attention, then an MLP or a mixture of experts, each added to its input.
 
-    def __init__(self, values: Transformer, place: Placement, rngs: KeySequence):
-        self.values, self.place = values, place
-        width, heads, size = values.width, values.heads, values.size_of_head
-        onto = STD / math.sqrt(2 * values.layers)  # the sum over 2 x layers keeps its size
-        linear = lambda inputs, outputs, *dims, std=STD: Linear(
-            inputs,
-            outputs,
-            bias=values.bias,
-            std=std,
-            dims=dims,
-            flat=place.times == 1,
-            rngs=rngs,
-        )
-        norm = lambda width: Norm(width, kind=values.norm, epsilon=values.epsilon, bias=values.bias)
-        self.norm_attention = norm(width)
-        self.qkv = linear(width, (heads + 2 * values.groups) * size, "width", "kv_heads")
-        self.norm_q = norm(size) if values.qk_norm else None
-        self.norm_k = norm(size) if values.qk_norm else None
-        self.out = linear(heads * size, width, "heads", "width", std=onto)
-        self.norm_mlp = norm(width)
-        mixture = values.experts.kind != "none"
+    The arguments are the fields of `jtrain.models.transformer.Transformer`, with `kv_heads`,
+    `head_size` and `hidden` greater than 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        hidden: int,
+        norm: Literal["layer", "rms"],
+        epsilon: float,
+        activation: Activation,
+        experts: Experts,
+        dropout: float,
+        bias: bool,
+        qk_norm: bool,
+        placement: Placement,
+        rngs: KeySequence,
+    ):
+        self.heads, self.kv_heads, self.activation = heads, kv_heads, activation
+        self.dropout, self.placement = dropout, placement
+        std_out = STD / math.sqrt(2 * layers)  # the sum over 2 x layers keeps its size
+
+        def linear(inputs: int, outputs: int, *dims: str, std: float = STD) -> Linear:
+            flat = placement.times == 1
+            return Linear(
+                inputs, outputs, bias=bias, std=std, dims=(dims[0], dims[1]), flat=flat, rngs=rngs
+            )
+
+        make_norm = functools.partial(Norm, kind=norm, epsilon=epsilon, bias=bias)
+        self.norm_attention = make_norm(width)
+        self.qkv = linear(width, (heads + 2 * kv_heads) * head_size, "width", "kv_heads")
+        self.norm_q = make_norm(head_size) if qk_norm else None
+        self.norm_k = make_norm(head_size) if qk_norm else None
+        self.out = linear(heads * head_size, width, "heads", "width", std=std_out)
+        self.norm_mlp = make_norm(width)
         self.mixture = (
-            MixtureOfExperts(values, place, rngs, std=STD, onto=onto) if mixture else None
+            None
+            if isinstance(experts, NoExperts)
+            else MixtureOfExperts(
+                experts=experts,
+                width=width,
+                hidden=hidden,
+                activation=activation,
+                std=STD,
+                std_out=std_out,
+                placement=placement,
+                rngs=rngs,
+            )
         )
-        if mixture:
+        if self.mixture is not None:
             return
-        gated = values.activation == "swiglu"
-        up = lambda: linear(width, values.size_of_hidden, "width", "hidden")
-        self.gate = up() if gated else None
-        self.up = up()
-        self.down = linear(values.size_of_hidden, width, "hidden", "width", std=onto)
+        self.gate = linear(width, hidden, "width", "hidden") if activation == "swiglu" else None
+        self.up = linear(width, hidden, "width", "hidden")
+        self.down = linear(hidden, width, "hidden", "width", std=std_out)
 
     def __call__(
         self,
         x: Float[Array, "b t d"],
         keys: Shaped[Array, "b"] | None,
         index: int | Int[Array, ""],
-        turn: RotaryAngles | None,
+        angles: RotaryAngles | None,
         attend: Attend,
         *,
-        whole: bool = True,
+        complete_rows: bool = True,
         order: np.ndarray | None = None,
     ) -> BlockOutput:
-        """`x` with both parts added; a row drops by its own key.
+        """Return `x` with both parts added; a row drops by its own key.
 
-        `whole`: whether these are whole rows, or what comes after tokens that are remembered.
-        `order`: which positions they are, where they are not in their own order.
+        Args:
+            x: the input of the block.
+            keys: one a row, for dropout; None drops nothing.
+            index: the number of the layer, from 0.
+            angles: of rotary positions, if the model has them.
+            attend: attention of q, k and v.
+            complete_rows: False for tokens that continue cached ones.
+            order: the position of each token of `x`, where they are permuted.
         """
-        drops = functools.partial(drop, rate=self.values.dropout, keys=keys, order=order)
+        drop_rows = functools.partial(drop, rate=self.dropout, keys=keys, order=order)
         site = 2 * index + 1
-        mixed, kept = self.attention(self.norm_attention(x), turn, attend)
-        x = x + drops(mixed, site=site)
-        x = self.place.constrain(x, "batch", "time", "width")
-        x_mlp, routed = self.norm_mlp(x), None
+        attended, cache = self.attention(self.norm_attention(x), angles, attend)
+        x = x + drop_rows(attended, site=site)
+        x = self.placement.constrain(x, "batch", "time", "width")
+        x_mlp, router_logits = self.norm_mlp(x), None
         if self.mixture is None:
-            fed = self.mlp(x_mlp)
+            y = self.mlp(x_mlp)
         else:
-            fed, routed = self.mixture(x_mlp, whole=whole, order=order)
-        x = x + drops(fed, site=site + 1)
-        return BlockOutput(self.place.constrain(x, "batch", "time", "width"), kept, routed)
+            y, router_logits = self.mixture(x_mlp, complete_rows=complete_rows, order=order)
+        x = x + drop_rows(y, site=site + 1)
+        x = self.placement.constrain(x, "batch", "time", "width")
+        return BlockOutput(x, cache, router_logits)
 
     def attention(
-        self, x: Float[Array, "b t d"], turn: RotaryAngles | None, attend: Attend
+        self, x: Float[Array, "b t d"], angles: RotaryAngles | None, attend: Attend
     ) -> tuple[Float[Array, "b t d"], Any]:
-        """What each position takes from those up to its own."""
-        heads, groups = self.values.heads, self.values.groups
-        each = heads // groups  # query heads that share a key and a value
-        # Columns are groups, then queries, key and value: a slice of the columns is whole groups.
-        together = checkpoint_name(self.qkv(x), "qkv")
-        together = together.reshape(*x.shape[:2], groups, each + 2, -1)  # b t g each+2 k
-        together = self.place.constrain(together, "batch", "time", "kv_heads", None, None)
-        # A split, whose transpose is one concatenation; indexing's would be sums of padded parts.
-        q, k, v = jnp.split(together, (each, each + 1), axis=3)
-        q = self._ready(q.reshape(*q.shape[:2], heads, -1), self.norm_q, turn)
-        k = self._ready(k.squeeze(3), self.norm_k, turn)
-        v = self._ready(v.squeeze(3), None, None)
-        mixed, kept = attend(q, k, v)
-        mixed = checkpoint_name(mixed.reshape(*x.shape[:2], -1), "attention")
-        return self.out(mixed), kept
+        """Return the attention of each position to those up to its own, and the cache."""
+        heads, kv_heads = self.heads, self.kv_heads
+        shared = heads // kv_heads  # query heads that share a key and a value
+        # Columns are groups, then queries, key and value: a slice of the columns is complete
+        # groups.
+        qkv = checkpoint_name(self.qkv(x), "qkv")
+        qkv = qkv.reshape(*x.shape[:2], kv_heads, shared + 2, -1)  # b t g shared+2 k
+        qkv = self.placement.constrain(qkv, "batch", "time", "kv_heads", None, None)
+        # The transpose of a split is one concatenation; of indexing, sums of padded arrays.
+        q, k, v = jnp.split(qkv, (shared, shared + 1), axis=3)
+        q = self._prepare(q.reshape(*q.shape[:2], heads, -1), self.norm_q, angles)
+        k = self._prepare(k.squeeze(3), self.norm_k, angles)
+        v = self._prepare(v.squeeze(3), None, None)
+        attended, cache = attend(q, k, v)
+        attended = checkpoint_name(attended.reshape(*x.shape[:2], -1), "attention")
+        return self.out(attended), cache
 
-    def _ready(
-        self, x: Float[Array, "b t h k"], norm: Norm | None, turn: RotaryAngles | None
+    def _prepare(
+        self, x: Float[Array, "b t h k"], norm: Norm | None, angles: RotaryAngles | None
     ) -> Float[Array, "b t h k"]:
+        """Normalise and rotate `x` where the model does, and constrain its sharding."""
         x = x if norm is None else norm(x)
-        x = x if turn is None else rotate(x, turn)
-        heads = "heads" if x.shape[2] == self.values.heads else "kv_heads"
-        return self.place.constrain(x, "batch", "time", heads, "head_size")
+        x = x if angles is None else rotate(x, angles)
+        heads = "heads" if x.shape[2] == self.heads else "kv_heads"
+        return self.placement.constrain(x, "batch", "time", heads, "head_size")
 
     def mlp(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """A wide layer with a bend, and back."""
-        wide = lambda layer: checkpoint_name(
-            self.place.constrain(layer(x), "batch", "time", "hidden"), "hidden"
-        )
+        """Apply the MLP: a wide layer with its activation."""
+
+        def wide(layer: Linear) -> Array:
+            y = self.placement.constrain(layer(x), "batch", "time", "hidden")
+            return checkpoint_name(y, "hidden")
+
         gate = None if self.gate is None else wide(self.gate)
-        return self.down(bend(self.values.activation, wide(self.up), gate))
+        return self.down(bend(self.activation, wide(self.up), gate))

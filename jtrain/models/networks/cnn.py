@@ -8,7 +8,6 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Num, Shaped
 
 from jtrain.core.placement import Placement
-from jtrain.models.cnn import CNN
 from jtrain.models.layers.convolution import Convolution
 from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.images import as_images
@@ -17,22 +16,33 @@ from jtrain.models.layers.pooling import max_pool
 
 
 class CNNModule(nnx.Module):
-    """Images to logits."""
+    """Images to logits; the arguments are the fields of `jtrain.models.cnn.CNN`."""
 
-    def __init__(self, values: CNN, place: Placement, rngs: nnx.Rngs):
-        self.values, self.place = values, place
+    def __init__(
+        self,
+        *,
+        image: tuple[int, int, int],
+        channels: tuple[int, ...],
+        kernel: int,
+        widths: tuple[int, ...],
+        classes: int,
+        dropout: float,
+        placement: Placement,
+        rngs: nnx.Rngs,
+    ):
+        self.image, self.dropout, self.placement = image, dropout, placement
         self.deterministic = True
-        height, width, inputs = values.image
-        channels, halved = values.channels, 2 ** len(values.channels)
+        height, width, inputs = image
+        halved = 2 ** len(channels)
         he = lambda inputs: math.sqrt(2 / inputs)  # He et al. 2015
         self.convolutions = nnx.List(
-            Convolution(a, b, values.kernel, bias=True, std=he(a * values.kernel**2), rngs=rngs)
+            Convolution(a, b, kernel, bias=True, std=he(a * kernel**2), rngs=rngs)
             for a, b in itertools.pairwise((inputs, *channels))
         )
         flat = (height // halved) * (width // halved) * channels[-1]
         self.layers = nnx.List(
             Linear(a, b, std=he(a), rngs=rngs)
-            for a, b in itertools.pairwise((flat, *values.widths, values.classes))
+            for a, b in itertools.pairwise((flat, *widths, classes))
         )
 
     def __call__(
@@ -41,21 +51,20 @@ class CNNModule(nnx.Module):
         keys: Shaped[Array, "b"] | None = None,
         mask: Bool[Array, "b"] | None = None,
     ) -> Float[Array, "b c"]:
-        """Logits of each row.
+        """Return the logits of each row.
 
         Raises:
             DataError: if the images have another shape.
-            LossError: if it shall drop and got no keys.
+            LossError: if the network trains with dropout and `keys` is None.
         """
-        rate = self.values.dropout
-        keys = drawn_from(keys, rate, train=not self.deterministic)
-        x = as_images(x, self.values.image, self.layers[0].kernel[...].dtype, mask)
+        keys = drawn_from(keys, self.dropout, train=not self.deterministic)
+        x = as_images(x, self.image, self.layers[0].kernel[...].dtype, mask)
         for layer in self.convolutions:
             # ReLU changes no order, so it can come after the pool, on a quarter of the numbers.
             x = jax.nn.relu(max_pool(layer(x), 2))
-            x = self.place.constrain(x, "batch", "height", "width", "channels")
-        x = drop(x.reshape(x.shape[0], -1), rate, keys)
+            x = self.placement.constrain(x, "batch", "height", "width", "channels")
+        x = drop(x.reshape(x.shape[0], -1), self.dropout, keys)
         for site, layer in enumerate(self.layers[:-1], 1):
-            x = self.place.constrain(jax.nn.relu(layer(x)), "batch", "hidden")
-            x = drop(x, rate, keys, site=site)
-        return self.place.constrain(self.layers[-1](x), "batch", "classes")
+            x = self.placement.constrain(jax.nn.relu(layer(x)), "batch", "hidden")
+            x = drop(x, self.dropout, keys, site=site)
+        return self.placement.constrain(self.layers[-1](x), "batch", "classes")

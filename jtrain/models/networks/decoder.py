@@ -1,7 +1,7 @@
 """The network of a decoder-only transformer."""
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,43 +10,103 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.core.placement import Placement
 from jtrain.errors import DataError
+from jtrain.models.attention.attention import Implementation
 from jtrain.models.attention.causal import Causal
 from jtrain.models.attention.kv_cache import remembering
-from jtrain.models.attention.positions import Rotary
+from jtrain.models.attention.positions import LearnedPositions, Positions, Rotary
 from jtrain.models.attention.rotary import RotaryAngles, turn_at
 from jtrain.models.attention.segments import places_within
 from jtrain.models.attention.soft_cap import soft_cap
-from jtrain.models.layers.block_stack import stacked, through
+from jtrain.models.experts.experts import Experts
+from jtrain.models.layers.block_stack import Remat, stacked, through
 from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.embedding import look_up
+from jtrain.models.layers.feed_forward import Activation
 from jtrain.models.layers.key_sequence import KeySequence
 from jtrain.models.layers.norms import Norm
 from jtrain.models.networks.block import STD, TransformerBlock
-from jtrain.models.transformer import Transformer
 
 
 class Decoder(nnx.Module):
-    """Tokens to logits of the next one."""
+    """Tokens to logits of the next token.
 
-    def __init__(self, values: Transformer, place: Placement, rngs: nnx.Rngs):
-        self.values, self.place = values, place
+    The arguments are the fields of `jtrain.models.transformer.Transformer`, with `kv_heads`,
+    `head_size` and `hidden` greater than 0.
+
+    Args:
+        windows: the window of each layer; None sees all that came before.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab: int,
+        context: int,
+        layers: int,
+        heads: int,
+        width: int,
+        kv_heads: int,
+        head_size: int,
+        hidden: int,
+        positions: Positions,
+        norm: Literal["layer", "rms"],
+        epsilon: float,
+        activation: Activation,
+        experts: Experts,
+        dropout: float,
+        bias: bool,
+        tied: bool,
+        qk_norm: bool,
+        windows: tuple[int | None, ...],
+        attention_cap: float | None,
+        logit_cap: float | None,
+        attention: Implementation,
+        scan: bool,
+        remat: Remat,
+        saved: tuple[str, ...],
+        placement: Placement,
+        rngs: nnx.Rngs,
+    ):
+        self.context, self.dropout, self.placement = context, dropout, placement
+        self.rotary = positions if isinstance(positions, Rotary) else None
+        self.head_size, self.windows, self.implementation = head_size, windows, attention
+        self.attention_cap, self.logit_cap = attention_cap, logit_cap
+        self.scan, self.remat, self.saved = scan, remat, saved
         self.deterministic = True
         draws = KeySequence(rngs.params.key[...])
-        normal = lambda *shape, dims: nnx.Param(
-            STD * jax.random.normal(draws.params(), shape), dims=dims
-        )
-        learned = values.positions.kind == "learned"
-        self.tokens = normal(values.vocab, values.width, dims=("vocab", "width"))
-        places = lambda: normal(values.context, values.width, dims=("context", "width"))
-        self.positions = places() if learned else None
-        block = functools.partial(TransformerBlock, values, place)
-        if values.scan:
-            self.blocks = stacked(block, values.layers, draws)
+
+        def normal(*shape: int, dims: tuple[str, ...]) -> nnx.Param:
+            return nnx.Param(STD * jax.random.normal(draws.params(), shape), dims=dims)
+
+        learned = isinstance(positions, LearnedPositions)
+        self.tokens = normal(vocab, width, dims=("vocab", "width"))
+        self.positions = normal(context, width, dims=("context", "width")) if learned else None
+
+        def make_block(rngs: KeySequence) -> TransformerBlock:
+            return TransformerBlock(
+                layers=layers,
+                width=width,
+                heads=heads,
+                kv_heads=kv_heads,
+                head_size=head_size,
+                hidden=hidden,
+                norm=norm,
+                epsilon=epsilon,
+                activation=activation,
+                experts=experts,
+                dropout=dropout,
+                bias=bias,
+                qk_norm=qk_norm,
+                placement=placement,
+                rngs=rngs,
+            )
+
+        if scan:
+            self.blocks = stacked(make_block, layers, draws)
         else:
-            self.blocks = nnx.List(block(draws) for _ in range(values.layers))
-        self.norm = Norm(values.width, kind=values.norm, epsilon=values.epsilon, bias=values.bias)
-        head = lambda: normal(values.vocab, values.width, dims=("vocab", "width"))
-        self.head = None if values.tied else head()
+            self.blocks = nnx.List(make_block(draws) for _ in range(layers))
+        self.norm = Norm(width, kind=norm, epsilon=epsilon, bias=bias)
+        self.head = None if tied else normal(vocab, width, dims=("vocab", "width"))
 
     def __call__(
         self,
@@ -54,11 +114,11 @@ class Decoder(nnx.Module):
         keys: Shaped[Array, "b"] | None = None,
         segments: Int[Array, "b t"] | None = None,
     ) -> Float[Array, "b t v"]:
-        """Logits at every position; with `segments` those of each segment by itself.
+        """Return the logits at every position; `segments` do not see one another.
 
         Raises:
             DataError: if a sequence is longer than the context.
-            LossError: if it shall drop and got no keys.
+            LossError: if the network trains with dropout and `keys` is None.
         """
         return self._logits(self.hidden(tokens, keys, segments))
 
@@ -68,7 +128,7 @@ class Decoder(nnx.Module):
         keys: Shaped[Array, "b"] | None = None,
         segments: Int[Array, "b t"] | None = None,
     ) -> Float[Array, "b t d"]:
-        """What the head multiplies at every position; raises what the whole raises."""
+        """Return the input of the head at every position; raise as `__call__` does."""
         return self.routed(tokens, keys, segments)[0]
 
     def routed(
@@ -77,111 +137,111 @@ class Decoder(nnx.Module):
         keys: Shaped[Array, "b"] | None = None,
         segments: Int[Array, "b t"] | None = None,
     ) -> tuple[Float[Array, "b t d"], Float[Array, "b l t e"] | None]:
-        """`hidden`, and the logits of every block's router; None where there are no experts."""
-        time, context = tokens.shape[1], self.values.context
+        """Return `hidden`, and the logits of every block's router; None without experts."""
+        time, context = tokens.shape[1], self.context
         if time > context:
             raise DataError(
                 f"a sequence of {time} tokens is longer than the model's context of {context}. "
                 f"Set model.context={time}, or cut the sequences."
             )
-        keys = drawn_from(keys, self.values.dropout, train=not self.deterministic)
+        keys = drawn_from(keys, self.dropout, train=not self.deterministic)
         at = jnp.arange(time) if segments is None else places_within(segments)
-        order = self.place.order(time)
+        order = self.placement.order(time)
         if order is not None:
             tokens, at = tokens[:, order], at[..., order]
             segments = None if segments is None else segments[:, order]
-        x = self._embedded(tokens)
+        x = self._embed(tokens)
         if self.positions is not None:
             plain = segments is None and order is None
             learned = self.positions[:time] if plain else self.positions[...][at]
             x = x + (learned[None] if segments is None else learned)
-        x = drop(x, self.values.dropout, keys, order=order)
-        x = self.place.constrain(x, "rows", "time", "width")
-        turn = self._turn(at)
-        own = None if segments is None else turn  # the same for all rows, or each row's
+        x = drop(x, self.dropout, keys, order=order)
+        x = self.placement.constrain(x, "rows", "time", "width")
+        angles = self._angles(at)
+        row_angles = None if segments is None else angles  # angles differ by row with segments
 
-        def each(block, x, rows, index, _):
-            keys, segments, own = rows
+        def call_block(block, x, rows, index, _):
+            keys, segments, row_angles = rows
             attend = functools.partial(self._attend, index, segments)
-            passed = block(x, keys, index, turn if own is None else own, attend, order=order)
-            return passed.x, passed.routed
+            turn = angles if row_angles is None else row_angles
+            output = block(x, keys, index, turn, attend, order=order)
+            return output.x, output.router_logits
 
-        x, routed = through(
+        x, logits = through(
             self.blocks,
             x,
-            each,
-            rows=(keys, segments, own),
-            place=self.place,
-            remat=self.values.remat,
-            saved=self.values.saved,
+            call_block,
+            rows=(keys, segments, row_angles),
+            placement=self.placement,
+            remat=self.remat,
+            saved=self.saved,
         )
-        return self.place.put_back(self.norm(x)), self._by_row(routed)
+        return self.placement.put_back(self.norm(x)), self._by_row(logits)
 
     def extend(
         self, tokens: Int[Array, "b t"], cache: Any, at: Int[Array, ""]
     ) -> tuple[Float[Array, "b v"], Any]:
-        """Logits after the last of `tokens`, which stand at `at` .. `at + t - 1`, and the cache.
+        """Return the logits after the last of `tokens`, and the cache with their keys and values.
 
         Args:
-            tokens: what is new.
+            tokens: the new tokens, at the positions `at` .. `at + t - 1`.
             cache: keys and values of all positions before `at`, and room for the whole context.
-            at: the first position that is new; at + t must not exceed the context.
+            at: the first new position; at + t must not exceed the context.
         """
         time = tokens.shape[1]
-        x = self._embedded(tokens)
+        x = self._embed(tokens)
         if self.positions is not None:
             x = x + jax.lax.dynamic_slice_in_dim(self.positions[...], at, time)[None]
-        turn = self._turn(at + jnp.arange(time, dtype=at.dtype))
+        angles = self._angles(at + jnp.arange(time, dtype=at.dtype))
 
-        def each(block, x, _, index, kept):
+        def call_block(block, x, _, index, cache):
             window = self._window(index)
-            attend = remembering(kept, at, window=window, soft_cap=self.values.attention_cap)
-            passed = block(x, None, index, turn, attend, whole=False)
-            return passed.x, passed.kept
+            attend = remembering(cache, at, window=window, soft_cap=self.attention_cap)
+            output = block(x, None, index, angles, attend, complete_rows=False)
+            return output.x, output.cache
 
-        x, cache = through(self.blocks, x, each, kept=cache)
+        x, cache = through(self.blocks, x, call_block, state=cache)
         return self._logits(self.norm(x[:, -1:]))[:, 0], cache
 
-    def _by_row(self, routed: Any) -> Float[Array, "b l t e"] | None:
-        if self.values.experts.kind == "none":
+    def _by_row(self, logits: Any) -> Float[Array, "b l t e"] | None:
+        """Return the routers' logits of all layers, rows first, in the order of the tokens."""
+        if jax.tree.leaves(logits) == []:
             return None
-        routed = routed if self.values.scan else jnp.stack(routed)
-        layers, b, t, _ = routed.shape
-        flat = jnp.moveaxis(routed, 0, 2).reshape(b, t, -1)  # b t (l e)
-        return jnp.moveaxis(self.place.put_back(flat).reshape(b, t, layers, -1), 2, 1)
+        logits = logits if self.scan else jnp.stack(logits)
+        layers, b, t, _ = logits.shape
+        flat = jnp.moveaxis(logits, 0, 2).reshape(b, t, -1)  # b t (l e)
+        return jnp.moveaxis(self.placement.put_back(flat).reshape(b, t, layers, -1), 2, 1)
 
-    def _embedded(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
-        """Their rows of the table; where its width is split, each device looks up its part.
+    def _embed(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+        """Look up the embeddings; a device that has a shard of the width looks up that shard.
 
-        The parts are exchanged then: less than the whole table would be.
+        The shards of the result are exchanged: less than the whole table would be.
         """
-        # Split over devices, each sums its own tokens, and blocks would only be exchanged.
-        whole = self.place.rows * self.place.times == 1
-        x = look_up(self.tokens[...], tokens) if whole else self.tokens[...][tokens]
-        x = self.place.constrain(x, "group", "time", "split")
-        return self.place.constrain(x, "rows", "time", "width")
+        # Split over devices, each device sums over its own tokens: blocks would only add
+        # exchanges.
+        single = self.placement.rows * self.placement.times == 1
+        x = look_up(self.tokens[...], tokens) if single else self.tokens[...][tokens]
+        x = self.placement.constrain(x, "group", "time", "split")
+        return self.placement.constrain(x, "rows", "time", "width")
 
-    def _turn(self, positions: Int[Array, "*b t"]) -> RotaryAngles | None:
-        how = self.values.positions
-        return (
-            turn_at(how, self.values.size_of_head, positions) if isinstance(how, Rotary) else None
-        )
+    def _angles(self, positions: Int[Array, "*b t"]) -> RotaryAngles | None:
+        return None if self.rotary is None else turn_at(self.rotary, self.head_size, positions)
 
     def _attend(self, index, segments, q, k, v):
-        """Attention where the placement has its parts; nothing is kept."""
-        how = Causal(
+        """Attend where the placement has the shards of q, k and v; no cache."""
+        attention = Causal(
             window=self._window(index),
-            soft_cap=self.values.attention_cap,
-            implementation=self.values.attention,
+            soft_cap=self.attention_cap,
+            implementation=self.implementation,
         )
-        return self.place.attend(how, q, k, v, segments), None
+        return self.placement.attend(attention, q, k, v, segments), None
 
     def _window(self, index) -> int | None:
         # Under a scan the index is not known, and all layers have the same window.
-        return self.values.window if self.values.scan else self.values.window_of(index)
+        return self.windows[0 if self.scan else index]
 
     def _logits(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
         head = self.tokens if self.head is None else self.head
         logits = jnp.einsum("btd,vd->btv", hidden, head[...])
-        logits = soft_cap(logits, self.values.logit_cap)
-        return self.place.constrain(logits, "rows", "time", "vocab")
+        logits = soft_cap(logits, self.logit_cap)
+        return self.placement.constrain(logits, "rows", "time", "vocab")

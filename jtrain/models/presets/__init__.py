@@ -1,1 +1,1 @@
-"""Models by their published names, and how published weights become their parameters."""
+"""Presets of published models, and conversion of published weights."""

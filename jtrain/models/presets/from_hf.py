@@ -1,8 +1,8 @@
-"""Weights as Hugging Face publishes them, as the parameters of a Transformer.
+"""Conversion of Hugging Face weights to the parameters of a Transformer.
 
 Arrays are numpy's, `{name: x.numpy() for name, x in net.state_dict().items()}` of a
-GPT2LMHeadModel, a LlamaForCausalLM or a MixtralForCausalLM, or what a safetensors file of theirs
-holds; no torch is needed here.
+GPT2LMHeadModel, a LlamaForCausalLM or a MixtralForCausalLM, or the contents of
+their safetensors file; no torch is needed here.
 """
 
 import functools
@@ -25,7 +25,7 @@ BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
 class Source(NamedTuple):
-    """A parameter of ours, the weights of theirs that it is made of, and how."""
+    """A parameter, the published weights that it is made from, and the conversion."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -33,39 +33,38 @@ class Source(NamedTuple):
 
 
 def gpt2_from_hf(values: Transformer, weights: Weights) -> Params:
-    """The parameters of a transformer like GPT-2 (learned positions, LayerNorm, GELU, biases).
+    """Return the parameters of a transformer like GPT-2: learned positions, LayerNorm, GELU.
 
     Raises:
-        CheckpointError: with every weight that is missing, left over or of another shape.
+        CheckpointError: with every weight that is missing, unused or of another shape.
     """
-    return _filled(values, list(_gpt2(values)), _without("transformer.", weights))
+    return _fill(values, list(_gpt2(values)), _strip_prefix("transformer.", weights))
 
 
 def llama_from_hf(values: Transformer, weights: Weights) -> Params:
-    """The parameters of a transformer like Llama (rotary, RMSNorm, SwiGLU, no bias).
+    """Return the parameters of a transformer like Llama (rotary, RMSNorm, SwiGLU, no bias).
 
     Raises:
-        CheckpointError: with every weight that is missing, left over or of another shape.
+        CheckpointError: with every weight that is missing, unused or of another shape.
     """
-    return _filled(values, list(_llama(values, _mlp)), _without("model.", weights))
+    return _fill(values, list(_llama(values, _mlp)), _strip_prefix("model.", weights))
 
 
 def mixtral_from_hf(values: Transformer, weights: Weights) -> Params:
-    """The parameters of a transformer like Mixtral: Llama with a mixture of experts.
+    """Return the parameters of a transformer like Mixtral: Llama with a mixture of experts.
 
-    By the names of published files (`block_sparse_moe`), or by those that transformers 5 has in
-    memory.
+    Names are those of published files (`block_sparse_moe`), or those of transformers 5 in memory.
 
     Raises:
-        CheckpointError: with every weight that is missing, left over or of another shape.
+        CheckpointError: with every weight that is missing, unused or of another shape.
     """
     fused = any(name.endswith(".experts.gate_up_proj") for name in weights)
     mlp = _experts_fused if fused else functools.partial(_experts, values)
-    return _filled(values, list(_llama(values, mlp)), _without("model.", weights))
+    return _fill(values, list(_llama(values, mlp)), _strip_prefix("model.", weights))
 
 
 def _gpt2(values: Transformer) -> Iterator[Source]:
-    # Theirs is query, key and value, then heads; ours the other way round.
+    # Published columns are query, key and value, then heads; ours are heads first.
     by_head = lambda x: _qkv(values, *np.split(x, 3, axis=-1))
     yield Source("tokens", ("wte.weight",), _same)
     yield Source("positions", ("wpe.weight",), _same)
@@ -90,7 +89,9 @@ def _llama(values: Transformer, mlp: Callable[[str, str], Iterator[Source]]) -> 
         qkv = tuple(f"{theirs}.self_attn.{name}_proj.weight" for name in "qkv")
         grouped = lambda q, k, v: _kernel(_qkv(values, q.T, k.T, v.T))
         yield Source(f"{ours}/qkv/kernel", qkv, grouped)
-        yield Source(f"{ours}/out/kernel", (f"{theirs}.self_attn.o_proj.weight",), _turned)
+        yield Source(
+            f"{ours}/out/kernel", (f"{theirs}.self_attn.o_proj.weight",), _transposed_kernel
+        )
         yield from mlp(ours, theirs)
         first, second = f"{theirs}.input_layernorm", f"{theirs}.post_attention_layernorm"
         yield Source(f"{ours}/norm_attention/scale", (f"{first}.weight",), _same)
@@ -102,11 +103,13 @@ def _llama(values: Transformer, mlp: Callable[[str, str], Iterator[Source]]) -> 
 
 def _mlp(ours: str, theirs: str) -> Iterator[Source]:
     for name in ("gate", "up", "down"):
-        yield Source(f"{ours}/{name}/kernel", (f"{theirs}.mlp.{name}_proj.weight",), _turned)
+        yield Source(
+            f"{ours}/{name}/kernel", (f"{theirs}.mlp.{name}_proj.weight",), _transposed_kernel
+        )
 
 
 def _experts(values: Transformer, ours: str, theirs: str) -> Iterator[Source]:
-    """Theirs one by one: w1 is the gate, w3 goes up, w2 down."""
+    """Yield the sources of experts published one by one: w1 is gate, w3 up, w2 down."""
     mixture, theirs = f"{ours}/mixture", f"{theirs}.block_sparse_moe"
     experts = range(getattr(values.experts, "count", 0))
     stacked = lambda *each: np.stack([x.T for x in each])
@@ -117,7 +120,7 @@ def _experts(values: Transformer, ours: str, theirs: str) -> Iterator[Source]:
 
 
 def _experts_fused(ours: str, theirs: str) -> Iterator[Source]:
-    """Theirs together, e o i, the gate before what goes up."""
+    """Yield the sources of experts published together, e o i, with gate before up."""
     mixture, experts = f"{ours}/mixture", f"{theirs}.mlp.experts"
     half = lambda x, part: np.split(x.swapaxes(1, 2), 2, axis=-1)[part]
     both = (f"{experts}.gate_up_proj",)
@@ -137,23 +140,23 @@ def _same(x: np.ndarray) -> np.ndarray:
 
 
 def _kernel(x: np.ndarray) -> np.ndarray:  # i o
-    """As jtrain.models.layers.linear keeps it: i o where it widens, o i where it narrows."""
+    """Return a kernel in the layout of `jtrain.models.layers.linear`: wide dim last."""
     return x if x.shape[1] >= x.shape[0] else x.T
 
 
-def _turned(x: np.ndarray) -> np.ndarray:  # o i
+def _transposed_kernel(x: np.ndarray) -> np.ndarray:  # o i
     return _kernel(x.T)
 
 
 def _qkv(values: Transformer, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Columns of queries, keys and values as ours: by group, its queries, its key, its value."""
+    """Join columns of queries, keys and values group by group: queries, key, value."""
     split = lambda x: x.reshape(*x.shape[:-1], values.groups, -1, values.size_of_head)
     together = np.concatenate([split(q), split(k), split(v)], axis=-2)
     return together.reshape(*q.shape[:-1], -1)
 
 
-def _without(prefix: str, weights: Weights) -> Weights:
-    """The weights by their names inside of the model, without its buffers."""
+def _strip_prefix(prefix: str, weights: Weights) -> Weights:
+    """Return the weights with names inside the model, without buffers."""
     return {
         name.removeprefix(prefix): np.asarray(array)
         for name, array in weights.items()
@@ -161,46 +164,46 @@ def _without(prefix: str, weights: Weights) -> Weights:
     }
 
 
-def _filled(values: Transformer, sources: list[Source], weights: Weights) -> Params:
-    """The tree that the model would make, with the arrays of `weights` in it."""
+def _fill(values: Transformer, sources: list[Source], weights: Weights) -> Params:
+    """Return the tree of the model's parameters with the arrays of `weights`."""
     like = jax.eval_shape(values.build().init, jax.random.key(0))[0]
     like = jax.eval_shape(unstack_layers, like) if values.scan else like
     shapes = {name: leaf.shape for name, leaf in named_leaves(like).items()}
     found: dict[str, np.ndarray] = {}
-    asked = _asked(values, sources)
-    wrong = [f"{name}: left over" for name in weights if name not in asked]
+    used = _used_names(values, sources)
+    wrong = [f"{name}: unused" for name in weights if name not in used]
     for ours, theirs, change in sources:
         missing = [f"{name}: missing" for name in theirs if name not in weights]
         wrong += missing
         if ours not in shapes:
             wrong.append(f"{', '.join(theirs)}: the model has no {ours}")
         elif not missing:
-            found[ours], words = _changed(change, [weights[name] for name in theirs], shapes[ours])
+            found[ours], words = _convert(change, [weights[name] for name in theirs], shapes[ours])
             wrong += [f"{', '.join(theirs)}: {words} as {ours}"] if words else []
     filled = {source.ours for source in sources}
-    wrong += [f"{name}: nothing to fill it with" for name in shapes if name not in filled]
+    wrong += [f"{name}: no weight for it" for name in shapes if name not in filled]
     if wrong:
         raise CheckpointError(
             "these weights are not those of this transformer:\n  " + "\n  ".join(wrong) + "\n"
-            "Set the values of the model they were trained for: model.preset=gpt2 say."
+            "Set the values of the model that was trained, for example model.preset=gpt2."
         )
     params = jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in shapes])
     return stack_layers(params) if values.scan else params
 
 
-def _asked(values: Transformer, sources: list[Source]) -> set[str]:
-    """The names that are read; a tied head is the token embedding once more."""
+def _used_names(values: Transformer, sources: list[Source]) -> set[str]:
+    """Return the names that are read; a tied head repeats the token embedding."""
     names = {name for source in sources for name in source.theirs}
     return names | {"lm_head.weight"} if values.tied else names
 
 
-def _changed(
+def _convert(
     change: Callable[..., np.ndarray], arrays: list[np.ndarray], shape: tuple[int, ...]
 ) -> tuple[np.ndarray, str]:
-    """The array as ours, and what is wrong with its shape."""
+    """Return the converted array, and an error message about its shape or an empty string."""
     found = ", ".join(str(array.shape) for array in arrays)
     try:
         array = np.ascontiguousarray(change(*arrays))
-    except ValueError:  # heads that cannot be told apart
+    except ValueError:  # the heads do not divide the columns
         return arrays[0], f"{found} does not become {shape}"
     return array, "" if array.shape == shape else f"{found} becomes {array.shape}, not {shape}"

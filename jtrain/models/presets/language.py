@@ -1,6 +1,6 @@
-"""Language models by their published names, as values of a Transformer.
+"""Presets of published language models, as values of a Transformer.
 
-A test counts the parameters of each; the numbers are those of the published configurations.
+A test counts the parameters of each; the values are those of the published configurations.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ LanguagePreset: TypeAlias = Literal[
     "none", "gpt2", "gpt2-medium", "llama2-7b", "llama3-8b", "smollm2-135m", "mixtral-8x7b"
 ]
 
-# All that makes a model what it is stands in each: none is left to a file's values below it.
+# Every preset sets all values that define the architecture; none is left to a config file.
 # Radford et al. 2019; https://huggingface.co/openai-community/gpt2
 _GPT2 = {
     "positions": {"kind": "learned"},

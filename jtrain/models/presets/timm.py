@@ -1,4 +1,4 @@
-"""Weights as timm and torchvision publish them, as the parameters of a ResNet or a ViT.
+"""Conversion of timm and torchvision weights to the parameters of a ResNet or a ViT.
 
 Arrays are numpy's, `{name: x.numpy() for name, x in net.state_dict().items()}` of a torch module;
 no torch is needed here.
@@ -18,28 +18,28 @@ from jtrain.models.vit import ViT
 
 Weights: TypeAlias = Mapping[str, np.ndarray]
 Change: TypeAlias = Callable[[np.ndarray], np.ndarray]
-Source: TypeAlias = tuple[str, str, Change]  # our name, theirs, and what is done to the array
+Source: TypeAlias = tuple[str, str, Change]  # our name, the published name, and the conversion
 
 SAME: Change = lambda x: x
 CONVOLUTION: Change = lambda x: x.transpose(2, 3, 1, 0)  # o i k k -> k k i o
 
 
 def resnet_from_timm(values: ResNet, weights: Weights) -> tuple[Params, Extra]:
-    """The parameters and running statistics of a ResNet, from torchvision's or timm's names.
+    """Return the parameters and running statistics of a ResNet from torchvision's or timm's names.
 
     Raises:
-        CheckpointError: with every weight that is missing, left over or of another shape.
+        CheckpointError: with every weight that is missing, unused or of another shape.
     """
-    return _filled(values, list(_resnet(values)), weights)
+    return _fill(values, list(_resnet(values)), weights)
 
 
 def vit_from_timm(values: ViT, weights: Weights) -> tuple[Params, Extra]:
-    """The parameters of a ViT that reads its class token, from timm's names.
+    """Return the parameters of a ViT that reads its class token from timm's names.
 
     Raises:
-        CheckpointError: with every weight that is missing, left over or of another shape.
+        CheckpointError: with every weight that is missing, unused or of another shape.
     """
-    return _filled(values, list(_vit(values)), weights)
+    return _fill(values, list(_vit(values)), weights)
 
 
 def _resnet(values: ResNet) -> Iterator[Source]:
@@ -69,7 +69,7 @@ def _vit(values: ViT) -> Iterator[Source]:
     yield "positions", "pos_embed", lambda x: x[0]
     for i in range(values.layers):
         ours, theirs = f"blocks/{i}", f"blocks.{i}"
-        # Theirs are query, key and value, then heads; ours the other way round.
+        # Published columns are query, key and value, then heads; ours are heads first.
         by_head = lambda x: x.reshape(3, heads, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
         yield f"{ours}/qkv/kernel", f"{theirs}.attn.qkv.weight", lambda x, f=by_head: f(x).T
         yield f"{ours}/qkv/bias", f"{theirs}.attn.qkv.bias", by_head
@@ -98,12 +98,12 @@ def _linear(ours: str, theirs: str) -> Iterator[Source]:
 
 
 def _kernel(x: np.ndarray) -> np.ndarray:
-    """Theirs is o i; ours the same where it narrows, i o where it widens (see `Linear`)."""
+    """Return a kernel o i in the layout of `Linear`: wide dim last."""
     return x.T if x.shape[0] >= x.shape[1] else x
 
 
-def _filled(values: Any, sources: list[Source], weights: Weights) -> tuple[Params, Extra]:
-    """What the model would make, with the arrays of `weights` in it."""
+def _fill(values: Any, sources: list[Source], weights: Weights) -> tuple[Params, Extra]:
+    """Return the model's parameters and `extra` with the arrays of `weights`."""
     like = jax.eval_shape(values.build().init, jax.random.key(0))
     shapes = {name.partition("/")[2]: leaf.shape for name, leaf in named_leaves(like).items()}
     found, wrong = {}, []
@@ -116,19 +116,19 @@ def _filled(values: Any, sources: list[Source], weights: Weights) -> tuple[Param
             found[ours] = np.ascontiguousarray(change(np.asarray(weights[theirs])))
             if found[ours].shape != shapes[ours]:
                 wrong.append(f"{theirs}: is {found[ours].shape} as {ours}, which is {shapes[ours]}")
-    asked = {theirs for _, theirs, _ in sources} | _counters(weights)
+    used = {theirs for _, theirs, _ in sources} | _counters(weights)
     filled = {ours for ours, _, _ in sources}
-    wrong += [f"{name}: left over" for name in weights if name not in asked]
-    wrong += [f"{ours}: nothing to fill it" for ours in shapes if ours not in filled]
+    wrong += [f"{name}: unused" for name in weights if name not in used]
+    wrong += [f"{ours}: no weight for it" for ours in shapes if ours not in filled]
     if wrong:
         raise CheckpointError(
             f"these weights are not those of this {values.kind}:\n  " + "\n  ".join(wrong) + "\n"
-            "Set the values of the model they were trained for (preset=..., image, classes)."
+            "Set the values of the model that was trained (preset=..., image, classes)."
         )
     leaves = (found[name] for name in shapes)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def _counters(weights: Weights) -> set[str]:
-    """What counts the batches that a norm has seen; with a fixed momentum it is not read."""
+    """Return the norms' counters of batches, which a fixed momentum does not read."""
     return {name for name in weights if name.endswith(".num_batches_tracked")}

@@ -1,6 +1,6 @@
-"""Classifiers of images by their published names, as values of a ResNet and of a ViT.
+"""Presets of published image classifiers, as values of a ResNet and of a ViT.
 
-A test counts the parameters of each; the numbers are those of torchvision and timm.
+A test counts the parameters of each; the values are those of torchvision and timm.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
-"""Learning rates over a run: values with `build(peak, steps)`, one curve a file.
+"""Learning-rate schedules: configs with `build(peak, steps)`, one curve a file.
 
 Steps count from 0. During a warmup of `w` steps the rate is peak x (step + 1) / (w + 1), so that no
 step is wasted at a rate of 0, and step `w` is the first at the peak. Where a curve has a `final`,
-the last step, `steps - 1`, has the rate `final` x peak exactly, and a run that goes on past its end
-stays there. A schedule is as long as the run, unless it has `steps` of its own.
+the last step, `steps - 1`, has the rate `final` x peak exactly, and later steps of a resumed run
+keep that rate. A schedule is as long as the run, unless it has `steps` of its own.
 """
 
 from typing import Annotated, TypeAlias

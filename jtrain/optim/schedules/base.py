@@ -1,4 +1,4 @@
-"""The base of every schedule: a length, which is the run's unless the schedule has its own."""
+"""The base of schedules: their length, by default that of the run."""
 
 import abc
 from typing import Annotated
@@ -11,11 +11,11 @@ from jtrain.optim.schedules.rate import LearningRate
 
 @configclass
 class ScheduleBase(OwnSteps, abc.ABC):
-    """A curve of the learning rate; a member gives it by `rate`."""
+    """A curve of the learning rate, which a subclass defines by `rate`."""
 
     steps: Annotated[int, DurationField(0, "%")] = 0
-    """Steps that the schedule is made for, or 3 epochs, or 100% of the run; after them the rate
-    stays. 0: as many as the run had when it began, however long it is trained."""
+    """Length of the schedule in steps, or 3 epochs, or 100% of the run; then the rate stays.
+    0: the steps of the run when it started, however long it is trained."""
 
     def build(self, peak: float, steps: int) -> LearningRate:
         """Return the rate at each step of a run of `steps`.
@@ -28,7 +28,7 @@ class ScheduleBase(OwnSteps, abc.ABC):
         except ConfigError as error:
             if not self.steps:
                 raise
-            # A message of `rate` speaks of the run and says `steps=N`.
+            # The message of `rate` is about the run's `steps=N`.
             own = str(error).replace("steps=", "optimizer.schedule.steps=")
             raise ConfigError(f"optimizer.schedule.steps {self.steps}: {own}") from None
 

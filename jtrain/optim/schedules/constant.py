@@ -1,4 +1,4 @@
-"""The same rate all through a run."""
+"""Constant learning rate."""
 
 from typing import Literal
 
@@ -9,12 +9,12 @@ from jtrain.optim.schedules.rate import LearningRate, Warmup, warmed
 
 @configclass
 class Constant(ScheduleBase):
-    """The peak, to the end."""
+    """The peak at every step after the warmup."""
 
     kind: Literal["constant"] = "constant"
     warmup: Warmup = 0
     """Steps of linear warmup, or 1 epoch, 2M tokens, 5%; 0 starts at the peak."""
 
     def rate(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step of a schedule of `steps`."""
+        """Return the rate at each step of a schedule of `steps`."""
         return warmed(lambda x, xp: xp.ones_like(x), peak, steps, self.warmup, final=1.0)

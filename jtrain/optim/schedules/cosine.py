@@ -1,4 +1,4 @@
-"""Half a cosine."""
+"""Cosine decay."""
 
 from typing import Any, Literal
 
@@ -24,10 +24,10 @@ class Cosine(ScheduleBase):
     """The rate of the last step, as a share of the peak."""
 
     def rate(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step of a schedule of `steps`."""
+        """Return the rate at each step of a schedule of `steps`."""
         return warmed(half_cosine, peak, steps, self.warmup, self.final)
 
 
 def half_cosine(x: Any, xp: Any) -> Any:
-    """From 1 to 0 as `x` goes from 0 to 1, level at both ends."""
+    """Return 1 to 0 as `x` goes from 0 to 1, level at both ends."""
     return (1 + xp.cos(np.pi * x)) / 2

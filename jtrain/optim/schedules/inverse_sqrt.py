@@ -1,4 +1,4 @@
-"""One over the root of the steps."""
+"""Inverse-square-root decay."""
 
 from typing import Any, Literal
 
@@ -13,9 +13,9 @@ from jtrain.optim.schedules.rate import LearningRate, Warmup, check_warmup, rate
 class InverseSquareRoot(ScheduleBase):
     """The peak over the root of 1 + (steps after the warmup) / `timescale`.
 
-    It depends on no number of steps, so that a run can be prolonged from any checkpoint. With the
-    default timescale it is that of Vaswani et al., https://arxiv.org/abs/1706.03762; with one of
-    its own that of Zhai et al., https://arxiv.org/abs/2106.04560.
+    The curve does not depend on the number of steps, so a run can be prolonged from any checkpoint.
+    The default timescale is that of Vaswani et al., https://arxiv.org/abs/1706.03762; a timescale
+    of its own that of Zhai et al., https://arxiv.org/abs/2106.04560.
     """
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
@@ -25,7 +25,7 @@ class InverseSquareRoot(ScheduleBase):
     """Steps after the warmup at which the rate is 0.71 of the peak; 0 takes warmup + 1."""
 
     def rate(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step, however long the run."""
+        """Return the rate at each step, however long the run."""
         check_warmup(self.warmup, steps)
         timescale = self.timescale or self.warmup + 1
 

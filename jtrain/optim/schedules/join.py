@@ -1,4 +1,4 @@
-"""Schedules one after the other."""
+"""Schedules joined one after the other."""
 
 from itertools import accumulate
 from typing import Annotated, Any, Literal, TypeAlias
@@ -33,27 +33,26 @@ Plain: TypeAlias = Annotated[
 
 @configclass
 class SchedulePiece:
-    """A schedule for a part of a run."""
+    """A schedule of some steps of a run."""
 
     steps: Annotated[int, DurationField(0, "%")] = 0
-    """How long it lasts, or 1 epoch, 20%, 5 minutes; 0, in one piece at most, takes the steps that
-    the others leave."""
+    """Length in steps, or 1 epoch, 20%, 5 minutes; 0, in one piece at most: the remaining steps."""
     peak: float = Field(default=1.0, gt=0)
-    """Its peak, as a share of the optimizer's learning rate."""
+    """Peak of the piece, as a share of the optimizer's learning rate."""
     schedule: Plain = Field(default_factory=Constant)
-    """How the rate goes over these steps, counted from the piece's first."""
+    """Schedule of these steps, counted from the piece's first."""
 
 
 @configclass
 class Join(ScheduleBase):
-    """Pieces one after the other, which together are as long as the run."""
+    """Pieces one after the other, whose lengths add up to the run."""
 
     kind: Literal["join"] = "join"
     pieces: tuple[SchedulePiece, ...] = Field(min_length=1)
-    """Each with its length, its peak and its schedule."""
+    """Pieces with their length, peak and schedule."""
 
     def rate(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step of a schedule of `steps`; past its end the last piece goes on.
+        """Return the rate at each step of a schedule of `steps`; the last piece never ends.
 
         Raises:
             ConfigError: if the lengths do not fit the run, or a piece's schedule its length.
@@ -67,9 +66,9 @@ class Join(ScheduleBase):
             if isinstance(step, int):
                 piece = sum(step >= start for start in starts) - 1
                 return rates[piece](step - starts[piece])
-            each = [rate(step - start) for rate, start in zip(rates, starts, strict=True)]
-            begun = [step >= start for start in reversed(starts)]
-            return jnp.select(begun, each[::-1], each[0])
+            values = [rate(step - start) for rate, start in zip(rates, starts, strict=True)]
+            started = [step >= start for start in reversed(starts)]
+            return jnp.select(started, values[::-1], values[0])
 
         return learning_rate
 
@@ -77,26 +76,26 @@ class Join(ScheduleBase):
         piece = self.pieces[number]
         try:
             return piece.schedule.build(peak * piece.peak, length)
-        except ConfigError as error:  # which speaks of a whole run
-            here = f"optimizer.schedule.pieces[{number}]"
-            told = str(error).replace("optimizer.schedule", f"{here}.schedule")
-            raise ConfigError(f"{here}: {told}") from error
+        except ConfigError as error:  # the message is about a run
+            key = f"optimizer.schedule.pieces[{number}]"
+            message = str(error).replace("optimizer.schedule", f"{key}.schedule")
+            raise ConfigError(f"{key}: {message}") from error
 
     def _lengths(self, steps: int) -> list[int]:
-        said = [piece.steps for piece in self.pieces]
-        left, open_ends = steps - sum(said), said.count(0)
+        lengths = [piece.steps for piece in self.pieces]
+        left, open_ends = steps - sum(lengths), lengths.count(0)
         if open_ends > 1:
-            at = [i for i, length in enumerate(said) if not length]
+            at = [i for i, length in enumerate(lengths) if not length]
             raise ConfigError(
-                f"optimizer.schedule.pieces: {open_ends} of {len(said)} say no length, and one may "
-                f"take what the others leave: give pieces[{at[1]}] its steps."
+                f"optimizer.schedule.pieces: {open_ends} of {len(lengths)} have no length, and only one "
+                f"may take the remaining steps: give pieces[{at[1]}] its steps."
             )
         if left < 0 or (left > 0) != (open_ends == 1):
-            told = " + ".join(str(length) for length in said if length)
-            whole = f"{told} = {sum(said)}" if len(said) - open_ends > 1 else told
-            fill = "the last piece steps: 0 to take what is left" if not open_ends else "fewer"
+            terms = " + ".join(str(length) for length in lengths if length)
+            total = f"{terms} = {sum(lengths)}" if len(lengths) - open_ends > 1 else terms
+            fill = "the last piece steps: 0 for the remaining steps" if not open_ends else "fewer"
             raise ConfigError(
-                f"optimizer.schedule.pieces last {whole} steps{' and more' * open_ends}, and the "
-                f"run has {steps}: set steps={sum(said) + open_ends}, or give {fill}."
+                f"optimizer.schedule.pieces last {total} steps{' and more' * open_ends}, and the "
+                f"run has {steps}: set steps={sum(lengths) + open_ends}, or give {fill}."
             )
-        return [length or left for length in said]
+        return [length or left for length in lengths]

@@ -1,4 +1,4 @@
-"""A straight line."""
+"""Linear decay."""
 
 from typing import Literal
 
@@ -20,5 +20,5 @@ class LinearSchedule(ScheduleBase):
     """The rate of the last step, as a share of the peak."""
 
     def rate(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step of a schedule of `steps`."""
+        """Return the rate at each step of a schedule of `steps`."""
         return warmed(lambda x, _: 1 - x, peak, steps, self.warmup, self.final)

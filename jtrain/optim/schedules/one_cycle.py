@@ -1,4 +1,4 @@
-"""Up and down once."""
+"""One-cycle schedule."""
 
 import math
 from typing import Any, Literal
@@ -14,24 +14,24 @@ from jtrain.optim.schedules.rate import LearningRate, check_run, rate_of
 
 @configclass
 class OneCycle(ScheduleBase):
-    """Half a cosine up to the peak, and half a cosine down to next to nothing.
+    """Half a cosine up to the peak, and half a cosine down to nearly 0.
 
-    Source: Smith & Topin, https://arxiv.org/abs/1708.07120. The momentum stays as it is.
+    Source: Smith & Topin, https://arxiv.org/abs/1708.07120. The momentum does not change.
     """
 
     kind: Literal["one_cycle"] = "one_cycle"
     rise: float = Field(default=0.3, gt=0, lt=1)
-    """The share of the steps on the way up."""
+    """Share of the steps in which the rate rises."""
     first: float = Field(default=0.04, gt=0, le=1)
     """The rate of the first step, as a share of the peak."""
     final: float = Field(default=4e-6, ge=0, le=1)
     """The rate of the last step, as a share of the peak."""
 
     def rate(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step of a schedule of `steps`.
+        """Return the rate at each step of a schedule of `steps`.
 
         Raises:
-            ConfigError: if a way, up or down, has no step.
+            ConfigError: if no step is left to rise or to fall.
         """
         check_run(steps)
         last = steps - 1
@@ -39,8 +39,8 @@ class OneCycle(ScheduleBase):
         if not 0 < top < last:
             least = math.ceil(0.5 / min(self.rise, 1 - self.rise)) + 2
             raise ConfigError(
-                f"one cycle goes up for {self.rise:g} of {steps} steps and has no step left on the "
-                f"way {'up' if top == 0 else 'down'}: raise steps (steps={least}) or take "
+                f"one cycle rises for {self.rise:g} of {steps} steps and has no step left to "
+                f"{'rise' if top == 0 else 'fall'}: raise steps (steps={least}) or take "
                 f"optimizer.schedule.kind=cosine."
             )
 

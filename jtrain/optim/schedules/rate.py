@@ -1,4 +1,4 @@
-"""What a schedule builds: the rate at a step, and the warmup that most begin with."""
+"""Learning rates as functions of the step, with a warmup."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias
@@ -10,14 +10,14 @@ from jaxtyping import Array, Float, Int
 from jtrain.config.durations import DurationField
 from jtrain.errors import ConfigError
 
-# The rate at a step: for an int a float, by numpy, that a log can read; for an array an array.
+# Step -> rate: a float by numpy for an int, for logs; an array for an array.
 LearningRate: TypeAlias = Callable[[Any], Any]
 Warmup = Annotated[int, DurationField(0, "%")]  # steps, once the data is known
-Curve: TypeAlias = Callable[[Any, Any], Any]  # (what it goes by, numpy or jnp) -> a share
+Curve: TypeAlias = Callable[[Any, Any], Any]  # (argument, numpy or jnp) -> a share of the peak
 
 
 def rate_of(share: Curve, peak: float) -> LearningRate:
-    """`peak` times the share at each step, which `share` gets as a float32."""
+    """Return `peak` times the share at each step; `share` gets the step as a float32."""
 
     def learning_rate(step: Int[Array, ""] | int) -> Float[Array, ""] | float:
         on_host = isinstance(step, int)
@@ -29,14 +29,14 @@ def rate_of(share: Curve, peak: float) -> LearningRate:
 
 
 def rise(step: Any, warmup: int, xp: Any) -> Any:
-    """The share of the peak during a warmup; 1 after it."""
+    """Return the share of the peak during a warmup; 1 after it."""
     return xp.minimum((step + 1) / (warmup + 1), 1)
 
 
 def warmed(curve: Curve, peak: float, steps: int, warmup: int, final: float) -> LearningRate:
-    """The rate that warms up, then goes from the peak to `final` x peak as `curve` falls to 0.
+    """Return a rate that warms up, then goes from the peak to `final` x peak as `curve` falls to 0.
 
-    `curve` goes by the share of the run after the warmup that is over, 0 to 1.
+    The argument of `curve` is the elapsed share of the steps after the warmup, 0 to 1.
 
     Raises:
         ConfigError: if the warmup leaves no step.
@@ -52,10 +52,10 @@ def warmed(curve: Curve, peak: float, steps: int, warmup: int, final: float) -> 
 
 
 def check_run(steps: int) -> None:
-    """Makes sure that there is a step.
+    """Raise unless a run has a step.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if `steps` is 0.
     """
     if steps < 1:
         raise ConfigError(
@@ -64,10 +64,10 @@ def check_run(steps: int) -> None:
 
 
 def check_warmup(warmup: int, steps: int) -> None:
-    """Makes sure that a run of `steps` is longer than its warmup.
+    """Raise unless a run of `steps` is longer than its warmup.
 
     Raises:
-        ConfigError: if it is not.
+        ConfigError: with the warmup and the steps to set.
     """
     check_run(steps)
     if warmup >= steps:

@@ -1,4 +1,4 @@
-"""A cosine that begins anew."""
+"""Cosine decay with restarts."""
 
 from itertools import accumulate, pairwise
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from jtrain.optim.schedules.rate import LearningRate, Warmup, check_warmup, rate
 
 @configclass
 class Restarts(ScheduleBase):
-    """Half a cosine from the peak to its `final` share, `cycles` times; they fill the run.
+    """Half a cosine from the peak to its `final` share, `cycles` times over the run.
 
     Source: Loshchilov & Hutter, https://arxiv.org/abs/1608.03983.
     """
@@ -24,17 +24,17 @@ class Restarts(ScheduleBase):
     warmup: Warmup = 0
     """Steps of linear warmup, or 1 epoch, 2M tokens, 5%; 0 starts at the peak."""
     cycles: int = Field(gt=1)
-    """How often it goes down."""
+    """Number of cycles."""
     growth: float = Field(default=1.0, gt=0)
     """The length of a cycle over that of the one before it; 2 doubles it each time."""
     final: float = Field(default=0.0, ge=0, le=1)
     """The rate of the last step of each cycle, as a share of the peak."""
 
     def rate(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step of a schedule of `steps`.
+        """Return the rate at each step of a schedule of `steps`.
 
         Raises:
-            ConfigError: if the warmup leaves no step, or a cycle has fewer than two.
+            ConfigError: if the warmup leaves no step, or a cycle has fewer than two steps.
         """
         check_warmup(self.warmup, steps)
         starts = self._starts(steps)
@@ -49,7 +49,7 @@ class Restarts(ScheduleBase):
         return rate_of(share, peak)
 
     def _starts(self, steps: int) -> list[int]:
-        """The first step of each cycle, and the number of steps."""
+        """Return the first step of each cycle, and the number of steps."""
         lengths = self.growth ** np.arange(self.cycles)
         ends = np.array(list(accumulate(lengths))) / lengths.sum()
         span = steps - self.warmup

@@ -1,4 +1,4 @@
-"""Warmup, a plateau, and a decay at the end."""
+"""Warmup, stable, decay: a plateau with a decay at the end."""
 
 from typing import Any, Literal
 
@@ -21,12 +21,12 @@ class WarmupStableDecay(ScheduleBase):
     warmup: Warmup = 0
     """Steps of linear warmup, or 1 epoch, 2M tokens, 5%; 0 starts at the peak."""
     decay: float = Field(default=0.2, gt=0, le=1)
-    """The share of the steps after the warmup during which the rate falls."""
+    """Share of the steps after the warmup in which the rate falls."""
     final: float = Field(default=0.0, ge=0, le=1)
     """The rate of the last step, as a share of the peak."""
 
     def rate(self, peak: float, steps: int) -> LearningRate:
-        """The rate at each step of a schedule of `steps`."""
+        """Return the rate at each step of a schedule of `steps`."""
 
         def curve(x: Any, xp: Any) -> Any:
             return xp.minimum((1 - x) / self.decay, 1)
