@@ -138,7 +138,7 @@ def test_a_refused_copy_is_reported_and_copied_later(
     objects: ObjectStore, saved: Path, monkeypatch: pytest.MonkeyPatch
 ):
     told: list[str] = []
-    mirror = mirror_of(objects, saved, tell=told.append)
+    mirror = mirror_of(objects, saved, log=told.append)
     mirror.copy(1)
     with monkeypatch.context() as patch:
         cut_off(objects, patch, 4, PermissionError("Access Denied"))
@@ -200,7 +200,7 @@ def test_an_object_name_that_leads_outside_is_not_written(saved: Path, tmp_path:
             object_store_layout, object_store_layout.listed.__name__, lambda objects: {1: sizes}
         )
         assert object_store_layout.fetch(objects, 1, tmp_path / "checkpoints") == [
-            "../../../out: is no name of a file of a checkpoint"
+            "../../../out: is no file name of a checkpoint"
         ]
     assert not (tmp_path / "checkpoints" / "1").exists()
 

@@ -449,7 +449,7 @@ def test_a_newest_checkpoint_that_may_not_be_read_is_passed_over():
         (lambda step: (shutil.rmtree(step), step.mkdir()), "is empty: all its files are gone"),
         (
             lambda step: step.rename(step.with_name("8.bak")),
-            "is in {home} under the name 8.bak, which is no",
+            "is in {home} under the name 8.bak",
         ),
         (shutil.rmtree, "checkpoint 8, which runs/quick/run.json names, is gone"),
     ],
