@@ -27,7 +27,7 @@ _PART = re.compile(r"(?![.~-])[^/\\:*?\"<>|;$&`\x00-\x1f\x7f]*")
 
 
 def _parts(name: str) -> list[str]:
-    """`SWEEP/MEMBER` in two, where it is one; `runs/NAME` is a path and no name."""
+    """Split `SWEEP/MEMBER` in two; `runs/NAME` is a path and no name."""
     sweep, slash, member = name.partition("/")
     return [sweep, member] if slash and sweep and member and sweep != "runs" else [name]
 
@@ -48,7 +48,7 @@ def _directory_name(name: str) -> str:
 
 PlainName = Annotated[str, AfterValidator(_plain_name)]
 DirectoryName = Annotated[str, AfterValidator(_directory_name)]
-# Steps, once the data and what a step takes are known; until then perhaps a Duration.
+# Steps, or a Duration until the data and the time of a step are known.
 Cadence = Annotated[int, DurationField(0, "%")]
 
 
@@ -69,13 +69,13 @@ class EvaluateConfig:
     batch: int = Field(default=0, ge=0)
     """Rows a batch, over all devices; 0: as many as in training."""
     couples: Literal["batch", "slice"] = "batch"
-    """Of a loss whose rows meet in evaluation too. batch: all rows of a set meet, in one batch, or
-    the run is refused; slice: the rows of each batch are meant to be the group."""
+    """For a loss that couples rows in evaluation too. batch: all rows of a set are one batch, or
+    the run is refused; slice: the rows of each batch are a group."""
     sets: dict[str, EvaluationSet] = Field(default_factory=dict)
-    """Sets of the experiment, by name, that have a cadence of their own."""
+    """Sets of the experiment, by name, with their own cadence."""
     patience: Annotated[int, DurationField(0, "%", plain="evaluations")] = 0
-    """Evaluations in a row, no better than the best by checkpoint.best, after which the run is
-    done, or as many as take 2 epochs, 10%, 10 minutes; 0: never."""
+    """Evaluations in a row without an improvement of checkpoint.best after which the run is done;
+    or a duration: 2 epochs, 10%, 10 minutes; 0: never."""
 
 
 @configclass
@@ -83,21 +83,19 @@ class Checkpoint:
     """Checkpoints: when the state is saved, and how many are retained."""
 
     every: Annotated[int, DurationField(0, "%")] = 500
-    """Steps between checkpoints, or 1 epoch, 10%, 10 minutes; 0: only at the end, and when the run
-    is stopped."""
+    """Steps between checkpoints, or 1 epoch, 10%, 10 minutes; 0: only at the end and at a stop."""
     grace: float = Field(default=25.0, gt=0)
-    """Seconds within which a run that is asked to end (SIGTERM, SIGUSR1, Ctrl-C) has ended."""
+    """Seconds within which a run ends after SIGTERM, SIGUSR1 or Ctrl-C."""
     keep: int = Field(default=2, ge=1)
-    """How many of the newest are kept."""
+    """Number of newest checkpoints to retain."""
     best: str = ""
-    """The metric whose best evaluation is kept too: loss, highest accuracy, or of one of several
-    sets NAME/loss; empty: none is."""
+    """Metric whose best checkpoint is retained too: loss, highest accuracy, or NAME/loss of one of
+    several sets; empty: none."""
     store: str = ""
-    """An address to which each checkpoint is copied once it is whole, with the run's files:
-    s3://bucket/runs; a run whose directory is gone comes back from STORE/NAME. Empty: nowhere."""
+    """Address to which each sealed checkpoint is copied, with the run's files: s3://bucket/runs; a
+    run whose directory is gone is restored from STORE/NAME. Empty: no copies."""
     on_damage: Literal["fall_back", "stop"] = "fall_back"
-    """What a run does that finds its newest checkpoint damaged: goes on from the newest that is
-    whole, or ends and says how to."""
+    """Policy for a damaged newest checkpoint: resume from the newest valid one, or end."""
 
 
 @configclass
@@ -110,7 +108,7 @@ class LogConfig:
     """Steps between statistics of each leaf of the parameters, in leaves.jsonl: norms of gradient
     and update; 0: none. Each costs about as much time as a step."""
     pictures: Cadence = 0
-    """Steps between the pictures of an experiment that makes some; 0: only at the end."""
+    """Steps between pictures, if the experiment has them; 0: only at the end."""
 
 
 @configclass
@@ -118,11 +116,11 @@ class ChecksConfig:
     """Checks before the first step, and of steps computed twice."""
 
     first_batch: bool = True
-    """Look in the first batch, and in that of each evaluation set, for labels and tokens that
-    choose no class and no row of a table, and in the loss for (b, 1) broadcast against (b,)."""
+    """Check the first batch, also of each evaluation set, for labels and tokens out of range, and
+    the loss for (b, 1) broadcast against (b,)."""
     recompute: int = Field(default=0, ge=0)
-    """Steps between two that are computed twice and compared bit for bit; 0: none. At 200 it costs
-    half a percent of the time, and at such a step the memory of a second state."""
+    """Steps between steps that are computed twice and compared bit for bit; 0: none. 200 costs half
+    a percent of the time, and during such a step the memory of a second state."""
 
 
 @configclass
@@ -135,7 +133,7 @@ class BaseConfig:
     name: DirectoryName = ""
     """The run's directory, runs/NAME; empty: the config's file name without .yaml."""
     seed: int = Field(default=0, ge=0, lt=2**32)
-    """All that is random follows from it: the parameters, the order of the rows, dropout."""
+    """Seed of everything random: the parameters, the order of the rows, dropout."""
     steps: Annotated[int, DurationField(1)]
     """Updates of the optimizer, or 3 epochs, 500k rows, 2M tokens, 10 minutes."""
     batch: int = Field(gt=0)
@@ -147,15 +145,15 @@ class BaseConfig:
     init_from: InitFrom = InitFrom()
     """Trained parameters to start from."""
     evaluate: EvaluateConfig = EvaluateConfig()
-    """When the experiment is evaluated."""
+    """Evaluation during training."""
     checkpoint: Checkpoint = Checkpoint()
-    """When the state is saved."""
+    """Saving of the state."""
     log: LogConfig = LogConfig()
-    """What is said while it trains."""
+    """Log during training."""
     checks: ChecksConfig = ChecksConfig()
-    """What is looked at before the first step, and what is done twice."""
+    """Checks before the first step, and recomputed steps."""
     guard: Guard = SkipPolicy()
-    """What is done about a step that is not finite, or a spike."""
+    """Policy for a step that is not finite, or a spike."""
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         """Return the keys whose values are each allowed but conflict, with the conflict.
@@ -180,7 +178,7 @@ class BaseConfig:
                 f"{self.batch} rows do not divide into {self.microbatches} microbatches; {near}",
             )
         if self.evaluate.patience and not self.checkpoint.best:
-            yield "evaluate.patience", "needs to know what is best; set checkpoint.best=loss"
+            yield "evaluate.patience", "needs a metric; set checkpoint.best=loss"
         if self.checkpoint.store and not is_address(self.checkpoint.store):
             yield (
                 "checkpoint.store",
@@ -206,7 +204,7 @@ class BaseConfig:
 
 
 def _nearest_multiples(key: str, number: int, factor: int) -> str:
-    """`nearest is 8 or 12 (batch=8)`."""
+    """Return the nearest multiples, as `nearest is 8 or 12 (batch=8)`."""
     below, above = number // factor * factor, -(-number // factor) * factor
     if not below:
         return f"nearest is {above} ({key}={above})"

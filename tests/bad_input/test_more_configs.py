@@ -43,7 +43,7 @@ CASES = [
     file("a set with a key of another", YAML + "evaluate: {sets: {valid: {evry: 5}}}\n",
          "toy.yaml:9: evaluate.sets.valid.evry: is no key", "did you mean every?", mend=("evry", "every")),
     file("patience without a goal", swap("  every: 5", "  keep: 1") + "evaluate: {patience: 3}\n",
-         "toy.yaml:9: evaluate.patience: needs to know what is best; set checkpoint.best=loss", mend=("keep: 1", "best: loss")),
+         "toy.yaml:9: evaluate.patience: needs a metric; set checkpoint.best=loss", mend=("keep: 1", "best: loss")),
     # Durations
     file("a duration of nothing known", swap("steps: 10", "steps: 10 parsecs"), "toy.yaml:2: steps: must be", "parsecs", mend=("10 parsecs", "10")),
     file("a duration without a number", swap("steps: 10", "steps: epochs"), "toy.yaml:2: steps: must be", "epochs", mend=("epochs", "3 epochs")),

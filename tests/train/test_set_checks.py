@@ -109,7 +109,7 @@ class _Kill(jt.Hook):
     [
         (["evaluate.sets={sen: {every: 5}}"], "no set of .* gives valid, seen; did you mean seen"),
         (["checkpoint.best=sen/loss"], "no metric .* valid/loss, .*; did you mean seen/loss"),
-        (["evaluate.patience=3", "evaluate.every=2"], "needs to know what is best; set checkpoint"),
+        (["evaluate.patience=3", "evaluate.every=2"], "needs a metric; set checkpoint"),
         (["steps_per_call=3", "evaluate.sets={seen: {every: 5}}"], "sets.seen.every.*5 is no mult"),
     ],
 )
