@@ -57,7 +57,7 @@ def find_checkpoint(path: str) -> tuple[Path, int | None]:
 
 
 def step_of(
-    directory: Path, asked: int | Literal["newest", "best"], owner: RunIdentity | None = None
+    directory: Path, request: int | Literal["newest", "best"], owner: RunIdentity | None = None
 ) -> int:
     """Return the requested step; the newest or best of a run, if one is given.
 
@@ -65,16 +65,16 @@ def step_of(
         CheckpointError: if there is none; a DamagedError if all are damaged.
     """
     complete = layout.steps(directory, owner)
-    if isinstance(asked, int):
-        layout.record(directory, asked)
-        return asked
+    if isinstance(request, int):
+        layout.record(directory, request)
+        return request
     if not complete:
         raise DamagedError(
             f"{directory} has no valid checkpoint; damaged ones are "
             f"{', '.join(map(str, layout.named_steps(directory))) or 'none'}. "
             f"Name one by --step, or list the faults: jtrain ckpt verify {directory}"
         )
-    step = complete[-1] if asked == "newest" else _best(directory, owner)
+    step = complete[-1] if request == "newest" else _best(directory, owner)
     if step is None:
         raise CheckpointError(
             f"{directory} has no best checkpoint: none was retained by a metric (checkpoint.best). "

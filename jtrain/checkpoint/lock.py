@@ -238,8 +238,8 @@ def _unwritable_error(path: Path, error: OSError) -> CheckpointError:
 def _advice(who: dict[str, Any]) -> str:
     if not who:
         return "Wait for it, or stop it"
-    here = who["host"] == socket.gethostname()
-    if here and who["pid"] == os.getpid():
+    is_local = who["host"] == socket.gethostname()
+    if is_local and who["pid"] == os.getpid():
         return "That is this process itself: close its CheckpointManager"
-    where = "" if here else f"ssh {who['host']} "
-    return f"Wait for it, stop it ({where}kill {who['pid']})"
+    prefix = "" if is_local else f"ssh {who['host']} "
+    return f"Wait for it, stop it ({prefix}kill {who['pid']})"

@@ -29,16 +29,16 @@ def is_address(text: object) -> bool:
     return isinstance(text, str) and bool(_ADDRESS.match(text))
 
 
-def check_on_disk(run: object, asked: str) -> None:
+def check_on_disk(run: object, purpose: str) -> None:
     """Raise ConfigError if a run is given by an address where a local run is needed.
 
     Args:
         run: what the user typed.
-        asked: what needs the run, for the message.
+        purpose: what needs the run, for the message.
     """
     if is_address(run):
         raise ConfigError(
-            f"{asked}: {run} is in an object store, and a local run is needed. Fetch the run, and "
+            f"{purpose}: {run} is in an object store, and a local run is needed. Fetch the run, and "
             f"name the local copy: jtrain ckpt fetch {run}"
         )
 

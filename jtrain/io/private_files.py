@@ -50,12 +50,12 @@ def create_private(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
-def resolve_inside(folder: Path, name: object, error: type[UserError], said: Path) -> Path:
+def resolve_inside(folder: Path, name: object, error: type[UserError], source: Path) -> Path:
     """Return `folder / name` if `name`, which a file gives, is a plain file of this folder.
 
     Args:
         error: raised otherwise.
-        said: the file that gives the name.
+        source: the file that gives the name.
     """
     is_plain = (
         isinstance(name, str) and name not in {"", ".", ".."} and not {*name} & {"/", "\\", "\0"}
@@ -63,8 +63,8 @@ def resolve_inside(folder: Path, name: object, error: type[UserError], said: Pat
     if is_plain and (folder / str(name)).resolve().parent == folder.resolve():
         return folder / str(name)
     raise error(
-        f"{said} names the file {name!r}, which is not in the same folder: such a file may not "
-        f"be read. Get {said} again from its source, with the files that it names."
+        f"{source} names the file {name!r}, which is not in the same folder: such a file may not "
+        f"be read. Get {source} again from its source, with the files that it names."
     )
 
 
