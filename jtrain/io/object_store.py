@@ -38,8 +38,8 @@ def check_on_disk(run: object, purpose: str) -> None:
     """
     if is_address(run):
         raise ConfigError(
-            f"{purpose}: {run} is in an object store, and a local run is needed. Fetch the run, and "
-            f"name the local copy: jtrain ckpt fetch {run}"
+            f"{purpose}: {run} is in an object store, and a local run is needed. Fetch the run, "
+            f"and name the local copy: jtrain ckpt fetch {run}"
         )
 
 
