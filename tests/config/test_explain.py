@@ -80,7 +80,7 @@ def test_every_key_that_all_configs_have_has_a_docstring(schema: type):
 
 def test_the_json_schema_has_the_help_and_lets_a_file_inherit(schema: type):
     found = json.loads(json.dumps(json_schema(schema)))
-    assert found["properties"]["seed"]["description"].startswith("All that is random follows")
+    assert found["properties"]["seed"]["description"].startswith("Seed of everything random")
     number, duration = found["properties"]["steps"]["anyOf"]
     assert (number["type"], number["exclusiveMinimum"]) == ("integer", 0)
     assert all(re.search(duration["pattern"], said) for said in ("3 epochs", "2.5M tokens", "5%"))

@@ -35,7 +35,7 @@ def test_the_code_of_a_note_runs_from_top_to_bottom(note: Path, tmp_path, monkey
 @pytest.mark.parametrize("note", NOTES, ids=lambda note: note.stem)
 def test_links_point_to_files(note: Path):
     for target in LINK.findall(note.read_text()):
-        assert (note.parent / target).exists(), f"{note.name} links to {target}, which does not exist"
+        assert (note.parent / target).exists(), f"{note.name} links to {target}, not a file"
 
 
 def test_the_index_has_every_page():

@@ -94,9 +94,8 @@ def test_an_old_attribute_is_named_in_errors_of_user_code():
 
     with pytest.raises(
         CodeError, match=r"jtrain\.optim\.Group is called jtrain\.optim\.ParamGroup"
-    ):
-        with user_code("`build`"):
-            exec(compile("jt.optim.Group", "<string>", "exec"), {"jt": jt})
+    ), user_code("`build`"):
+        exec(compile("jt.optim.Group", "<string>", "exec"), {"jt": jt})
 
 
 def test_other_errors_have_no_such_advice():
