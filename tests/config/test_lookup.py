@@ -32,7 +32,8 @@ def test_it_is_imported_under_its_proper_name(tmp_path: Path):
 
 def test_experiments_import_one_another(tmp_path: Path):
     path = write_study(tmp_path)
-    more = "from experiments.toy import Config as Toy\nfrom jtrain.config.configclass import configclass\n"
+    more = "from experiments.toy import Config as Toy\n"
+    more += "from jtrain.config.configclass import configclass\n"
     (tmp_path / "experiments" / "more.py").write_text(
         f"{more}@configclass\nclass Config(Toy):\n    steps: int = 7\n"
     )
