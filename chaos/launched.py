@@ -36,8 +36,8 @@ class Hurt(Arrays):
     def __getitem__(self, indices):
         time.sleep(random.uniform(*map(float, os.environ["READ"].split())))
         fault, process, step, mark = os.environ.get("FAULT", "none 0 0 /").split()
-        mine = process == os.environ.get("JTRAIN_PROCESS", "0") and fault != "none"
-        if mine and HEARTBEAT.now().step >= int(step) and not os.path.exists(mark):
+        here = process == os.environ.get("JTRAIN_PROCESS", "0") and fault != "none"
+        if here and HEARTBEAT.now().step >= int(step) and not os.path.exists(mark):
             open(mark, "w").close()
             FAULTS[fault](mark)
         return super().__getitem__(indices)
@@ -174,7 +174,7 @@ class Calm:
         self.home, self.seconds = home, seconds
 
 
-def begun(
+def start_run(
     home: Path,
     processes: int,
     *words: str,
@@ -201,7 +201,7 @@ def calm_run(folder: Path, processes: int) -> Calm:
         warm = home.exists() and (home / "runs").exists()
         home = home_of(folder, home.name)
         began = time.monotonic()
-        with begun(home, processes) as run:
+        with start_run(home, processes) as run:
             if code := run.wait():
                 raise RuntimeError(f"the undisturbed run ended with {code}: {run.words(20)}")
         if warm:

@@ -61,13 +61,13 @@ def copy_of_template(folder: Path, name: str) -> Path:
 
 def _after(folder: Path, place: Path) -> str:
     """Return what is wrong after a kill; empty if nothing."""
-    found = server(folder).run("whole", place)
+    found = server(folder).run("check_steps", place)
     if found["wrong"]:
         return f"listed and not restored: {found['wrong']}"
     if not set(found["steps"]) >= {max(OLD)}:
         return f"a valid step is missing: {found['steps']} are left"
     newest = found["steps"][-1]
-    found = server(folder).run("go_on", place, step=NEW + 1)
+    found = server(folder).run("resume", place, step=NEW + 1)
     if found["resumed"] != newest or found["news"]:
         return f"the run resumes from {found['resumed']} instead of {newest}: {found['news']}"
     if found["wrong"] or found["steps"] != [newest, NEW + 1]:

@@ -18,7 +18,7 @@ from chaos.launched import (
     Calm,
     Run,
     alive,
-    begun,
+    start_run,
     calm_run,
     differences,
     home_of,
@@ -59,7 +59,7 @@ def worker_exception(seed: int, folder: Path) -> Trial:
     calm, home = calm_run(folder, 2), home_of(folder, f"worker_exception-{seed}")
     victim, step = draw.randrange(2), draw.randrange(STEPS - 5)
     mark, faults = home / "mark", []
-    with begun(home, 2, fault=f"raises {victim} {step} {mark}") as run:
+    with start_run(home, 2, fault=f"raises {victim} {step} {mark}") as run:
         code = run.wait()
         down = time.time() - mark.stat().st_mtime
     words = run.words()
@@ -67,7 +67,7 @@ def worker_exception(seed: int, folder: Path) -> Trial:
         faults.append(f"exit code {code} and no traceback: {words}")
     if down > DOWN:
         faults.append("too slow")
-    with begun(home, 2) as run:
+    with start_run(home, 2) as run:
         if code := run.wait():
             faults.append(f"the resumed run ended with {code}: {run.words()}")
     summary = f"process {victim} raised after step {step}, down {down:.3f} s"
@@ -84,7 +84,7 @@ def hang(seed: int, folder: Path) -> Trial:
     # Data is prefetched: the fault hits the process in any phase of the training.
     patience = ",".join(f"{phase}={PATIENCE}" for phase in ("step", "data", "eval", "save"))
     words = ["--restarts", "1", "--patience", patience]
-    with begun(home, 2, *words, fault=f"{how} {victim} {step} {mark}") as run:
+    with start_run(home, 2, *words, fault=f"{how} {victim} {step} {mark}") as run:
         code = run.wait()
     said, stacks = run.words(100), home / "runs" / "hurt" / f"stacks-{victim}.txt"
     if code or f"process {victim} has been " not in said or not stacks.exists():
@@ -104,7 +104,7 @@ def no_alarm(seed: int, folder: Path) -> Trial:
     began = time.monotonic()
     calm, home, faults = calm_run(folder, 2), home_of(folder, f"no_alarm-{seed}"), []
     words = ["--restarts", "0", "--patience", "step=40,data=35,compile=75"]
-    with begun(home, 2, *words, read=(26.0, 32.0), compiling=60.0) as run:
+    with start_run(home, 2, *words, read=(26.0, 32.0), compiling=60.0) as run:
         code = run.wait(120.0 * MINUTES)
         minutes = run.seconds / 60
     if code or (home / "runs" / "hurt" / "stacks-0.txt").exists():
@@ -127,7 +127,7 @@ def signal_at_random(seed: int, folder: Path) -> Trial:
         code, took = run.wait(), time.monotonic() - at
     if code not in {STOPPED, DONE} or took > GRACE:  # 0: the run was done
         faults.append(f"exit code {code} after {took:.1f} s: {run.words()}")
-    with begun(run.home, count) as run:
+    with start_run(run.home, count) as run:
         if code_then := run.wait():
             faults.append(f"the resumed run ended with {code_then}: {run.words()}")
     summary = (
@@ -143,7 +143,7 @@ def _at_random(
     """Start a run and yield it at a random moment; retry with an earlier moment if it ended."""
     for sooner in (1.0, 0.5, 0.25, 0.125):
         moment = draw.uniform(first, first + sooner * calm.seconds)
-        with begun(home_of(home.parent, home.name), processes, *words) as run:
+        with start_run(home_of(home.parent, home.name), processes, *words) as run:
             while run.seconds < moment and not run.ended:
                 time.sleep(0.005)
             if not run.ended and (processes == 1 or len(run.workers()) == processes):

@@ -1,5 +1,5 @@
-/* File operations under one folder, counted: the n-th kills the process, or fails, or all are
-   written down with their data. Loaded by LD_PRELOAD; quiet until `chaos_arm` is called. */
+/* Count the file operations under one folder: the n-th kills the process, or fails, or all are
+   recorded with their data. Loaded by LD_PRELOAD; inactive until `chaos_arm` is called. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -20,9 +20,9 @@
 
 static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
 static char folder[PATH_MAX];
-static size_t length;                  /* of `folder`; 0: nothing is watched */
-static long count, first, last, until; /* operations; `until` so many deletions it goes on */
-static int action, book = -1;          /* -1 kills, above 0 is an errno; where it is written down */
+static size_t length;                  /* of `folder`; 0: inactive */
+static long count, first, last, until; /* operations; failures end after `until` deletions */
+static int action, book = -1;          /* -1 kills, above 0 is an errno; the file of the recording */
 
 static void *real(const char *name) { return dlsym(RTLD_NEXT, name); }
 
@@ -57,7 +57,7 @@ static int inside(const char *path) {
   return length && !strncmp(path, folder, length) && (path[length] == '/' || !path[length]);
 }
 
-static int opened(int file, char *path) { /* whether it lies in the folder, and where */
+static int opened(int file, char *path) { /* return whether the file lies in the folder, and its path */
   char link[64];
   if (!length) return 0;
   snprintf(link, sizeof link, "/proc/self/fd/%d", file);
@@ -76,9 +76,9 @@ static int named(int at, const char *name, char *path) {
   return inside(path);
 }
 
-static int enter(int deletes) { /* whether it may be done; the lock is ours then */
+static int enter(int deletes) { /* return whether the operation is allowed; then the lock is held */
   pthread_mutex_lock(&one);
-  if (deletes && action > 0) { /* a full disk lets one delete, and that makes room */
+  if (deletes && action > 0) { /* a full disk allows deletions, which free space */
     if (until > 0 && --until == 0) action = 0;
     return 1;
   }

@@ -135,7 +135,7 @@ def save_recorded(log: str) -> dict[str, Any]:
     return {}
 
 
-def go_on(step: int, there: str = str(SAVED)) -> dict[str, Any]:
+def resume(step: int, there: str = str(SAVED)) -> dict[str, Any]:
     """Resume and save another step; return the resumed step and the result."""
     place = Path(there)
     with CheckpointManager(place, keep=2) as checkpoints:
@@ -144,12 +144,14 @@ def go_on(step: int, there: str = str(SAVED)) -> dict[str, Any]:
         checkpoints.wait()
         news = checkpoints.notices
     names = sorted(path.name for path in place.iterdir())
-    return {"resumed": resumed, "news": news, "names": names, **whole(there)}
+    return {"resumed": resumed, "news": news, "names": names, **check_steps(there)}
 
 
 def after_cuts(there: Mapping[str, str], step: int) -> dict[str, Any]:
     """Return the listed steps and the next start in each directory."""
-    return {name: {"before": whole(place), **go_on(step, place)} for name, place in there.items()}
+    return {
+        name: {"before": check_steps(place), **resume(step, place)} for name, place in there.items()
+    }
 
 
 def save_failing(step: int, error: int, point: int) -> dict[str, Any]:
@@ -176,7 +178,7 @@ def save_failing(step: int, error: int, point: int) -> dict[str, Any]:
         seconds = time.monotonic() - began
         file.rest()
         _insist(SaveRetries(checkpoints, report), step + 2)
-    return {"told": reports, "once": once, "ended": ended, "seconds": seconds, **whole()}
+    return {"told": reports, "once": once, "ended": ended, "seconds": seconds, **check_steps()}
 
 
 def _insist(retries: SaveRetries, step: int) -> None:
@@ -186,7 +188,7 @@ def _insist(retries: SaveRetries, step: int) -> None:
         retries.save(step, state_of(step), {"s": step})
 
 
-def whole(there: str = str(SAVED)) -> dict[str, Any]:
+def check_steps(there: str = str(SAVED)) -> dict[str, Any]:
     """Return the listed steps, and the reason for each that differs from the saved state."""
     checkpoints, wrong = CheckpointManager(Path(there)), {}
     for step in (steps := checkpoints.steps()):
@@ -253,7 +255,7 @@ def train_nowhere(error: int) -> dict[str, Any]:
     build = subject.Config.build
     watched = lambda self, place: read.append(1) or build(self, place)
     subject.Config.build = watched
-    began, told = time.monotonic(), ""
+    began, refusal = time.monotonic(), ""
     if error:
         RUN.parent.mkdir()
         Shim().fail(RUN.parent, error)
@@ -261,10 +263,10 @@ def train_nowhere(error: int) -> dict[str, Any]:
         RUN.parent.write_text("in the way")
     try:
         run(subject.config())
-    except UserError as refusal:
-        told = str(refusal)
+    except UserError as cause:
+        refusal = str(cause)
     seconds = time.monotonic() - began
-    found = {"read": bool(read), "seconds": seconds, "told": told}
+    found = {"read": bool(read), "seconds": seconds, "told": refusal}
     Path("nowhere.json").write_text(json.dumps(found))
     return found
 

@@ -45,9 +45,9 @@ def _processes_note() -> str:
 
 def _resume_note(outcome: RunResult) -> str:
     """Return where the same command resumes."""
-    if outcome.kept is None:
+    if outcome.checkpoint is None:
         return "begins from the beginning: no checkpoint was saved"
-    return f"resumes from step {outcome.kept}"
+    return f"resumes from step {outcome.checkpoint}"
 
 
 def _curve(outcome: RunResult) -> str:

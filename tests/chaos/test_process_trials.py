@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.launched import STEPS, begun, differences, home_of
+from chaos.launched import STEPS, start_run, differences, home_of
 
 
 @pytest.mark.thorough
@@ -13,7 +13,7 @@ def test_a_different_result_is_found(tmp_path: Path):
     config = homes[2] / "configs" / "hurt.yaml"
     config.write_text(config.read_text() + "seed: 1\n")
     for home in homes:
-        with begun(home, 1) as run:
+        with start_run(home, 1) as run:
             assert run.wait() == 0, run.words()
     assert differences(homes[0], homes[1]) == ""
     rows = homes[1] / "runs" / "hurt" / "metrics.jsonl"

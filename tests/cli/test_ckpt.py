@@ -26,7 +26,7 @@ def state(step: int) -> dict:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("kept")
     config = {"checkpoint": {"best": "lowest loss"}}
     with CheckpointManager(place / RUN, keep=0, best="lowest loss") as checkpoints:
@@ -36,19 +36,19 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _home(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    shutil.copytree(kept, tmp_path / "home")
+def _home(saved_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(saved_runs, tmp_path / "home")
     monkeypatch.chdir(tmp_path / "home")
 
 
-def told(capfd, *words: str, code: int = 0) -> str:
+def output(capfd, *words: str, code: int = 0) -> str:
     assert main(["ckpt", *words]) == code
     said = capfd.readouterr()
     return said.out if code in (0, 70) else said.err
 
 
 def found(capfd, *words: str, code: int = 0) -> dict:
-    return json.loads(told(capfd, *words, "--json", code=code))
+    return json.loads(output(capfd, *words, "--json", code=code))
 
 
 def damage(step: int) -> None:
@@ -68,7 +68,7 @@ def test_lists_each_step_with_its_marks(run: str, capfd):
         (30, ["newest"], []),  # only verify reads its bytes
     ]
     assert said["damaged"] == ["10.damaged"]
-    lines = told(capfd, "ls", run).splitlines()
+    lines = output(capfd, "ls", run).splitlines()
     assert len(lines) == 4
     assert lines[1].endswith("loss 0.25  best")
     assert "set aside" in lines[3]
@@ -79,11 +79,11 @@ def test_verify_reads_every_byte_and_ends_with_70_where_one_is_wrong(capfd):
     damage(20)
     said = found(capfd, "verify", "a", code=70)["steps"]
     assert [bool(one["faults"]) for one in said] == [False, True, False]
-    text = told(capfd, "verify", "a", code=70)
+    text = output(capfd, "verify", "a", code=70)
     assert "20  DAMAGED" in text
     assert "its digest is" in text
-    assert told(capfd, "verify", f"{RUN}/30").startswith("30  valid")
-    assert told(capfd, "verify", "a", "--step", "10").startswith("10  valid")
+    assert output(capfd, "verify", f"{RUN}/30").startswith("30  valid")
+    assert output(capfd, "verify", "a", "--step", "10").startswith("10  valid")
 
 
 def test_show_describes_a_checkpoint(capfd):
@@ -92,7 +92,7 @@ def test_show_describes_a_checkpoint(capfd):
     assert said["about"]["config"] == {"checkpoint": {"best": "lowest loss"}}
     kernel = said["leaves"]["params/block/kernel"]
     assert (kernel["is"], kernel["bytes"], len(kernel["fingerprint"])) == ("float32[3, 4]", 48, 16)
-    assert "params/block/kernel  float32[3, 4]  48 bytes" in told(capfd, "show", "a")
+    assert "params/block/kernel  float32[3, 4]  48 bytes" in output(capfd, "show", "a")
 
 
 def test_diff_names_the_leaves_that_differ_and_by_how_much(capfd):
@@ -101,7 +101,7 @@ def test_diff_names_the_leaves_that_differ_and_by_how_much(capfd):
         ("opt_state/mu", 60.0),
         ("params/block/kernel", 20.0),
     ]
-    assert "hold the same state" in told(capfd, "diff", "a", f"{RUN}/30")
+    assert "hold the same state" in output(capfd, "diff", "a", f"{RUN}/30")
     with CheckpointManager(Path("runs/b/checkpoints")) as checkpoints:
         checkpoints.save(30, {**state(30), "opt_state": {"nu": jnp.zeros(4)}}, {})
     rows = found(capfd, "diff", "a", "b")["leaves"]
@@ -115,7 +115,7 @@ def test_rm_never_removes_the_last_valid_one_unless_forced(capfd):
     damage(10)
     for step in (20, 30):
         code = 2 if step == 30 else 0
-        text = told(capfd, "rm", "a", "--step", str(step), code=code)
+        text = output(capfd, "rm", "a", "--step", str(step), code=code)
     assert "is the last valid one" in text
     assert found(capfd, "rm", "a", "--step", "10")["bytes"] > 1000
     (advice,) = [part for part in text.split("jtrain ")[1:] if "--force" in part]
@@ -125,7 +125,7 @@ def test_rm_never_removes_the_last_valid_one_unless_forced(capfd):
 
 def test_rm_is_refused_while_a_run_holds_the_lock(capfd):
     held = lock.Lock(Path(RUN))
-    assert "writes there since" in told(capfd, "rm", "a", "--step", "10", code=2)
+    assert "writes there since" in output(capfd, "rm", "a", "--step", "10", code=2)
     held.release()
     shutil.copytree(Path(RUN, "10"), Path(RUN, "10.damaged"))
     assert found(capfd, "rm", "a", "--damaged")["bytes"] > 1000
@@ -136,13 +136,13 @@ def test_rm_damaged_removes_those_that_verify_names_and_no_valid_one(capfd):
     damage(10)
     damage(30)
     shutil.copytree(Path(RUN, "20"), Path(RUN, "40.damaged"))
-    advised = told(capfd, "verify", "a", code=70).splitlines()[-1].partition("jtrain ckpt ")[2]
+    advised = output(capfd, "verify", "a", code=70).splitlines()[-1].partition("jtrain ckpt ")[2]
     said = found(capfd, *advised.split())
     assert said["removed"] == ["10", "30", "40.damaged"]
     assert said["bytes"] > 3000
     assert [path.name for path in Path(RUN).iterdir()] == ["20"]
-    assert told(capfd, "verify", "a").startswith("20  valid")
-    assert "none is damaged; 0 bytes freed" in told(capfd, "rm", "a", "--damaged")
+    assert output(capfd, "verify", "a").startswith("20  valid")
+    assert "none is damaged; 0 bytes freed" in output(capfd, "rm", "a", "--damaged")
 
 
 def test_others_and_init_from_read_an_export(capfd):
@@ -180,24 +180,24 @@ def test_export_refuses_a_damaged_checkpoint(capfd):
     ],
 )
 def test_an_error_is_reported_with_a_command(words, advice, capfd):
-    assert advice in told(capfd, *words, code=2)
+    assert advice in output(capfd, *words, code=2)
 
 
 def test_a_run_without_a_checkpoint_is_reported_with_its_status(capfd):
     Path("runs/young/checkpoints").mkdir(parents=True)
     Path("runs/young/config.yaml").touch()
-    goes_on = "jtrain run runs/young/config.yaml goes on with it"
-    text = told(capfd, "ls", "young", code=2)
+    goes_on = "jtrain run runs/young/config.yaml resumes it"
+    text = output(capfd, "ls", "young", code=2)
     assert text == f"runs/young has no checkpoint: {goes_on}\n"
     Path("runs/young/run.json").write_text('{"status": "stopped", "step": 3}')
     for run in ("young", "runs/young"):
-        text = told(capfd, "verify", run, code=2)
+        text = output(capfd, "verify", run, code=2)
         assert text == f"runs/young has no checkpoint (stopped at step 3): {goes_on}\n"
-    assert "In runs/ there is a; write" in told(capfd, "ls", "old", code=2)
+    assert "In runs/ there is a; write" in output(capfd, "ls", "old", code=2)
 
 
 def test_without_arguments_it_lists_the_subcommands(capfd):
-    text = told(capfd)
+    text = output(capfd)
     assert [line.split()[2] for line in text.splitlines()] == [
         "ls", "verify", "show", "diff", "rm", "export", "fetch"
     ]  # fmt: skip

@@ -98,9 +98,9 @@ def test_it_changes_nothing_in_the_run(outcome: RunResult, capfd):
 )  # fmt: skip
 def test_an_error_is_reported_and_the_advice_works(words, says, mend, capfd):
     assert main(["eval", *words]) == 2
-    told = capfd.readouterr().err
-    assert says in told
-    assert "Traceback" not in told
+    error_text = capfd.readouterr().err
+    assert says in error_text
+    assert "Traceback" not in error_text
     assert main(["eval", *mend]) == 0
 
 
@@ -110,9 +110,9 @@ def test_a_damaged_checkpoint_is_a_fault_and_not_a_user_error(place, tmp_path, m
     path = next(Path("runs/quick/checkpoints/12").rglob("d/*"))
     path.write_bytes(path.read_bytes()[::-1])
     assert main(["eval", "quick"]) == 70
-    told = capfd.readouterr().err
-    assert "checkpoint 12 is damaged: " in told
-    advised = told.rpartition("jtrain eval takes ")[2].rstrip(".\n").split()
+    error_text = capfd.readouterr().err
+    assert "checkpoint 12 is damaged: " in error_text
+    advised = error_text.rpartition("jtrain eval takes ")[2].rstrip(".\n").split()
     assert main(["eval", "quick", *advised]) == 0
 
 

@@ -55,7 +55,7 @@ def test_an_update_that_is_not_finite_is_not_blamed_on_the_batch(capfd):
     out = capfd.readouterr().out
     assert "step 1 is not finite: loss " in out
     assert "read up to 8 calls late: it was found at step " in out
-    assert "the update alone is not, which is no matter of the data" in out
+    assert "the update alone is not" in out
     assert "guard.without" not in out
     assert "of its gradient" not in out
     assert out.rstrip().endswith("begins from the beginning: no checkpoint was saved")

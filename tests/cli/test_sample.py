@@ -88,17 +88,19 @@ def test_top_k_of_one_is_the_likeliest(capfd):
 )  # fmt: skip
 def test_an_error_is_reported_and_the_advice_works(words, says, mend, capfd):
     assert main(["sample", *words, *([] if "--tokens" in words else ["--tokens", "0"])]) == 2
-    told = capfd.readouterr().err
-    assert says in told
-    assert "Traceback" not in told
+    error_text = capfd.readouterr().err
+    assert says in error_text
+    assert "Traceback" not in error_text
     assert main(["sample", *mend, "--tokens", "0"]) == 0
 
 
 def test_a_run_without_a_checkpoint_is_reported_with_a_command(capfd):
     shutil.copytree("runs/tiny", "runs/bare", ignore=shutil.ignore_patterns("checkpoints"))
     assert main(["sample", "bare", "name=tiny"]) == 2
-    told = capfd.readouterr().err
-    assert "has no checkpoint: no state of this run was saved. Train it: jtrain run runs" in told
+    error_text = capfd.readouterr().err
+    assert (
+        "has no checkpoint: no state of this run was saved. Train it: jtrain run runs" in error_text
+    )
     shutil.rmtree("runs/bare")
 
 

@@ -37,7 +37,7 @@ def pci(vendor: str, device: str) -> dict[str, str]:
     return {f"{at}/vendor": f"{vendor}\n", f"{at}/device": f"{device}\n"}
 
 
-def told(root: Path, *platforms: str, chosen: str = "", packages: str = "", **environ: str):
+def lines_for(root: Path, *platforms: str, chosen: str = "", packages: str = "", **environ: str):
     return unused_accelerators(
         platforms or ("cpu",),
         chosen,
@@ -73,7 +73,7 @@ def told(root: Path, *platforms: str, chosen: str = "", packages: str = "", **en
     ],
 )
 def test_an_unused_accelerator_is_reported_with_a_command(tmp_path, files, contents, environ, said):
-    (line,) = told(machine(tmp_path, *files, **contents), **environ)
+    (line,) = lines_for(machine(tmp_path, *files, **contents), **environ)
     assert line.startswith("This machine has ")
     assert "and JAX computes on the CPU: pip install 'jtrain[" in line
     for words in said:
@@ -92,25 +92,25 @@ def test_an_unused_accelerator_is_reported_with_a_command(tmp_path, files, conte
     ],
 )
 def test_a_machine_without_one_gets_no_line(tmp_path, files, contents):
-    assert told(machine(tmp_path, *files, **contents)) == []
+    assert lines_for(machine(tmp_path, *files, **contents)) == []
 
 
 def test_the_variables_of_libtpu_without_a_tpu_are_no_tpu(tmp_path):
     wrote = "WARNING: could not determine TPU accelerator type, please set env var"
-    assert told(tmp_path, TPU_ACCELERATOR_TYPE=wrote, TPU_WORKER_HOSTNAMES=wrote) == []
-    assert told(tmp_path, TPU_ACCELERATOR_TYPE="", TPU_WORKER_HOSTNAMES="") == []
+    assert lines_for(tmp_path, TPU_ACCELERATOR_TYPE=wrote, TPU_WORKER_HOSTNAMES=wrote) == []
+    assert lines_for(tmp_path, TPU_ACCELERATOR_TYPE="", TPU_WORKER_HOSTNAMES="") == []
 
 
 def test_no_line_if_jax_uses_it_or_a_platform_was_chosen(tmp_path):
     root = machine(tmp_path, "dev/nvidia0", "dev/accel0")
-    assert len(told(root)) == 2
-    assert told(root, "gpu") == told(root, "tpu") == told(root, "gpu", "cpu") == []
-    assert told(root, chosen="cpu") == []
+    assert len(lines_for(root)) == 2
+    assert lines_for(root, "gpu") == lines_for(root, "tpu") == lines_for(root, "gpu", "cpu") == []
+    assert lines_for(root, chosen="cpu") == []
 
 
 def test_an_installed_plugin_that_did_not_start_is_reported(tmp_path):
     root = machine(tmp_path, "dev/nvidia0", "dev/accel0")
-    gpu, tpu = told(root, packages="libtpu jax-cuda12-plugin")
+    gpu, tpu = lines_for(root, packages="libtpu jax-cuda12-plugin")
     assert "jax-cuda12-plugin is installed and did not start. See why: JAX_PLATFORMS=cuda" in gpu
     assert "libtpu is installed and did not start. See why: JAX_PLATFORMS=tpu python3 -c" in tpu
 
@@ -149,7 +149,7 @@ def test_a_run_logs_it_before_its_first_step_unless_a_platform_was_chosen(tmp_pa
 def test_files_that_cannot_be_read_are_no_accelerator(tmp_path):
     root = machine(tmp_path, **{"sys/bus/pci/devices/0/vendor": "0x1ae0", "proc/driver/nvidia": ""})
     (root / "sys/bus/pci/devices/0/device").write_bytes(b"\xff\xfe")
-    assert told(root) == []
+    assert lines_for(root) == []
 
 
 def test_detection_takes_milliseconds():
