@@ -108,7 +108,7 @@ def test_a_stop_ends_all_with_75_and_the_same_command_resumes(capfd):
     out = capfd.readouterr().out
     assert f"To resume: jtrain sweep {CONFIG} optimizer.lr=1e-4,8,2e-4" in out
     assert "stopped  lr=8" in out
-    assert "-        lr=2e-4  not begun" in out
+    assert "-        lr=2e-4  not started" in out
     assert not Path("runs/quick-sweep/lr=2e-4").exists()
     Path("go-on").touch()
     assert main(typed) == 0

@@ -278,7 +278,7 @@ def test_a_sweep_is_made_longer_by_the_same_command():
     ask = lambda steps: sweep(Path(CONFIG), [*asked, f"steps={steps}"], tell=said.append)
     assert [score.step for score in ask(12).scores] == [12, 12]
     ask(12)
-    assert "both: 2 runs, 2 of them before; 1 at a time" in said
+    assert "both: 2 runs, 2 of them earlier; 1 at a time" in said
     assert [score.step for score in ask(18).scores] == [18, 18]
     with pytest.raises(ConfigError, match="batch: 16 there, 8 here"):
         sweep(Path(CONFIG), ["seed=0,1", "batch=8", "name=both"], tell=said.append)
