@@ -1,4 +1,4 @@
-"""What is told of a layout is what the arrays are in, and it names the reason for each."""
+"""The sharding table has the shardings of the arrays, and a reason for each."""
 
 import json
 import math
@@ -19,26 +19,26 @@ AXES = "parallel={kind: sharded, fsdp: 4, tensor: 2, min_size: 1000}"
 
 
 @pytest.fixture(scope="module")
-def parts() -> TrainSetup:
+def setup() -> TrainSetup:
     return set_up(config_of(CONFIG, [*SMALL, "model.heads=4", AXES]))
 
 
-def test_bytes_and_axes_are_those_of_the_arrays(parts):
-    found, like = laid(parts), named_leaves(parts.like)
-    assert [of.leaf for of in found.leaves] == list(like)
-    for of in found.leaves:
-        leaf = like[of.leaf]
+def test_bytes_and_axes_are_those_of_the_arrays(setup):
+    found, like = laid(setup), named_leaves(setup.like)
+    assert [sharding.leaf for sharding in found.leaves] == list(like)
+    for sharding in found.leaves:
+        leaf = like[sharding.leaf]
         part = leaf.sharding.shard_shape(leaf.shape)
-        assert of.bytes == math.prod(part) * leaf.dtype.itemsize
-        assert of.whole == leaf.size * leaf.dtype.itemsize
-        by_axes = [math.prod(found.axes[a] for a in axes) for axes in of.axes]
+        assert sharding.bytes == math.prod(part) * leaf.dtype.itemsize
+        assert sharding.whole == leaf.size * leaf.dtype.itemsize
+        by_axes = [math.prod(found.axes[a] for a in axes) for axes in sharding.axes]
         assert part == tuple(n // by for n, by in zip(leaf.shape, by_axes, strict=True))
-    assert found.total == sum(of.whole for of in found.leaves)
-    assert found.device == sum(of.bytes for of in found.leaves) < found.total / 3
+    assert found.total == sum(sharding.whole for sharding in found.leaves)
+    assert found.device == sum(sharding.bytes for sharding in found.leaves) < found.total / 3
 
 
-def test_layers_that_are_alike_are_one_line_with_the_reason(parts):
-    lines = {line.split("  ")[0]: line for line in table(laid(parts)).splitlines()}
+def test_equal_layers_share_a_line_with_the_reason(setup):
+    lines = {line.split("  ")[0]: line for line in table(laid(setup)).splitlines()}
     up = lines["params/blocks/*/up/kernel x 2"]
     assert "64 x 256" in up
     assert "fsdp, tensor" in up
@@ -46,8 +46,8 @@ def test_layers_that_are_alike_are_one_line_with_the_reason(parts):
     assert lines["params/tokens"].endswith("width -> fsdp; vocab 63 is no multiple of tensor 2")
     assert lines["params/norm/scale"].endswith("fewer than 1000 elements")
     assert lines["seed"].endswith("fewer than 1000 elements")
-    groups = alike(laid(parts).leaves)
-    assert sum(len(group.leaves) for group in groups) == len(named_leaves(parts.like))
+    groups = alike(laid(setup).leaves)
+    assert sum(len(group.leaves) for group in groups) == len(named_leaves(setup.like))
     assert "opt_state/1/0/0/mu/blocks/*/up/kernel" in [group.name for group in groups]
 
 
@@ -60,16 +60,16 @@ def test_layers_that_are_alike_are_one_line_with_the_reason(parts):
         ("parallel.kind=mirrored", "mirrored: data 8, 8 devices"),
     ],
 )
-def test_what_splits_nothing_says_so(parallel, line):
-    parts = set_up(config_of(CONFIG, [*SMALL, parallel]))
-    found = laid(parts)
+def test_a_layout_without_splits_is_described(parallel, line):
+    setup = set_up(config_of(CONFIG, [*SMALL, parallel]))
+    found = laid(setup)
     assert found.line.startswith(line)
-    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.like))
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(setup.like))
     assert found.total == found.device == whole
     assert table(found).startswith(found.line)
 
 
-def test_the_verb_lays_out_over_devices_that_are_named(capsys):
+def test_the_command_shows_the_sharding_on_named_devices(capsys):
     words = [str(CONFIG), *SMALL, "--sharding", "--topology", "cpu:4", "parallel.kind=fsdp"]
     assert main(["show", *words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -82,6 +82,6 @@ def test_the_verb_lays_out_over_devices_that_are_named(capsys):
     assert "fsdp: fsdp 4, 4 devices" in capsys.readouterr().out
 
 
-def test_a_topology_is_of_no_use_to_the_values_alone(capsys):
+def test_a_topology_without_sharding_raises(capsys):
     assert main(["show", str(CONFIG), "--topology", "cpu:4"]) == 2
     assert "--sharding --topology cpu:4" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The first value that is not finite is found: operation, line, leaf and rows, whatever made it."""
+"""The origin of the first nonfinite value is found: operation, line, leaf and rows."""
 
 import math
 import os
@@ -33,7 +33,7 @@ OVERFLOW = """big = jnp.where(batch["x"][:, :1] > 1.5, 60000, 1).astype(x.dtype)
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
-    """Writes the study with some of its code replaced, and gives its config."""
+    """Write the study with some of its code replaced; return its config."""
 
     def write(old: str, new: str) -> Path:
         assert CODE.count(old) == 1
@@ -56,7 +56,7 @@ def line_of(words: str) -> int:
     return 1 + next(i for i, line in enumerate(lines) if words in line)
 
 
-def test_a_row_of_the_data(study):
+def test_a_nonfinite_row_of_the_data_is_found(study):
     path = study("    return Arrays(x=", "    corner[7, 1] = np.nan\n    return Arrays(x=")
     got = found(path)
     batch = config_of(path).build(None).train[got.step - 1]
@@ -71,7 +71,7 @@ def test_a_row_of_the_data(study):
     assert all(np.isfinite(x).all() for x in earlier), "the first such step is found"
 
 
-def test_a_log_of_zero_in_the_loss(study):
+def test_a_log_of_zero_in_the_loss_is_found(study):
     got = found(study(RETURN, LOG))
     assert (got.step, got.loss) == (1, -math.inf)
     (origin,) = got.origins
@@ -82,7 +82,7 @@ def test_a_log_of_zero_in_the_loss(study):
     assert "surprise = jnp.log(likely)" in got.describe()
 
 
-def test_a_gradient_alone_behind_a_where(study):
+def test_a_nonfinite_gradient_behind_a_where_is_found(study):
     got = found(study(RETURN, ROOT))
     assert math.isfinite(got.loss)
     first, second = got.origins
@@ -96,7 +96,7 @@ def test_a_gradient_alone_behind_a_where(study):
 
 
 @pytest.mark.slow
-def test_an_overflow_in_float16(study):
+def test_an_overflow_in_float16_is_found(study):
     settings = ("precision={kind: f16, initial: 1, growth: 100000}", "model.drop=0")
     path = study(RETURN, OVERFLOW)
     code = Path("experiments/quick.py")
@@ -114,7 +114,7 @@ def test_an_overflow_in_float16(study):
 
 
 @pytest.mark.slow
-def test_a_parameter_that_is_infinite(study):
+def test_an_infinite_parameter_is_found(study):
     path = study("/ 3,\n", "/ 3 + jnp.zeros((8, 3)).at[2, 1].set(jnp.inf),\n")
     got = found(path)
     (origin, *_) = got.origins
@@ -125,7 +125,7 @@ def test_a_parameter_that_is_infinite(study):
 
 
 @pytest.mark.slow
-def test_goes_on_from_the_checkpoint_before_it_and_writes_nothing(study):
+def test_resumes_from_the_checkpoint_before_it_and_writes_nothing(study):
     path = study(
         "    return Arrays(x=",
         "    corner[np.argsort(draw.random(rows))[:1], 1] = np.nan\n    return Arrays(x=",
@@ -146,7 +146,7 @@ def test_goes_on_from_the_checkpoint_before_it_and_writes_nothing(study):
     assert {p: p.stat().st_mtime_ns for p in outcome.directory.path.rglob("*")} == before
 
 
-def test_a_run_of_other_values_is_not_looked_into(study):
+def test_a_run_with_other_values_raises(study):
     path = study(RETURN, RETURN)
     trained(path)
     with pytest.raises(ConfigError, match="--find-nan"):
@@ -154,14 +154,14 @@ def test_a_run_of_other_values_is_not_looked_into(study):
 
 
 @pytest.mark.slow
-def test_where_all_is_finite_it_says_so(study):
+def test_a_finite_run_is_reported_as_finite(study):
     said: list[str] = []
     assert find_nan(config_of(study(RETURN, RETURN)), log=said.append) is None
     assert said[-1] == "every step from 1 to 12 is finite"
 
 
 @pytest.mark.slow
-def test_over_several_devices_it_finds_what_it_finds_on_one(study):
+def test_several_devices_give_the_same_origin_as_one(study):
     path = study("    return Arrays(x=", "    corner[7, 1] = np.nan\n    return Arrays(x=")
     one, several = found(path), found(path, "parallel={kind: fsdp, devices: 2}", "microbatches=2")
     assert (one.step, one.rows, one.leaf) == (several.step, several.rows, several.leaf)
@@ -172,7 +172,7 @@ def test_over_several_devices_it_finds_what_it_finds_on_one(study):
 
 
 def everything(p, x, key):
-    """Each way in which a program can hold another."""
+    """Use each kind of equation that contains a program."""
 
     @jax.checkpoint
     def body(carry, z):
@@ -187,7 +187,7 @@ def everything(p, x, key):
     return carry + jax.nn.logsumexp(ys * p) + drawn.sum() * p
 
 
-def test_a_program_run_one_primitive_at_a_time_gives_what_it_gives():
+def test_execution_by_primitives_equals_the_compiled_program():
     args = 2.0, jnp.array([1.0, 0.0, 2.0]), jax.random.key(1)
     slope = jax.value_and_grad(everything)
     got = outputs_of(jax.make_jaxpr(slope)(*args), args)
@@ -199,7 +199,7 @@ def blamed(fn, *args) -> list:
     return blame.origins(blame.outputs[0])
 
 
-def test_what_a_where_left_out_is_not_blamed():
+def test_the_unselected_branch_of_a_where_is_no_origin():
     def fn(p, x):
         lost = jnp.where(x > 0.5, x * p, jnp.log(x * 0))
         return lost.sum() + jnp.exp(x * p * 100).sum()
@@ -208,7 +208,7 @@ def test_what_a_where_left_out_is_not_blamed():
     assert origin.what == "exp(200) = inf"
 
 
-def test_a_softmax_over_nothing_names_the_mask_and_the_difference():
+def test_a_softmax_over_masked_scores_names_the_mask_and_the_difference():
     fn = lambda x: jax.nn.softmax(jnp.where(x > 10, x, -jnp.inf)).sum()
     first, second = blamed(fn, jnp.float32([1, 2]))
     assert first.what.endswith("= -inf")
@@ -216,23 +216,23 @@ def test_a_softmax_over_nothing_names_the_mask_and_the_difference():
     assert second.what.endswith("= nan")
 
 
-def test_the_turn_of_a_loop_is_told():
+def test_the_turn_of_a_loop_is_reported():
     fn = lambda x: jax.lax.scan(lambda c, _: (c * c, None), x, None, length=8)[0]
     (origin,) = blamed(fn, jnp.float32(1e5))
     assert origin.turn == (2,)  # 1e10, 1e20, overflow
     assert origin.what == "mul(1e+20, 1e+20) = inf"
 
 
-def test_an_input_is_blamed_by_its_place():
+def test_a_nonfinite_input_is_reported_with_its_index():
     (origin,) = blamed(lambda x: (x * 2).sum(), jnp.float32([[1, 2], [jnp.nan, 3]]))
     assert isinstance(origin, NonfiniteInput)
     assert (origin.index, origin.place) == (0, (1, 0))
 
 
-def test_a_jitted_function_is_blamed_where_it_was_called():
+def test_an_operation_in_a_jitted_function_has_the_line_of_the_call():
     root = jax.jit(lambda x: jnp.sqrt(x))
     good = lambda x: jnp.log(jnp.abs(x) + 1)
-    bad = lambda x: jnp.log(x)  # traced before, by another line
+    bad = lambda x: jnp.log(x)  # traced earlier, from another line
     from jtrain.inspect.debug.source import written
 
     for fn, text in ((lambda x: good(x) + bad(x), "traced before"), (root, "jnp.sqrt")):

@@ -1,4 +1,4 @@
-"""`jtrain diff` names the first step, batch, number and leaf in which two runs part."""
+"""`jtrain diff` names the first step, batch, number and leaf in which two runs differ."""
 
 import json
 
@@ -10,7 +10,7 @@ from jtrain.cli import main
 SETTINGS = ("steps=12", "checkpoint.every=4", "checkpoint.keep=9", "evaluate.every=6")
 
 
-def apart(capsys: pytest.CaptureFixture[str], one: str, other: str) -> tuple[dict, str]:
+def diff(capsys: pytest.CaptureFixture[str], one: str, other: str) -> tuple[dict, str]:
     capsys.readouterr()
     assert main(["diff", one, other, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -18,10 +18,10 @@ def apart(capsys: pytest.CaptureFixture[str], one: str, other: str) -> tuple[dic
     return found, capsys.readouterr().out
 
 
-def test_a_run_again_is_the_same(study, capsys):
+def test_a_repeated_run_has_no_difference(study, capsys):
     trained(study, *SETTINGS, "name=one")
     trained(study, *SETTINGS, "name=other")
-    found, said = apart(capsys, "one", "other")
+    found, said = diff(capsys, "one", "other")
     assert found["nothing"]
     assert (found["values"], found["facts"], found["compared"]) == ([], [], 12)
     assert found["checkpoints"] == [4, 8, 12]
@@ -30,10 +30,10 @@ def test_a_run_again_is_the_same(study, capsys):
 
 
 @pytest.mark.thorough
-def test_another_value_parts_them_where_it_takes_effect(study, capsys):
+def test_another_value_is_found_where_it_takes_effect(study, capsys):
     trained(study, *SETTINGS, "name=one")
     trained(study, *SETTINGS, "name=other", "optimizer.lr=4e-2")
-    found, said = apart(capsys, "one", "other")
+    found, said = diff(capsys, "one", "other")
     assert [tuple(change) for change in found["values"]] == [("optimizer.lr", 0.03, 0.04)]
     assert found["batch"] is None
     assert (found["number"]["step"], found["number"]["name"]) == (1, "update_norm")
@@ -43,32 +43,32 @@ def test_another_value_parts_them_where_it_takes_effect(study, capsys):
 
 
 @pytest.mark.thorough
-def test_other_data_is_said_to_be_other_data(study, capsys):
+def test_other_data_is_reported_as_other_data(study, capsys):
     trained(study, *SETTINGS, "name=one")
     trained(study, *SETTINGS, "name=other", "data.rows=190")
-    found, said = apart(capsys, "one", "other")
+    found, said = diff(capsys, "one", "other")
     assert found["batch"] == 1
     assert "batch   differs first at step 1: the data differs" in said
 
 
-def test_batches_that_another_number_of_processes_read_are_not_compared(study, capsys):
+def test_batches_of_other_process_counts_are_not_compared(study, capsys):
     trained(study, *SETTINGS, "name=one")
     other = trained(study, *SETTINGS, "name=other").directory
     read_otherwise(other.steps)
     other.write_status("done", readers=[[0, 2]])
-    found, said = apart(capsys, "one", "other")
+    found, said = diff(capsys, "one", "other")
     assert (found["batch"], found["readers"]) == (None, [1, 2])
     assert (
         "not compared: 1 process read the batches of one and 2 processes read the batches of"
         in said
     )
     other.write_status("done", readers=[[0, 2], [6, 1]])
-    found, said = apart(capsys, "one", "other")
+    found, said = diff(capsys, "one", "other")
     assert (found["batch"], found["readers"]) == (7, [1, 2])
 
 
 @pytest.mark.thorough
-def test_two_runs_that_part_late(study, capsys):
+def test_a_late_difference_is_found(study, capsys):
     outcome = trained(study, *SETTINGS, "name=one")
     other = trained(study, *SETTINGS, "name=other")
     file = other.directory.steps
@@ -79,12 +79,12 @@ def test_two_runs_that_part_late(study, capsys):
     metrics = other.directory.metrics
     lines = metrics.read_text().splitlines()
     metrics.write_text("".join(line + "\n" for line in lines if '"step": 8,' not in line))
-    found, _ = apart(capsys, str(outcome.directory.path), "other")
+    found, _ = diff(capsys, str(outcome.directory.path), "other")
     assert (found["number"]["step"], found["number"]["name"]) == (8, "loss")
     assert found["checkpoint"] is None
 
 
-def test_what_is_no_run(study, capsys):
+def test_a_directory_without_a_run_raises(study, capsys):
     trained(study, *SETTINGS, "name=one")
     capsys.readouterr()
     assert main(["diff", "one", "two"]) == 2

@@ -1,4 +1,4 @@
-"""`jtrain run --fast`, `--overfit N` and `--eager`: what they find, and that nothing stays."""
+"""`jtrain run --fast`, `--overfit N` and `--eager` find errors and write no files."""
 
 import os
 import re
@@ -26,7 +26,7 @@ INDENT = " " * 12
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
-    """Writes the study, with some of its code replaced."""
+    """Write the study with some of its code replaced."""
 
     def write(old: str = SAMPLE, new: str = SAMPLE, config: str = YAML) -> None:
         assert CODE.count(old) == 1
@@ -43,7 +43,7 @@ def silent(line: str) -> None:
 # --fast
 
 
-def test_fast_does_all_that_a_run_does_and_leaves_nothing(study, capfd):
+def test_fast_runs_all_stages_and_writes_no_files(study, capfd):
     text = "sample=lambda params, extra, key: 'a text',\n"
     study(SAMPLE, SAMPLE + INDENT + text)
     assert main(["run", CONFIG, "--fast"]) == 0
@@ -70,7 +70,7 @@ def test_fast_does_all_that_a_run_does_and_leaves_nothing(study, capfd):
 
 
 @pytest.mark.slow
-def test_fast_notices_a_loss_that_hides_a_state(study):
+def test_fast_finds_state_outside_of_the_train_state(study):
     code = "train=Forgetful(train, size=self.batch, seed=self.seed),\n"
     study("train=Shuffled(train, size=self.batch, seed=self.seed),\n", code)
     file = Path("experiments/quick.py")
@@ -92,7 +92,7 @@ def points("""
     assert not Path("runs").exists()
 
 
-def test_fast_ends_with_the_mistake(study, capfd):
+def test_fast_ends_with_the_error(study, capfd):
     study("check_labels(train, self.data.classes)", "check_labels(train, 2)")
     assert main(["run", CONFIG, "--fast"]) == 2
     said = capfd.readouterr()
@@ -103,7 +103,7 @@ def test_fast_ends_with_the_mistake(study, capfd):
 # --overfit
 
 
-def test_overfit_says_that_a_batch_is_learned_by_heart(study, capfd):
+def test_overfit_reports_that_a_batch_is_memorized(study, capfd):
     study()
     settings = ["steps=400", "model.drop=0", "model.width=32", "optimizer.lr=5e-2", "log.every=50"]
     assert main(["run", CONFIG, *settings, "batch=4", "--overfit", "2"]) == 0
@@ -115,7 +115,7 @@ def test_overfit_says_that_a_batch_is_learned_by_heart(study, capfd):
     assert not Path("runs").exists()
 
 
-def test_overfit_says_what_is_wrong_when_nothing_is_learned(study, capfd):
+def test_overfit_reports_causes_if_nothing_is_learned(study, capfd):
     study('params["bias"][None]', '0 * params["bias"][None]')
     settings = ["steps=1 epochs", "optimizer={kind: sgd, lr: 1e-6}"]
     assert main(["run", CONFIG, *settings, "--overfit", "1"]) == 70
@@ -127,7 +127,7 @@ def test_overfit_says_what_is_wrong_when_nothing_is_learned(study, capfd):
 
 
 @pytest.mark.slow
-def test_overfit_tells_a_loss_that_goes_down_from_a_small_one(study):
+def test_overfit_distinguishes_a_decreasing_loss_from_a_small_one(study):
     study()
     found = overfit(config_of(CONFIG, ["steps=30", "model.drop=0"]), 1, log=silent)
     assert found.down
@@ -140,9 +140,7 @@ def test_overfit_tells_a_loss_that_goes_down_from_a_small_one(study):
 # --eager
 
 
-def test_eager_prints_numbers_once_a_step_and_takes_the_steps_of_the_compiled_run(
-    study, capfd, monkeypatch
-):
+def test_eager_prints_once_a_step_and_matches_the_compiled_run(study, capfd, monkeypatch):
     seen = 'print("seen", params["up"].sum().item(), x.shape, rng is None)'
     study(LOSS, f"{LOSS}{INDENT}if WATCHED:\n{INDENT}    {seen}\n")
     file = Path("experiments/quick.py")
@@ -179,13 +177,13 @@ def test_a_breakpoint_stops_once_a_step_where_values_are_concrete(study, monkeyp
     assert all(np.isfinite(stops))
 
 
-def test_eager_says_how_to_look_at_a_value_that_is_differentiated(study):
+def test_eager_explains_how_to_print_a_differentiated_value(study):
     study(LOSS, f"{LOSS}{INDENT}x = x + 0 * float(x.sum())\n")
     with pytest.raises(LossError, match=r"x\.item\(\)"):
         eager(config_of(CONFIG, ["steps=1"]), log=silent)
 
 
-def test_two_at_once_are_refused(study, capfd):
+def test_two_modes_at_once_raise(study, capfd):
     study()
     assert main(["run", CONFIG, "--fast", "--eager"]) == 2
     assert "--fast and --eager are two things" in capfd.readouterr().err
@@ -193,7 +191,7 @@ def test_two_at_once_are_refused(study, capfd):
 
 
 @pytest.mark.parametrize("option", ["--fast", "--eager", "--find-nan"])
-def test_one_of_several_processes_is_not_looked_into(option: str, study, monkeypatch, capsys):
+def test_several_processes_raise(option: str, study, monkeypatch, capsys):
     study()
     for name, value in {"COORDINATOR": "127.0.0.1:4000", "PROCESSES": "2", "PROCESS": "1"}.items():
         monkeypatch.setenv(f"JTRAIN_{name}", value)

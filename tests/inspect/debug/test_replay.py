@@ -1,4 +1,4 @@
-"""A step of a run is taken again to the same bits, and what makes it otherwise is named."""
+"""A replayed step has the bits of the run, and the cause of a difference is named."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def replayed(capsys: pytest.CaptureFixture[str], step: int, *typed: str) -> tupl
 
 
 @pytest.mark.thorough
-def test_each_step_is_recorded_with_the_numbers_of_the_metrics(study):
+def test_recorded_steps_have_the_numbers_of_the_metrics(study):
     outcome = trained(study, *SETTINGS)
     known = steps(outcome.directory.steps)
     assert list(known) == list(range(1, 13))
@@ -30,7 +30,7 @@ def test_each_step_is_recorded_with_the_numbers_of_the_metrics(study):
     assert len({step.batch for step in known.values()}) == 12, "no two batches are the same"
 
 
-def test_a_step_comes_out_as_then(study, capsys):
+def test_a_replayed_step_has_the_same_bits(study, capsys):
     trained(study, *SETTINGS)
     code, found = replayed(capsys, 9, "--only-again")
     assert code == 0
@@ -41,11 +41,11 @@ def test_a_step_comes_out_as_then(study, capsys):
     assert (code, found["start"], found["checkpoint"]) == (0, 5, [])
 
 
-def test_it_goes_on_from_one_before_where_a_checkpoint_is_not_whole(study, capsys, monkeypatch):
+def test_an_invalid_checkpoint_is_skipped_for_an_older_one(study, capsys, monkeypatch):
     outcome = trained(study, *SETTINGS)
     read = fingerprint.read
 
-    def otherwise(begun):  # of the first checkpoint that is read, though its files are whole
+    def otherwise(begun):  # for the first checkpoint read, although its files are complete
         monkeypatch.setattr(fingerprint, "read", read)
         return dict.fromkeys(read(begun), "0" * 16)
 
@@ -57,7 +57,7 @@ def test_it_goes_on_from_one_before_where_a_checkpoint_is_not_whole(study, capsy
 
 
 @pytest.mark.thorough
-def test_it_is_taken_in_other_ways_too(study, capsys):
+def test_it_also_runs_without_jit_and_with_checks(study, capsys):
     trained(study, *SETTINGS)
     code, found = replayed(capsys, 3)
     looked = found["dissected"]
@@ -74,7 +74,7 @@ def test_it_is_taken_in_other_ways_too(study, capsys):
 
 
 @pytest.mark.thorough
-def test_steps_in_one_call_are_taken_in_one_call(study, capsys):
+def test_steps_of_one_call_are_replayed_in_one_call(study, capsys):
     trained(study, *SETTINGS, "steps_per_call=4", "checkpoint.every=4", "evaluate.every=4")
     code, found = replayed(capsys, 7)
     assert (code, found["start"], found["compared"]) == (0, 4, 4)
@@ -83,7 +83,7 @@ def test_steps_in_one_call_are_taken_in_one_call(study, capsys):
 
 
 @pytest.mark.thorough
-def test_what_the_checks_find_is_told(tmp_path, monkeypatch, compiled, capsys):
+def test_errors_of_the_checks_are_reported(tmp_path, monkeypatch, compiled, capsys):
     code = CODE.replace(
         'return cross_entropy(x @ params["down"], batch["label"], batch["mask"])',
         """logits = x @ params["down"]
@@ -97,7 +97,7 @@ def test_what_the_checks_find_is_told(tmp_path, monkeypatch, compiled, capsys):
     assert found["dissected"]["checks"].startswith(("nan generated", "division"))
 
 
-def test_a_step_that_was_recorded_otherwise_is_named(study, capsys):
+def test_the_first_differing_step_is_named(study, capsys):
     outcome = trained(study, *SETTINGS)
     file = outcome.directory.steps
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -120,7 +120,7 @@ def test_a_step_that_was_recorded_otherwise_is_named(study, capsys):
     )
     main(["replay", "quick", "--step", "9", "--only-again", "parallel.kind=mirrored"])
     said = capsys.readouterr().out
-    # Over 8 devices an earlier step may round otherwise.
+    # On 8 devices an earlier step may round differently.
     assert re.search(r"DIFFERENT from step [678] on, on a batch that was not compared", said)
     assert "the likely cause: processes: 3 then, 1 now; packages.jax: 0.9.0 then, 0." in said
     assert "; devices: 3 x cpu then, 8 x cpu now; parallel.kind: single then, mirrored n" in said
@@ -129,7 +129,7 @@ def test_a_step_that_was_recorded_otherwise_is_named(study, capsys):
 
 
 @pytest.mark.thorough
-def test_data_that_has_changed_is_named(study, capsys):
+def test_changed_data_is_named(study, capsys):
     outcome = trained(study, *SETTINGS)
     file = outcome.directory.steps
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -139,7 +139,7 @@ def test_data_that_has_changed_is_named(study, capsys):
     assert "DIFFERENT from step 4 on: its batch differs" in capsys.readouterr().out
 
 
-def test_a_batch_that_another_number_of_processes_read_is_not_compared(study, capsys):
+def test_a_batch_of_another_process_count_is_not_compared(study, capsys):
     outcome = trained(study, *SETTINGS)
     directory = outcome.directory
     assert directory.facts()["readers"] == [[0, 1]]
@@ -160,7 +160,7 @@ def test_a_batch_that_another_number_of_processes_read_is_not_compared(study, ca
 
 
 @pytest.mark.thorough
-def test_a_step_that_is_not_there(study, capsys):
+def test_a_missing_step_raises(study, capsys):
     trained(study, *SETTINGS)
     capsys.readouterr()
     assert main(["replay", "quick", "--step", "13"]) == 2

@@ -1,4 +1,4 @@
-"""What crosses between devices, counted from compiled programs against counts by hand."""
+"""Collectives read from compiled programs equal counts by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -54,12 +54,12 @@ def floats(*shape: int) -> jax.ShapeDtypeStruct:
     ],
     ids=["reduce", "other axis", "both axes", "gather", "permute", "exchange"],
 )
-def test_one_collective_by_hand(mesh, fn, out, kind, axes, sent):
+def test_a_collective_equals_the_count_by_hand(mesh, fn, out, kind, axes, sent):
     (one,) = found(mesh, fn, floats(1024), out=out)
     assert (one.kind, one.axes, one.sent, one.times) == (kind, axes, sent, 1)
 
 
-def test_turns_of_loops_are_counted_also_one_in_another(mesh):
+def test_turns_of_nested_loops_are_counted(mesh):
     def fn(x):
         def outer(x, _):
             inner = lambda i, x: jnp.sin(jax.lax.psum(x, "fsdp"))
@@ -79,8 +79,8 @@ def test_a_group_of_one_device_sends_nothing():
     assert collectives(jax.jit(fn).lower(floats(8)).compile().as_text(), {"data": 1}) == ((), ())
 
 
-def test_what_the_compiler_writes_by_itself_is_found(mesh):
-    """The gradient of weights that are split, of rows that are: one reduction, no gather."""
+def test_collectives_added_by_the_compiler_are_found(mesh):
+    """Expect one reduction and no gather for the gradient of split weights over split rows."""
     rows, whole = NamedSharding(mesh, P(("data", "fsdp"))), NamedSharding(mesh, P())
     grad = jax.jit(
         jax.grad(lambda w, x: jnp.sin(x @ w).sum()), in_shardings=(whole, rows), out_shardings=whole
@@ -93,7 +93,7 @@ def test_what_the_compiler_writes_by_itself_is_found(mesh):
     assert table == {"data x fsdp": {"all-reduce": 2 * 64 * 32 * 4 * 7 // 8}}
 
 
-# As the TPU compiler writes it: a ring that is unrolled twice, and a gather in pieces beside it.
+# TPU compiler output: a ring that is unrolled twice, and a gather in pieces.
 RING = """\
 HloModule jit_step, is_scheduled=true
 
@@ -133,7 +133,7 @@ ENTRY %main (x: bf16[8,128], a: bf16[1,256]) -> bf16[8,128] {
 """  # noqa: E501
 
 
-def test_rings_of_permutes_and_gathers_in_pieces_are_counted_once():
+def test_unrolled_rings_and_split_gathers_are_counted_once():
     ring, gather = sorted(collectives(RING, {"fsdp": 16}).collectives, key=lambda each: each.kind)[
         ::-1
     ]

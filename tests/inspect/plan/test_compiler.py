@@ -1,4 +1,4 @@
-"""The text of a compiled program: from the compiler's files, from the program, or from neither."""
+"""The text of a compiled program comes from the compiler's files, else from the program."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.inspect.plan.plan import Plan
 from jtrain.inspect.plan.table import table
 
-# What jaxlib 0.10.2 says of a program by libtpu 0.0.52.
+# The error of jaxlib 0.10.2 for a program of libtpu 0.0.52.
 SAID = (
     "INTERNAL: RET_CHECK failure (external/xla/xla/hlo/ir/hlo_instruction.cc:390) "
     "proto.operand_ids_size() == *arity async-update instruction should have 1 operands but sees 3"
@@ -32,25 +32,25 @@ def lowered():
     return jax.jit(lambda x: jnp.tanh(x @ x)).lower(jax.ShapeDtypeStruct((8, 8), jnp.float32))
 
 
-def test_the_program_is_read_from_the_files_that_the_compiler_writes(lowered, tmp_path):
+def test_the_program_is_read_from_dump_files(lowered, tmp_path):
     output = compile_and_read(lowered, tmp_path)
     assert HloProgram(output.text).entry
     assert not output.unread
     assert read(Unreadable(), tmp_path).text == output.text
 
 
-def test_without_files_the_program_is_asked(lowered, tmp_path):
+def test_without_files_the_text_comes_from_the_program(lowered, tmp_path):
     program = lowered.compile()
     assert read(program, tmp_path).text == program.as_text()
 
 
-def test_a_program_that_cannot_be_read_keeps_the_rest_of_the_plan(tmp_path):
+def test_an_unreadable_program_keeps_the_rest_of_the_plan(tmp_path):
     output = read(Unreadable(), tmp_path)
     assert output.text == ""
     assert output.unread == f"jaxlib cannot read the program: {SAID}"
 
 
-def test_a_table_says_what_was_not_read():
+def test_the_table_lists_unread_collectives():
     memory = dict.fromkeys(["arguments", "temporaries", "output", "aliased", "host", "limit"], 0)
     found = Plan(
         "v5p:2x2x2", 8, {"fsdp": 8}, memory, 0, (), 1.0, unread=("no collective: because",)

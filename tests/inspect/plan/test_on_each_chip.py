@@ -1,6 +1,6 @@
-"""A plan for each kind of TPU, by the newest compiler: memory, and what crosses, counted by hand.
+"""Plans for each kind of TPU by the newest compiler: memory and collectives, counted by hand.
 
-They need libtpu, `pip install 'jtrain[plan]'`, and no TPU: `pytest -m compiler`.
+The tests need libtpu, `pip install 'jtrain[plan]'`, and no TPU: `pytest -m compiler`.
 """
 
 import pytest
@@ -53,10 +53,10 @@ def test_a_step_is_planned_for_it(where, devices):
 
 
 def check_traffic(found: Plan, others: float) -> None:
-    """The weights are gathered twice, the gradients scattered once, and nothing more crosses.
+    """Expect two gathers of the weights, one scatter of the gradients, and nothing else.
 
     Args:
-        others: the share of an array that a device does not have.
+        others: the fraction of an array that a device does not have.
     """
     crossing = sent(found, "fsdp")
     weights = (2 * BLOCKS + VOCAB * WIDTH) * BF16 * others  # the head once

@@ -1,8 +1,8 @@
-"""Programs that the TPU compiler made: what crosses against the textbook, and memory.
+"""Programs of the TPU compiler: collectives against the textbook, and memory.
 
-They need libtpu, `pip install 'jtrain[plan]'`, and no TPU: `pytest -m compiler`. Bytes are what a
-device sends in a step: of an array of B bytes among n, a gather or a scatter (n - 1) / n B, a
-reduction twice that.
+The tests need libtpu, `pip install 'jtrain[plan]'`, and no TPU: `pytest -m compiler`. Bytes are what a
+device sends in a step: for an array of B bytes on n devices a gather or a scatter sends
+(n - 1) / n B, a reduction twice that.
 """
 
 import math
@@ -69,7 +69,7 @@ def test_tensor_parallel_sends_two_activations_a_layer_forward_and_two_back():
     assert near(sum(found.values()), 2 * 7 / 8 * ACTIVATION * activations)
 
 
-def test_between_slices_crosses_what_a_device_keeps_of_the_gradients():
+def test_slices_exchange_the_gradient_shards():
     words = ("parallel.kind=sharded", "parallel.slice=2")
     found = planned("2*v5e:2x2", *words)
     within, between = sent(found, "fsdp"), sent(found, "slice")
@@ -87,7 +87,7 @@ def test_between_slices_crosses_what_a_device_keeps_of_the_gradients():
     ],
     ids=["zero 1", "zero 3"],
 )
-def test_a_device_holds_its_share_of_the_state(words, parameters, moments):
+def test_a_device_has_its_shard_of_the_state(words, parameters, moments):
     found = planned("v5e:2x4", *words)
     whole = (BLOCKS + TABLES) * F32
     shares = whole / parameters + 2 * whole / moments
@@ -112,7 +112,7 @@ def test_the_sums_over_microbatches_are_split_by_zero_2(zero, parts):
     assert max(carried) <= max(whole // parts, whole // LAYERS), "at most a layer is whole"
 
 
-def test_a_new_state_is_never_whole_on_a_device():
+def test_a_new_state_is_never_unsharded_on_a_device():
     path = "configs/llama2_7b.yaml"
     parts = set_up(resolve(path, SMALL).config, among=topology("v5e:2x4").devices)
     x = parts.experiment
@@ -128,7 +128,7 @@ def test_a_new_state_is_never_whole_on_a_device():
     assert memory.temp_size_in_bytes < whole / 8
 
 
-def test_llama_2_takes_no_more_than_it_must():
+def test_llama_2_needs_the_expected_memory():
     """v5e 4x4, batch 1 a chip, 2,048 tokens, AdamW in float32: GB of arguments and temporaries."""
     found = plan(resolve("configs/llama2_7b.yaml", []).config, topology("v5e:4x4"))
     assert found.memory["arguments"] <= 5.06e9
@@ -136,7 +136,7 @@ def test_llama_2_takes_no_more_than_it_must():
     assert found.peak < found.memory["limit"] / 2
 
 
-def test_what_does_not_fit_says_what_to_type():
+def test_a_step_that_does_not_fit_raises_with_advice():
     words = ["parallel.kind=mirrored", "model.layers=8", "model.remat=none"]
     config = resolve("configs/llama2_7b.yaml", words).config
     with pytest.raises(
@@ -145,6 +145,6 @@ def test_what_does_not_fit_says_what_to_type():
         plan(config, topology("v5e:2x2"))
 
 
-def test_a_slice_that_the_compiler_does_not_know_is_refused():
+def test_an_unknown_slice_raises():
     with pytest.raises(ConfigError, match=r"knows no such slice.*Slices of v5e and v6e are 1x1"):
         topology("v5e:3x5")

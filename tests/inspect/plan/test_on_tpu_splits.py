@@ -1,8 +1,8 @@
-"""What crosses where sequences, layers and experts are split, in programs of the TPU compiler.
+"""Collectives of split sequences, layers and experts, in programs of the TPU compiler.
 
-As test_on_tpu.py: bytes are what a device sends in a step, loops counted. A transfer from
-one device to the next counts its bytes; of B bytes among n devices a gather, a scatter and an
-exchange send (n - 1) / n B, a reduction twice that.
+As in test_on_tpu.py, bytes are those that a device sends in a step, with all turns of loops. A
+permutation sends B bytes; a gather, a scatter and an exchange of B bytes on n devices send
+(n - 1) / n B, a reduction twice that.
 """
 
 import jax
@@ -41,7 +41,7 @@ def split(**axes: object) -> str:
 
 
 def both_ways(found, kind: str, least: int = 0) -> tuple[int, int]:
-    """Bytes on the way forward and on the way back."""
+    """Return the bytes of the forward and of the backward pass."""
     ways = [crossing(found, kind, back=back, least=least) for back in (False, True)]
     return bytes_of(ways[0]), bytes_of(ways[1])
 
@@ -60,7 +60,7 @@ def test_a_ring_sends_the_keys_and_values_to_all_others():
     assert sent(found, "context").keys() == {"collective-permute", "all-reduce"}
 
 
-def test_ulysses_exchanges_queries_keys_values_and_what_they_give():
+def test_ulysses_exchanges_queries_keys_values_and_outputs():
     found = planned("v5e:2x2", split(context=4, context_by="ulysses", zero=0))
     exchanged = LAYERS * 4 * 3 / 4 * ACTIVATION / 4
     assert both_ways(found, "all-to-all") == (exchanged, exchanged)
@@ -98,7 +98,7 @@ def test_the_weights_of_a_stage_are_gathered_every_turn_or_once(gather, gathered
     assert near(found["reduce-scatter"], scattered * stage, 0.01)
 
 
-def test_a_circular_pipeline_keeps_no_weights_for_the_way_back():
+def test_a_circular_pipeline_stores_no_weights_for_the_backward_pass():
     words = ("model.layers=8", "model.remat=full")
     found = planned("v5e:2x2", split(stage=4, stage_batches=8, repeats=2), *words)
     turns, run = 8 * 2 + 3, BLOCKS / LAYERS * BF16  # a layer a run
@@ -120,7 +120,7 @@ def test_experts_send_tokens_to_all_others_and_back():
     assert sent(found, "expert").keys() == {"all-gather", "reduce-scatter", "all-reduce"}
 
 
-def test_the_compiler_is_heard_where_it_makes_an_array_whole():
+def test_rematerialization_of_an_unsharded_array_is_reported():
     mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2}, topology("v5e:2x4").devices)
     lay = lambda x, *axes: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, jax.P(*axes)))
 

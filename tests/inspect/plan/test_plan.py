@@ -1,4 +1,4 @@
-"""A plan of a run on the parts of this CPU, and what is said where none can be made."""
+"""A plan of a run on virtual CPU devices, and the errors of invalid plans."""
 
 import json
 import os
@@ -21,7 +21,7 @@ SMALL = ["batch=16", "data.context=32", "model.context=32", "model.layers=2", "m
 FSDP = [*SMALL, "parallel.kind=fsdp", "parallel.min_size=0"]
 
 
-def test_a_plan_is_of_the_very_step_that_runs(pytestconfig):
+def test_a_plan_has_the_memory_of_the_compiled_step(pytestconfig):
     config = resolve(pytestconfig.rootpath / CONFIG, FSDP).config
     found = plan(config, topology("cpu:8"))
     parts = set_up(config)
@@ -37,7 +37,7 @@ def test_a_plan_is_of_the_very_step_that_runs(pytestconfig):
     assert size(found.peak) in said
 
 
-def test_the_verb_prints_one_object(capsys, pytestconfig):
+def test_the_command_prints_one_object(capsys, pytestconfig):
     path = str(pytestconfig.rootpath / CONFIG)
     assert main(["plan", path, *SMALL, "--topology", "cpu:2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -53,15 +53,15 @@ def test_the_verb_prints_one_object(capsys, pytestconfig):
         ("v5e", r"is not a topology: write KIND:SHAPE, such as v5e:4x4"),
         ("v5:4x4", r"no compiler for 'v5' here; kinds: cpu, v2, .*v5e"),
         ("2*cpu:4", r"a CPU has one number of devices; write cpu:8"),
-        ("cpu:64", r"this process has 8 parts.*host_platform_device_count=64"),
+        ("cpu:64", r"this process has 8 CPU devices.*host_platform_device_count=64"),
     ],
 )
-def test_a_wrong_topology_says_what_to_write(name, said):
+def test_an_invalid_topology_raises_with_advice(name, said):
     with pytest.raises(ConfigError, match=said):
         topology(name)
 
 
-def test_without_the_compiler_it_says_how_to_get_it(monkeypatch):
+def test_a_missing_compiler_raises_with_advice(monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
     with pytest.raises(ConfigError, match=r"pip install 'jtrain\[plan\]'|knows no such slice"):
         topology("v5e:3x5")
@@ -71,20 +71,20 @@ def test_without_the_compiler_it_says_how_to_get_it(monkeypatch):
     ("words", "said"),
     [
         ([], "the first word is a config file"),
-        (["configs/x.yaml"], "for what devices? Write jtrain plan configs/x.yaml --topology"),
+        (["configs/x.yaml"], "the devices are missing. Write jtrain plan configs/x.yaml --topology"),
     ],
 )
-def test_what_is_missing_is_said(words, said, capsys):
+def test_missing_arguments_are_named(words, said, capsys):
     assert main(["plan", *words]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_every_limit_is_less_than_a_chip_is_sold_with():
+def test_memory_limits_are_below_the_nominal_memory():
     sold = {"v2": 8, "v3": 16, "v4": 16, "v5e": 16, "v5p": 96, "v6e": 32, "tpu7x": 96}  # GiB
     assert all(0.9 * sold[kind] < chip.gib < sold[kind] for kind, chip in CHIPS.items())
 
 
-def test_what_the_environment_says_of_devices_stays(monkeypatch):
+def test_device_settings_of_the_environment_stay(monkeypatch):
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     prepare("cpu:2")  # the flags say eight
     assert "JAX_NUM_CPU_DEVICES" not in os.environ

@@ -1,4 +1,4 @@
-"""Programs as newer compilers print them, and what is said of a program that cannot be read."""
+"""HLO text of newer compilers is read, and unreadable parts are reported."""
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ ENTRY %main (a: bf16[4096,1024], b: bf16[1024,1024]) -> (bf16[4096,256], bf16[10
 """  # noqa: E501
 
 
-def test_a_gather_that_another_core_carries_out_is_counted_with_its_turns():
+def test_an_offloaded_gather_is_counted_with_its_turns():
     found, unread = collectives(OFFLOADED, {"fsdp": 8})
     (gather,) = found
     assert (gather.kind, gather.axes, gather.times) == ("all-gather", ("fsdp",), 4)
@@ -79,7 +79,7 @@ def test_a_gather_that_another_core_carries_out_is_counted_with_its_turns():
     assert not unread
 
 
-def test_reductions_of_which_only_parts_are_kept_are_scatters():
+def test_sliced_reductions_are_scatters():
     (scatter,) = collectives(SCATTERED, {"fsdp": 4}).collectives
     assert scatter.kind == "reduce-scatter"
     assert scatter.sent == (4096 + 1024) * 256 * 2 * 3
@@ -110,7 +110,7 @@ def test_reductions_of_which_only_parts_are_kept_are_scatters():
         ("channel_id=3", None),
     ],
 )
-def test_groups_in_every_spelling(spelt, groups):
+def test_groups_in_every_format(spelt, groups):
     found = replica_groups(f", channel_id=1, {spelt}, use_global_device_ids=true")
     assert (found if found is None else np.asarray(found).tolist()) == groups
 
@@ -124,12 +124,12 @@ def test_groups_in_every_spelling(spelt, groups):
         ("replica_groups=mesh['a'=8, device_ids=(0,1)] {'a'}", "8 devices, and names 2"),
     ],
 )
-def test_groups_in_a_spelling_that_is_not_known_are_refused(spelt, said):
+def test_groups_in_an_unknown_format_raise(spelt, said):
     with pytest.raises(HloError, match=said):
         replica_groups(f", {spelt}, dimensions={{0}}")
 
 
-def test_one_collective_that_is_not_understood_loses_no_other():
+def test_an_unreadable_collective_keeps_the_others():
     text = SCATTERED.replace(
         "ROOT %got",
         "%other = bf16[8]{0} all-gather(%a.2), replica_groups=@later<a=4>, dimensions={0}\n"
@@ -142,7 +142,7 @@ def test_one_collective_that_is_not_understood_loses_no_other():
     )
 
 
-def test_an_instruction_that_is_not_understood_loses_no_other():
+def test_an_unreadable_instruction_is_reported():
     text = SCATTERED.replace("dynamic-slice(%sum#1, %zero, %zero)", "dynamic-slice()")
     found, (unread,) = collectives(text, {"fsdp": 4})
     assert not found
@@ -156,13 +156,13 @@ def test_computations_may_be_printed_without_their_parameters():
     assert collectives(text, {"fsdp": 8}) == collectives(OFFLOADED, {"fsdp": 8})
 
 
-def test_devices_that_the_mesh_does_not_have_are_not_read():
+def test_groups_outside_of_the_mesh_are_reported():
     found, unread = collectives(SCATTERED, {"fsdp": 2})
     assert not found
     assert unread == ("one all-reduce: it names device 3, and the mesh has 2 devices",)
 
 
-def test_turns_that_the_program_does_not_say_are_said_to_be_unknown():
+def test_an_unknown_number_of_turns_is_reported():
     found, unread = collectives(OFFLOADED.replace("direction=LT", "direction=NE"), {"fsdp": 8})
     assert found[0].times == 1
     assert unread == (
@@ -183,7 +183,7 @@ def test_turns_that_the_program_does_not_say_are_said_to_be_unknown():
         ),
     ],
 )
-def test_text_that_is_no_whole_program_is_not_read_as_nothing_sent(text, said):
+def test_incomplete_text_is_reported_as_unread(text, said):
     found, (unread,) = collectives(text, {"fsdp": 4})
     assert not found
     assert unread.startswith("no collective: ")

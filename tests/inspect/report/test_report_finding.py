@@ -1,4 +1,4 @@
-"""A report of a sweep, of a folder and of whatever a shell makes of a star has their runs."""
+"""A report finds the runs of a sweep, of a folder and of a shell glob."""
 
 import json
 from pathlib import Path
@@ -32,19 +32,19 @@ def named(found) -> list[str]:
     return [run.name for run in found.runs]
 
 
-def test_a_sweep_has_its_runs_in_its_order():
+def test_a_sweep_gives_its_runs_in_order():
     found = find_runs(["sw"])
     assert named(found) == [label for label, _ in POINTS]
     assert (found.folder, found.skipped) == (Path("runs/sw"), [])
 
 
-def test_a_folder_has_all_that_lie_in_it():
+def test_a_folder_gives_all_its_runs():
     found = find_runs(["runs"])
     assert named(found) == ["alone", *(label for label, _ in POINTS)]
     assert found.folder == Path("runs")
 
 
-def test_of_what_a_star_names_the_files_are_left_out_and_no_run_comes_twice():
+def test_a_glob_skips_files_and_repeats_no_run():
     found = find_runs([*map(str, sorted(Path("runs/sw").iterdir())), "sw", "alone"])
     assert named(found) == [*sorted(label for label, _ in POINTS), "alone"]
     assert found.folder is None
@@ -61,13 +61,13 @@ def test_a_link_out_of_a_folder_is_not_followed(tmp_path_factory: pytest.TempPat
 
 
 @pytest.mark.parametrize("record", ["", "[", "[]", '{"members": 3}', '{"members": [{}]}'])
-def test_a_record_that_cannot_be_read_costs_the_order_alone(record: str, capsys):
+def test_an_unreadable_sweep_file_loses_only_the_order(record: str, capsys):
     Path("runs/sw/sweep.json").write_text(record)
     assert named(find_runs(["sw"])) == sorted(label for label, _ in POINTS)
     assert main(["report", "sw"]) == 0
 
 
-def test_the_verb_writes_a_page_of_a_sweep_with_its_ranking(capsys):
+def test_the_command_writes_a_page_of_a_sweep_with_its_ranking(capsys):
     assert main(["report", "sw"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("runs/sw/report.html  ")
@@ -83,7 +83,7 @@ def test_the_verb_writes_a_page_of_a_sweep_with_its_ranking(capsys):
     assert lines[2].split()[:4] == ["1e-2", "0.4000", "+-", "0.1414"]
 
 
-def test_the_verb_takes_a_star_again_when_its_page_lies_there(capsys):
+def test_the_command_accepts_a_glob_that_includes_its_page(capsys):
     assert main(["report", "sw"]) == 0
     capsys.readouterr()
     assert main(["report", *map(str, sorted(Path("runs/sw").iterdir()))]) == 0
@@ -92,7 +92,7 @@ def test_the_verb_takes_a_star_again_when_its_page_lies_there(capsys):
     assert said.err.splitlines()[0] == "runs/sw/report.html is a file, and is skipped"
 
 
-def test_one_word_that_is_nothing_is_a_mistake():
+def test_an_unknown_word_raises():
     with pytest.raises(
         ConfigError, match=r"nothing is not a directory. Available in runs/: alone, sw"
     ):

@@ -1,4 +1,4 @@
-"""The page stands alone, escapes what runs say, and has what a run is judged by."""
+"""The page is self-contained, escapes the contents of runs, and has all curves and tables."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ EVIL = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
 
 
 class Elements(HTMLParser):
-    """Every element of a page with its attributes, and the text of scripts."""
+    """Collector of a page's elements with their attributes, and of the text of scripts."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -50,10 +50,10 @@ def test_nothing_is_loaded_from_elsewhere(tmp_path: Path):
             assert (attributes.get(name) or "data:").startswith("data:")
     assert "default-src 'none'" in text
     outside = set(re.findall(r"https?://[^\s\"')]+", text))
-    assert outside == {"http://www.w3.org/2000/svg"}  # a name, which nothing is fetched by
+    assert outside == {"http://www.w3.org/2000/svg"}  # a namespace, not fetched
 
 
-def test_names_samples_and_values_put_no_element_into_the_page(tmp_path: Path):
+def test_names_samples_and_values_are_escaped(tmp_path: Path):
     quiet = page([read(write_run(tmp_path / "a", ROWS, samples_txt="hello", log_txt="a"))])
     evil = write_run(
         tmp_path / "b",
@@ -76,7 +76,7 @@ def test_names_samples_and_values_put_no_element_into_the_page(tmp_path: Path):
 
 
 @pytest.mark.parametrize("status", ["done", "stopped", "failed", "crashed"])
-def test_how_a_run_ended_is_told_with_its_reason(status: str, tmp_path: Path):
+def test_the_status_of_a_run_has_its_reason(status: str, tmp_path: Path):
     said = json.dumps({"status": status, "why": "OSError: no room", "step": 40})
     text = page([read(write_run(tmp_path / "a", ROWS, run_json=said))])
     told = f'<span class="status {status}">{status}</span> <small>OSError: no room</small>'
@@ -84,7 +84,7 @@ def test_how_a_run_ended_is_told_with_its_reason(status: str, tmp_path: Path):
     assert f".status.{status}" in text
 
 
-def test_several_runs_lie_over_one_another_and_differences_are_told(tmp_path: Path):
+def test_several_runs_share_charts_and_differences_are_listed(tmp_path: Path):
     first = write_run(tmp_path / "a", ROWS)
     second = write_run(tmp_path / "b", ROWS[:2])
     (second / "config.yaml").write_text("experiment: toy\nname: b\noptimizer: {lr: 0.2, b1: 1}\n")
@@ -101,12 +101,12 @@ def test_several_runs_lie_over_one_another_and_differences_are_told(tmp_path: Pa
     ]
 
 
-def test_two_runs_of_one_name_are_told_apart_by_their_directories(tmp_path: Path):
+def test_runs_with_one_name_are_named_by_directory(tmp_path: Path):
     stories = [read(write_run(tmp_path / place / "a", ROWS)) for place in ("x", "y")]
     assert data_of(page(stories))["runs"] == [str(tmp_path / p / "a") for p in ("x", "y")]
 
 
-def test_curves_are_those_of_every_step_where_these_were_recorded(tmp_path: Path):
+def test_curves_have_every_step_if_steps_are_recorded(tmp_path: Path):
     steps = [
         {"step": 2, "loss": [3.0, "NaN"], "grad_norm": [1.0, 2.0], "batch": [1, 2]},
         {"step": 7, "loss": [2.5] * 5, "grad_norm": [1.5] * 5, "batch": [1] * 5},
@@ -120,7 +120,7 @@ def test_curves_are_those_of_every_step_where_these_were_recorded(tmp_path: Path
 
 
 def cells(text: str) -> list[list[str]]:
-    """The cells of the first table of a page, without their elements."""
+    """Return the cells of the first table of a page as text."""
     table = text.partition("<table>")[2].partition("</table>")[0]
     plain = lambda cell: re.sub(r"<[^>]*>", "", cell).strip()
     rows = table.split("<tr>")[1:]
@@ -145,7 +145,7 @@ def test_the_table_has_each_metric_of_the_evaluations(tmp_path: Path):
     assert known["best"] == {"name": "valid/accuracy", "value": 0.9, "step": 20}
 
 
-def test_each_run_of_many_has_a_colour_of_its_own(tmp_path: Path):
+def test_many_runs_have_distinct_colours(tmp_path: Path):
     text = page([read(write_run(tmp_path / f"r{i}", ROWS)) for i in range(30)])
     colours = re.findall(r'class="swatch" style="background:([^"]*)"', text)
     assert len(set(colours)) == 30
@@ -157,7 +157,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 @pytest.mark.thorough
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
-def test_a_browser_draws_titles_and_tells_equal_curves_apart(tmp_path: Path):
+def test_a_browser_draws_titles_and_distinguishes_equal_curves(tmp_path: Path):
     assert CHROMIUM is not None
     stories = [read(write_run(tmp_path / name, ROWS)) for name in ("one", "twin")]
     stories.append(read(write_run(tmp_path / "other", [*ROWS[:3], {"step": 40, "loss": 3.0}])))
@@ -185,7 +185,7 @@ def test_a_browser_draws_titles_and_tells_equal_curves_apart(tmp_path: Path):
     assert len(set(re.findall(r'stroke-dashoffset="([^"]*)"', drawn))) == 2
 
 
-def test_pictures_matrices_and_leaves_are_in_it(tmp_path: Path):
+def test_the_page_has_pictures_matrices_and_leaves(tmp_path: Path):
     rows = [*ROWS, {"step": 40, "valid/confusion": [[3, 1], [0, 4]]}]
     leaves = '{"step": 10, "grad_norm": {"block/kernel": 0.5}, "ratio": {"block/kernel": "NaN"}}\n'
     path = write_run(tmp_path / "a", rows, leaves_jsonl=leaves)
@@ -202,7 +202,7 @@ def test_pictures_matrices_and_leaves_are_in_it(tmp_path: Path):
     ]
 
 
-def test_the_verb_writes_the_page_and_tells_each_damage(tmp_path: Path, monkeypatch, capsys):
+def test_the_command_writes_the_page_and_reports_damages(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_run(Path("runs/a"), ROWS)
     write_run(Path("runs/b"), metrics_jsonl="x\n")
@@ -229,7 +229,7 @@ def test_the_verb_writes_the_page_and_tells_each_damage(tmp_path: Path, monkeypa
         (["report", "a", "--out", "runs/a/run.json/x.html"], "cannot be written"),
     ],
 )
-def test_what_cannot_be_done_is_told(typed, words, tmp_path: Path, monkeypatch, capsys):
+def test_invalid_commands_are_explained(typed, words, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_run(Path("runs/a"), ROWS)
     Path("empty").mkdir()
@@ -237,7 +237,7 @@ def test_what_cannot_be_done_is_told(typed, words, tmp_path: Path, monkeypatch, 
     assert words in capsys.readouterr().err
 
 
-def test_there_is_a_page_of_an_empty_directory_too(tmp_path: Path):
+def test_an_empty_directory_gives_a_page(tmp_path: Path):
     (tmp_path / "none").mkdir()
     text = page([read(tmp_path / "none")])
     assert "has no run" in text

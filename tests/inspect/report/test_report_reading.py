@@ -1,4 +1,4 @@
-"""A damaged run is read as far as it can be, and each damage is told."""
+"""A damaged run is read as far as possible, and each damage is reported."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from jtrain.inspect.report.series import charts, matrices, thin
 
 
 def write_run(path: Path, rows=(), **files: str) -> Path:
-    """A run's directory with these rows of metrics, and other files by name, dots as `_`."""
+    """Write a run's directory with these rows of metrics and other files by name, dots as `_`."""
     path.mkdir(parents=True)
     texts = {
         "config_yaml": f"experiment: toy\nname: {path.name}\nsteps: 40\noptimizer: {{lr: 0.1}}\n",
@@ -26,7 +26,7 @@ def write_run(path: Path, rows=(), **files: str) -> Path:
 ROWS = [{"step": 10 * i, "loss": 1.0 / i} for i in range(1, 5)]
 
 
-def test_a_whole_run_is_read_without_a_complaint(tmp_path: Path):
+def test_an_undamaged_run_has_no_troubles(tmp_path: Path):
     story = read(write_run(tmp_path / "a", ROWS))
     assert story.troubles == ()
     assert (story.name, story.status, story.step) == ("a", "done", 40)
@@ -34,29 +34,29 @@ def test_a_whole_run_is_read_without_a_complaint(tmp_path: Path):
     assert list(story.metrics) == ROWS
 
 
-def test_each_row_that_cannot_be_read_is_told_and_the_others_are_kept(tmp_path: Path):
+def test_unreadable_rows_are_reported_and_the_others_read(tmp_path: Path):
     lines = [json.dumps(row) for row in ROWS]
     lines[1:1] = ["garbage", '{"loss": 3}', "[1]", '{"step": true}']
     story = read(write_run(tmp_path / "a", metrics_jsonl="\n".join([*lines, '{"step": 50, "lo'])))
     assert list(story.metrics) == ROWS
-    told = [line.split(" cannot")[0] for line in story.troubles]
-    assert told == [f"row {i} of metrics.jsonl" for i in (2, 3, 4, 5, 9)]
+    rows = [line.split(" cannot")[0] for line in story.troubles]
+    assert rows == [f"row {i} of metrics.jsonl" for i in (2, 3, 4, 5, 9)]
 
 
-def test_many_damaged_rows_are_summed_up(tmp_path: Path):
+def test_many_damaged_rows_are_summarized(tmp_path: Path):
     story = read(write_run(tmp_path / "a", metrics_jsonl="no\n" * 1000))
     assert len(story.troubles) == 6
     assert story.troubles[-1] == "and 995 more rows of metrics.jsonl"
 
 
-def test_a_step_that_was_written_twice_counts_once_and_is_told(tmp_path: Path):
+def test_a_repeated_step_counts_once_and_is_reported(tmp_path: Path):
     rows = [*ROWS, {"step": 20, "loss": 7.0}, {"step": 20, "valid/loss": 1.0}]
     story = read(write_run(tmp_path / "a", rows))
     assert [r["loss"] for r in story.metrics if "loss" in r] == [1.0, 7.0, 1 / 3, 0.25]
     assert story.troubles == ("row 5 of metrics.jsonl repeats step 20; the last row counts",)
 
 
-def test_missing_and_torn_files_are_told(tmp_path: Path):
+def test_missing_and_truncated_files_are_reported(tmp_path: Path):
     path = write_run(tmp_path / "a", ROWS, run_json='{"status": "do', config_yaml="steps: [1\n")
     (path / "speed.jsonl").unlink()
     story = read(path)
@@ -68,7 +68,7 @@ def test_missing_and_torn_files_are_told(tmp_path: Path):
     assert "config.yaml:" in said
 
 
-def test_a_foreign_directory_is_told_as_one(tmp_path: Path):
+def test_a_directory_without_a_run_is_reported(tmp_path: Path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "metrics.txt").write_bytes(b"\xff\x00")
     story = read(tmp_path / "photos")
@@ -77,7 +77,7 @@ def test_a_foreign_directory_is_told_as_one(tmp_path: Path):
     assert "has no run" in story.troubles[0]
 
 
-def test_bytes_that_are_no_text_damage_one_row_alone(tmp_path: Path):
+def test_invalid_utf8_damages_only_one_row(tmp_path: Path):
     path = write_run(tmp_path / "a", ROWS)
     (path / "metrics.jsonl").write_bytes(b"\xff\xfe\x00\n" + (path / "metrics.jsonl").read_bytes())
     story = read(path)
@@ -85,7 +85,7 @@ def test_bytes_that_are_no_text_damage_one_row_alone(tmp_path: Path):
     assert len(story.troubles) == 1
 
 
-def test_a_picture_that_is_none_is_told(tmp_path: Path):
+def test_an_invalid_picture_is_reported(tmp_path: Path):
     path = write_run(tmp_path / "a", ROWS)
     (path / "pictures").mkdir()
     (path / "pictures" / "grid-10.png").write_bytes(b"\x89PNG\r\n\x1a\n....")
@@ -105,7 +105,7 @@ def test_training_and_validation_of_a_metric_share_a_chart_and_loss_comes_first(
     ]
 
 
-def test_no_peak_is_lost_where_points_are_too_many_to_draw():
+def test_thinning_keeps_peaks():
     points = [[i, math.sin(i / 500)] for i in range(10_000)]
     points[4321] = [4321, 99.0]
     points[77] = [77, None]
