@@ -453,7 +453,7 @@ SHAPES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a mask of a column": (
         lambda: cross_entropy(jnp.zeros((8, 3)), jnp.zeros(8, int), jnp.ones((8, 1), bool)),
-        r"the mask has the shape \(8, 1\), and what it hides or shows \(8,\)",
+        r"the mask has the shape \(8, 1\), and the masked values \(8,\)",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The first batch that a loss gets, looked at before anything is learned from it."""
+"""Check of the first batch that a loss gets, before any training on it."""
 
 import functools
 import inspect
@@ -24,27 +24,27 @@ from jtrain.train.first_batch.labels import (
 )
 from jtrain.train.first_batch.row_broadcasts import check_broadcasts
 
-MOVED = 0.02  # the deviation of what is added to parameters, so that none is 0
+NOISE = 0.02  # standard deviation of the noise added to parameters, so that none is 0
 Terms: TypeAlias = Callable[[Params, Extra, Batch, Key | None], LossOutput]
 
 
 class FirstBatch:
-    """A batch, and what in it a loss would take for something else.
+    """Batch whose values a loss might misinterpret.
 
-    The loss is traced and not run. Labels are looked up as the trace looks them up; if one chooses
-    no entry, `check` runs the loss on it.
+    The loss is traced, not run. Labels are looked up as in the trace; if one selects no entry,
+    `check` runs the loss on it.
 
     Args:
-        terms: the loss, as `normalize_loss` gives it.
-        batch: on the host; of one process its own rows.
-        rows: of the whole batch.
-        what: which batch it is, in words.
+        terms: the loss, as `normalize_loss` returns it.
+        batch: on the host; the rows of this process.
+        rows: number of rows of the full batch.
+        what: name of the batch, in words.
         weights: parameters and extra, or their shapes.
         draws: whether the loss gets a key, as in training.
-        origin: of each row of the whole batch its index in the data, if it is known.
+        origin: for each row of the full batch its index in the data, if known.
 
     Raises:
-        LossError: if a value a row is broadcast against another, each row with every other.
+        LossError: if one value a row is broadcast against another, pairing all rows.
     """
 
     def __init__(
@@ -72,48 +72,48 @@ class FirstBatch:
             return jax.make_jaxpr(totals)(known, self._shapes(rows))
 
         self._program = trace(rows, terms)
-        # Calls that are inlined have lost the places of their equations.
+        # Inlined calls have lost the source locations of their equations.
         again = functools.partial(trace, terms=inspect.unwrap(terms))
         check_broadcasts(self._program, again, rows)
 
     @functools.cached_property
     def suspects(self) -> list[OutOfRangeValue]:
-        """Values of rows that no mask hides which choose no entry; on any thread."""
+        """Values in unmasked rows that select no entry; on any thread."""
         rows = self._rows
         return outside_values(find_uses(self._program, self._shapes(rows)), self._batch, rows)
 
     def check(self, sums: Callable[[Batch], tuple[Any, Any]]) -> None:
-        """Check that the loss counts no label which chooses no class.
+        """Raise if the loss counts a label that selects no class.
 
-        Where there are several processes each calls this at the same time.
+        Every process calls this at the same time.
 
         Args:
-            sums: `sums`, compiled, of a batch on the host; called only where there is a doubt.
+            sums: the compiled `sums` of a host batch; called only for suspects.
 
         Raises:
-            DataError: with the row, the value and the shape of what is looked up in.
+            DataError: with the row, the value and the shape of the indexed array.
         """
         every = [
             OutOfRangeValue(*each) for process in all_gather(self.suspects) for each in process
         ]
         for found in {(x.leaf, x.value): x for x in reversed(every)}.values():
-            held, mended = with_and_without(self._batch, found)
-            before = sums(held)
-            if any([counted(before, sums(other)) for other in mended]):  # all, on all processes
+            original, replaced = with_and_without(self._batch, found)
+            before = sums(original)
+            if any([counted(before, sums(other)) for other in replaced]):  # a list: no early exit
                 raise refusal(found, self._what, self._origin)
 
     def sums(self, psum: Callable[[Any], Any] | None) -> Callable[..., tuple[Any, Any]]:
-        """Return `((params, extra), batch) -> totals, weights`, pure, of parameters moved a little.
+        """Return `((params, extra), batch) -> totals, weights`, pure, with noise on the parameters.
 
-        What begins as zero would hide what a label does.
+        Parameters that are initially zero would hide the effect of a label.
         """
 
         def sums(weights: tuple[Params, Extra], batch: Batch) -> tuple[Any, Any]:
             batch, (params, extra) = with_rows(batch, copies=psum is not None), weights
             key = jax.random.key(0) if self._draws else None
-            means = self._terms(_moved(params), extra, batch, key).terms.means
-            found = [mean.total for mean in means], [mean.weight for mean in means]
-            return found if psum is None else psum(at_least_f32(found))
+            means = self._terms(_add_noise(params), extra, batch, key).terms.means
+            result = [mean.total for mean in means], [mean.weight for mean in means]
+            return result if psum is None else psum(at_least_f32(result))
 
         return sums
 
@@ -133,31 +133,32 @@ def check_batch(
     extra: Extra = (),
     training: bool = True,
 ) -> None:
-    """Check a batch of a loop of your own, as runs and `jt.fit` check their first one.
+    """Check a batch in your own training loop, as runs and `jt.fit` check their first batch.
 
-    Finds integers that choose no class or row of a table (labels out of range or negative, tokens
-    outside of the vocabulary) where the loss counts them, and a (b, 1) that is broadcast against a
-    (b,). The loss is traced; only where an integer chooses nothing is it run.
+    Finds integers that select no class or table row (labels out of range or negative, tokens
+    outside of the vocabulary) if the loss counts them, and a (b, 1) that is broadcast against a
+    (b,). The loss is traced; it is run only if an integer selects nothing.
 
     Args:
         loss: as for `jt.make_step`.
-        batch: arrays of a row each, on the host or on one device.
+        batch: arrays with a row for each example, on the host or on one device.
         training: whether the loss gets a key; else None, as in evaluation.
 
     Raises:
         DataError: with the row, the value and the shape.
-        LossError: with the operation and both shapes, or if the loss keeps no contract.
+        LossError: with the operation and both shapes, or if the loss breaks its contract.
     """
-    given = {name: np.asarray(array) for name, array in with_rows(batch).items()}
-    terms, rows = normalize_loss(loss, ragged=not given["mask"].all()), len(given["mask"])
+    host_batch = {name: np.asarray(array) for name, array in with_rows(batch).items()}
+    mask = host_batch["mask"]
+    terms, rows = normalize_loss(loss, ragged=not mask.all()), len(mask)
     weights = jax.tree.map(jnp.asarray, (params, extra))
-    look = FirstBatch(terms, given, rows, "the batch", weights=weights, draws=training)
-    program = jax.jit(look.sums(None))
-    look.check(lambda batch: jax.device_get(program(weights, batch)))
+    first = FirstBatch(terms, host_batch, rows, "the batch", weights=weights, draws=training)
+    program = jax.jit(first.sums(None))
+    first.check(lambda batch: jax.device_get(program(weights, batch)))
 
 
-def _moved(params: Params) -> Params:
+def _add_noise(params: Params) -> Params:
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(0), max(len(leaves), 1))
-    draw = lambda key, x: MOVED * jax.random.normal(key, x.shape, jnp.float32).astype(x.dtype)
+    draw = lambda key, x: NOISE * jax.random.normal(key, x.shape, jnp.float32).astype(x.dtype)
     return tree.unflatten([x + draw(key, x) for key, x in zip(keys, leaves, strict=False)])

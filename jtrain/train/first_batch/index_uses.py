@@ -1,8 +1,8 @@
-"""Integers of a batch that choose entries: where a traced loss looks them up, and out of how many.
+"""Index uses: integers of a batch that a traced loss uses as indices, and the valid range.
 
-The trace is walked with the arrays of the batch known and all else unknown: parameters, state,
-keys. What follows from the batch alone stays known, so each index is known where it is used, and
-nothing of the model is computed.
+The trace is evaluated with the arrays of the batch known and everything else (parameters, state,
+keys) unknown. Values that depend only on the batch stay known, so each index is known at its use,
+and nothing of the model is computed.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from jaxtyping import Array
 from jtrain.core.index_marks import MARK
 from jtrain.core.jaxpr import called_jaxpr, inner_jaxprs, open_jaxpr, scan_sizes
 
-# They give back what they are given.
+# Primitives that return their inputs.
 _SAME = {"copy", "optimization_barrier", "sharding_constraint", "stop_gradient"}
-# They move numbers, or give them another type, and change none.
+# Primitives that move or cast numbers without changing them.
 _MOVES = {
     *("broadcast_in_dim", "concatenate", "convert_element_type", "pad", "reshape", "rev", "slice"),
     *("squeeze", "transpose"),
 }
-# What indices are computed by. What is computed by anything else is not known.
+# Primitives that compute indices; the results of any other are unknown.
 _COMPUTES = {
     *("abs", "add", "and", "clamp", "div", "eq", "floor", "ge", "gt", "iota", "le", "lt", "max"),
     *("min", "mul", "name", "ne", "neg", "not", "or", "rem", "round", "select_n", "sign", "sub"),
@@ -42,55 +42,55 @@ _COMPUTES = {
     *("reduce_min", "reduce_or", "reduce_sum", "xor"),
 }
 _BY_ELEMENT = {"add", "div", "mul", "select_n", "sub"}
-Values: TypeAlias = "list[_Known | None]"  # None: not known
+Values: TypeAlias = "list[_Known | None]"  # None: unknown
 
 
 class IndexUse(NamedTuple):
-    """Integers of a batch that choose among the entries of a dim."""
+    """Use of integers of a batch as indices into a dim."""
 
     entries: int
-    """Those that there are: 0 .. entries - 1 may be chosen."""
+    """Size of the dim: valid indices are 0 .. entries - 1."""
     leaves: frozenset[str]
-    """The arrays of the batch that the integers are computed from."""
+    """Arrays of the batch that the integers are computed from."""
     shape: tuple[int, ...]
-    """Of the array that is looked up in."""
+    """Shape of the indexed array."""
     moved: bool
-    """Whether the integers are those of one array of the batch, nothing computed from them."""
+    """True if the integers are the unchanged values of one array of the batch."""
 
 
 class IndexUses(NamedTuple):
-    """All uses in a traced function."""
+    """Index uses of a traced function."""
 
     found: Sequence[IndexUse]
     outside: Callable[[Mapping[str, Any]], Sequence[Any]]
-    """`leaves` by name -> of each use how many integers choose no entry."""
+    """Function of `leaves` by name: the count of out-of-range integers of each use."""
 
     @property
     def leaves(self) -> frozenset[str]:
-        """The arrays of the batch that some use is computed from."""
+        """Arrays of the batch that some use is computed from."""
         return frozenset().union(*(use.leaves for use in self.found))
 
 
 def find_uses(
     program: Any, batch: Mapping[str, Any], leaves: Sequence[str | None] | None = None
 ) -> IndexUses:
-    """Return where a traced function of a batch looks up integers of it. Nothing is run.
+    """Return the index uses of a traced function of a batch. Nothing is run.
 
-    - A gather, `logits[rows, labels]` say, in an array that depends on `unknown`. An explicit
-      `mode="clip"` or `fill_value` says what is meant for other integers, and is no use.
-    - A comparison with all classes (`jax.nn.one_hot`) that meets, element by element, an array
-      which depends on `unknown`, where there is a softmax over as many classes. Elsewhere a row of
-      zeros may be meant.
-    - What `in_range` marks.
+    - A gather, such as `logits[rows, labels]`, in an array that depends on `unknown`. With an
+      explicit `mode="clip"` or `fill_value` other integers are intended, and it is no use.
+    - A comparison with all classes (`jax.nn.one_hot`) that is combined, element by element, with an
+      array that depends on `unknown`, if there is a softmax over as many classes. Otherwise a row
+      of zeros may be intended.
+    - Values marked by `in_range`.
 
-    A negative integer, which JAX counts from the end, chooses no entry here. Looks through jit,
-    remat, custom derivatives and scan, and not into `while_loop` and `cond`.
+    A negative integer, which JAX counts from the end, is out of range here. The search enters jit,
+    remat, custom derivatives and scan, but not `while_loop` and `cond`.
 
     Args:
         program: `jax.make_jaxpr(fn)(unknown, batch)`, where `unknown` is any pytree.
         batch: shapes by name.
-        leaves: of each input of the program the array of the batch that it is, None for what is
-            unknown; by default the arrays of the batch are the last inputs.
+        leaves: for each input of the program the name of its batch array, None if unknown; by
+            default the arrays of the batch are the last inputs.
     """
     names, closed = sorted(batch), program
     if leaves is None:
@@ -100,7 +100,7 @@ def find_uses(
 
     def outside(given: Mapping[str, Any]) -> list[Array]:
         walk = _Walk()
-        # What no index is computed from may be anything; the compiler drops it.
+        # Arrays that no index depends on may have any value; the compiler drops them.
         arrays = {
             name: given.get(name, jnp.zeros(batch[name].shape, batch[name].dtype)) for name in names
         }
@@ -116,39 +116,39 @@ def find_uses(
 
 
 class _Look(NamedTuple):
-    """A use while the trace is walked."""
+    """Index use during the evaluation of the trace."""
 
     entries: int
     leaves: frozenset[str]
     shape: tuple[int, ...]
     raw: Any
-    """The integers."""
+    """Integers used as indices."""
     moved: bool = False
     axis: int | None = None
-    """That of the classes where they are compared with all of them."""
+    """Dim of the classes, for a comparison with all classes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Known:
-    """An array that follows from the batch alone."""
+    """Array that depends on the batch only."""
 
     array: Any
     leaves: frozenset[str] = frozenset()
-    """The arrays of the batch that it is computed from."""
+    """Arrays of the batch that it is computed from."""
     before: Any = None
-    """The same before negative integers were counted from the end; None: nothing was."""
+    """The array before negative integers were wrapped; None if none were."""
     moved: bool = False
-    """Whether `raw` has the numbers of one array of the batch and no others."""
+    """True if `raw` has the values of one array of the batch and no others."""
     of: "tuple[str, _Known] | None" = None
-    """What it is made of: `x < 0`, `x + number`."""
+    """Operation and input that made it: `x < 0`, `x + number`."""
     counts: int | None = None
-    """The dim along which it counts 0, 1, 2 ..., if it does."""
+    """Dim along which it counts 0, 1, 2 ..., if it does."""
     one_hot: tuple[_Look, ...] = ()
-    """The comparisons that it is computed from, element by element."""
+    """Comparisons that it is computed from, element by element."""
 
     @property
     def raw(self) -> Any:
-        """The integers as they were given."""
+        """Integers before wrapping."""
         return self.array if self.before is None else self.before
 
 
@@ -157,7 +157,7 @@ class _Walk:
         self.looks: list[_Look] = []
 
     def run(self, program: Any, consts: Sequence[Any], inputs: Values) -> Values:
-        """Walk along the equations of a program; gives what is known of its outputs."""
+        """Evaluate the equations of a program; return its known outputs, None for unknown ones."""
         known: dict[Any, _Known] = {}
 
         def bind(variables: Sequence[Any], values: Values) -> None:
@@ -194,13 +194,13 @@ class _Walk:
         return nothing
 
     def _computed(self, equation: Any, inputs: list[_Known]) -> Values:
-        """What an equation gives whose inputs are all known."""
+        """Return the outputs of an equation whose inputs are all known."""
         name, leaves = equation.primitive.name, frozenset().union(*(x.leaves for x in inputs))
         arrays = _run(equation, [x.array for x in inputs])
         if name == "name" and leaves and (mark := MARK.fullmatch(equation.params["name"])):
             shape = tuple(map(int, re.findall(r"\d+", mark[2])))
             self.looks.append(_Look(int(mark[1]), leaves, shape, inputs[0].raw, inputs[0].moved))
-            return [_Known(arrays[0])]  # whoever marks them looks them up
+            return [_Known(arrays[0])]  # the marked values are looked up elsewhere
         if len(arrays) != 1:
             return [_Known(array, leaves) for array in arrays]
         made = _Known(arrays[0], leaves, counts=_counts(equation, inputs))
@@ -209,29 +209,33 @@ class _Walk:
         if name in {"lt", "add"} and not inputs[1].leaves:
             made = dataclasses.replace(made, of=(name, inputs[0]))
         if name == "select_n" and len(inputs) == 3:
-            negative, as_it_is, from_the_end = inputs
-            if negative.of == ("lt", as_it_is) and from_the_end.of == ("add", as_it_is):
-                made = dataclasses.replace(made, before=as_it_is.raw, moved=as_it_is.moved)
+            negative, index, wrapped = inputs
+            if negative.of == ("lt", index) and wrapped.of == ("add", index):
+                made = dataclasses.replace(made, before=index.raw, moved=index.moved)
         looks = _compared(inputs, made) if name == "eq" else ()
         return [dataclasses.replace(made, one_hot=(*looks, *_followed(inputs, made)))]
 
     def _gather(self, equation: Any, inputs: Values) -> None:
-        """Keep the integers by which entries are chosen of what is not known."""
+        """Record the integers that index an unknown array."""
         params, shape = equation.params, equation.invars[0].aval.shape
         if equation.primitive.name == "dynamic_slice":
             indices = dict(enumerate(inputs[1:]))
             chosen = {dim: (x, x.raw) for dim, x in indices.items() if x is not None}
-        elif equation.primitive.name == "gather" and inputs[1] is not None and not _meant(params):
+        elif (
+            equation.primitive.name == "gather"
+            and inputs[1] is not None
+            and not _handles_out_of_range(params)
+        ):
             dims = params["dimension_numbers"].start_index_map
             chosen = {dim: (inputs[1], inputs[1].raw[..., i]) for i, dim in enumerate(dims)}
         else:
             return
         for dim, (index, raw) in chosen.items():
-            if index.leaves and params["slice_sizes"][dim] == 1:  # of a window the place is clamped
+            if index.leaves and params["slice_sizes"][dim] == 1:  # the start of a window is clamped
                 self.looks.append(_Look(shape[dim], index.leaves, shape, raw, index.moved))
 
     def _meet(self, equation: Any, inputs: Values) -> None:
-        """Keep the comparisons that meet what is not known, element by element."""
+        """Record the comparisons that are combined with an unknown array, element by element."""
         for atom, known in zip(equation.invars, inputs, strict=True):
             for look in known.one_hot if known else ():
                 others = [x for x, y in zip(equation.invars, inputs, strict=True) if y is None]
@@ -240,7 +244,7 @@ class _Walk:
                     self.looks.append(look._replace(shape=shape))
 
     def _scan(self, equation: Any, inputs: Values) -> Values:
-        """Walk along the body of a loop, in a loop; nothing that is carried is known."""
+        """Evaluate the body of a scan, in a scan; the carry is unknown."""
         body, params = open_jaxpr(equation.params["jaxpr"]), equation.params
         consts, carry = scan_sizes(equation, body[0])
         bound, scanned = inputs[:consts], inputs[consts + carry :]
@@ -251,9 +255,9 @@ class _Walk:
         def turn(_: None, slices: Mapping[int, Any]) -> tuple[None, Any]:
             parts: Values = [None] * len(scanned)
             for i, (array, before) in slices.items():
-                whole = scanned[i]
-                assert whole is not None, "or it would not be among the stacks"
-                parts[i] = _Known(array, whole.leaves, before, whole.moved)
+                stacked = scanned[i]
+                assert stacked is not None, "only known arrays are in stacks"
+                parts[i] = _Known(array, stacked.leaves, before, stacked.moved)
             walk = _Walk()
             ends[:] = walk.run(*body, [*bound, *[None] * carry, *parts])[carry:]
             looks[:] = walk.looks
@@ -262,8 +266,8 @@ class _Walk:
                 [(x.array, x.raw) for x in ends if x is not None],
             )
 
-        how = {"length": params["length"], "reverse": params["reverse"]}
-        _, (raws, stacked) = jax.lax.scan(turn, None, stacks, **how)
+        options = {"length": params["length"], "reverse": params["reverse"]}
+        _, (raws, stacked) = jax.lax.scan(turn, None, stacks, **options)
         self.looks += [x._replace(raw=raw) for x, raw in zip(looks, raws, strict=True)]
         known = iter(stacked)
         made = lambda x: _Known((pair := next(known))[0], x.leaves, pair[1], x.moved)
@@ -277,7 +281,7 @@ def _run(equation: Any, arrays: Sequence[Any]) -> Sequence[Any]:
 
 
 def _moved(equation: Any, inputs: Sequence[_Known], made: _Known) -> _Known:
-    """What an equation gives that moves numbers and changes none."""
+    """Return the output of an equation that moves numbers without changing them."""
     before = None
     if any(x.before is not None for x in inputs):
         (before,) = _run(equation, [x.raw for x in inputs])
@@ -289,14 +293,14 @@ def _moved(equation: Any, inputs: Sequence[_Known], made: _Known) -> _Known:
 
 
 def _followed(inputs: Sequence[_Known], made: _Known) -> Iterator[_Look]:
-    """The comparisons with all classes that an array is computed from, element by element."""
+    """Yield the comparisons with all classes that an array depends on, element by element."""
     for look in (look for x in inputs for look in x.one_hot):
         if np.shape(made.array)[look.axis :][:1] == (look.entries,):
             yield look
 
 
 def _constant(const: Any) -> _Known:
-    """A constant of the program, and whether it counts 0, 1, 2 ... along a dim."""
+    """Return a constant of the program, marked if it counts 0, 1, 2 ... along a dim."""
     shape, dtype = np.shape(const), getattr(const, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jnp.integer) or max(shape, default=1) < 2:
         return _Known(const)
@@ -308,7 +312,7 @@ def _constant(const: Any) -> _Known:
 
 
 def _counts(equation: Any, inputs: Sequence[_Known]) -> int | None:
-    """The dim along which the output counts 0, 1, 2 ..., if it does."""
+    """Return the dim along which the output counts 0, 1, 2 ..., if it does."""
     name, params, before = equation.primitive.name, equation.params, None
     if name == "iota":
         return params["dimension"]
@@ -326,7 +330,7 @@ def _counts(equation: Any, inputs: Sequence[_Known]) -> int | None:
 
 
 def _compared(inputs: Sequence[_Known], made: _Known) -> tuple[_Look, ...]:
-    """A look for integers that are compared with all of 0, 1, 2 ...."""
+    """Return a use for integers that are compared with all of 0, 1, 2 ...."""
     for classes, labels in (inputs, inputs[::-1]):
         axis = classes.counts
         if axis is None or classes.leaves or not labels.leaves:
@@ -338,16 +342,16 @@ def _compared(inputs: Sequence[_Known], made: _Known) -> tuple[_Look, ...]:
     return ()
 
 
-def _meant(params: Mapping[str, Any]) -> bool:
-    """Whether a gather says what is meant for indices that choose no entry."""
+def _handles_out_of_range(params: Mapping[str, Any]) -> bool:
+    """Return whether a gather defines its result for out-of-range indices."""
     mode, fill = params["mode"], params["fill_value"]
-    if mode == jax.lax.GatherScatterMode.CLIP:  # without a dim that goes it is a dynamic slice
+    if mode == jax.lax.GatherScatterMode.CLIP:  # without a collapsed dim: a dynamic slice
         return bool(params["dimension_numbers"].collapsed_slice_dims)
     return fill is not None and not np.isnan(fill)
 
 
 def _by_element(equation: Any, one: Any, other: Any, axis: int | None) -> bool:
-    """Whether an equation pairs the elements of two arrays along a dim of the first."""
+    """Return whether an equation pairs the elements of two arrays along a dim of the first."""
     if equation.primitive.name in _BY_ELEMENT:
         return one.aval.shape[axis:] == other.aval.shape[axis:]
     if equation.primitive.name != "dot_general":
@@ -358,7 +362,7 @@ def _by_element(equation: Any, one: Any, other: Any, axis: int | None) -> bool:
 
 
 def _softmaxes(program: Any) -> Iterator[int]:
-    """The sizes of the dims over which exponentials are added up."""
+    """Yield the sizes of the dims over which exponentials are summed."""
     powers = set()
     for equation in program.eqns:
         name, atoms = equation.primitive.name, [x for x in equation.invars if not hasattr(x, "val")]

@@ -1,7 +1,7 @@
-"""A traced loss in which values a row are broadcast, so that each row meets every other.
+"""Check for accidental broadcasts in a traced loss, which pair each row with every other.
 
-`prediction - target` of shapes (b, 1) and (b,) has the shape (b, b). NumPy's rules make it so
-without a word, and the mean over it is another loss.
+`prediction - target` of shapes (b, 1) and (b,) silently has the shape (b, b) by NumPy's rules, and
+the mean over it is another loss.
 """
 
 import itertools
@@ -19,24 +19,24 @@ _BY_ELEMENT = {
 
 
 class BroadcastPair(NamedTuple):
-    """A column and a row of numbers, one for each row of the batch, that are broadcast."""
+    """Broadcast of a column (b, 1) against a row (b,), each with a number for each batch row."""
 
     operation: str
     column: Shape
     row: Shape
     by_chance: bool
-    """Whether the operation itself put dims in front of the row: no `y[None]` is written."""
+    """True if the operation itself added the row's leading dims: `y[None]` is not written."""
 
 
 def check_broadcasts(program: Any, trace: Callable[[int], Any], rows: int) -> None:
-    """Check that no array of shape (b, 1) meets one of shape (b,) by chance.
+    """Raise if an array of shape (b, 1) is broadcast against one of shape (b,) by accident.
 
-    Pairs of rows that are meant are written `x[:, None] - y` or `x - y[None]`, and are let through.
+    Intended pairs of rows are written `x[:, None] - y` or `x - y[None]`, and are accepted.
 
     Args:
-        program: the loss, traced.
-        trace: a number of rows -> the same for a batch of so many, its calls not inlined; used
-            where the program has a pair.
+        program: the traced loss.
+        trace: `rows -> program` for a batch of this many rows, without inlined calls; used if the
+            program has a pair.
         rows: of the batch.
 
     Raises:
@@ -50,20 +50,20 @@ def check_broadcasts(program: Any, trace: Callable[[int], Any], rows: int) -> No
     except (CodeError, TypeError, ValueError):  # a loss for batches of one size
         grown = None
     for operation, column, row, _ in found:
-        # A dim of rows grows with the batch; another one of the same size does not.
+        # A dim of rows grows with the batch; another dim of the same size does not.
         if grown is None or (operation, _twice(column, rows), _twice(row, rows)) in grown:
             raise LossError(
                 f"`{operation}` takes arrays of shapes {column} and {row} element by element, of "
                 f"{rows} rows: NumPy's rules make ({rows}, {rows}) of them, a number for each pair "
-                f"of rows. Give both one shape: `x[:, 0]` for the first, or `y[:, None]` for the "
-                f"second. If every pair is meant, write `y[None]`."
+                f"of rows. Give both the same shape: `x[:, 0]` for the first, or `y[:, None]` for "
+                f"the second. If every pair is intended, write `y[None]`."
             )
 
 
 def pairs(program: Any, rows: int) -> Iterator[BroadcastPair]:
-    """Give the operations of a program in which a column of rows meets a row of rows.
+    """Yield the operations of a program that broadcast a column of rows against a row of rows.
 
-    A column that the program makes of a row by `x[:, None]` is one that is meant.
+    A column that the program made by `x[:, None]` is intended, and not included.
     """
     jaxpr, _ = open_jaxpr(program)
     yield from _Walk(rows).run(jaxpr, [None] * len(jaxpr.invars))
@@ -74,18 +74,18 @@ def _twice(shape: Shape, rows: int) -> Shape:
 
 
 class _Array(NamedTuple):
-    """An array before it was broadcast."""
+    """Array before a broadcast."""
 
     shape: Shape
     dims: tuple[int, ...]
-    """Where its dims stand in what it was broadcast to."""
+    """Positions of its dims in the broadcast array."""
     column: bool = False
-    """Whether the program put a dim of size 1 behind others: `x[:, None]`."""
-    made: Any = None
-    """The place of the code that broadcast it."""
+    """True if the program appended a dim of size 1: `x[:, None]`."""
+    source: Any = None
+    """Source location of the broadcast."""
 
     def of_size(self, size: int) -> set[int]:
-        """The dims of what it was broadcast to that are of a size by themselves."""
+        """Return the positions of its own dims of a size in the broadcast array."""
         return {at for at, n in zip(self.dims, self.shape, strict=True) if n == size}
 
 
@@ -97,7 +97,7 @@ class _Walk:
     def run(
         self, jaxpr: Any, inputs: Sequence[_Array | None], call: Any = None
     ) -> Iterator[BroadcastPair]:
-        """Walks along the equations of a program."""
+        """Walk the equations of a program and yield its pairs."""
         known = {x: y for x, y in zip(jaxpr.invars, inputs, strict=True) if y is not None}
 
         def read(atom: Any) -> _Array:
@@ -106,64 +106,64 @@ class _Walk:
             return plain if hasattr(atom, "val") else known.get(atom, plain)
 
         for equation in jaxpr.eqns:
-            given = [read(x) for x in equation.invars]
+            arguments = [read(x) for x in equation.invars]
             if (program := called_jaxpr(equation)) is not None:
-                yield from self.run(open_jaxpr(program)[0], given, equation)
+                yield from self.run(open_jaxpr(program)[0], arguments, equation)
                 known.update(zip(equation.outvars, self._outputs, strict=True))
                 continue
-            yield from self._met(equation, given, call)
-            if (made := _made(equation, given)) is not None:
-                known[equation.outvars[0]] = made
+            yield from self._pairs(equation, arguments, call)
+            if (output := _output(equation, arguments)) is not None:
+                known[equation.outvars[0]] = output
         self._outputs = [read(x) for x in jaxpr.outvars]
 
-    def _met(self, equation: Any, given: Sequence[_Array], call: Any) -> Iterator[BroadcastPair]:
+    def _pairs(self, equation: Any, inputs: Sequence[_Array], call: Any) -> Iterator[BroadcastPair]:
         if equation.primitive.name not in _BY_ELEMENT:
             return
-        for one, other in itertools.permutations([x for x in given if x.shape], 2):
+        for one, other in itertools.permutations([x for x in inputs if x.shape], 2):
             down, along = one.of_size(self._rows), other.of_size(self._rows)
-            apart = any(i < j for i in down - along for j in along - down)
-            if apart and not one.column and len(other.shape) < len(one.shape):
-                # All that one call of jax.numpy does has its place; jnp.where keeps a program.
-                places = [_place(equation), call and _place(call)]
-                by_chance = other.made is not None and other.made in places
+            crossed = any(i < j for i in down - along for j in along - down)
+            if crossed and not one.column and len(other.shape) < len(one.shape):
+                # All equations of one jax.numpy call share a location; jnp.where is a call.
+                sources = [_source(equation), call and _source(call)]
+                by_chance = other.source is not None and other.source in sources
                 by_chance |= bool(call and call.params.get("name") == "_where")
                 yield BroadcastPair(equation.primitive.name, one.shape, other.shape, by_chance)
 
 
-def _made(equation: Any, given: Sequence[_Array]) -> _Array | None:
-    """What an operation makes; None for an array that is no other one broadcast."""
+def _output(equation: Any, inputs: Sequence[_Array]) -> _Array | None:
+    """Return the output of an operation; None for an array that is no broadcast of another."""
     name, after = equation.primitive.name, tuple(equation.outvars[0].aval.shape)
-    whole = _Array(after, tuple(range(len(after))))
+    plain = _Array(after, tuple(range(len(after))))
     if name in _BY_ELEMENT:
-        wide = [x for x in given if x.shape]
-        return whole._replace(column=bool(wide) and all(x.column for x in wide))
-    if not given or not given[0].shape:
+        arrays = [x for x in inputs if x.shape]
+        return plain._replace(column=bool(arrays) and all(x.column for x in arrays))
+    if not inputs or not inputs[0].shape:
         return None
     before = tuple(equation.invars[0].aval.shape)
     if name in {"broadcast_in_dim", "reshape"}:
-        dims = equation.params.get("broadcast_dimensions") or _kept(before, after)
+        dims = equation.params.get("broadcast_dimensions") or _positions(before, after)
         if dims is None:
             return None
         if tuple(dims) != tuple(range(len(after) - len(dims), len(after))):
-            return whole._replace(column=True)
-        moved = tuple(dims[at] for at in given[0].dims)
-        return given[0]._replace(dims=moved, made=_place(equation))
-    return given[0] if len(given) == 1 and after == before else None
+            return plain._replace(column=True)
+        positions = tuple(dims[i] for i in inputs[0].dims)
+        return inputs[0]._replace(dims=positions, source=_source(equation))
+    return inputs[0] if len(inputs) == 1 and after == before else None
 
 
-def _place(equation: Any) -> Any:
-    """The place in the code that an equation was traced at."""
+def _source(equation: Any) -> Any:
+    """Return the source location at which an equation was traced."""
     return getattr(getattr(equation, "source_info", None), "traceback", None)
 
 
-def _kept(before: Shape, after: Shape) -> tuple[int, ...] | None:
-    """Where the dims of an array stand after dims of size 1 were put in; None if it is reshaped."""
-    dims, place = [], 0
+def _positions(before: Shape, after: Shape) -> tuple[int, ...] | None:
+    """Return the positions of dims after dims of size 1 were inserted; None for other reshapes."""
+    dims, i = [], 0
     for size in before:
-        while place < len(after) and after[place] != size and after[place] == 1:
-            place += 1
-        if place == len(after) or after[place] != size:
+        while i < len(after) and after[i] != size and after[i] == 1:
+            i += 1
+        if i == len(after) or after[i] != size:
             return None
-        dims.append(place)
-        place += 1
-    return tuple(dims) if all(n == 1 for n in after[place:]) else None
+        dims.append(i)
+        i += 1
+    return tuple(dims) if all(n == 1 for n in after[i:]) else None

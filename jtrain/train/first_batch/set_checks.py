@@ -1,4 +1,4 @@
-"""What is looked at in the batches of a run before it trains on them."""
+"""Checks of a run's first batches, before it trains on them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,66 +15,66 @@ from jtrain.train.first_batch.first_batch import FirstBatch
 from jtrain.train.setup import TrainSetup
 
 
-def look(parts: TrainSetup, start: int) -> list[FirstBatch]:
-    """Look at the first batch that is trained on, from step `start` on; at none if unasked.
+def look(setup: TrainSetup, start: int) -> list[FirstBatch]:
+    """Trace the loss on the training batch of step `start`; none if the check is off.
 
     Raises:
-        LossError: if a value a row is broadcast against another, each row with every other.
+        LossError: if one value a row is broadcast against another, pairing all rows.
     """
-    train = parts.experiment.train
+    train = setup.experiment.train
     indices = getattr(train, "indices", lambda number: np.array(()))
-    known = {"draws": True, "origin": indices(parts.train.number(start)).tolist()}
-    return _looked(parts, train, lambda: parts.train[start], "the first batch", **known)
+    options = {"draws": True, "origin": indices(setup.train.number(start)).tolist()}
+    return _trace(setup, train, lambda: setup.train[start], "the first batch", **options)
 
 
-def look_at_sets(parts: TrainSetup) -> list[FirstBatch]:
-    """Look at the first batch of each set that the run is evaluated on.
+def look_at_sets(setup: TrainSetup) -> list[FirstBatch]:
+    """Trace the loss on the first batch of each evaluation set.
 
     Raises:
-        LossError: if a value a row is broadcast against another, each row with every other.
+        LossError: if one value a row is broadcast against another, pairing all rows.
     """
-    found = []
-    for name, rows in parts.sets.items():
-        first = lambda rows=rows: parts.mine(rows)[0]
-        found += _looked(parts, rows, first, f"the first batch of `{name}`", draws=False)
-    return found
+    batches = []
+    for name, rows in setup.sets.items():
+        first = lambda rows=rows: setup.mine(rows)[0]
+        batches += _trace(setup, rows, first, f"the first batch of `{name}`", draws=False)
+    return batches
 
 
-def _looked(
-    parts: TrainSetup, batches: Batches, first: Callable[[], Batch], what: str, **known: Any
+def _trace(
+    setup: TrainSetup, batches: Batches, first: Callable[[], Batch], what: str, **options: Any
 ) -> list[FirstBatch]:
-    if not parts.config.checks.first_batch:
+    if not setup.config.checks.first_batch:
         return []
-    weights = device_shardings((parts.like.params, parts.like.extra))
-    terms = normalize_loss(parts.loss, ragged=batches.ragged)
-    return [FirstBatch(terms, first(), batches.size, what, weights=weights, **known)]
+    weights = device_shardings((setup.like.params, setup.like.extra))
+    terms = normalize_loss(setup.loss, ragged=batches.ragged)
+    return [FirstBatch(terms, first(), batches.size, what, weights=weights, **options)]
 
 
-def check(parts: TrainSetup, looked: Sequence[FirstBatch], state: TrainState) -> None:
-    """Check that no set is cut whose rows meet, and that each label in these batches is a class.
+def check(setup: TrainSetup, batches: Sequence[FirstBatch], state: TrainState) -> None:
+    """Raise if a set with coupled rows is split, or a label in these batches is out of range.
 
     Every process of the run calls this at the same time.
 
     Raises:
-        LossError: if rows of a set meet that are in several batches.
+        LossError: if coupled rows of a set are in several batches.
         DataError: for a label that the loss counts, with the row, the value and the shape.
     """
-    for name in parts.sets:
-        parts.check_set(name, state)
-    like = parts.like.params, parts.like.extra
-    for each in looked:
+    for name in setup.sets:
+        setup.check_set(name, state)
+    like = setup.like.params, setup.like.extra
+    for batch in batches:
         weights = to_device((state.params, state.extra), like)
-        each.check(_of_host(parts, each.sums(parts.strategy.psum), weights))
+        batch.check(_on_devices(setup, batch.sums(setup.strategy.psum), weights))
 
 
-def _of_host(parts: TrainSetup, fn: Callable[..., Any], weights: Any) -> Callable[[Batch], Any]:
-    """`fn(weights, batch)` of a batch on the host, computed where the run computes."""
+def _on_devices(setup: TrainSetup, fn: Callable[..., Any], weights: Any) -> Callable[[Batch], Any]:
+    """Return `fn(weights, batch)` as a function of a host batch, computed on the run's devices."""
     program: Callable[..., Any] | None = None
 
     def call(batch: Batch) -> Any:
         nonlocal program
-        placed = parts.strategy.place(batch)
-        program = program or parts.strategy.compile(fn, weights, placed)
+        placed = setup.strategy.place(batch)
+        program = program or setup.strategy.compile(fn, weights, placed)
         return jax.device_get(program(weights, placed))
 
     return call
