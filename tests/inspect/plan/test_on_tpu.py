@@ -1,8 +1,8 @@
 """Programs of the TPU compiler: collectives against the textbook, and memory.
 
-The tests need libtpu, `pip install 'jtrain[plan]'`, and no TPU: `pytest -m compiler`. Bytes are what a
-device sends in a step: for an array of B bytes on n devices a gather or a scatter sends
-(n - 1) / n B, a reduction twice that.
+The tests need libtpu, `pip install 'jtrain[plan]'`, and no TPU: `pytest -m compiler`. Bytes are
+those that a device sends in a step: for an array of B bytes on n devices a gather or a scatter
+sends (n - 1) / n B, a reduction twice that.
 """
 
 import math

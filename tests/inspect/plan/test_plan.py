@@ -71,7 +71,7 @@ def test_a_missing_compiler_raises_with_advice(monkeypatch):
     ("words", "said"),
     [
         ([], "the first word is a config file"),
-        (["configs/x.yaml"], "the devices are missing. Write jtrain plan configs/x.yaml --topology"),
+        (["configs/x.yaml"], "devices are missing. Write jtrain plan configs/x.yaml --topology"),
     ],
 )
 def test_missing_arguments_are_named(words, said, capsys):
