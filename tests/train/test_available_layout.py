@@ -1,4 +1,4 @@
-"""A run is used on the devices that are there, whatever it was trained on."""
+"""A trained run is used on the available devices, whatever it was trained on."""
 
 import json
 import os

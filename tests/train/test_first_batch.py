@@ -1,4 +1,4 @@
-"""The first batch is looked at: labels that choose no class, and rows that are broadcast."""
+"""The first batch is checked: out-of-range labels, and rows that are broadcast."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The short door takes the same steps as the long way, and leaves things as they were."""
+"""`jt.fit` takes the same steps as a run, and leaves its arguments unchanged."""
 
 from pathlib import Path
 
@@ -176,7 +176,7 @@ def test_optimizers_come_by_name_by_value_and_from_optax():
         ({"valid": Shuffled(Arrays(x=X), size=8)}, DataError, "never ends"),
     ],
 )
-def test_says_what_does_not_fit(changes, error, words):
+def test_reports_values_that_do_not_fit(changes, error, words):
     call = {"params": zeros(), "data": (X, Y), "steps": 10, "batch": 16, "quiet": True} | changes
     with pytest.raises(error, match=words):
         jt.fit(loss, **call)

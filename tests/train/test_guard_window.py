@@ -1,4 +1,4 @@
-"""What is logged, and how often, decides nothing about the bad steps of a run."""
+"""The cadence of the log changes nothing about the bad steps of a run."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""A run starts from another run's parameters, with an optimizer of its own, and goes on without."""
+"""A run starts from another run's parameters with its own optimizer, and resumes by itself."""
 
 import shutil
 from pathlib import Path

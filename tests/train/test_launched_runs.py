@@ -1,4 +1,4 @@
-"""One config under `jtrain launch`: stopped at one process, gone on with by another number."""
+"""A config under `jtrain launch`: stopped at one process, resumed with another number of them."""
 
 import ipaddress
 import json

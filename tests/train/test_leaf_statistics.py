@@ -1,4 +1,4 @@
-"""Statistics of single leaves are those of the step that follows, under any strategy."""
+"""Statistics of leaves are those of the next step, under any strategy."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize("parallel", STRATEGIES)
-def test_they_are_those_of_the_next_step(parallel: str, path: Path):
+def test_the_statistics_are_those_of_the_next_step(parallel: str, path: Path):
     parts = set_up(config_of(path, [*SGD, parallel, "microbatches=2", "checkpoint.every=0"]))
     alone = set_up(config_of(path, [*SGD, "checkpoint.every=0"]))
     found = LeafStatistics(parts)(3, parts.fresh())
@@ -62,7 +62,7 @@ def test_they_are_those_of_the_next_step(parallel: str, path: Path):
         assert found[kind] == pytest.approx(expected[kind], rel=1e-4, nan_ok=True), kind
 
 
-def test_a_gradient_that_is_not_finite_is_told_as_one(path: Path):
+def test_a_gradient_that_is_not_finite_is_reported(path: Path):
     parts = set_up(config_of(path, [*SGD]))
     state = parts.fresh()
     broken = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(jnp.nan), state.params)

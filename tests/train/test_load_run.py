@@ -101,7 +101,7 @@ def test_a_program_is_compiled_once_for_batches_of_a_size():
 
 
 @pytest.mark.parametrize("parallel", ["mirrored", "fsdp"])
-def test_any_layout_says_the_same(parallel: str, params):
+def test_any_layout_gives_the_same_predictions(parallel: str, params):
     run = jt.load("runs/quick", 8, parallel=parallel)
     assert len(run.params["up"].sharding.device_set) == 8
     assert_close(run.predict(ROWS)["logits"], by_hand(params, ROWS), 1e-5)
@@ -140,21 +140,19 @@ def test_predictions_are_computed_in_the_precision_of_the_run():
         ("rows.csv", "Data is arrays by name"),
     ],
 )
-def test_rows_that_do_not_fit_are_told(data, words):
+def test_rows_that_do_not_fit_are_reported(data, words):
     with pytest.raises(DataError, match=words):
         jt.load("quick").predict(data)
 
 
-def test_what_is_not_there_is_told():
+def test_a_missing_run_or_step_is_reported():
     write_study(Path("other"))
     with pytest.MonkeyPatch.context() as patch:
         at_home(Path("other").absolute(), patch, Path("compiled").absolute())
         trained("configs/quick.yaml", "steps=1", "evaluate.every=0")
         run = jt.load("quick")
         assert run.model is None
-        with pytest.raises(
-            ConfigError, match=r"has no `predict`. .*predict=lambda params, extra"
-        ):
+        with pytest.raises(ConfigError, match=r"has no `predict`. .*predict=lambda params, extra"):
             run.predict(ROWS)
 
 
@@ -171,7 +169,7 @@ def fitted(name: str, optimizer, start):
     return jt.fit(loss, start, ROWS, optimizer, **given)
 
 
-def test_a_run_of_fit_gives_its_parameters_and_takes_what_the_model_computes():
+def test_a_run_of_fit_has_its_parameters_and_takes_an_apply():
     start = {"a": [{"w": np.ones(2)}, {"w": np.ones(2)}], "b": np.float32(3)}
     for name, ema in (("fitted", 0.0), ("averaged", 0.5)):
         result = fitted(name, AdamW(lr=0.1, ema=ema), start)
@@ -183,7 +181,9 @@ def test_a_run_of_fit_gives_its_parameters_and_takes_what_the_model_computes():
             np.testing.assert_array_equal(one, other)
     expected = guess(jax.device_get(run.params), {"x": ROWS})
     assert_close(run.predict(ROWS, guess), expected, 1e-5)
-    with pytest.raises(ConfigError, match=r"made by jt\.fit, .* Give it here: predict\(data, apply\)"):
+    with pytest.raises(
+        ConfigError, match=r"made by jt\.fit, .* Give it here: predict\(data, apply\)"
+    ):
         run.predict(ROWS)
     fitted("free", ScheduleFree(lr=0.1), start)
     with pytest.raises(ConfigError, match=r"schedule_free, .* the same call of jt\.fit again"):
@@ -222,7 +222,7 @@ def read_back(out: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("out", ["out/y.npz", "y.jsonl", "y.csv"])
-def test_the_verb_writes_what_the_model_makes_of_each_row(out: str, params, capfd):
+def test_the_verb_writes_a_prediction_for_each_row(out: str, params, capfd):
     Path("rows.npz").write_bytes(encode_rows(Path("rows.npz"), {"x": ROWS}))
     assert predicted(out, "--json") == 0
     said = json.loads(capfd.readouterr().out)
@@ -253,7 +253,10 @@ def test_the_verb_says_what_it_did_and_changes_nothing_in_the_run(capfd):
     [
         (("--out", "y.txt"), "y.txt ends with .txt, and rows are written to .npz"),
         (("--out", "rows.npz"), "--out rows.npz is the file of --data"),
-        (("--out", "y.npy"), "y.npy can hold one array, and the arrays are label, logits: write y.npz"),
+        (
+            ("--out", "y.npy"),
+            "y.npy can hold one array, and the arrays are label, logits: write y.npz",
+        ),
         (("--data", "rows.parquet"), "rows.parquet ends with .parquet, and rows are read from"),
         (("--data", "nowhere.npz"), "nowhere.npz cannot be read (No such file or directory)"),
         (("--step", "last"), "--step last is not a step"),
@@ -262,7 +265,7 @@ def test_the_verb_says_what_it_did_and_changes_nothing_in_the_run(capfd):
         (("--data", "pickled.npz"), "it holds Python objects, which may run code"),
     ],
 )
-def test_the_verb_tells_mistakes(words: tuple[str, str], says: str, capfd):
+def test_the_verb_reports_errors(words: tuple[str, str], says: str, capfd):
     Path("rows.npz").write_bytes(encode_rows(Path("rows.npz"), {"x": ROWS}))
     np.savez("pickled.npz", x=np.array([{}], object))
     typed = {"--data": "rows.npz", "--out": "y.npz"} | {words[0]: words[1]}

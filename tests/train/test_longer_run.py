@@ -1,4 +1,4 @@
-"""A run that is trained longer than it was written for, and what becomes of its schedule."""
+"""A finished run is extended, and its schedule keeps its length."""
 
 import contextlib
 import json
@@ -78,7 +78,7 @@ def rates(config: str, *settings: str) -> list[float]:
     return [rate(step) for step in range(values.steps)]
 
 
-def test_a_finished_run_goes_on_to_what_a_longer_one_comes_to(unbroken):
+def test_an_extended_run_ends_as_a_longer_one(unbroken):
     assert trained(CONFIG).step == 12
     assert trained(CONFIG, "steps=15").step == 15
     outcome = trained(OWN, "steps=18")
@@ -149,7 +149,7 @@ def test_an_unfinished_run_is_made_longer_or_shorter(unbroken):
     assert {**found, "metrics.jsonl": b""} == {**whole, "metrics.jsonl": b""}
 
 
-def test_cut_off_before_anything_was_saved_it_goes_on_to_the_same_bits(unbroken):
+def test_cut_off_before_anything_was_saved_it_resumes_to_the_same_bits(unbroken):
     trained(CONFIG, COSINE)
     for _ in range(2):
         with pytest.raises(PowerCutError):

@@ -1,4 +1,4 @@
-"""Files of a run that others remove or cut are told, and the run fails by it at its end, once."""
+"""Files that others remove or truncate are reported, and the run fails at its end, once."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def again() -> RunResult:
         pytest.param("steps.jsonl", cut, "bytes are left: all rows are lost", marks=THOROUGH),
     ],
 )
-def test_rows_that_go_in_mid_run_are_told_at_the_next_write(
+def test_rows_that_go_in_mid_run_are_reported_at_the_next_write(
     name: str, act: Callable[[Path], object], what: str
 ):
     # Each checkpoint writes the rows of steps.jsonl up to its step.
@@ -103,7 +103,7 @@ def test_rows_that_go_in_mid_run_are_told_at_the_next_write(
         pytest.param("metrics.jsonl", cut, marks=THOROUGH),
     ],
 )
-def test_rows_that_go_between_runs_are_told_where_it_goes_on(
+def test_rows_that_go_between_runs_are_reported_when_it_resumes(
     name: str, act: Callable[[Path], object]
 ):
     stopped()
@@ -116,7 +116,7 @@ def test_rows_that_go_between_runs_are_told_where_it_goes_on(
 
 
 @THOROUGH
-def test_a_row_that_was_changed_is_told():
+def test_a_changed_row_is_reported():
     stopped()
     path = RUN / "metrics.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"step": 2', b'"step": 1'))
@@ -133,7 +133,7 @@ def test_a_run_that_lost_rows_and_was_stopped_fails_at_its_end():
     assert trained(CONFIG, *SHORT).status == "done"
 
 
-def test_a_run_that_was_done_is_looked_at_too(capfd: pytest.CaptureFixture[str]):
+def test_a_run_that_was_done_is_checked_too(capfd: pytest.CaptureFixture[str]):
     assert trained(CONFIG, *SHORT).status == "done"
     cut(RUN / "metrics.jsonl")
     assert main(["run", CONFIG, *SHORT]) == 70
@@ -166,7 +166,7 @@ def test_a_run_that_ended_early_for_a_reason_is_believed():
     "how",
     ["moved", pytest.param("removed", marks=THOROUGH), pytest.param("replaced", marks=THOROUGH)],
 )
-def test_a_directory_that_goes_is_told_and_no_other_takes_its_place(how: str, capfd):
+def test_a_removed_directory_is_reported_and_not_recreated(how: str, capfd):
     place = RUN.with_name("elsewhere")
 
     def act():
@@ -190,7 +190,7 @@ def test_a_directory_that_goes_is_told_and_no_other_takes_its_place(how: str, ca
 
 
 @pytest.mark.parametrize("name", ["run.json", pytest.param("config.yaml", marks=THOROUGH)])
-def test_what_says_what_the_run_is_is_written_again(name: str):
+def test_run_json_and_config_yaml_are_rewritten(name: str):
     calm = trained(CONFIG, *SHORT, "name=calm")
     outcome = trained(CONFIG, *SHORT, hooks=[At(4, lambda: (RUN / name).unlink())])
     assert (outcome.status, outcome.step) == ("failed", 12)
@@ -201,7 +201,7 @@ def test_what_says_what_the_run_is_is_written_again(name: str):
 
 
 @THOROUGH
-def test_checkpoints_that_go_are_told_and_the_next_one_is_kept():
+def test_removed_checkpoints_are_reported_and_the_next_one_is_kept():
     folder = RUN / "checkpoints"
     outcome = trained(CONFIG, *SHORT, hooks=[At(7, lambda: folder.rename("elsewhere"))])
     assert (outcome.status, outcome.step) == ("failed", 12)
@@ -210,7 +210,7 @@ def test_checkpoints_that_go_are_told_and_the_next_one_is_kept():
 
 
 @THOROUGH
-def test_a_checkpoint_that_goes_is_told():
+def test_a_removed_checkpoint_is_reported():
     def act():
         while CheckpointManager(RUN / "checkpoints").newest() != 6:
             time.sleep(0.01)
@@ -221,7 +221,7 @@ def test_a_checkpoint_that_goes_is_told():
     assert "was removed or damaged after it was sealed" in outcome.lost[0]
 
 
-def test_who_writes_is_said_again_where_somebody_removed_it():
+def test_a_removed_lock_is_rewritten():
     writer = RUN / "checkpoints" / ".writer"
     there = []
     hooks = [At(4, writer.unlink), At(11, lambda: there.append(writer.exists()))]

@@ -1,4 +1,4 @@
-"""Processes that differ are named with how; one that never comes is, too."""
+"""Processes that differ are named with the difference; so is one that never joins."""
 
 import os
 import subprocess
@@ -112,7 +112,7 @@ def test_an_evaluator_is_told_what_to_type(monkeypatch):
     assert join(config_of(CONFIG), RUN, trains=False).processes == 1
 
 
-def test_a_process_that_never_comes_ends_the_run_in_time(monkeypatch, capsys):
+def test_a_process_that_never_joins_ends_the_run_in_time(monkeypatch, capsys):
     for index, message in (
         (0, "1 of 2 processes reached 127.0.0.1"),
         (1, "tried 0.3 s to reach process 0"),

@@ -1,4 +1,4 @@
-"""Over a whole data set each row counts once, in its order, however it is split."""
+"""Each row of a data set counts once, in its order, under any layout."""
 
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def test_evaluate_is_the_mean_over_all_rows():
         assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_says_what_gives_no_row_for_each_row():
+def test_refuses_outputs_without_a_row_for_each_row():
     with pytest.raises(LossError, match=r"under mean for 128 rows has shape \[\]"):
         jt.predict(lambda p, b: {"mean": jnp.mean(b["x"])}, W, X)
     with pytest.raises(LossError, match="returned no array"):

@@ -89,7 +89,7 @@ def test_take_the_steps_of_one_device(processes, devices, alone, tmp_path, monke
 @pytest.mark.parametrize(
     ("first", "second"), [((2, 2), (4, 1)), ((4, 1), (2, 4)), ((4, 2), (1, 2))]
 )
-def test_another_number_of_processes_goes_on(first, second, alone, tmp_path, monkeypatch):
+def test_another_number_of_processes_resumes(first, second, alone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for (processes, devices), stop in ((first, 2), (second, 0)):
         launched(processes, devices, stop, LAYOUTS)

@@ -1,4 +1,4 @@
-"""A run comes to the same bits, whoever reads its batches."""
+"""A run gives the same bits, whichever workers read its batches."""
 
 import os
 import signal
@@ -72,7 +72,9 @@ def test_a_step_is_timed_with_the_workers(home):
 def test_a_worker_that_dies_ends_the_run_in_words(home):
     study = Path("experiments/quick.py")
     study.write_text(study.read_text().replace("Own(train)", "Own(train, dies=150)"))
-    with pytest.raises(PeerError, match=r"was ended by signal 9 \(SIGKILL\) before it sent the batch"):
+    with pytest.raises(
+        PeerError, match=r"was ended by signal 9 \(SIGKILL\) before it sent the batch"
+    ):
         trained(CONFIG, "name=dies", *PROCESSES)
 
 
@@ -88,7 +90,7 @@ def test_streams_are_refused_before_training(home):
 
 
 @pytest.mark.thorough
-def test_a_run_that_is_asked_to_end_or_killed_leaves_no_worker_and_goes_on(home):
+def test_a_run_that_is_asked_to_end_or_killed_leaves_no_worker_and_resumes(home):
     """Ctrl-C goes to the workers too, as on a terminal; they end with the run and not before it."""
     study = Path("experiments/quick.py")
     code = study.read_text()

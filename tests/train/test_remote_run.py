@@ -1,4 +1,4 @@
-"""A run whose checkpoints are copied to an object store comes back from there, bit for bit."""
+"""A run whose checkpoints are copied to an object store resumes from there, bit for bit."""
 
 import os
 import shutil

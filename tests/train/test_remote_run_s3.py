@@ -1,4 +1,4 @@
-"""The same against a server of S3 on this machine: real requests, and processes that are killed."""
+"""Object store runs against a local S3 server: real requests, and processes that are killed."""
 
 import os
 import shutil
@@ -61,7 +61,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Pat
 
 
 @pytest.mark.parametrize("kill_at", [3, 18, 25, 38])
-def test_a_run_that_is_killed_while_it_copies_goes_on_elsewhere_bit_for_bit(
+def test_a_run_that_is_killed_while_it_copies_resumes_elsewhere_bit_for_bit(
     kill_at: int, bucket: str, home: Path, tmp_path: Path
 ):
     """Each copy takes 19 to 21 objects: within the first, the second and, at 38, near its seal."""

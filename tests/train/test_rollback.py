@@ -1,4 +1,4 @@
-"""A run that meets a bad step: it goes back and leaves the batch out, or stops, or skips it."""
+"""A run that meets a bad step rolls back without its batch, stops, or skips the batch."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ import pytest
 from cases import by_name
 
 import jtrain as jt
-from chaos.numbers import FiniteCheck, Config, Fault, config, different
+from chaos.numbers import Config, Fault, FiniteCheck, config, different
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.guard import RollbackPolicy, SkipPolicy, Spike, StopPolicy
 from jtrain.config.precision import F16
@@ -47,7 +47,7 @@ RUNS = ("went", "never")
 NAN = Fault(batch=6, place="gradient up")
 
 
-def test_a_run_that_goes_back_ends_as_one_that_never_saw_those_batches():
+def test_a_rolled_back_run_ends_as_one_without_those_batches():
     went = config("went", (NAN,), RollbackPolicy(back=1, skip=3))
     clean = FiniteCheck()
     outcome = ran(went, "went", clean)
@@ -73,7 +73,7 @@ def test_a_run_that_goes_back_ends_as_one_that_never_saw_those_batches():
 
 
 @pytest.mark.thorough
-def test_several_steps_a_call_go_back_too():
+def test_several_steps_a_call_roll_back_too():
     settings = {"steps_per_call": 4, "log": LogConfig(every=1)}
     went = config("went", (NAN,), RollbackPolicy(), **settings)
     assert ran(went, "went").status == "done"
@@ -130,7 +130,7 @@ def test_a_leaf_alone_is_named():
     assert "1 of 3 are not finite, the first of them up." in outcome.why
 
 
-def test_batches_that_were_taken_cannot_be_left_out_any_more():
+def test_batches_that_were_taken_cannot_be_skipped_any_more():
     given = config("run")
     ran(given, "run", At(9, lambda: jt.Stop("enough")))
     with pytest.raises(ConfigError, match=r"\[3, 5\], and checkpoint 9 .*jtrain ckpt rm"):
@@ -161,7 +161,7 @@ MOMENTS = {moment: moment for moment in ("decided", "removed", "restored", "a st
 
 
 @pytest.mark.parametrize("moment", by_name(MOMENTS, ["removed"], pytest.mark.thorough))
-def test_killed_in_the_midst_of_going_back_it_goes_back_all_the_same(moment, monkeypatch):
+def test_killed_during_a_rollback_it_still_rolls_back(moment, monkeypatch):
     # Two batches before the bad one go too, so that the checkpoint after step 4 has taken one.
     guard = RollbackPolicy(back=3, skip=4)
     given = config("went", (NAN,), guard)
@@ -226,7 +226,7 @@ def test_no_more_rollbacks_than_allowed():
 
 
 @pytest.mark.parametrize("broken", [pytest.param(None, marks=pytest.mark.thorough), 6])
-def test_a_spike_goes_back_too_also_in_a_run_that_was_stopped_in_between(broken):
+def test_a_spike_rolls_back_too_also_in_a_run_that_was_stopped_in_between(broken):
     big = Fault(batch=8, place="total of the loss", value="1e4")
     guard = RollbackPolicy(spike=Spike(loss=3.0, memory=4))
     given = config("went", (big,), guard)
@@ -244,7 +244,7 @@ def test_a_spike_goes_back_too_also_in_a_run_that_was_stopped_in_between(broken)
 
 
 @pytest.mark.thorough
-def test_a_hook_of_ones_own_may_ask_to_go_back():
+def test_a_hook_of_ones_own_may_ask_for_a_rollback():
     asked = At(6, lambda: Rollback("too proud", step=6, back=1, skip=2))
     assert ran(config("went"), "went", asked).status == "done"
     ran(config("never", (), SkipPolicy(without=((4, 6),))), "never")

@@ -1,4 +1,4 @@
-"""Two real processes meet a fault that only one of them reads, and go back as one."""
+"""Two real processes meet a fault that only one of them reads, and roll back together."""
 
 import json
 import os

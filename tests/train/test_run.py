@@ -1,4 +1,4 @@
-"""A run: what it leaves, and that whatever stops it, it goes on to the same bits."""
+"""A run writes its files, and resumes to the same bits whatever stops it."""
 
 import functools
 import json
@@ -156,7 +156,9 @@ def test_the_config_that_it_leaves_runs_from_anywhere_to_the_same_bits(tmp_path,
     assert (tmp_path / "elsewhere" / "runs" / "quick").is_dir()
 
 
-def test_a_run_goes_on_where_no_experiment_lies_above_it(tmp_path_factory, monkeypatch, unbroken):
+def test_a_run_resumes_without_an_experiment_in_a_folder_above(
+    tmp_path_factory, monkeypatch, unbroken
+):
     config = Path(CONFIG).absolute()
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     trained(config, hooks=[At(5, lambda: jt.Stop("a pause"))])
@@ -201,7 +203,7 @@ def test_a_hook_may_finish_a_run():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("step", [1, 5, 9, 12])
-def test_cut_off_after_any_step_it_goes_on_to_the_same_bits(step: int, unbroken):
+def test_cut_off_after_any_step_it_resumes_to_the_same_bits(step: int, unbroken):
     with pytest.raises(PowerCutError):
         trained(CONFIG, hooks=[At(step, cut)])
     assert kept(trained(CONFIG)) == unbroken()
@@ -243,7 +245,7 @@ def damage(checkpoint: Path) -> Path:
     return path
 
 
-def test_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(unbroken):
+def test_resumes_from_the_newest_valid_checkpoint_to_the_same_bits(unbroken):
     with pytest.raises(PowerCutError):
         trained(CONFIG, hooks=[At(11, cut)])
     kept_here = Path("runs/quick/checkpoints")
@@ -258,7 +260,7 @@ def test_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(unbroken):
     assert kept(outcome) == unbroken()
 
 
-def test_asked_to_stop_at_a_damaged_checkpoint_it_touches_nothing_and_says_how_to_go_on(unbroken):
+def test_asked_to_stop_at_a_damaged_checkpoint_it_touches_nothing_and_says_how_to_resume(unbroken):
     with pytest.raises(PowerCutError):
         trained(CONFIG, hooks=[At(11, cut)])
     kept_here = Path("runs/quick/checkpoints")
@@ -344,7 +346,7 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_again_and_ends_the_run(mon
     assert "No space left" in said["why"]
 
 
-def test_an_error_leaves_its_word_and_the_same_command_goes_on(unbroken):
+def test_an_error_leaves_its_word_and_the_same_command_resumes(unbroken):
     def fails():
         raise KeyError("loss/typo")
 
@@ -381,7 +383,7 @@ def test_a_save_that_fails_behind_an_error_is_told_too(monkeypatch, capfd):
     assert stands_of("runs/quick")["why"] == "KeyError: 'loss/typo'"
 
 
-def test_how_it_ended_is_on_the_disk_before_trackers_are_waited_for(monkeypatch):
+def test_the_status_is_on_the_disk_before_waiting_for_trackers(monkeypatch):
     from jtrain.train.run_hooks import RunHooks
 
     seen = []
@@ -438,7 +440,7 @@ def test_a_checkpoint_whose_leaves_are_not_what_was_saved_gives_way_in_the_same_
     [(signal.SIGTERM, "asked to end (SIGTERM)"), (signal.SIGINT, "interrupted (Ctrl-C)")],
 )
 @pytest.mark.parametrize("settings", [("steps=15", "evaluate.every=10"), CALLS], ids=["1", "5"])
-def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(number, why, settings, unbroken):
+def test_asked_to_end_it_saves_and_resumes_to_the_same_bits(number, why, settings, unbroken):
     step = 5 if settings is CALLS else 7
     ask = lambda: os.kill(os.getpid(), number)
     outcome = trained(CONFIG, *settings, hooks=[At(step, ask)])
@@ -452,7 +454,7 @@ def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(number, why, setting
     assert kept(again) == unbroken(*settings)
 
 
-def test_killed_at_random_it_goes_on_to_the_same_bits(unbroken):
+def test_killed_at_random_it_resumes_to_the_same_bits(unbroken):
     settings = ("steps=500", "checkpoint.every=20", "evaluate.every=100")
     study = Path("experiments/quick.py")
     slow = "train=Slow(train, size"
@@ -498,7 +500,7 @@ def _newest(metrics: Path) -> int:
 # What may be otherwise when a run goes on.
 
 
-def test_a_run_goes_on_under_another_layout(unbroken):
+def test_a_run_resumes_under_another_layout(unbroken):
     layouts = (
         "parallel={kind: mirrored, devices: 4}",
         "parallel={kind: fsdp, devices: 8, min_size: 0}",
@@ -525,7 +527,7 @@ def test_a_run_goes_on_under_another_layout(unbroken):
         ("log.every=2", "log.every: 1 -> 2"),
     ],
 )
-def test_what_changes_no_result_may_differ_and_is_told(setting: str, line: str):
+def test_values_that_change_no_result_may_differ_and_are_reported(setting: str, line: str):
     trained(CONFIG, hooks=[At(5, lambda: jt.Stop("a pause"))])
     outcome = trained(CONFIG, setting)
     assert outcome.status == "done"
@@ -544,7 +546,7 @@ def test_what_changes_no_result_may_differ_and_is_told(setting: str, line: str):
         ("data.rows=99", "data.rows: 200 there, 99 here"),
     ],
 )
-def test_what_changes_results_is_refused_with_the_commands_to_type(setting: str, told: str):
+def test_values_that_change_results_are_refused_with_the_commands_to_type(setting: str, told: str):
     directory = Path("runs/quick")
     directory.mkdir(parents=True)
     (directory / "config.yaml").write_text(Path(CONFIG).read_text() + "name: quick\n")
@@ -560,7 +562,7 @@ def test_what_changes_results_is_refused_with_the_commands_to_type(setting: str,
     assert (directory / "config.yaml").read_bytes() == before
 
 
-def test_a_copy_of_a_run_goes_on_under_its_own_name(unbroken):
+def test_a_copy_of_a_run_resumes_under_its_own_name(unbroken):
     there = trained(CONFIG, hooks=[At(5, lambda: jt.Stop("a pause"))]).directory
     shutil.copytree(there.path, "runs/copy")
     with pytest.raises(ConfigError, match=r"runs/copy holds a copy of quick, a run of") as refusal:

@@ -1,4 +1,4 @@
-"""What a run's directory knows of the data that the run was trained on."""
+"""A run directory knows the data and the tokenizer that the run was trained with."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
     at_home(tmp_path, monkeypatch, compiled)
 
 
-def test_a_run_is_gone_on_with_and_used_by_its_own_tokenizer_alone():
+def test_a_run_is_resumed_and_used_with_its_own_tokenizer_only():
     tokenizer = Path("tokenizer")
     tokenizer.write_text("abc")
     outcome = trained(CONFIG, hooks=[lambda step, state: jt.Stop("a pause")])
@@ -56,7 +56,7 @@ def numbers():
 """
 
 
-def test_a_run_is_gone_on_with_over_its_own_data_alone(tmp_path: Path):
+def test_a_run_is_resumed_on_its_own_data_only(tmp_path: Path):
     assert CODE.count(DATA[0]) == 1
     code = CODE.replace(*DATA).replace("\n\ndef points", NUMBERS + "\n\ndef points")
     (tmp_path / "experiments" / "quick.py").write_text("from pathlib import Path\n" + code)
@@ -80,7 +80,7 @@ def test_a_run_is_gone_on_with_over_its_own_data_alone(tmp_path: Path):
     assert there.facts()["step"] == 12
 
 
-def test_a_run_of_before_there_were_fingerprints_goes_on(tmp_path: Path):
+def test_a_run_from_before_fingerprints_resumes(tmp_path: Path):
     there = RunDir(tmp_path)
     there.write_status("running", step=3)
     there.check_data("200 rows 0123", "name=x-2")

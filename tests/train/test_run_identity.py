@@ -1,4 +1,4 @@
-"""A run is what its checkpoints say: its values, its data and its id, whatever lies beside them."""
+"""The checkpoints of a run define its values, its data and its id."""
 
 import json
 import os
@@ -157,7 +157,7 @@ def test_with_run_json_lost_other_values_are_refused_all_the_same(hurt):
 @pytest.mark.parametrize(
     "name", ["deleted", *(pytest.param(n, marks=thorough) for n in ("nested", "other types"))]
 )
-def test_with_run_json_lost_the_same_command_goes_on_to_the_same_bits(name, whole):
+def test_with_run_json_lost_the_same_command_resumes_to_the_same_bits(name, whole):
     facts = said()
     HURTS[name](RUN / "run.json")
     (RUN / "config.yaml").unlink()
@@ -206,7 +206,7 @@ EDITS = {  # of config.yaml
 @pytest.mark.parametrize(
     "edit", [EDITS["a rate"], pytest.param(EDITS["another kind"], marks=thorough)]
 )
-def test_with_config_yaml_edited_following_the_advice_goes_on_with_the_old_values(edit, whole):
+def test_with_config_yaml_edited_following_the_advice_resumes_with_the_old_values(edit, whole):
     file = RUN / "config.yaml"
     text = file.read_text()
     if "sgd" in edit[1]:  # adamw has keys that sgd does not
@@ -229,7 +229,7 @@ def test_with_config_yaml_edited_following_the_advice_goes_on_with_the_old_value
 
 
 @thorough
-def test_with_config_yaml_edited_the_first_command_goes_on():
+def test_with_config_yaml_edited_the_first_command_resumes():
     file = RUN / "config.yaml"
     file.write_text(file.read_text().replace("lr: 0.03", "lr: 0.5"))
     assert again().status == "done"
@@ -247,7 +247,7 @@ def test_a_config_yaml_that_no_typing_can_mend_is_passed_by():
 @pytest.mark.parametrize(
     ("step", "place"), [(8, 8), *(pytest.param(*at, marks=thorough) for at in ((8, 12), (4, 4)))]
 )
-def test_a_checkpoint_of_another_run_is_set_aside_and_not_gone_on_from(step, place, whole):
+def test_a_checkpoint_of_another_run_is_set_aside_and_not_resumed_from(step, place, whole):
     foreign(step, place=place)
     outcome = again()
     log = outcome.directory.log.read_text()
@@ -264,7 +264,7 @@ def test_a_checkpoint_of_another_run_is_set_aside_and_not_gone_on_from(step, pla
 
 
 @thorough
-def test_a_newer_checkpoint_of_another_run_is_not_gone_on_from():
+def test_a_newer_checkpoint_of_another_run_is_not_resumed_from():
     assert trained(CONFIG, *SHORT, "seed=1", "name=foreign").step == 12
     foreign(12, place=12)
     log = again().directory.log.read_text()
@@ -320,7 +320,7 @@ def test_with_run_json_lost_and_checkpoints_of_two_runs_nothing_is_guessed(whole
 # Runs from before there were ids
 
 
-def test_a_run_from_before_there_were_ids_goes_on_and_is_given_one(whole):
+def test_a_run_from_before_run_ids_resumes_and_gets_one(whole):
     without_ids(RUN)
     assert find_owner(RUN) is None
     outcome = again()
@@ -342,7 +342,7 @@ def test_such_a_run_is_compared_with_its_checkpoints_too(whole):
     assert kept(again()) == whole
 
 
-def test_an_older_checkpoint_without_an_id_is_compared_when_it_is_gone_on_from():
+def test_an_older_checkpoint_without_an_id_is_compared_when_it_is_resumed_from():
     without_ids(Path("runs/foreign"))
     foreign(4, place=4)
     (CHECKPOINTS / "8" / "state" / "manifest.ocdbt").write_bytes(b"")
@@ -394,7 +394,7 @@ def test_what_the_original_saves_after_the_copy_is_foreign_to_the_copy(whole):
     assert kept(outcome) == whole
 
 
-def test_a_run_that_was_renamed_goes_on_by_its_new_name(whole):
+def test_a_run_that_was_renamed_resumes_under_its_new_name(whole):
     RUN.rename("runs/other")
     outcome = trained(CONFIG, *SHORT, "name=other")
     assert "resumes from step 8 of 12" in outcome.directory.log.read_text()

@@ -52,7 +52,7 @@ def test_each_set_has_its_cadence_and_all_are_measured_at_the_end(capsys):
     ]
 
 
-def test_a_run_that_goes_on_measures_what_an_unbroken_one_does():
+def test_a_resumed_run_measures_what_an_uninterrupted_one_does():
     whole = kept(trained(CONFIG, SETS, "name=whole"))
     half = trained(CONFIG, SETS, hooks=[jt.EarlyStop("seen/loss", 9), _Stop(5)])
     assert half.step == 5
@@ -113,7 +113,7 @@ class _Kill(jt.Hook):
         (["steps_per_call=3", "evaluate.sets={seen: {every: 5}}"], "sets.seen.every.*5 is no mult"),
     ],
 )
-def test_says_what_does_not_fit(settings, words):
+def test_reports_values_that_do_not_fit(settings, words):
     with pytest.raises(ConfigError, match=f"(?s){words}"):
         trained(CONFIG, *settings)
 

@@ -1,4 +1,4 @@
-"""What was asked for in time is so many steps of a time that was measured once."""
+"""Durations in time become steps by a step time that is measured once."""
 
 import json
 import math
@@ -91,7 +91,7 @@ class Kill(Hook):
             raise KilledError
 
 
-def test_a_run_that_was_killed_goes_on_by_the_same_numbers(monkeypatch):
+def test_a_killed_run_resumes_with_the_same_numbers(monkeypatch):
     monkeypatch.setattr("jtrain.train.step_time.seconds_per_step", lambda parts: 0.1)
     with pytest.raises(KilledError):
         trained(CONFIG, *IN_TIME, "checkpoint.every=2", hooks=[Kill(9)])
@@ -151,7 +151,7 @@ def test_what_a_step_takes_is_measured_once_and_kept(tmp_path):
     ],
 )
 @pytest.mark.usefixtures("a_tenth")
-def test_what_does_not_fit_is_told(settings, words):
+def test_values_that_do_not_fit_are_reported(settings, words):
     with pytest.raises(ConfigError, match=words):
         paced(config_of(CONFIG, settings))
 

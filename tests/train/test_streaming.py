@@ -1,4 +1,4 @@
-"""A run over a stream, killed: it goes on to the same bits, and reads from where it was."""
+"""A killed run over a stream resumes to the same bits, and reads from where it was."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def drawn() -> int:
 @pytest.mark.parametrize(
     "settings", [pytest.param((), marks=pytest.mark.thorough), ("steps_per_call=4",)]
 )
-def test_killed_over_a_stream_it_goes_on_to_the_same_bits(settings: tuple[str, ...]):
+def test_killed_over_a_stream_it_resumes_to_the_same_bits(settings: tuple[str, ...]):
     settings = ("steps=120", "checkpoint.every=20", "evaluate.every=60", *settings)
     whole = trained(CONFIG, *settings, "name=whole")
     before = drawn()

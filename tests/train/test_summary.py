@@ -1,4 +1,4 @@
-"""The summary says what a run holds, by the shapes, and what one device holds of it."""
+"""The summary gives the sizes of a run by shapes, and the bytes on one device."""
 
 import json
 import math
@@ -69,7 +69,7 @@ def test_json_is_in_bytes_and_operations(path: Path, capsys):
     }  # fmt: skip
 
 
-def test_leaves_stand_below_their_module_and_a_run_says_the_sums(path: Path):
+def test_leaves_are_listed_below_their_module_and_a_run_logs_the_sums(path: Path):
     nested = path.parent.parent / "experiments" / "nested.py"
     code = (nested.parent / "quick.py").read_text()
     code = code.replace('"up": jax', '"block": {"up": jax').replace("width)),", "width))},", 1)

@@ -1,4 +1,4 @@
-"""A small loop to hang hooks on: a jitted step that counts."""
+"""A small loop to test hooks with: a jitted step that counts."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A run of the command line that is asked to end ends with 75, whatever it is doing."""
+"""A run of the command line that is asked to end exits with 75, whatever it is doing."""
 
 import json
 import os

@@ -55,7 +55,7 @@ def test_a_picture_in_ascii():
 
 @pytest.mark.parametrize("ascii", [False, True])
 @pytest.mark.parametrize(("width", "height"), [(80, 20), (40, 8), (133, 31)])
-def test_it_fits_where_it_is_asked_to(width, height, ascii):
+def test_it_fits_the_given_size(width, height, ascii):
     lines = curve(BOTH, width=width, height=height, ascii=ascii).splitlines()
     assert len(lines) == height
     assert max(map(len, lines)) <= width
@@ -70,7 +70,7 @@ def test_each_dot_lies_where_its_value_is():
     assert [min(each) for each in drawn] == pytest.approx(list(range(39)), abs=1)
 
 
-def test_what_is_not_finite_is_left_out():
+def test_values_that_are_not_finite_are_omitted():
     holes = [(0, math.nan), *TRAINING, (2000, math.inf)]
     assert curve({"loss": holes}) == curve({"loss": TRAINING})
     assert curve({"loss": [(1, math.nan)], "none": []}) == ""

@@ -1,4 +1,4 @@
-"""Early stopping judges by all results, and by nothing else."""
+"""Early stopping depends on all results, and on nothing else."""
 
 import counting
 import pytest
@@ -49,7 +49,7 @@ def test_ends_after_so_many_evaluations_without_a_better_one(losses, patience, e
         ([20], 3),  # its patience was not over there: as if it had been so long from the start
     ],
 )
-def test_a_run_that_it_ended_and_that_is_made_longer_has_its_patience_anew(extended, end):
+def test_an_extended_run_has_its_patience_anew(extended, end):
     losses = [1, 2, 2, 2, 2, 2, 2, 2]
     said = stops_at(losses, EarlyStop(patience=2).extended(extended), start=max([*extended, 0]))
     assert (said and said[0]) == end
@@ -69,7 +69,7 @@ def test_highest_least_and_after():
     assert stops_at(rising, late, metric="accuracy") is None, "0.9 came in time"
 
 
-def test_hears_of_the_set_that_it_names_or_of_the_first():
+def test_listens_to_the_named_set_or_the_first():
     evaluation = lambda name: EvaluateEvery(every=2, measure=lambda s: {}, log=print, name=name)
     both = {name: evaluation(name) for name in ("valid", "test")}
     first, named, everyone = EarlyStop(), EarlyStop("test/loss"), Everyone()
@@ -93,7 +93,7 @@ class Everyone(Hook):
         del step, name, results
 
 
-def test_refuses_what_can_never_be():
+def test_refuses_impossible_arguments():
     with pytest.raises(ConfigError, match="waits for nothing"):
         EarlyStop(patience=0)
     with pytest.raises(LossError, match=r"waits for los, .* has loss, rows; did you mean loss"):

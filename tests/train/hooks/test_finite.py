@@ -79,7 +79,7 @@ def test_as_many_in_a_row_as_the_window_has_stop_the_run_and_say_what_to_try():
 
 
 @pytest.mark.parametrize("broken", [3, 9, 10, 13, 29])
-def test_a_run_that_goes_on_ends_where_one_that_never_stopped_does(broken):
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(broken):
     finite, steps, _ = made(window=25)
     never = walk(finite, steps, 1, 60, at=range(4, 60))
     finite, steps, _ = made(window=25)
@@ -93,7 +93,7 @@ def test_a_run_that_goes_on_ends_where_one_that_never_stopped_does(broken):
     assert again[0] == 30
 
 
-def test_so_many_of_the_last_ones_stop_it_also_after_it_went_on():
+def test_too_many_recent_skips_stop_it_also_after_a_resume():
     finite, steps, _ = made(most=3, within=20)
     assert walk(finite, steps, 1, 30, at=(2, 4, 25)) is None
     step, stop = walk(finite, steps, 31, 60, at=(33, 41)) or pytest.fail("it goes on")
@@ -155,7 +155,7 @@ def test_an_overflow_at_the_least_loss_scale_stops_the_run_and_says_what_to_set(
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**15])
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_is_no_matter_of_the_scale(loss, scale):
+def test_a_loss_that_is_not_finite_is_not_blamed_on_the_scale(loss, scale):
     found = []
     finite, steps, said = made(minimum=1.0, event=found.append)
     assert walk(finite, steps, 1, 10, at=(9,), loss=loss, scale=scale) is None

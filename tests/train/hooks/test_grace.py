@@ -1,4 +1,4 @@
-"""Who cannot save in time says so while there is time."""
+"""A run that could not save within its grace period warns in time."""
 
 from jtrain.train.hooks.grace_period import IN_FLIGHT, GracePeriod
 
@@ -14,7 +14,7 @@ def grace(told: list[str], call: float | None, save: float | None) -> GracePerio
     )
 
 
-def test_nothing_is_said_while_nothing_is_known_or_all_fits():
+def test_is_silent_while_times_are_unknown_or_fit():
     told: list[str] = []
     for call, save in ((None, None), (100.0, None), (None, 100.0), (1.0, 25.0 - IN_FLIGHT)):
         hook = grace(told, call, save)
@@ -23,7 +23,7 @@ def test_nothing_is_said_while_nothing_is_known_or_all_fits():
     assert told == []
 
 
-def test_what_does_not_fit_is_said_once_with_what_to_set():
+def test_a_grace_period_that_is_too_short_is_reported_once():
     told: list[str] = []
     hook = grace(told, 1.0, 21.0)
     for step in (1, 2):

@@ -57,7 +57,7 @@ def test_no_step_is_judged_before_the_means_are_known():
 
 
 @pytest.mark.parametrize("most", [0, 1, 2])
-def test_it_goes_back_so_often_within_so_many_steps(most):
+def test_it_rolls_back_only_so_often_within_so_many_steps(most):
     guard = BadStepGuard(
         RollbackPolicy(most=most, within=10), earlier=[1, 5]
     )  # the first is long ago
@@ -65,7 +65,10 @@ def test_it_goes_back_so_often_within_so_many_steps(most):
     assert isinstance(asked, Rollback) == (most == 2)
     if most < 2:
         assert asked
-        assert f"was rolled back 1 times within 10 steps (for 5), and guard.most is {most}" in asked.why
+        assert (
+            f"was rolled back 1 times within 10 steps (for 5), and guard.most is {most}"
+            in asked.why
+        )
 
 
 def test_an_overflow_is_bad_only_at_the_smallest_loss_scale():
@@ -96,7 +99,7 @@ def test_an_overflow_that_no_scale_helps_is_bad_and_a_loss_that_is_not_finite_at
         assert told(never, 1, loss_scale=8.0, **numbers)
 
 
-def test_the_means_are_those_of_the_closed_form_and_go_on_to_the_bit():
+def test_the_means_are_those_of_the_closed_form_and_resume_to_the_bit():
     memory, losses = 5, np.random.default_rng(0).normal(2.0, 1.0, 40)
     means = RunningMean(memory)
     for number, loss in enumerate(losses):

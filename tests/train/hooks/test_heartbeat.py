@@ -1,4 +1,4 @@
-"""Each step is a beat, and so is each wait for data."""
+"""Each step is a heartbeat, and so is each wait for data."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from jtrain.train.hooks.heartbeat import HeartbeatHook
 from jtrain.train.hooks.signals import Signals
 
 
-def test_each_step_is_told_after_it_was_begun():
+def test_each_step_is_reported_after_it_started():
     pulse, seen = Heartbeat(), []
 
     def step(state, batch):
@@ -20,7 +20,7 @@ def test_each_step_is_told_after_it_was_begun():
     assert (pulse.now().phase, pulse.now().step) == ("hooks", 7)
 
 
-def test_a_wait_for_data_is_told_and_what_goes_on_after_it():
+def test_a_wait_for_data_is_reported_and_the_phase_after_it():
     waited = []
 
     def batches():

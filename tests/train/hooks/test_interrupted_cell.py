@@ -1,4 +1,4 @@
-"""A cell of a notebook that is interrupted and run again goes on."""
+"""A notebook cell that is interrupted and run again resumes."""
 
 import signal
 import threading
@@ -21,7 +21,7 @@ class Interrupts(jt.Hook):
         self.every = 10**9
 
 
-def test_it_goes_on_where_it_was_interrupted(
+def test_it_resumes_where_it_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path
 ):
     interrupts, ends = Interrupts(4), []

@@ -15,7 +15,7 @@ RIGHT = """\
 """
 
 
-def test_the_lines_stand_in_columns():
+def test_the_lines_are_in_columns():
     now, said, losses = [0.0], [], []
     clock = lambda: now[0]
     waited = lambda: now[0] / 4
@@ -51,7 +51,7 @@ def test_lines_go_to_the_file_and_to_plain_stdout(tmp_path, capsys):
     assert capsys.readouterr().out == "step 1\ncareful\n"
 
 
-def test_what_a_live_line_shows_is_not_said_beside_it(tmp_path):
+def test_what_a_live_line_shows_is_not_printed_as_well(tmp_path):
     shown = []
     lines = LogLines(tmp_path / "log.txt", screen=shown.append, live=True)
     lines.note("step 1")
@@ -60,7 +60,7 @@ def test_what_a_live_line_shows_is_not_said_beside_it(tmp_path):
     assert shown == ["careful"]
 
 
-def test_a_resumed_run_goes_on_in_the_log(tmp_path):
+def test_a_resumed_run_appends_to_the_log(tmp_path):
     for life in ("one", "two"):
         LogLines(tmp_path / "log.txt", screen=lambda _: None).print(life)
     assert (tmp_path / "log.txt").read_text() == "one\ntwo\n"

@@ -90,19 +90,19 @@ def test_rows_can_be_forced_to_the_disk_before_a_checkpoint(tmp_path, monkeypatc
     assert synced == [len('{"step": 1, "loss": 1.0}\n')]
 
 
-def test_a_run_that_begins_anew_has_only_its_own_rows(tmp_path):
+def test_a_restarted_run_has_only_its_own_rows(tmp_path):
     whole = written(tmp_path / "m.jsonl")
     assert written(tmp_path / "m.jsonl") == whole
 
 
-def test_zeros_that_a_power_cut_left_at_the_end_are_mended(tmp_path):
+def test_zeros_that_a_power_cut_left_at_the_end_are_removed(tmp_path):
     path = tmp_path / "m.jsonl"
     whole = written(path)
     path.write_bytes(whole[:-10] + bytes(4096))
     assert written(path, resumed_at=4) == whole
 
 
-def test_a_kill_while_the_file_is_mended_leaves_it_as_it_was(tmp_path, monkeypatch):
+def test_a_kill_during_the_repair_leaves_the_file_unchanged(tmp_path, monkeypatch):
     path = tmp_path / "m.jsonl"
     whole = written(path)
 
@@ -117,7 +117,7 @@ def test_a_kill_while_the_file_is_mended_leaves_it_as_it_was(tmp_path, monkeypat
     assert written(path, resumed_at=2) == whole
 
 
-def test_a_damaged_row_in_the_middle_is_named_with_what_mends_it(tmp_path):
+def test_a_damaged_row_in_the_middle_is_named_with_its_fix(tmp_path):
     path = tmp_path / "m.jsonl"
     lines = written(path).splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], b"{oops}\n", *lines[3:]]))
@@ -159,7 +159,8 @@ def run(folder):
     save = lambda step, state: atomic_write(checkpoint, f"{step} {state!r}".encode())
     measure = lambda state: {"loss": state / 3}
     log = lambda step, numbers: metrics.row(step, "valid", numbers)
-    hooks = [metrics, EvaluateEvery(every=5, measure=measure, log=log), SaveEvery(every=5, save=save)]
+    evaluate = EvaluateEvery(every=5, measure=measure, log=log)
+    hooks = [metrics, evaluate, SaveEvery(every=5, save=save)]
     train_loop(step, state, itertools.repeat({}), start=start, stop=60, hooks=hooks)
 
 warnings.simplefilter("ignore")  # jax about fork; no thread of it runs yet

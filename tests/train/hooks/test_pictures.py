@@ -1,4 +1,4 @@
-"""Pictures lie under their name and step, and what is none is told by its name."""
+"""Pictures are saved under their name and step, and a wrong array is named."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_a_name_that_is_no_file_is_refused(name: str, tmp_path: Path):
         write_pictures(tmp_path, 1, {name: IMAGES})
 
 
-def test_what_is_no_picture_is_told_by_its_name(tmp_path: Path):
+def test_an_array_that_is_no_image_is_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"picture digits: .* b h w c, and this one is \[3, 4, 1\]"):
         write_pictures(tmp_path, 1, {"digits": IMAGES[0]})
 

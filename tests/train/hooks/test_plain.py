@@ -89,7 +89,7 @@ def test_a_function_of_states_sees_whole_calls():
     assert hook_of(lambda step, state: None, steps_per_call=5).every == 5
 
 
-def test_a_hook_is_itself_and_what_is_none_is_refused():
+def test_a_hook_is_unchanged_and_other_values_are_refused():
     hook = EarlyStop()
     assert hook_of(hook) is hook
     for wrong in (lambda step, loss: None, print, Worst):

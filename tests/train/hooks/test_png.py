@@ -1,4 +1,4 @@
-"""A PNG file holds the pixels that were given, by a reader of its own."""
+"""A PNG file holds the given pixels, read by an independent reader."""
 
 import struct
 import zlib
@@ -56,11 +56,11 @@ def test_numbers_that_are_no_bytes_are_brought_into_their_range():
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 2, 2), (0, 4, 1), (1, 2, 2, 1)])
-def test_what_is_no_picture_is_refused(shape):
+def test_an_array_that_is_no_image_is_refused(shape):
     with pytest.raises(DataError, match=r"h w c with 1, 3 or 4 channels"):
         encode_png(np.zeros(shape, np.uint8))
 
 
-def test_what_are_no_pictures_is_refused():
+def test_arrays_that_are_no_images_are_refused():
     with pytest.raises(DataError, match=r"b h w c, and this one is \[2, 2, 3\]"):
         grid(np.zeros((2, 2, 3), np.uint8))

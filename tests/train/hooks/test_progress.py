@@ -163,7 +163,7 @@ def look_at(progress, clock, steps, *, seconds, first=1):
     return looks
 
 
-def test_it_looks_a_few_times_a_second_however_fast_the_steps_are(tmp_path):
+def test_it_draws_a_few_times_a_second_however_fast_the_steps_are(tmp_path):
     clock, path = [0.0], tmp_path / "screen"
     with (
         screen(path, terminal=True) as stream,
@@ -182,7 +182,7 @@ def test_it_looks_a_few_times_a_second_however_fast_the_steps_are(tmp_path):
     assert 2 * 15 < drawn < 5 * (15 + 450 + 5)
 
 
-def test_where_nothing_is_drawn_it_looks_once(tmp_path):
+def test_without_a_live_line_it_checks_once(tmp_path):
     clock, path = [0.0], tmp_path / "screen"
     with (
         screen(path, terminal=False) as stream,

@@ -15,7 +15,7 @@ from jtrain.io.formatting import count, duration, number
         (float("-inf"), "-inf"),
     ],
 )
-def test_a_number_has_the_digits_that_say_something(x, text):
+def test_a_number_has_its_significant_digits(x, text):
     assert number(x) == text
 
 

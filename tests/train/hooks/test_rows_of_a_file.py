@@ -26,7 +26,7 @@ def test_what_the_disk_does_not_take_is_written_once_it_does(tmp_path: Path):
     assert read_rows(path)[1]["loss"] == 0.1 + 0.2
 
 
-def test_closing_on_a_full_disk_leaves_whole_rows(tmp_path: Path):
+def test_closing_on_a_full_disk_leaves_complete_rows(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     with files_of_at_most(20):
         rows = JsonlWriter(path)
@@ -69,7 +69,7 @@ def append(path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("how", LOSSES)
-def test_what_others_do_to_the_file_is_told_at_the_next_row_and_mended(tmp_path: Path, how: str):
+def test_changes_by_others_are_reported_at_the_next_row_and_fixed(tmp_path: Path, how: str):
     act, steps, words = LOSSES[how]
     path, told = tmp_path / "rows.jsonl", []
     rows = JsonlWriter(path, lost=told.append)

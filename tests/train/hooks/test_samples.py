@@ -34,7 +34,7 @@ def test_a_killed_run_has_after_its_resume_the_samples_of_one_never_killed(tmp_p
     assert path.read_bytes() == whole
 
 
-def test_a_text_that_is_no_unicode_breaks_nothing(tmp_path):
+def test_an_invalid_unicode_text_breaks_nothing(tmp_path):
     samples = Samples(tmp_path / "samples.txt", every=1, sample=lambda state: "\udc80")
     counting.run([samples], stop=1)
     assert (tmp_path / "samples.txt").read_text() == "=== step 1 ===\n?\n\n"

@@ -5,7 +5,7 @@ from jtrain.errors import CheckpointError
 from jtrain.train.hooks import SaveEvery, on_numbers
 
 
-def test_a_state_is_saved_after_the_numbers_of_its_step_were_told():
+def test_a_state_is_saved_after_the_numbers_of_its_step_were_reported():
     order = []
     save = SaveEvery(every=3, save=lambda step, state: order.append((step, float(state))))
     ended = counting.run([on_numbers(lambda step, x: order.append(step)), save], stop=7)

@@ -73,7 +73,7 @@ def test_signals_close_together_stop_the_loop_after_its_step(lives):
     assert lives[6] == "3 asked to end (SIGHUP), 0"
 
 
-def test_what_repeats_a_signal_is_spent_also_when_the_handlers_of_before_are_back(lives):
+def test_a_repeated_signal_is_ignored_also_after_the_handlers_are_restored(lives):
     assert lives[1] == "3 interrupted (Ctrl-C), KeyboardInterrupt, 0"
     assert lives[4] == f"3 asked to end (SIGTERM), {-signal.SIGTERM}"
     assert lives[7] == f"3 asked to end (SIGHUP), {-signal.SIGHUP}"
@@ -96,7 +96,7 @@ def test_a_second_signal_counts_two_seconds_after_the_warning():
     assert came == ["first", "repeat", "repeat", "repeat", "second"]
 
 
-def test_what_nohup_ignores_stays_ignored():
+def test_a_signal_that_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Signals():
@@ -105,7 +105,7 @@ def test_what_nohup_ignores_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_the_handlers_of_before_are_put_back(monkeypatch):
+def test_the_previous_handlers_are_restored(monkeypatch):
     called = []
     mine = lambda number, frame: called.append(number)
     before = {number: signal.signal(number, mine) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -172,7 +172,7 @@ def test_two_of_a_kind_have_notes_of_their_own(about: TrackedRun):
     assert len(list((about.directory / "trackers").glob("*.json"))) == 2
 
 
-def test_a_package_that_is_missing_is_told_with_what_to_type():
+def test_a_package_that_is_missing_is_reported_with_what_to_type():
     class Missing(Fake):
         package = "a_package_that_nobody_has"
 

@@ -1,4 +1,4 @@
-"""A step that comes out otherwise the second time ends the run before its state is kept."""
+"""A step whose second computation differs ends the run before its state is saved."""
 
 import jax
 import numpy as np
