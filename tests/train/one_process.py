@@ -45,7 +45,7 @@ def sequences() -> Watched:
 
 
 def walk(where: Strategy, microbatches: int = 1, index: int = 0, count: int = 1) -> dict:
-    """Losses, gathered parameters, an evaluation and the rows that this process read."""
+    """Return losses, gathered parameters, an evaluation and the rows that this process read."""
     source, optimizer = sequences(), optax.sgd(0.5)
     train = Shuffled(source, size=SIZE, seed=3, end="pad").shard(index, count)
     loss, state = loss_of("terms", True), start(where, optimizer)
@@ -71,7 +71,7 @@ def walk(where: Strategy, microbatches: int = 1, index: int = 0, count: int = 1)
 
 
 def stacked(where: Strategy, index: int, count: int) -> np.ndarray:
-    """The losses of two steps taken in one call."""
+    """Return the losses of two steps in one call."""
     train = Shuffled(sequences(), size=SIZE, seed=3, end="pad").shard(index, count)
     both = {name: np.stack([x, train[1][name]]) for name, x in train[0].items()}
     state, batch = start(where, optax.sgd(0.5)), where.place(both, stacked=True)
@@ -81,7 +81,7 @@ def stacked(where: Strategy, index: int, count: int) -> np.ndarray:
 
 
 def refused() -> str:
-    """What strategies of one process say in several."""
+    """Return the errors of single-process strategies in several processes."""
     said = []
     for parallel in (Single(), Mirrored(impl="pmap")):
         try:

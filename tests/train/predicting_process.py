@@ -28,14 +28,14 @@ def loss(params, batch, rng):
 
 
 def classify(params, batch, rng):
-    """Of a label -1 it takes no notice."""
+    """Compute a loss that ignores a label -1."""
     logits = apply(params, batch)["height"][:, None] * jax.numpy.arange(3.0)[None]
     known = batch["mask"] & (batch["label"] >= 0)
     return cross_entropy(logits, batch["label"], known)
 
 
 def refused(label: int) -> str:
-    """What is said of a label that only the second process reads."""
+    """Return the error for a label that only the second process reads."""
     labels = np.where(np.arange(16) == 13, label, 0).astype(np.int32)
     try:
         jt.evaluate(classify, W, {"x": X[:16], "label": labels}, batch=16)
@@ -45,7 +45,7 @@ def refused(label: int) -> str:
 
 
 def main(port: str, index: int, results: str) -> None:
-    """Predicts, evaluates, and trains for a time that the first process measures."""
+    """Predict, evaluate, and train for a time that the first process measures."""
     where = f"127.0.0.1:{port}"
     jax.distributed.initialize(where, 2, index, coordinator_bind_address=where)
     out = {}

@@ -27,7 +27,7 @@ RUNS = {
 
 
 def main() -> None:
-    """Trains all of them."""
+    """Train all steps."""
     ends = {}
     with open(os.devnull, "w") as nowhere:
         for name, each in RUNS.items():

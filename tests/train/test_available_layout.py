@@ -24,7 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcome(place: Path) -> RunResult:
-    """A run over eight devices."""
+    """Train a run over eight devices."""
     with pytest.MonkeyPatch.context() as patch:
         at_home(place, patch, place / "compiled")
         return trained(write_study(place), SPLIT, "steps=4")
@@ -36,7 +36,7 @@ def _home(place: Path, outcome: RunResult, monkeypatch: pytest.MonkeyPatch):
 
 
 def on(devices: int, *words: str) -> subprocess.CompletedProcess[str]:
-    """A verb, typed where there are so many devices."""
+    """Run a command with a number of devices."""
     flags = f"--xla_force_host_platform_device_count={devices}"
     return subprocess.run(
         [sys.executable, "-m", "jtrain", *words],

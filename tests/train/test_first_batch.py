@@ -148,12 +148,12 @@ def test_a_label_that_chooses_no_class_is_named_with_its_row_and_the_shape(loss)
 
 
 def known(batch):
-    """The labels that count, as many losses write it."""
+    """Return the mask of the labels that count, as it is often written."""
     return batch["mask"] & (batch["label"] >= 0)
 
 
 def left_out_by_zeros(params, batch, rng):
-    """A one-hot row of zeros adds nothing, and is not weighed."""
+    """Compute a loss in which a one-hot row of zeros adds nothing and has no weight."""
     del rng
     chances = jax.nn.log_softmax(logits(params, batch))
     chosen = jax.nn.one_hot(batch["label"], CLASSES)
@@ -161,7 +161,7 @@ def left_out_by_zeros(params, batch, rng):
 
 
 def a_focal_loss(params, batch, rng):
-    """Of -1 all classes are wrong: the background of a detector."""
+    """Compute a loss in which -1 is the background of a detector: every class is wrong."""
     del rng
     wanted = jax.nn.one_hot(batch["label"], CLASSES)
     values = optax.sigmoid_focal_loss(logits(params, batch), wanted).sum(-1)
@@ -169,14 +169,14 @@ def a_focal_loss(params, batch, rng):
 
 
 def an_unknown_category(params, batch, rng):
-    """Zeros stand for a category that is not known."""
+    """Compute a loss in which zeros stand for an unknown category."""
     del rng
     hidden = jax.nn.one_hot(batch["label"], CLASSES) @ params["table"]
     return jt.Mean.of(jax.nn.log_softmax(hidden @ params["w"])[:, 0], batch["mask"])
 
 
 def the_last_position(params, batch, rng):
-    """The hidden state at a position; a row without any has no weight."""
+    """Compute a loss at the hidden state of a position; a row without one has no weight."""
     del rng
     hidden = jnp.tanh(batch["x"][:, None] * params["w"][:1].T[None])  # b 10 3
     last = hidden[jnp.arange(ROWS), batch["label"]]
@@ -389,7 +389,7 @@ MEANT: dict[str, Callable] = {
 
 @pytest.fixture
 def as_people_run_it():
-    """Dims are added in front without a word, as by default; and shapes are not checked."""
+    """Broadcast leading dims silently, as by default; shapes are not checked."""
     before = jaxtyping_config.jaxtyping_disable
     jaxtyping_config.update("jaxtyping_disable", True)
     with jax.numpy_rank_promotion("allow"):

@@ -61,7 +61,7 @@ def test_the_parameters_that_it_was_given_stay():
 
 
 def hills(params, batch, rng):
-    """Towards 10 in training; the validation rows say 5, which lies on the way."""
+    """Compute a loss that pulls towards 10 in training; the validation rows' 5 is on the way."""
     del rng
     return jt.Mean.of(jnp.square(params["w"] - batch["x"]), batch["mask"])
 

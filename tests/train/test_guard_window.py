@@ -37,7 +37,7 @@ QUICK = ("three bad batches", "six in a row")
 
 
 def ended(name: str, bad, guard: SkipPolicy, **settings: Any) -> tuple[Any, ...]:
-    """How a run ended: its status, its last step, why, and what it wrote about bad steps."""
+    """Return how a run ended: its status, last step, reason, and events."""
     faults = tuple(Fault(batch=number, place="gradient up") for number in bad)
     given = dataclasses.replace(config(name, faults, guard, **settings), steps=STEPS)
     with open(os.devnull, "w") as nowhere:

@@ -30,7 +30,7 @@ def _place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", name="first")
 def _first(place: Path) -> RunResult:
-    """A run whose best step (by the highest loss) is not its newest."""
+    """Train a run whose best step (by the highest loss) is not its newest."""
     with pytest.MonkeyPatch.context() as patch:
         at_home(place, patch, place / "compiled")
         return trained(write_study(place), *SETTINGS, "name=first")

@@ -153,7 +153,7 @@ def test_a_step_of_two_processes_taken_by_one_blames_no_device(
 
 
 def begun(home: Path, compiled: Path, *words: str) -> list[subprocess.Popen[str]]:
-    """Two processes, started as by `srun`."""
+    """Start two processes as `srun` does."""
     where = f"127.0.0.1:{free_port()}"
     plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     plain["JAX_COMPILATION_CACHE_DIR"] = str(compiled)
@@ -171,7 +171,7 @@ def begun(home: Path, compiled: Path, *words: str) -> list[subprocess.Popen[str]
 
 
 def alike(home: Path, compiled: Path, *words: str) -> list[tuple[int, str, str]]:
-    """Of each of two processes that were started as by `srun`: exit code, output, complaints."""
+    """Return exit code, stdout and stderr of two processes started as by `srun`."""
     processes = begun(home, compiled, *words)
     try:
         said = [process.communicate(timeout=PATIENCE) for process in processes]
@@ -202,7 +202,7 @@ def test_more_devices_than_rows_are_refused_by_all_processes(stopped: Stopped, c
 
 
 def keep_asking(processes: list[subprocess.Popen[str]]) -> None:
-    """As `srun --kill-on-bad-exit` does: who still runs when another has ended is asked to end."""
+    """End the remaining processes when one has ended, as `srun --kill-on-bad-exit` does."""
     deadline = time.monotonic() + PATIENCE
     while any(process.poll() is None for process in processes):
         assert time.monotonic() < deadline

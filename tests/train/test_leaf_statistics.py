@@ -27,7 +27,7 @@ def path(tmp_path: Path, tmp_path_factory, monkeypatch) -> Path:
 
 
 def by_hand(parts, state, batch) -> dict[str, dict[str, float]]:
-    """By the gradient that numpy finds in a step of plain descent."""
+    """Return the statistics by numpy's gradient in a step of plain descent."""
     step = make_step(parts.loss, parts.experiment.transformation)
     after, _ = jax.jit(step)(state, batch)
     found: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}

@@ -40,7 +40,7 @@ RUN = ("steps=8", "evaluate.every=4", "checkpoint.every=4", "checkpoint.best=hig
 
 
 def predicting() -> str:
-    """The code of a study that says what its model computes."""
+    """Return the code of a study with a `predict`."""
     code = CODE.replace("        def init(key):\n", LOGITS)
     code = code.replace('batch["x"] @', 'batch["x"].astype(params["up"].dtype) @')
     code = code.replace("jnp.tanh(x @", "jnp.tanh(x.astype(params['up'].dtype) @")
@@ -55,7 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def params(place: Path) -> dict[str, np.ndarray]:
-    """A run, and the parameters that it came to."""
+    """Train a run and return it with its parameters."""
     with pytest.MonkeyPatch.context() as patch:
         at_home(place, patch, place / "compiled")
         outcome = trained(write_study(place, predicting()), *RUN)

@@ -36,7 +36,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, compiled: Path):
-    """What a run that was so long from the start comes to."""
+    """Return the result of a run that had this length from the start."""
     found = {}
 
     def come_to(*settings: str) -> dict[str, bytes]:
@@ -72,7 +72,7 @@ def log_of(outcome: RunResult) -> str:
 
 
 def rates(config: str, *settings: str) -> list[float]:
-    """The learning rate of each step."""
+    """Return the learning rate of each step."""
     values = settled(config_of(config, settings), DurationUnits(batch=16))
     rate = values.optimizer.learning_rate(values.steps)
     return [rate(step) for step in range(values.steps)]

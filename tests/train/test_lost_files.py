@@ -48,7 +48,7 @@ def stopped(step: int = 6) -> RunResult:
 
 
 def cut(path: Path) -> None:
-    """Leaves a third of a file, which ends within a row."""
+    """Truncate a file to a third, within a row."""
     os.truncate(path, path.stat().st_size // 3)
 
 

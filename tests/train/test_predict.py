@@ -33,7 +33,7 @@ def test_rows_come_in_the_order_of_the_data(parallel):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
-    """What each of two processes found."""
+    """Return the result of each of two processes."""
     folder = tmp_path_factory.mktemp("predicting")
     files = [folder / f"{index}.npz" for index in range(2)]
     words = lambda port, index: (port, str(index), files[index])

@@ -31,7 +31,7 @@ SIZES = [(processes, devices) for processes in (2, 4) for devices in (1, 2, 4)]
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one device comes to."""
+    """Return the result of one device."""
     home = tmp_path_factory.mktemp("alone")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
@@ -40,7 +40,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reads(runs: Path) -> list[list[list[str]]]:
-    """Of each process, of each batch that it read, the rows."""
+    """Return the rows by process and by batch."""
     files = sorted(runs.glob("read-*.txt"))
     return [[line.split() for line in file.read_text().splitlines()] for file in files]
 
@@ -55,7 +55,7 @@ def launched(processes: int, devices: int, stop: int, layouts: dict[str, str]) -
 
 
 def params(run: Path, last: int = 4) -> list[np.ndarray]:
-    """Of the checkpoint after the last step, restored to one device."""
+    """Restore the checkpoint after the last step to one device."""
     config = resolve(CONFIG, [*TINY, "parallel={kind: single}"]).config
     with CheckpointManager(run / "checkpoints") as checkpoints:
         assert checkpoints.newest() == last

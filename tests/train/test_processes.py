@@ -15,7 +15,7 @@ PATIENCE = 240  # seconds; alone on two cores it takes about 20
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory) -> list[dict]:
-    """What each of the two wrote."""
+    """Return the output of each of the two processes."""
     folder = tmp_path_factory.mktemp("processes")
     files = [folder / f"{index}.npz" for index in range(2)]
     words = lambda port, index: (port, str(index), "2", files[index])

@@ -65,7 +65,7 @@ def test_the_same_bits_by_any_workers_and_resumed_by_others(home):
 
 
 def test_a_step_is_timed_with_the_workers(home):
-    """Durations in time are counted by reading as the run will read."""
+    """Count durations in time by reading as the run will read."""
     assert trained(CONFIG, "name=timed", "steps=40 seconds", *THREADS, hooks=[StopAt(2)]).step == 2
 
 

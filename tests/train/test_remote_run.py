@@ -37,7 +37,7 @@ def store() -> str:
 
 
 def parameters(run: Path, step: int) -> dict[str, str]:
-    """The fingerprint of each leaf of a step, whose bytes are verified."""
+    """Return the fingerprint of each leaf of a step, after verifying its bytes."""
     layout.check(run / "checkpoints", step)
     return layout.record(run / "checkpoints", step)["fingerprints"]
 
@@ -71,7 +71,7 @@ def test_a_run_whose_directory_is_gone_comes_back_and_ends_as_it_would_have(
 
 
 def stop_at(last: int):
-    """A hook that asks the run to end, as a supervisor does."""
+    """Return a hook that asks the run to end, as a supervisor does."""
 
     def hook(step, numbers):
         if step == last:

@@ -22,7 +22,7 @@ RUN = Path(__file__).with_name("stored_process.py")
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """An empty bucket, and how this process and its children reach it."""
+    """Yield an empty bucket that this process and its children can reach."""
     pytest.importorskip("s3fs", reason="pip install 'jtrain[s3]'")
     server = pytest.importorskip("moto.server", reason="pip install 'moto[server]'")
     served = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -64,7 +64,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Pat
 def test_a_run_that_is_killed_while_it_copies_resumes_elsewhere_bit_for_bit(
     kill_at: int, bucket: str, home: Path, tmp_path: Path
 ):
-    """Each copy takes 19 to 21 objects: within the first, the second and, at 38, near its seal."""
+    """Kill within the first copy, the second, and at 38 near its seal (19 to 21 objects a copy)."""
     store = f"checkpoint.store={bucket}/at-{kill_at}"
     plain = ran(home, "name=plain")
     assert plain.returncode == 0, plain.stderr

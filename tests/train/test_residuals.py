@@ -1,4 +1,4 @@
-"""What a forward pass keeps is counted; what is computed again is told apart."""
+"""Residuals of a forward pass are counted, apart from recomputed ones."""
 
 import jax
 import jax.numpy as jnp

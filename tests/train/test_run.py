@@ -35,7 +35,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, compiled: Path):
-    """What a run of these settings comes to when nothing stops it."""
+    """Return the result of an uninterrupted run with these settings."""
     found = {}
 
     def come_to(*settings: str) -> dict[str, bytes]:
@@ -237,7 +237,7 @@ def test_cut_off_after_its_last_checkpoint_it_only_says_that_it_is_done(monkeypa
 
 
 def damage(checkpoint: Path) -> Path:
-    """A file of which one bit is another now."""
+    """Flip a bit of a file."""
     path = next(path for path in checkpoint.rglob("d/*") if path.stat().st_size > 200)
     data = bytearray(path.read_bytes())
     data[-9] ^= 4
@@ -490,7 +490,7 @@ class Slow(Shuffled):
 
 
 def _newest(metrics: Path) -> int:
-    """The newest step of which a row is written."""
+    """Return the newest step that has a row."""
     if not metrics.exists():
         return 0
     found = re.findall(rb'"step": (\d+),', metrics.read_bytes()[-2000:])

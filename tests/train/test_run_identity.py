@@ -41,8 +41,10 @@ def cut_at(last: int):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> tuple[Path, dict[str, bytes]]:
-    """A folder with runs that were cut off at step 10, quick, and foreign with another seed; and
-    what quick comes to when it is not."""
+    """Return a folder with two runs cut off at step 10, and the result of quick if uninterrupted.
+
+    The runs are quick, and foreign with another seed.
+    """
     place = tmp_path_factory.mktemp("runs")
     write_study(place)
     with pytest.MonkeyPatch.context() as patch:
@@ -63,7 +65,7 @@ def _home(runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path)
 
 @pytest.fixture
 def whole(runs) -> dict[str, bytes]:
-    """What the run comes to when nothing happens to it."""
+    """Return the result of the uninterrupted run."""
     return runs[1]
 
 
@@ -76,13 +78,13 @@ def said(path: Path = RUN) -> dict:
 
 
 def foreign(step: int, *, place: int) -> None:
-    """Copies a step of another run over a step of this one, or in as a new one."""
+    """Copy a step of another run over a step of this one, or in as a new one."""
     shutil.rmtree(CHECKPOINTS / f"{place}", ignore_errors=True)
     shutil.copytree(f"runs/foreign/checkpoints/{step}", CHECKPOINTS / f"{place}")
 
 
 def without_ids(run: Path) -> None:
-    """Makes of a run one from before there were ids."""
+    """Remove the ids from a run, as in runs from before run ids."""
     facts = said(run)
     for name in ("id", "ancestors", "place"):
         del facts[name]
@@ -409,7 +411,7 @@ def test_a_copy_without_run_json_is_no_new_run_of_the_original(capfd):
 
 
 def test_an_id_is_hidden_nowhere(tmp_path: Path):
-    """It is written as a secret is not: what looks drawn at random is hidden."""
+    """Check that an id is not taken for a secret, since random-looking text is redacted."""
     assert "redacted" not in json.dumps(said())
     assert read_record(RUN / "run.json").trouble == ""
 

@@ -38,7 +38,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
 
 @pytest.fixture
 def a_tenth(monkeypatch: pytest.MonkeyPatch):
-    """A step takes a tenth of a second, as far as anybody measures."""
+    """Make a step take a tenth of a second for any measurement."""
     monkeypatch.setattr("jtrain.train.step_time.seconds_per_step", lambda parts: 0.1)
 
 
@@ -76,7 +76,7 @@ def test_patience_in_any_unit_is_so_many_evaluations():
 
 
 class KilledError(Exception):
-    """What ends a process."""
+    """Error that ends a process."""
 
 
 class Kill(Hook):
@@ -86,7 +86,7 @@ class Kill(Hook):
         self.at = at
 
     def on_numbers(self, step, numbers):
-        """Raises, so that nothing is finished."""
+        """Raise, so that nothing is finished."""
         if step == self.at:
             raise KilledError
 

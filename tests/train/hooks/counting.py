@@ -17,7 +17,7 @@ def _step(state, batch):
 
 
 def run(hooks: Sequence[Hook], *, stop: int, start: int = 0) -> LoopResult:
-    """Steps `start + 1 .. stop`; the state is the step, the loss one over it."""
+    """Run steps `start + 1 .. stop`; the state is the step, the loss one over it."""
     one = jnp.ones(())
     feed = (one for _ in range(start, stop))
     return train_loop(_step, jnp.float32(start), feed, start=start, stop=stop, hooks=hooks)

@@ -92,7 +92,7 @@ def asked(
     gap: float = 0.1,
     before: Sequence[str] = (),
 ) -> tuple[str, Beat, float]:
-    """What a run said that got signals in a phase, its last beat and how long it took to end.
+    """Return the output of a run signalled in a phase, its last beat and its seconds to end.
 
     They go to what the run is the child of, where there is something `before` it.
     """
@@ -124,7 +124,7 @@ def stands(home: Path) -> dict:
 
 
 def gone_on(home: Path, compiled: Path) -> bytes:
-    """The metrics of the run, gone on with to its end."""
+    """Resume the run to its end and return its metrics."""
     with Channel() as channel:
         process = begin(home, compiled, "", channel)
         said, _ = process.communicate(timeout=120)
@@ -173,7 +173,7 @@ def test_while_it_samples_the_last_state_is_kept_and_it_samples_later(home: Path
 
 
 def kept(home: Path) -> int:
-    """The step that the run says it stopped at, of which it has a sealed checkpoint."""
+    """Return the step that the run stopped at, which has a sealed checkpoint."""
     said = stands(home)
     assert said["status"] == "stopped"
     assert (home / "runs" / "quick" / "checkpoints" / f"{said['step']}" / "seal.json").exists()

@@ -10,7 +10,7 @@ from jtrain.train.hooks.evaluation import hearing
 
 
 def stops_at(losses, stop, name="valid", metric="loss", start=0):
-    """The evaluation, from 1, at which it ends, and what it says; None if it never does.
+    """Return the evaluation, from 1, that ends the run, and the reason; None if it never ends.
 
     `start` is the step that the run goes on from, after the evaluations up to it.
     """

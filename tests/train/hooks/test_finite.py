@@ -16,7 +16,7 @@ class Steps(RecentSteps):
         self._skipped = skipped
 
     def take(self, step, *, loss=1.0, norm=1.0, scale=math.nan, extra=False) -> dict[str, float]:
-        """What a hook gets to see of the step."""
+        """Return the numbers of a step as a hook gets them."""
         self._skipped += extra or not math.isfinite(loss + norm)
         self.taken.append(StepMetrics(step, loss, norm, self._skipped, scale))
         return {"skipped": float(self._skipped), "loss": loss, "grad_norm": norm}
@@ -29,7 +29,7 @@ class Steps(RecentSteps):
 
 
 def walk(finite, steps, start, stop, **fault):
-    """The first stop of steps `start` .. `stop`, of which those in `fault["at"]` are bad."""
+    """Return the first stop of steps `start` .. `stop`, with the bad steps `fault["at"]`."""
     at, bad = fault.pop("at", ()), {"loss": math.nan, "norm": math.nan} | fault
     for step in range(start, stop + 1):
         numbers = steps.take(step, **(bad if step in at else {}))

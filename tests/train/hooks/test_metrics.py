@@ -16,7 +16,7 @@ from jtrain.train.hooks.metrics import Metrics
 
 
 def written(path, *, resumed_at=None, stop=6):
-    """Rows of steps up to `stop`, as a run writes them that evaluates every second step."""
+    """Write rows up to `stop`, as a run that evaluates every second step."""
     file = Metrics(path, every=1, resumed_at=resumed_at)
     for step in range((resumed_at or 0) + 1, stop + 1):
         file.on_numbers(step, {"loss": 1 / step, "grad_norm": step / 7})

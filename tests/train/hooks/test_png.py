@@ -11,7 +11,7 @@ from jtrain.io.png import encode_png, grid
 
 
 def chunks(data: bytes) -> dict[bytes, bytes]:
-    """The chunks of a PNG file, each with a checksum that holds."""
+    """Return the chunks of a PNG file, each with a valid checksum."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     found, at = {}, 8
     while at < len(data):

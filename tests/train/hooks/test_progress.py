@@ -48,7 +48,7 @@ def _plain_environment(monkeypatch):
 
 
 def in_terminal(*arguments, interrupt_at=None):
-    """What a process writes to a terminal, and its exit code."""
+    """Return what a process writes to a terminal, and its exit code."""
     master, slave = pty.openpty()
     command = [sys.executable, "-c", _SCRIPT, *map(str, arguments)]
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave)
@@ -104,7 +104,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(tmp_path):
 
 @contextlib.contextmanager
 def terminal():
-    """A stream to a terminal, and a function that gives all that was written to it."""
+    """Return a stream to a terminal, and a function that returns all its output."""
     master, slave = pty.openpty()
 
     def written():
@@ -146,14 +146,14 @@ def assert_cursor_is_shown(written):
 
 @contextlib.contextmanager
 def screen(path, *, terminal):
-    """A stream to a file that says whether it is a terminal."""
+    """Return a stream to a file, with a given `isatty`."""
     with path.open("w", encoding="utf-8") as stream:
         stream.isatty = lambda: terminal
         yield stream
 
 
 def look_at(progress, clock, steps, *, seconds, first=1):
-    """The steps it looked at, of so many that take `seconds` each."""
+    """Return the steps that were drawn, of steps that take `seconds` each."""
     looks = []
     for step in range(first, first + steps):
         clock[0] += seconds
@@ -204,12 +204,12 @@ class OutStream(io.TextIOWrapper):
         self._path = path
 
     def written(self):
-        """All of it."""
+        """Return all output."""
         self.flush()
         return self._path.read_bytes().decode()
 
     def shown(self):
-        """The lines of the cell: a carriage return goes to the line's beginning."""
+        """Return the lines of the cell; a carriage return moves to the start of the line."""
         lines = []
         for line in self.written().split("\n"):
             cells = ""
@@ -221,7 +221,7 @@ class OutStream(io.TextIOWrapper):
 
 @pytest.fixture
 def cell(tmp_path):
-    """A stream to a notebook's cell."""
+    """Return a stream to a notebook's cell."""
     with OutStream(tmp_path / "cell") as stream:
         yield stream
 

@@ -17,7 +17,7 @@ def speed_of(clock, **more):
 
 
 def train(speed, clock, first, last, *, seconds):
-    """Steps that take `seconds` each, told as the loop tells them."""
+    """Report steps that take `seconds` each, as the loop does."""
     for step in range(first, last + 1):
         clock.now += seconds
         if step % speed.every == 0:

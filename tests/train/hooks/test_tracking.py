@@ -54,7 +54,7 @@ def about(tmp_path: Path) -> TrackedRun:
 
 
 def tracked(tracker, about, *, steps=range(1, 31), end="done", **options) -> tuple[list, float]:
-    """What was told, and the seconds that the longest call of the loop took."""
+    """Return the logged lines, and the seconds of the loop's longest call."""
     told: list[str] = []
     tracking = Tracking([tracker], about, log=told.append, **options)
     longest = 0.0

@@ -19,7 +19,7 @@ def plain(state, batch):
 
 
 def flipped(wrong: int):
-    """The step, of which the `wrong`-th call computes a bit of device 5's copy otherwise."""
+    """Return the step; its `wrong`-th call flips a bit of device 5's replica."""
     calls = 0
 
     def step(state, batch):

@@ -1,4 +1,4 @@
-"""What each tracker wrote is read back by the service's own reader; nothing leaves the machine.
+"""Each tracker's output is read back by the service's own reader; nothing leaves the machine.
 
 Each wants the package of its extra (`pip install 'jtrain[tensorboard,wandb,mlflow]'`, and
 `tensorboard` for reading event files).
@@ -22,14 +22,14 @@ LOSSES = {step: 1.0 / step for step in range(1, 21)}
 
 
 def quietly(module: str) -> Any:
-    """A package that is there, without what it says of itself when it is imported."""
+    """Import a package without the warnings of its import."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip(module)
 
 
 def killed_and_gone_on_with(tracker: Any, directory: Path) -> tuple[TrackedRun, list[str]]:
-    """A run of 20 steps, killed at step 12 with a checkpoint of step 5; what was told."""
+    """Track a run of 20 steps, killed at step 12 with a checkpoint of step 5; return the log."""
     about = TrackedRun(name="try", directory=directory, config={"optimizer.lr": 0.1, "name": "try"})
     told: list[str] = []
     for steps, resumed_at, end in ((range(1, 13), None, "stopped"), (range(6, 21), 5, "done")):
@@ -104,7 +104,7 @@ def test_wandb_has_each_step_once(tmp_path: Path, monkeypatch):
 
 
 def _history(file: Path) -> list[tuple[int, dict[str, float]]]:
-    """The rows in a file of wandb's: LevelDB's log of its own protocol's records."""
+    """Return the rows in a file of wandb's: LevelDB's log of its own protocol's records."""
     records = importlib.import_module("wandb.proto.wandb_internal_pb2")
     rows = []
     for data in _log_records(file.read_bytes()):
