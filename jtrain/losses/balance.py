@@ -42,7 +42,7 @@ def balance(
     experts = logits.shape[-1]
     if not 1 <= top_k <= experts:
         raise LossError(
-            f"top_k={top_k} is not in 1 .. {experts}, the number of experts. Give the model's own, "
+            f"top_k={top_k} of {experts} experts is not in 1 .. {experts}. Give the model's own, "
             f"model.experts.top_k."
         )
     mask = real[:, None, :, None]

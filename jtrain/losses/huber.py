@@ -29,8 +29,8 @@ def huber(
     """
     if not delta > 0:
         raise LossError(
-            f"delta {delta} is not the size of an error. Give a positive number, such as "
-            f"delta=1.0; squared_error takes squares only."
+            f"delta {delta} is not the size of an error. Give a positive number, "
+            f"delta=1.0 is usual; squared_error takes squares only."
         )
     check_same_shape(outputs, targets, mask)
     rows = jnp.expand_dims(mask, range(1, outputs.ndim))

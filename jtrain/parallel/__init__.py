@@ -1,4 +1,4 @@
-"""Strategies: where arrays live, and who sums the gradients."""
+"""Strategies: placement of arrays on devices, and reduction of gradients."""
 
 from typing import Annotated, TypeAlias
 
@@ -17,6 +17,6 @@ from jtrain.parallel.strategies.strategy import Strategy as Strategy
 from jtrain.parallel.strategies.strategy import check_divides as check_divides
 
 Layout: TypeAlias = Single | Mirrored | FSDP | Axes
-"""How the devices of a run split it, by values that build a strategy."""
+"""Configs that build a strategy: how a run is split over its devices."""
 Parallel: TypeAlias = Annotated[Layout | Auto, Field(discriminator="kind")]
-"""The same, or how it is found."""
+"""A layout, or the automatic choice of one."""

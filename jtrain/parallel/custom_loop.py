@@ -1,7 +1,7 @@
-"""What people who come from `strategy.run`, `strategy.reduce` and `strategy.gather` look for.
+"""Counterparts of TensorFlow's `strategy.run`, `strategy.reduce` and `strategy.gather`.
 
-A step needs none of them: its arrays are global, its sums are the compiler's, and a loss returns a
-`Mean`. They are for programs around it.
+A step needs none of these functions: arrays are global, the compiler reduces, and a loss returns a
+`Mean`. They are for custom loops.
 """
 
 from collections.abc import Callable
@@ -22,17 +22,17 @@ from jtrain.parallel.specs import axes_left, check_rank, check_split, leaves_wit
 
 
 def gather(tree: Tree, mask: Bool[Any, "b"] | None = None) -> Tree:
-    """The arrays whole on the host of every process, as numpy, their rows in the order of the data.
+    """Gather arrays on the host of every process, as numpy, with rows in the order of the data.
 
     Args:
-        tree: arrays, wherever their parts are.
-        mask: which rows are real; those it hides are left out. Without it all are given.
+        tree: sharded or unsharded arrays.
+        mask: which rows are real; only these are returned. None: all rows.
     """
-    whole = lambda x: np.asarray(x if _is_here(x) else _from_all(x))
+    full = lambda x: np.asarray(x if _is_local(x) else _all_gather(x))
     if mask is None:
-        return jax.tree.map(whole, tree)
-    real = whole(mask)
-    return jax.tree.map(lambda x: whole(x)[real], tree)
+        return jax.tree.map(full, tree)
+    real = full(mask)
+    return jax.tree.map(lambda x: full(x)[real], tree)
 
 
 def reduce(
@@ -40,17 +40,17 @@ def reduce(
     values: Shaped[Array, "b *s"],
     mask: Bool[Array, "b"] | None = None,
 ) -> float:
-    """The mean or the sum over the rows on all devices, each real row counted once.
+    """Return the mean or the sum over the rows of all devices, each real row counted once.
 
-    Not a mean of means: of 4 and 2 rows on two devices each row weighs a sixth.
+    The result is no mean of means: with 4 and 2 rows on two devices each row weighs a sixth.
 
     Args:
         how: "mean" or "sum".
-        values: one number a row, or several, which all count alike.
-        mask: which rows are real; all without it.
+        values: one number a row, or several, all of equal weight.
+        mask: which rows are real; None: all.
     """
-    seen = jnp.ones(len(values), bool) if mask is None else mask
-    mean = jax.jit(_mean)(values, seen)
+    real = jnp.ones(len(values), bool) if mask is None else mask
+    mean = jax.jit(_mean)(values, real)
     if how == "sum":
         return float(gather(mean.total))
     return float(Mean(*gather((mean.total, mean.weight))).value())
@@ -64,10 +64,11 @@ def run_per_device(
     *,
     check: bool = True,
 ) -> Callable[..., Any]:
-    """Return `fn`, called once on each device with what is the device's own.
+    """Return `fn`, called once on each device with the shards of the device.
 
-    The counterpart of TensorFlow's `strategy.run`. Inside, `jax.lax.psum(x, mesh.axis_names)` and
-    the like go over all devices, and a gradient is that of the device's own rows.
+    The counterpart of TensorFlow's `strategy.run`. Inside, collectives such as
+    `jax.lax.psum(x, mesh.axis_names)` run over all devices, and a gradient is that of the device's
+    rows.
 
     ```python
     rows, same = jax.P(strategy.mesh.axis_names), jax.P()
@@ -81,43 +82,46 @@ def run_per_device(
 
     Args:
         mesh: `strategy.mesh`.
-        in_specs: how the arguments are split, as `jax.shard_map` takes it: one spec for all, or a
-            tuple with one for each, or trees of them. `jax.P()` gives every device the whole of an
-            argument. By default the rows are split over all devices, b ....
-        out_specs: the same of the result. `jax.P()` says that all devices come to the same, as a
-            sum over them does. By default the rows are put together, b ....
-        check: whether a result that was said to be the same on several devices is compared, bit by
-            bit. Each call then waits for its result.
+        in_specs: specs of the arguments, as in `jax.shard_map`: one for all, or a tuple with one
+            for each, or trees of specs. `jax.P()` gives every device the full argument. By default
+            rows are split over all devices, b ....
+        out_specs: specs of the result. `jax.P()` declares equal results on all devices, such as a
+            sum over them. By default rows are concatenated, b ....
+        check: compare results that are declared equal, bit by bit. Each call then waits for its
+            result.
 
     Raises:
         ShardingError: when called, if an argument does not divide, the specs are for other
-            arguments or results, or a result is not the same where `out_specs` says so.
+            arguments or results, or results that `out_specs` declares equal differ.
     """
     rows = P(mesh.axis_names)
-    given, gives = rows if in_specs is None else in_specs, rows if out_specs is None else out_specs
+    in_specs = rows if in_specs is None else in_specs
+    out_specs = rows if out_specs is None else out_specs
 
-    def copy(*args: Any) -> Any:
+    def replica(*args: Any) -> Any:
         results = fn(*args)
-        leaves = leaves_with_specs("out_specs", gives, results, mesh)
+        leaves = leaves_with_specs("out_specs", out_specs, results, mesh)
         for leaf, x, spec in leaves:
             check_rank(_result(leaf), x, spec)
         shared = [(leaf, x, axes_left(spec, mesh)) for leaf, x, spec in leaves if check]
         return results, {
-            leaf: _alike(jnp.asarray(x), axes, mesh) for leaf, x, axes in shared if axes
+            leaf: _is_equal(jnp.asarray(x), axes, mesh) for leaf, x, axes in shared if axes
         }
 
-    mapped = jax.shard_map(copy, mesh=mesh, in_specs=given, out_specs=(gives, P()), check_vma=False)
-    copies = jax.jit(mapped)
+    mapped = jax.shard_map(
+        replica, mesh=mesh, in_specs=in_specs, out_specs=(out_specs, P()), check_vma=False
+    )
+    jitted = jax.jit(mapped)
 
     def call(*args: Any) -> Any:
-        check_split(leaves_with_specs("in_specs", given, args, mesh), mesh)
-        results, alike = copies(*args)
-        for leaf, same in alike.items():
+        check_split(leaves_with_specs("in_specs", in_specs, args, mesh), mesh)
+        results, equal = jitted(*args)
+        for leaf, same in equal.items():
             if not bool(same):
                 raise ShardingError(
-                    f"out_specs says that {_result(leaf)} is the same on all devices, and it "
+                    f"out_specs declares {_result(leaf)} equal on all devices, and it "
                     f"differs between them. Sum it inside, by jax.lax.psum(x, {mesh.axis_names}); "
-                    f"or give each device's own: out_specs=jax.P({mesh.axis_names})."
+                    f"or return each device's own: out_specs=jax.P({mesh.axis_names})."
                 )
         return results
 
@@ -128,7 +132,7 @@ def _result(leaf: str) -> str:
     return f"result {leaf}" if leaf else "the result"
 
 
-def _alike(x: Array, axes: tuple[str, ...], mesh: Mesh) -> Bool[Array, ""]:
+def _is_equal(x: Array, axes: tuple[str, ...], mesh: Mesh) -> Bool[Array, ""]:
     """Return whether an array has the same bits on all devices along these axes, in every group."""
     bits = _bits(x)
     same = (jax.lax.pmax(bits, axes) == jax.lax.pmin(bits, axes)).all()
@@ -136,7 +140,7 @@ def _alike(x: Array, axes: tuple[str, ...], mesh: Mesh) -> Bool[Array, ""]:
 
 
 def _bits(x: Array) -> Array:
-    """Return an array as whole numbers that differ where the array does: a NaN is itself, too."""
+    """Return the bits of an array as integers, so that equal NaNs are equal."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -147,14 +151,14 @@ def _bits(x: Array) -> Array:
 
 
 def _mean(values: Shaped[Array, "b *s"], mask: Bool[Array, "b"]) -> Mean:
-    seen = jnp.broadcast_to(jnp.expand_dims(mask, range(1, values.ndim)), values.shape)
-    return Mean.of(values, seen)
+    real = jnp.broadcast_to(jnp.expand_dims(mask, range(1, values.ndim)), values.shape)
+    return Mean.of(values, real)
 
 
-def _is_here(x: Any) -> bool:
-    """Whether this process has all of an array."""
+def _is_local(x: Any) -> bool:
+    """Return whether this process has all of an array."""
     return not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
 
 
-def _from_all(x: jax.Array) -> Any:
+def _all_gather(x: jax.Array) -> Any:
     return multihost_utils.process_allgather(x, tiled=True)

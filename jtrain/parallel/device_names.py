@@ -1,4 +1,4 @@
-"""How `parallel.devices` is written: a number of devices, their indices, or their names."""
+"""Parsing of `parallel.devices`: a number of devices, their indices, or their names."""
 
 import dataclasses
 import re
@@ -13,18 +13,18 @@ ALL = 0
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSelection:
-    """What was written, understood."""
+    """The parsed value of `parallel.devices`."""
 
-    platform: str  # empty: the one that JAX computes on by default
-    count: int  # devices of each process; ALL unless a number was written
-    indices: tuple[int, ...]  # among the devices of each process; empty unless some were named
+    platform: str  # empty: the default platform of JAX
+    count: int  # devices of each process; ALL unless a number is given
+    indices: tuple[int, ...]  # among the devices of each process; empty unless some are named
 
 
 def parse_devices(written: Any) -> DeviceSelection:
-    """Return what `parallel.devices` asks for.
+    """Return the selection that `parallel.devices` describes.
 
     Raises:
-        ValueError: for what is no number of devices, no list of indices and no name.
+        ValueError: for a value that is no number of devices, no list of indices and no name.
     """
     if isinstance(written, int) and not isinstance(written, bool):
         if written < 0:

@@ -1,4 +1,4 @@
-"""The devices of a run."""
+"""Selection of the devices of a run."""
 
 import contextlib
 import os
@@ -12,39 +12,39 @@ from jtrain.errors import ConfigError
 from jtrain.parallel.device_names import Devices, DeviceSelection, format_devices, parse_devices
 
 Device: TypeAlias = Any  # a jax.Device
-DATA = "data"  # the mesh axis of copies of the state, each with its part of the rows
+DATA = "data"  # the mesh axis of replicas of the state, each with a shard of the rows
 
 
 def devices(
     asked: Devices, among: Sequence[Device] | None = None, instead: str = ""
 ) -> list[Device]:
-    """Return the devices of every process that were asked for.
+    """Return the requested devices of every process.
 
-    A CPU is cut into as many devices as are asked for, while no backend of JAX runs yet.
+    A CPU is split into the requested number of devices if no JAX backend runs yet.
 
     Args:
         asked: a number of devices of each process, 0 for all; their indices among the devices of
             each process; a platform, or platforms with indices.
-        among: devices that stand in for those of this machine, to compile for them.
-        instead: what to type where there are fewer; empty for their number.
+        among: devices to compile for instead of those of this machine.
+        instead: advice if there are fewer devices; empty: their number.
 
     Raises:
         ConfigError: if there are no such devices.
     """
     choice = parse_devices(asked)
-    there = _present(asked, choice) if among is None else _stand_ins(asked, choice, among)
+    available = _present(asked, choice) if among is None else _check_platform(asked, choice, among)
     found = []
-    for process in sorted({device.process_index for device in there}):
-        own = [device for device in there if device.process_index == process]
+    for process in sorted({device.process_index for device in available}):
+        own = [device for device in available if device.process_index == process]
         found += _of_process(own, asked, choice, instead)
     return found
 
 
 def one_device(asked: Devices, among: Sequence[Device] | None = None) -> Device:
-    """Return the one device that was asked for; the first for 0 and for a platform.
+    """Return the one requested device; the first for 0 and for a platform.
 
     Raises:
-        ConfigError: as `devices`, and if several were asked for.
+        ConfigError: as `devices`, and if several are requested.
     """
     choice = parse_devices(asked)
     if choice.count > 1:
@@ -66,7 +66,7 @@ def _present(asked: Devices, choice: DeviceSelection) -> list[Device]:
     """Return all devices of the platform, in every process."""
     needed = max(choice.count, *(index + 1 for index in choice.indices), 0)
     if needed and choice.platform in ("", "cpu") and not cpu_devices.is_said(os.environ):
-        # Too late once a backend runs; then there are as many as there are.
+        # Once a backend runs, the number of devices cannot change.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", needed)
     if not choice.platform:
@@ -79,11 +79,14 @@ def _present(asked: Devices, choice: DeviceSelection) -> list[Device]:
             f"parallel.devices={format_devices(asked)}, and JAX reaches no "
             f"{choice.platform} here: it has {len(have)} x "
             f"{have[0].platform} ({have[0].device_kind}). Take "
-            f"parallel.devices={have[0].platform}, or install JAX for that platform (docs/accelerators.md)."
+            f"parallel.devices={have[0].platform}, or install JAX for that platform "
+            f"(docs/accelerators.md)."
         ) from error
 
 
-def _stand_ins(asked: Devices, choice: DeviceSelection, among: Sequence[Device]) -> list[Device]:
+def _check_platform(
+    asked: Devices, choice: DeviceSelection, among: Sequence[Device]
+) -> list[Device]:
     if choice.platform not in ("", among[0].platform):
         raise ConfigError(
             f"parallel.devices={format_devices(asked)}, and the devices to compile for are "
@@ -93,27 +96,27 @@ def _stand_ins(asked: Devices, choice: DeviceSelection, among: Sequence[Device])
 
 
 def _of_process(
-    there: list[Device], asked: Devices, choice: DeviceSelection, instead: str
+    local: list[Device], asked: Devices, choice: DeviceSelection, instead: str
 ) -> list[Device]:
-    """Return those of one process's devices that were asked for."""
+    """Return the requested devices of one process."""
     if not choice.indices:
-        if choice.count > len(there):
-            take = instead or f"parallel.devices={len(there)}, or 0 for all"
-            raise _too_few(there, asked, choice.count, take)
-        return there[: choice.count or None]
-    if max(choice.indices) >= len(there):
-        take = instead or f"parallel.devices=0, or indices up to {len(there) - 1}"
-        raise _too_few(there, asked, max(choice.indices) + 1, take)
-    return [there[index] for index in choice.indices]
+        if choice.count > len(local):
+            take = instead or f"parallel.devices={len(local)}, or 0 for all"
+            raise _too_few(local, asked, choice.count, take)
+        return local[: choice.count or None]
+    if max(choice.indices) >= len(local):
+        take = instead or f"parallel.devices=0, or indices up to {len(local) - 1}"
+        raise _too_few(local, asked, max(choice.indices) + 1, take)
+    return [local[index] for index in choice.indices]
 
 
-def _too_few(there: list[Device], asked: Devices, needed: int, take: str) -> ConfigError:
+def _too_few(local: list[Device], asked: Devices, needed: int, take: str) -> ConfigError:
     forced = (
         f"; on a CPU set it before JAX starts, or by "
         f"XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
     )
     return ConfigError(
-        f"parallel.devices={format_devices(asked)}, and each process has {len(there)} "
-        f"({there[0].device_kind}). Take {take}"
-        f"{forced if there[0].platform == 'cpu' else ''}."
+        f"parallel.devices={format_devices(asked)}, and each process has {len(local)} "
+        f"({local[0].device_kind}). Take {take}"
+        f"{forced if local[0].platform == 'cpu' else ''}."
     )

@@ -1,9 +1,9 @@
-"""Experts of any number of tokens, on devices that have a part of the experts each.
+"""Expert parallelism: dropless experts sharded over devices, with an exchange of tokens.
 
-The devices of the axis `expert` gather their tokens, each computes what its own experts give, and
-the sums are scattered back. With n devices on the axis each gets the tokens of n - 1 others and
-gives back as much, b t d numbers a device of them, both ways again for the gradient; nothing is
-dropped however the tokens are spread, at n times the tokens in memory while a block computes.
+The devices of the axis `expert` gather their tokens, each applies its own experts, and the sums are
+scattered back. With n devices on the axis each receives the tokens of n - 1 others and sends as
+many outputs, b t d numbers a device, and twice that again for the gradient. No token is dropped
+however the tokens are distributed, at n times the tokens in memory while a block computes.
 """
 
 import functools
@@ -22,12 +22,12 @@ ROWS, EXPERT, STAGE = ("batch", "time", None), "expert", "stage"
 
 
 class ExpertSplit(NamedTuple):
-    """How the devices share what is to be computed."""
+    """Split of the computation over devices."""
 
     mix: Callable[..., Array]
-    experts: bool  # each has a part of the experts
-    apart: bool  # and of the tokens
-    summed: tuple[str, ...]  # axes over which the outputs are parts of a sum
+    experts: bool  # experts are sharded over `expert`
+    tokens: bool  # and tokens too
+    summed: tuple[str, ...]  # axes over which outputs are summed
 
 
 def exchange_experts(
@@ -40,41 +40,42 @@ def exchange_experts(
     dims: Sequence[Dims],
     copies: tuple[str, ...] = (),
 ) -> Float[Array, "b t d"]:
-    """`mix(x, chosen, weights, *kernels)`; see `jtrain.core.placement.Placement`.
+    """Return `mix(x, chosen, weights, *kernels)`; see `jtrain.core.placement.Placement`.
 
     Args:
-        copies: axes whose devices have each a copy of the layers of a pipeline.
+        copies: axes whose devices have a replica of a pipeline's layers each.
 
     Raises:
-        ShardingError: if the experts do not divide into whole ones over their axis.
+        ShardingError: if the axis does not divide the number of experts.
     """
     sizes = dict(mesh.shape)
-    rules = activations(copies=copies)  # in time over no axis that splits experts
-    of = lambda array, named: split_evenly(array.shape, named, rules, sizes).spec
-    rows = of(x, ROWS)
-    parts = [of(kernel, named) for kernel, named in zip(kernels, dims, strict=True)]
-    here = EXPERT in axes_of(parts[0], dims[0].index("experts"))
-    apart = here and EXPERT in axes_of(rows, 0)  # else all devices of the axis have all tokens
-    summed = axes_of(parts[0], dims[0].index("hidden"))
-    split = ExpertSplit(mix, here, apart, (*summed, EXPERT) if here and not apart else summed)
-    given, arrays = (rows, rows, rows, *parts), (x, chosen, weights, *kernels)
+    rules = activations(copies=copies)  # time is not split over an axis of experts
+    spec = lambda array, named: split_evenly(array.shape, named, rules, sizes).spec
+    rows = spec(x, ROWS)
+    kernel_specs = [spec(kernel, named) for kernel, named in zip(kernels, dims, strict=True)]
+    experts = EXPERT in axes_of(kernel_specs[0], dims[0].index("experts"))
+    sharded = experts and EXPERT in axes_of(rows, 0)  # else the axis replicates all tokens
+    summed = axes_of(kernel_specs[0], dims[0].index("hidden"))
+    summed = (*summed, EXPERT) if experts and not sharded else summed
+    split = ExpertSplit(mix, experts, sharded, summed)
+    specs, arrays = (rows, rows, rows, *kernel_specs), (x, chosen, weights, *kernels)
     if STAGE not in mesh.axis_names:
-        of_device = functools.partial(_mixed, split)
-        return jax.shard_map(of_device, mesh=mesh, in_specs=given, out_specs=rows)(*arrays)
+        on_device = functools.partial(_mix, split)
+        return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=rows)(*arrays)
     tokens = (*axes_of(rows, 0), *axes_of(rows, 1))
-    tokens = tuple(axis for axis in tokens if not (apart and axis == EXPERT))
-    return _in_stages(mesh, split, tokens, given, *arrays)
+    tokens = tuple(axis for axis in tokens if not (sharded and axis == EXPERT))
+    return _in_stages(mesh, split, tokens, specs, *arrays)
 
 
-def _mixed(split, x, chosen, weights, *kernels):
-    """What a device gives its own tokens, of all devices' experts."""
-    y = split.mix(*_met(split, x, chosen, weights, kernels), *kernels)
-    return _home(split, y)
+def _mix(split, x, chosen, weights, *kernels):
+    """Return the outputs of all devices' experts for a device's tokens."""
+    y = split.mix(*_gather(split, x, chosen, weights, kernels), *kernels)
+    return _scatter(split, y)
 
 
-def _met(split, x, chosen, weights, kernels):
-    """The tokens of all devices of the axis, and which of the experts here they chose."""
-    if split.apart:
+def _gather(split, x, chosen, weights, kernels):
+    """Gather the tokens of the axis, with choices as indices into the local experts."""
+    if split.tokens:
         gather = lambda part: jax.lax.all_gather(part, EXPERT, tiled=True)
         x, chosen, weights = gather(x), gather(chosen), gather(weights)
     if split.experts:
@@ -82,48 +83,48 @@ def _met(split, x, chosen, weights, kernels):
     return x, chosen, weights
 
 
-def _home(split, y):
-    """The sum of what all devices give, each with its own tokens."""
-    if split.apart:
+def _scatter(split, y):
+    """Sum the outputs of all devices and return to each device those of its tokens."""
+    if split.tokens:
         y = jax.lax.psum_scatter(y, EXPERT, tiled=True)
     return jax.lax.psum(y, split.summed) if split.summed else y
 
 
-# A pipeline computes under `jax.vmap`, which cannot batch a `shard_map` that autodiff went through:
-# what that keeps is split over all axes, that of the stages among them. So both ways are written
-# out, the way back computing forward again; and on a device, where each stage and copy is alone,
-# they are not batched, as a product of ragged groups would be a dense one.
+# A pipeline computes under `jax.vmap`, which cannot batch a differentiated `shard_map`: its
+# residuals are split over all axes, including that of the stages. So forward and backward pass are
+# written out, the backward pass recomputes the forward, and on a device, which has one stage and
+# replica, they are not batched: a batched ragged product would become a dense one.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def _in_stages(mesh, split, tokens, given, *arrays):
-    """`_mixed` under the `jax.vmap` of a pipeline; `tokens`: axes whose tokens differ."""
+def _in_stages(mesh, split, tokens, specs, *arrays):
+    """Apply `_mix` under the `jax.vmap` of a pipeline; `tokens`: axes whose tokens differ."""
     del tokens
-    of_device = sequential_vmap(functools.partial(_mixed, split))
+    on_device = sequential_vmap(functools.partial(_mix, split))
     shards = jax.shard_map(
-        of_device, mesh=mesh, in_specs=given, out_specs=given[0], check_vma=False
+        on_device, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False
     )
     return shards(*arrays)
 
 
-def _stages_back(mesh, split, tokens, given, arrays, grad):
-    def back(grad, x, chosen, weights, *kernels):
-        x, chosen, weights = _met(split, x, chosen, weights, kernels)
-        if split.apart:
+def _stages_back(mesh, split, tokens, specs, arrays, grad):
+    def backward(grad, x, chosen, weights, *kernels):
+        x, chosen, weights = _gather(split, x, chosen, weights, kernels)
+        if split.tokens:
             grad = jax.lax.all_gather(grad, EXPERT, tiled=True)
-        mixed = lambda x, weights, *kernels: split.mix(x, chosen, weights, *kernels)
-        of_x, of_weights, *of_kernels = jax.vjp(mixed, x, weights, *kernels)[1](grad)
-        whole = [jax.lax.psum(part, tokens) if tokens else part for part in of_kernels]
-        return _home(split, of_x), _home(split, of_weights), *whole
+        forward = lambda x, weights, *kernels: split.mix(x, chosen, weights, *kernels)
+        grad_x, grad_weights, *grads = jax.vjp(forward, x, weights, *kernels)[1](grad)
+        grads = [jax.lax.psum(part, tokens) if tokens else part for part in grads]
+        return _scatter(split, grad_x), _scatter(split, grad_weights), *grads
 
-    gives = (given[0], *given[2:])
+    out_specs = (specs[0], *specs[2:])
     shards = jax.shard_map(
-        sequential_vmap(back),
+        sequential_vmap(backward),
         mesh=mesh,
-        in_specs=(given[0], *given),
-        out_specs=gives,
+        in_specs=(specs[0], *specs),
+        out_specs=out_specs,
         check_vma=False,
     )
-    of_x, *rest = shards(grad, *arrays)
-    return of_x, None, *rest
+    grad_x, *grads = shards(grad, *arrays)
+    return grad_x, None, *grads
 
 
-_in_stages.defvjp(lambda *given: (_in_stages(*given), given[4:]), _stages_back)
+_in_stages.defvjp(lambda *args: (_in_stages(*args), args[4:]), _stages_back)

@@ -1,4 +1,4 @@
-"""Where each leaf of a state goes, by its name, its dims and the rules; and why."""
+"""Sharding of each leaf of a state, by its name, its dims and the rules."""
 
 import dataclasses
 import math
@@ -24,31 +24,31 @@ Zero: TypeAlias = Literal[0, 1, 2, 3]
 
 
 class LeafSharding(NamedTuple):
-    """One leaf."""
+    """Sharding of one leaf, with its reason and size."""
 
     leaf: str
     shape: tuple[int, ...]
     choice: DimSplit
-    whole: int  # bytes of it
+    whole: int  # bytes of the full leaf
     bytes: int  # on each device
-    host: bool = False  # whether these are in the memory of the host, between steps
+    host: bool = False  # in the memory of the host between steps
 
     @property
     def axes(self) -> tuple[tuple[str, ...], ...]:
-        """The axes that each dim is split over."""
+        """Axes of each dim."""
         return tuple(axes_of(self.choice.spec, dim) for dim in range(len(self.shape)))
 
 
 @dataclasses.dataclass(frozen=True)
 class StateSharding:
-    """How the leaves of a state are split over a mesh.
+    """Sharding of the leaves of a state over a mesh.
 
-    A leaf whose dims have names goes by the rules; then, what is still the same on all devices of
-    an axis of `over` is split over it by its largest dim, if `zero` reaches it and it has at least
+    Named dims are split by the rules. A leaf that is still replicated over an axis of `over` is
+    then split over that axis by its largest dim, if `zero` includes the leaf and it has at least
     `min_size` elements.
 
-    `zero`: of what is split so. 1: the optimizer's state; 2: also the gradients that
-    microbatches add up; 3: also the parameters and all else. Source: Rajbhandari et al. 2020,
+    `zero` includes, 1: the optimizer's state; 2: also the gradients that are summed over
+    microbatches; 3: also the parameters and all else. Source: Rajbhandari et al. 2020,
     https://arxiv.org/abs/1910.02054.
     """
 
@@ -56,16 +56,15 @@ class StateSharding:
     zero: Zero = 3
     min_size: int = 0
     over: tuple[str, ...] = SPLITS
-    """The axes that state is split over where it would else be the same on all their devices."""
+    """Axes that replicated state is split over."""
 
     @property
     def used(self) -> "StateSharding":
-        """How parameters are split that a step computes with: what the devices of `context` and
-        `expert` hold a part each of between steps, all of them need at once."""
+        """Sharding of the parameters inside a step, gathered over `context` and `expert`."""
         return dataclasses.replace(self, over=(SPLIT,))
 
     def specs(self, tree: Any, dims: Mapping[str, Dims], *, split: bool | None = None) -> Any:
-        """The spec of each leaf, in a tree of its structure; `split` overrules `zero`."""
+        """Return the spec of each leaf, in a tree of its structure; `split` overrides `zero`."""
         return jax.tree_util.tree_map_with_path(
             lambda path, leaf: self.choose(name(path), leaf.shape, dims, split).spec, tree
         )
@@ -73,26 +72,26 @@ class StateSharding:
     def decisions(
         self, tree: Any, dims: Mapping[str, Dims], *, split: bool | None = None
     ) -> list[LeafSharding]:
-        """What was decided of each leaf, in order."""
+        """Return the sharding of each leaf, in order."""
         found = []
         for leaf, array in named_leaves(tree).items():
             choice = self.choose(leaf, array.shape, dims, split)
-            parts = math.prod(
+            shards = math.prod(
                 self.sizes[a] for d in range(array.ndim) for a in axes_of(choice.spec, d)
             )
             size = math.prod(array.shape) * array.dtype.itemsize
-            found.append(LeafSharding(leaf, tuple(array.shape), choice, size, size // parts))
+            found.append(LeafSharding(leaf, tuple(array.shape), choice, size, size // shards))
         return found
 
     def choose(
         self, leaf: str, shape: tuple[int, ...], dims: Mapping[str, Dims], split: bool | None = None
     ) -> DimSplit:
-        """How a leaf is split."""
+        """Return the split of a leaf."""
         moments = leaf.split("/")[0] == "opt_state"
-        reached = (self.zero >= (1 if moments else 3)) if split is None else split
+        included = (self.zero >= (1 if moments else 3)) if split is None else split
         splits = [axis for axis in self.over if self.sizes.get(axis, 1) > 1]
         small = math.prod(shape) < self.min_size
-        over = reached and splits and not small
+        over = included and splits and not small
         rules = {**STATE, "width": splits if over else ()}
         choice = DimSplit()
         named = leaf_dims(leaf, len(shape), dims)
@@ -103,14 +102,14 @@ class StateSharding:
                 if not any(axis in axes_of(choice.spec, dim) for dim in range(len(shape))):
                     choice = split_largest(shape, choice, axis, self.sizes)
             return choice
-        if reached and splits and small and shape:
+        if included and splits and small and shape:
             why = f"fewer than {self.min_size} elements"
             return choice._replace(left=(*choice.left, why))
         return choice
 
 
 def leaf_dims(leaf: str, ndim: int, dims: Mapping[str, Dims]) -> Dims | None:
-    """The names of a leaf's dims: those of the parameter whose name its own ends with, if any.
+    """Return the names of a leaf's dims: those of the parameter whose name is its suffix, if any.
 
     So Adam's moments, `opt_state/0/mu/blocks/0/up/kernel`, have the dims of `blocks/0/up/kernel`.
     """

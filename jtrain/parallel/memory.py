@@ -1,4 +1,4 @@
-"""The memory of a device, in bytes: what it says itself, or what its kind is known to have."""
+"""Memory of a device in bytes: as the device reports, or as known for its kind."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ class Chip(NamedTuple):
     """A kind of TPU."""
 
     kind: str  # as JAX calls it
-    gib: float  # that a program may use: what libtpu 0.0.51 says of one that is too large
+    gib: float  # for a program, from the error of libtpu 0.0.51 for one that is too large
 
 
 CHIPS: Mapping[str, Chip] = {
@@ -30,18 +30,18 @@ CHIPS: Mapping[str, Chip] = {
 
 
 def device_memory(devices: Sequence[Device]) -> int:
-    """Bytes that a program may use on each of these, the same in all processes; 0: not known.
+    """Return the bytes for a program on each device, the same in all processes; 0: not known.
 
-    The parts of a CPU share the memory of the machine.
+    The devices of a CPU share the memory of the machine.
     """
     for chip in CHIPS.values():
         if chip.kind == devices[0].device_kind:
             return int(chip.gib * 2**30)
-    here = [device for device in devices if device.process_index == jax.process_index()]
-    if here and here[0].platform == "cpu":
-        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(here)
+    local = [device for device in devices if device.process_index == jax.process_index()]
+    if local and local[0].platform == "cpu":
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(local)
     else:
-        found = min(((d.memory_stats() or {}).get("bytes_limit", 0) for d in here), default=0)
+        size = min(((d.memory_stats() or {}).get("bytes_limit", 0) for d in local), default=0)
     if jax.process_count() == 1:
-        return found
-    return int(multihost_utils.process_allgather(np.float32(found)).min())
+        return size
+    return int(multihost_utils.process_allgather(np.float32(size)).min())

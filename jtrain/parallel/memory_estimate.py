@@ -1,4 +1,4 @@
-"""What a step takes on each device under a layout, by shapes alone; nothing is compiled."""
+"""Estimate of a step's memory on each device under a layout, from shapes, without compiling."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,38 +13,38 @@ from jtrain.parallel.strategies.mesh_axes import Axes
 
 
 class MemoryNeeds(NamedTuple):
-    """What a step takes, before anything is split."""
+    """Memory needs of a step before sharding."""
 
     state: Any
     """Shapes and dtypes of a TrainState."""
     dims: Mapping[str, Dims]
-    """The names of the dims of parameters."""
+    """Names of the dims of parameters."""
     rows: int
-    """Of a microbatch."""
+    """Rows of a microbatch."""
     microbatches: int
     tokens: int
-    """Of a row; 0: rows have no time."""
+    """Tokens of a row; 0: rows have no time."""
     compute: Any
-    """The type of the copy of the parameters that is computed with; None: they themselves."""
+    """Dtype of the compute copy of the parameters; None: no copy."""
     saved: int
-    """Bytes that a microbatch keeps from the forward pass for the backward pass."""
+    """Bytes that the forward pass of a microbatch saves for the backward pass."""
     passing: int = 0
-    """Bytes that the largest part which is computed again then keeps for itself."""
+    """Bytes that the largest recomputed region saves for itself."""
     gathered: int = 0
-    """Bytes of the weights of that part."""
+    """Bytes of the weights of that region."""
 
 
 class MemoryEstimate(NamedTuple):
-    """Bytes on each device."""
+    """Estimated bytes on each device."""
 
     state: int
-    copies: int  # of the parameters, to compute with, and of their gradients
-    saved: int  # of the forward pass, for the backward pass
-    passing: int  # of the part that is computed again, and its weights
+    copies: int  # compute copies of the parameters, and gradients
+    saved: int  # by the forward pass for the backward pass
+    passing: int  # in the recomputed region, and its weights
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum of all."""
         return sum(self)
 
     def __str__(self) -> str:
@@ -53,40 +53,40 @@ class MemoryEstimate(NamedTuple):
 
 
 def gb(size: int) -> str:
-    """Bytes in GB, to three digits."""
+    """Format bytes as GB, with three digits."""
     return f"{size / 1e9:.3g}"
 
 
 def estimate(layout: Axes, needs: MemoryNeeds) -> MemoryEstimate:
-    """The bytes on a device, whose sizes the layout must all name.
+    """Estimate the bytes on a device for a layout whose sizes are all set.
 
-    Gradients are in the type that is computed with until they are summed over microbatches, which
-    is in float32. What the forward pass keeps is split over the rows, the parts of a sequence and,
-    with `sequence`, over `tensor`. Of parts that are computed again, one is there at a time, with
-    its weights gathered.
+    Gradients have the compute dtype until they are summed over microbatches in float32. Saved
+    activations are split over the rows, the shards of a sequence and, with `sequence`, over
+    `tensor`. One recomputed region exists at a time, with its weights gathered.
     """
     sizes, zero = {axis: getattr(layout, axis) for axis in AXES}, layout.zero
     leaves = StateSharding(sizes, zero, layout.min_size)
     state = sum(
-        of.bytes
-        for of in leaves.decisions(needs.state, needs.dims)
-        if of.leaf.split("/")[0] not in layout.offload
+        leaf.bytes
+        for leaf in leaves.decisions(needs.state, needs.dims)
+        if leaf.leaf.split("/")[0] not in layout.offload
     )
 
-    def params(how: StateSharding, split: bool, dtype: Any) -> int:
+    def params(sharding: StateSharding, split: bool, dtype: Any) -> int:
         like = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype), needs.state.params
         )
-        return sum(of.bytes for of in how.decisions(like, needs.dims, split=split))
+        return sum(leaf.bytes for leaf in sharding.decisions(like, needs.dims, split=split))
 
-    used, kept = params(leaves.used, zero == 3, needs.compute), params(leaves, zero == 3, None)
-    copy = used if needs.compute is not None or used != kept else 0
+    used = params(leaves.used, zero == 3, needs.compute)
+    stored = params(leaves, zero == 3, None)
+    copy = used if needs.compute is not None or used != stored else 0
     gradient = params(leaves, zero > 1, needs.compute)
     if needs.microbatches > 1:
         gradient += params(leaves, zero > 1, jnp.float32)
     time = layout.context * (layout.tensor if layout.sequence else 1)
-    each = layout.slice * layout.data * layout.fsdp * layout.expert * time
-    passing = needs.passing // each
+    shards = layout.slice * layout.data * layout.fsdp * layout.expert * time
+    passing = needs.passing // shards
     if zero == 3 and layout.fsdp > 1:
         passing += needs.gathered // (layout.tensor * layout.expert)
-    return MemoryEstimate(state, copy + gradient, needs.saved // each, passing)
+    return MemoryEstimate(state, copy + gradient, needs.saved // shards, passing)

@@ -1,4 +1,4 @@
-"""Where activations go, by the names of their dims."""
+"""Placement of activations over a mesh, by the names of their dims."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +29,14 @@ class MeshPlacement:
         self,
         mesh: Mesh,
         rules: Mapping[str, tuple[str, ...]],
-        seen: AxisUsage,
+        usage: AxisUsage,
         context_by: ContextBy = "ring",
         offload: Offload = (),
         schedule: PipelineSchedule | None = None,
     ):
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
-        self._attending = SequenceParallelAttention(mesh, rules, context_by)
-        self._seen, self._offload, self._schedule = seen, offload, schedule
+        self._attention = SequenceParallelAttention(mesh, rules, context_by)
+        self._usage, self._offload, self._schedule = usage, offload, schedule
 
     @property
     def rows(self) -> int:
@@ -49,13 +49,13 @@ class MeshPlacement:
         return self._sizes.get("context", 1)
 
     def constrain(self, x: Shaped[Array, "..."], *dims: str | None) -> Shaped[Array, "..."]:
-        """`x`, its named dims split over their axes, the others whole.
+        """Constrain `x`: named dims are split over their axes, other dims unsharded.
 
         Raises:
-            ShardingError: if heads, experts or stages do not divide into whole ones.
+            ShardingError: if an axis does not divide heads, experts or stages.
         """
         choice = split_evenly(x.shape, dims, self._rules, self._sizes)
-        self._seen.note(choice, dims)
+        self._usage.note(choice, dims)
         return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, choice.spec))
 
     def attend(
@@ -66,20 +66,20 @@ class MeshPlacement:
         v: Float[Array, "b s g k"],
         segments: Int[Array, "b s"] | None = None,
     ) -> Float[Array, "b t h k"]:
-        """`attention(q, k, v, segments)`; see `jtrain.parallel.attention.sequence_parallel`."""
-        return self._attending.attend(attention, q, k, v, segments)
+        """Return `attention(q, k, v, segments)`; see `SequenceParallelAttention`."""
+        return self._attention.attend(attention, q, k, v, segments)
 
     def order(self, time: int) -> np.ndarray | None:
-        """The order of positions in which the devices of `context` have the same work."""
-        return self._attending.order(time)
+        """Return the order of positions with equal work on the devices of `context`."""
+        return self._attention.order(time)
 
     def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """`x`, whose positions are in that order, in their own."""
-        return self._attending.put_back(x)
+        """Return `x` with its positions in their original order."""
+        return self._attention.put_back(x)
 
     def saved(self, names: Sequence[str]) -> Callable[..., Any]:
-        """Here or in the memory of the host."""
-        self._seen.saved.extend(names)
+        """Return the policy that saves these names on the device or in the memory of the host."""
+        self._usage.saved.extend(names)
         return remat_policy(names, self._offload)
 
     def experts(
@@ -91,14 +91,14 @@ class MeshPlacement:
         kernels: Sequence[Array],
         dims: Sequence[Dims],
     ) -> Float[Array, "b t d"]:
-        """`mix` on each device, of the tokens of its `expert` axis and its own experts."""
+        """Apply `mix` on each device to the tokens of its `expert` axis and its own experts."""
         copies = self._rules["copies"] if self._schedule else ()
         return exchange_experts(self._mesh, mix, x, chosen, weights, kernels, dims, copies)
 
     def layers(
         self, layer: Layer, stack: Params, x: Float[Array, "b t d"], rows: Any
     ) -> tuple[Float[Array, "b t d"], Any]:
-        """One after the other; stage by stage where there are some: `parallel.pipeline`."""
+        """Apply layers in a loop, or in the stages of a pipeline: `parallel.pipeline`."""
         if self._schedule is None:
             return Unplaced().layers(layer, stack, x, rows)
         axes = tuple(axis for axis in self._rules["copies"] if axis in self._sizes)

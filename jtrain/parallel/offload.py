@@ -1,4 +1,4 @@
-"""What lies in the memory of the host between steps: sharded there as it is on the devices."""
+"""Offload of state to the memory of the host between steps, with the sharding of the devices."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
@@ -11,74 +11,79 @@ from jtrain.errors import ShardingError
 from jtrain.parallel.devices import Device
 
 Offload: TypeAlias = tuple[Literal["params", "opt_state", "activations"], ...]
-HOST = "pinned_host"  # the kind of memory that devices read and write by themselves
+HOST = "pinned_host"  # the memory kind that devices access directly
 
 
 def offload_shardings(shardings: Any, tree: Any, offload: Offload) -> Any:
-    """`shardings` of a state, those parts of it that `offload` names in the memory of the host.
+    """Return `shardings` of a state with the parts in `offload` in the memory of the host.
 
-    Single numbers stay on the devices: they take no room, and each would be a transfer.
+    Scalars stay on the devices: they take no memory, and each would be a transfer.
     """
 
-    def leaf(path: tuple, at: NamedSharding, array: Any) -> NamedSharding:
-        moved = is_offloaded(name(path), array.ndim, offload)
-        return at.with_memory_kind(HOST) if moved else at
+    def leaf(path: tuple, sharding: NamedSharding, array: Any) -> NamedSharding:
+        offloaded = is_offloaded(name(path), array.ndim, offload)
+        return sharding.with_memory_kind(HOST) if offloaded else sharding
 
     return jax.tree_util.tree_map_with_path(leaf, shardings, tree)
 
 
 def is_offloaded(leaf: str, ndim: int, offload: Offload) -> bool:
-    """Whether this leaf of a state does."""
+    """Return whether this leaf of a state is offloaded."""
     return leaf.split("/")[0] in offload and ndim > 0
 
 
 def to_device(tree: Any, like: Any) -> Any:
-    """`tree`, whose leaves lie as those of `like` say, all of it on the devices.
+    """Move the leaves of `tree` that `like` has on the host to the devices.
 
-    `like` has a sharding at each leaf. Inside a jitted function the compiler does it there.
+    `like` has a sharding at each leaf. Inside a jitted function the compiler moves the leaves.
     """
     return jax.tree.map(
-        lambda x, of: jax.device_put(x, _near(of)) if is_on_host(of) else x, tree, like
+        lambda x, leaf: jax.device_put(x, _on_device(leaf)) if is_on_host(leaf) else x, tree, like
     )
 
 
 def device_shardings(like: Any) -> Any:
-    """`like`, as `to_device` leaves it."""
+    """Return `like` with the shardings of `to_device`."""
     return jax.tree.map(
-        lambda of: (
-            jax.ShapeDtypeStruct(of.shape, of.dtype, sharding=_near(of)) if is_on_host(of) else of
+        lambda leaf: (
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_on_device(leaf))
+            if is_on_host(leaf)
+            else leaf
         ),
         like,
     )
 
 
 def host_avals(abstract: Any, shardings: Any) -> Any:
-    """Shapes and dtypes; where one lies on the host its sharding, too: there it is of its type."""
-    told = lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at, weak_type=x.weak_type)
-    return jax.tree.map(
-        lambda x, at: told(x, at) if at.memory_kind == HOST else x, abstract, shardings
-    )
+    """Return shapes and dtypes; leaves on the host have a sharding, as part of their type."""
+
+    def aval(x, sharding):
+        if sharding.memory_kind != HOST:
+            return x
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type)
+
+    return jax.tree.map(aval, abstract, shardings)
 
 
 def with_offload(step: Callable[[Any, Any], tuple[Any, Any]], like: Any) -> Callable:
-    """`step(state, batch) -> (state, anything)`; before and after, the state lies as `like` says.
+    """Return `step(state, batch) -> (state, anything)` for a state offloaded as `like` is.
 
-    Each leaf is brought to the devices and put back by the program itself, so the compiler does so
-    beside what it computes. A step that has nothing on the host is given back as it is.
+    The program itself moves each leaf to the devices and back, so that the compiler overlaps
+    transfers with computation. Without offloaded leaves `step` is returned unchanged.
     """
     if not any(map(is_on_host, jax.tree.leaves(like))):
         return step
 
-    def rested(state: Any, batch: Any) -> tuple[Any, Any]:
+    def offloaded(state: Any, batch: Any) -> tuple[Any, Any]:
         state, rest = step(to_device(state, like), batch)
-        back = lambda x, of: jax.device_put(x, of.sharding) if is_on_host(of) else x
+        back = lambda x, leaf: jax.device_put(x, leaf.sharding) if is_on_host(leaf) else x
         return jax.tree.map(back, state, like), rest
 
-    return rested
+    return offloaded
 
 
 def remat_policy(names: Sequence[str], offload: Offload) -> Callable[..., Any]:
-    """What `jax.checkpoint` keeps for the backward pass: what has these names, here or there."""
+    """Return the policy of `jax.checkpoint` that saves these names, on the device or the host."""
     if "activations" not in offload:
         return jax.checkpoint_policies.save_only_these_names(*names)
     return jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -90,39 +95,39 @@ def remat_policy(names: Sequence[str], offload: Offload) -> Callable[..., Any]:
 
 
 def check_offload_saves(offload: Offload, saved: Sequence[str]) -> None:
-    """Checks, once a loss was traced, that something is saved by name if it shall be offloaded.
+    """Raise, after a loss was traced, if activations are offloaded and none is saved by name.
 
     Raises:
-        ShardingError: with the settings that do.
+        ShardingError: with the settings that save some.
     """
     if "activations" in offload and not saved:
         raise ShardingError(
-            "parallel.offload=[activations] moves what a model saves by name for the backward "
-            "pass, and this one saves nothing by name. Set model.remat=names and "
+            "parallel.offload=[activations] moves activations that a model saves by name for the "
+            "backward pass, and this model saves none by name. Set model.remat=names and "
             "model.saved=[qkv, attention] (of a transformer), or leave `activations` out."
         )
 
 
 def check_host_memory(device: Device, offload: Offload) -> None:
-    """Checks that devices such as this one reach the memory of their host.
+    """Raise if `offload` is set and the device cannot access the memory of its host.
 
     Raises:
-        ShardingError: with what splits the state further instead.
+        ShardingError: with settings that need less memory instead.
     """
     kinds = [memory.kind for memory in device.addressable_memories()]
     if offload and HOST not in kinds:
         raise ShardingError(
-            f"parallel.offload=[{', '.join(offload)}] keeps that in the memory of the host, and "
+            f"parallel.offload=[{', '.join(offload)}] needs the memory of the host, and "
             f"{device.device_kind} devices reach {', '.join(kinds) or 'none'} and no {HOST}. Take "
-            f"parallel.offload=[] and split the state instead (parallel.kind=fsdp), or compute "
-            f"more once again (model.remat=full)."
+            f"parallel.offload=[] and split the state instead (parallel.kind=fsdp), or "
+            f"recompute activations (model.remat=full)."
         )
 
 
 def is_on_host(leaf: Any) -> bool:
-    """Whether a leaf lies in the memory of the host, where no arithmetic is done."""
+    """Return whether a leaf is in the memory of the host, where no arithmetic is possible."""
     return getattr(leaf.sharding, "memory_kind", None) == HOST
 
 
-def _near(leaf: Any) -> NamedSharding:
+def _on_device(leaf: Any) -> NamedSharding:
     return NamedSharding(leaf.sharding.mesh, leaf.sharding.spec)

@@ -1,4 +1,4 @@
-"""Which mesh axes the named dims of arrays are split over: the one table of it."""
+"""Sharding rules: the mesh axes of each named dim, in one table."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,16 @@ from jax.sharding import PartitionSpec as P
 from jtrain.core.types import Dims
 from jtrain.errors import ShardingError
 
-Sizes: TypeAlias = Mapping[str, int]  # of the axes of a mesh; an axis it lacks has size 1
+Sizes: TypeAlias = Mapping[str, int]  # of the axes of a mesh; a missing axis has size 1
 
-# Outermost first: devices that are next to each other in the last axes have the fastest links.
+# Outermost first: neighbours in the last axes have the fastest links.
 AXES = ("slice", "stage", "data", "fsdp", "expert", "context", "tensor")
-# The axes that the rows of a batch are split over: stages, too, outside of the layers, where they
-# have nothing else to do.
+# The axes of the rows of a batch. Stages too: outside of the layers they would be idle.
 ROWS = ("stage", "slice", "data", "fsdp", "expert")
-SPLIT = "fsdp"  # the axis whose devices are there to split the state
-SPLITS = (SPLIT, "context", "expert")  # and those that split it, too, where it would be the same
+SPLIT = "fsdp"  # the axis that only splits the state
+SPLITS = (SPLIT, "context", "expert")  # and axes that split replicated state too
 
-# Earlier names choose first; an axis is taken once.
+# Earlier names have priority; an axis splits one dim of an array.
 STATE: Mapping[str, tuple[str, ...]] = {
     "layers": ("stage",),
     "experts": ("expert",),
@@ -29,21 +28,21 @@ STATE: Mapping[str, tuple[str, ...]] = {
     "vocab": ("tensor",),
     "width": (SPLIT,),
 }
-UNEVEN = {"heads", "kv_heads", "experts", "stages"}  # whole things: a part of one is of no use
+UNEVEN = {"heads", "kv_heads", "experts", "stages"}  # dims that must divide evenly
 
 
 def activations(
     *, split: bool = True, sequence: bool = False, copies: tuple[str, ...] = ()
 ) -> Mapping[str, tuple[str, ...]]:
-    """Those of activations.
+    """Return the rules of activations.
 
     Args:
-        split: whether gradients are split over `fsdp`. Then `split` is a dim of something that
-            is split like them (what was looked up in them, the sum of their gradient), and `group`
-            the rows of all devices that have a part of it.
-        sequence: whether `time` is split over `tensor`, too, where no other dim is.
-        copies: axes whose devices have each a copy of the layers of a pipeline, with a dim of that
-            name; `batch` is what is left of the rows inside.
+        split: split gradients over `fsdp`. Then the dim `split` is sharded like the gradients
+            (looked-up embeddings, the sum of a gradient), and `group` is the rows of all devices
+            that have a shard of it.
+        sequence: split `time` over `tensor` too, where no other dim is.
+        copies: axes whose devices have a replica of a pipeline's layers each, with a dim of that
+            name; `batch` is the rest of the rows inside.
     """
     return {
         "stages": ("stage",),
@@ -62,37 +61,37 @@ def activations(
 
 
 def copies_of(zero: int, gather: str = "turn") -> tuple[str, ...]:
-    """The axes whose devices have all of the gradient until it is summed over them, by `zero`.
+    """Return the axes over which gradients are replicas until they are summed, by `zero`.
 
-    With `gather` "step" those of `fsdp` do whatever is split between steps. Not `expert`, whose
-    devices exchange tokens, though they have, too.
+    With `gather` "step" these include `fsdp`, whatever is split between steps. `expert` is not
+    among them, as its devices exchange tokens.
     """
     split = zero > 1 and gather == "turn"
     return ("slice", "data") if split else ("slice", "data", SPLIT)
 
 
 class DimSplit(NamedTuple):
-    """How an array is split, and why so."""
+    """Split of an array, with its reasons."""
 
     spec: P = P()
-    rules: tuple[str, ...] = ()  # what split it, such as `width -> fsdp`
-    left: tuple[str, ...] = ()  # why dims that have a rule were left whole
+    rules: tuple[str, ...] = ()  # rules that apply, such as `width -> fsdp`
+    left: tuple[str, ...] = ()  # why dims with a rule are unsharded
 
     @property
     def rule(self) -> str:
-        """What split it, in words; empty if nothing did."""
+        """Rules that apply, in words; empty without one."""
         return ", ".join(self.rules)
 
     @property
     def whole(self) -> str:
-        """Why it was left whole, in words; empty if it was not."""
+        """Reasons for unsharded dims, in words; empty without one."""
         return ", ".join(self.left)
 
 
 def split_named(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) -> DimSplit:
-    """An array whose dims have names, each split over the axes that its rule names and fit."""
+    """Split named dims over the axes of their rules that divide them."""
     taken: list[list[str]] = [[] for _ in shape]
-    said, left, used = [], [], set()
+    applied, left, used = [], [], set()
     for name, axes in rules.items():
         for dim in (i for i, d in enumerate(dims) if d == name):
             for axis in axes:
@@ -105,29 +104,29 @@ def split_named(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) 
                 taken[dim].append(axis)
                 used.add(axis)
             if taken[dim]:
-                said.append(f"{name} -> {' x '.join(taken[dim])}")
-    return DimSplit(spec(taken), tuple(said), tuple(left))
+                applied.append(f"{name} -> {' x '.join(taken[dim])}")
+    return DimSplit(spec(taken), tuple(applied), tuple(left))
 
 
 def split_largest(shape: Sequence[int], choice: DimSplit, axis: str, sizes: Sizes) -> DimSplit:
-    """The same array with its largest dim split over one more axis, if it divides one."""
+    """Split the largest dim that `axis` divides over that axis too."""
     taken = [list(axes_of(choice.spec, dim)) for dim in range(len(shape))]
-    here = lambda dim: shape[dim] // math.prod(sizes[a] for a in taken[dim])
-    fits = [dim for dim in range(len(shape)) if here(dim) and here(dim) % sizes[axis] == 0]
+    local = lambda dim: shape[dim] // math.prod(sizes[a] for a in taken[dim])
+    fits = [dim for dim in range(len(shape)) if local(dim) and local(dim) % sizes[axis] == 0]
     if not fits:
         why = f"no dim of {list(shape)} is a multiple of {axis} {sizes[axis]}"
         return choice._replace(left=(*choice.left, why))
-    dim = max(fits, key=here)
+    dim = max(fits, key=local)
     taken[dim].append(axis)
     rule = f"largest dim, {shape[dim]} -> {axis}"
     return DimSplit(spec(taken), (*choice.rules, rule), choice.left)
 
 
 def split_evenly(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) -> DimSplit:
-    """As `split_named`, heads, experts and stages into whole ones or not at all.
+    """Split as `split_named` does; raise if an axis does not divide heads, experts or stages.
 
     Raises:
-        ShardingError: with the axis that does not divide them, and the sizes that do.
+        ShardingError: with the axis, and the sizes that divide.
     """
     for size, name in zip(shape, dims, strict=True):
         if name not in UNEVEN:
@@ -144,14 +143,14 @@ def split_evenly(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes)
     return split_named(shape, dims, rules, sizes)
 
 
-def axes_of(of: P, dim: int) -> tuple[str, ...]:
-    """The axes that a dim is split over."""
-    entry = of[dim] if dim < len(of) else None
+def axes_of(spec: P, dim: int) -> tuple[str, ...]:
+    """Return the axes of a dim."""
+    entry = spec[dim] if dim < len(spec) else None
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def spec(taken: Sequence[Sequence[str]]) -> P:
-    """The spec that splits each dim over its axes, as short as can be."""
+    """Return the shortest spec that splits each dim over its axes."""
     entries = [tuple(axes) if len(axes) > 1 else axes[0] if axes else None for axes in taken]
     while entries and entries[-1] is None:
         entries.pop()

@@ -1,4 +1,4 @@
-"""How arguments and results are split over a mesh by specs, checked in words."""
+"""Checks of the specs that split arguments and results over a mesh."""
 
 import math
 from typing import Any
@@ -16,32 +16,32 @@ def leaves_with_specs(what: str, specs: Any, tree: Any, mesh: Mesh) -> list[tupl
     """Return each leaf of `tree` with its name and spec.
 
     Args:
-        what: the argument that the specs were given by: in_specs or out_specs.
-        specs: a spec, or a tree of specs of which each is for a part of `tree`.
+        what: the name of the argument with the specs: in_specs or out_specs.
+        specs: a spec, or a tree of specs for the subtrees of `tree`.
 
     Raises:
-        ShardingError: if the specs are for another tree, or name an axis that the mesh lacks.
+        ShardingError: if the specs do not match the tree, or name an axis that the mesh lacks.
     """
     is_spec = lambda x: isinstance(x, P)
     for spec in jax.tree.leaves(specs, is_leaf=is_spec):
         if not is_spec(spec):
             raise ShardingError(
-                f"{what} holds {spec!r}, which is no spec. Write jax.P() for what is the same on "
+                f"{what} holds {spec!r}, which is no spec. Write jax.P() for arrays equal on "
                 f"all devices, jax.P({mesh.axis_names}) for rows."
             )
         for axis in (axis for dim in range(len(spec)) for axis in axes_of(spec, dim)):
             if axis not in mesh.shape:
                 raise ShardingError(
                     f"{what} names the axis {axis!r}, and the mesh has "
-                    f"{', '.join(mesh.axis_names)}. Take one of those."
+                    f"{', '.join(mesh.axis_names)}. Take one of these."
                 )
     try:
         each = jax.tree.broadcast(specs, tree, is_leaf=is_spec)
     except ValueError as error:
         wanted = jax.tree.structure(tree, is_leaf=lambda x: x is not tree)
         raise ShardingError(
-            f"{what} has the structure {jax.tree.structure(specs, is_leaf=is_spec)}, and what it "
-            f"is for has {wanted}. Give one spec for all, or one for each."
+            f"{what} has the structure {jax.tree.structure(specs, is_leaf=is_spec)}, and its "
+            f"values have {wanted}. Give one spec for all, or one for each."
         ) from error
     pairs = zip(
         jax.tree_util.tree_leaves_with_path(tree),
@@ -52,10 +52,10 @@ def leaves_with_specs(what: str, specs: Any, tree: Any, mesh: Mesh) -> list[tupl
 
 
 def check_split(leaves: list[tuple[str, Any, P]], mesh: Mesh) -> None:
-    """Check that the arguments of a function divide as their specs say.
+    """Raise unless the arguments of a function divide by their specs.
 
     Raises:
-        ShardingError: with the nearest sizes, for one that does not.
+        ShardingError: with the nearest sizes.
     """
     for leaf, x, spec in leaves:
         check_rank(f"argument {leaf}", x, spec)
@@ -68,28 +68,28 @@ def check_split(leaves: list[tuple[str, Any, P]], mesh: Mesh) -> None:
                 what = f"{size} rows" if dim == 0 else f"{size} elements of dim {dim}"
                 raise ShardingError(
                     f"{what} of argument {leaf} do not divide into {parts} devices "
-                    f"({' x '.join(axes)}). Nearest: {near}; pad them, and say by a mask which are "
-                    f"real. Or give every device the whole argument: jax.P() in in_specs."
+                    f"({' x '.join(axes)}). Nearest: {near}; pad the argument, with a mask of the "
+                    f"real rows. Or give every device the whole argument: jax.P() in in_specs."
                 )
 
 
 def check_rank(what: str, x: Any, spec: P) -> None:
-    """Check that an array has the dims that its spec splits.
+    """Raise unless an array has the dims that its spec splits.
 
     Raises:
-        ShardingError: with what to write.
+        ShardingError: with a spec that fits.
     """
     ndim = jax.numpy.ndim(x)
     split = [dim for dim in range(len(spec)) if axes_of(spec, dim)]
     if split and split[-1] >= ndim:
         shape = f"{ndim} dims" if ndim > 1 else "one dim" if ndim else "none: it is a single number"
         raise ShardingError(
-            f"The spec of {what} splits its dim {split[-1]}, and it has {shape}. Give it jax.P() "
-            f"if it is the same on all devices, or a dim to split: x[None]."
+            f"The spec of {what} splits its dim {split[-1]}, and it has {shape}. Give jax.P() "
+            f"if it is equal on all devices, or a dim to split: x[None]."
         )
 
 
 def axes_left(spec: P, mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes along which all devices have the same."""
+    """Return the axes along which all devices have equal values."""
     taken = {axis for dim in range(len(spec)) for axis in axes_of(spec, dim)}
     return tuple(axis for axis in mesh.axis_names if axis not in taken)

@@ -65,7 +65,7 @@ def traced(config: RunConfig, layout: Axes, devices: Sequence[Device]) -> Memory
         passing=largest.saved_bytes,
         gathered=sum(map(num_bytes, weights_of)),
     )
-    strategy.refuse_unused_axes(like, x.dims)
+    strategy.check_axes_used(like, x.dims)
     return needs
 
 

@@ -164,7 +164,7 @@ class TrainSetup:
         terms, params = self._terms(self._alike(x.train)), self._weights[0]
         check_unused_params(terms, params)
         warn_of_kept(x.loss)
-        strategy.refuse_unused_axes(self.like, x.dims)
+        strategy.check_axes_used(self.like, x.dims)
         if config.precision.compute is not None:
             check_product_precision(terms, params, config.precision.compute)
         # XLA:CPU runs a convolution many times slower in a loop than written out.

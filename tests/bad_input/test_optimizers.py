@@ -76,13 +76,13 @@ CASES = {
     ),
     "a group that another holds": Case(
         {"groups": [{"match": "head/*", "lr": 2}, {"match": "*/b", "lr": 3}]},
-        ["optimizer.groups[1] (*/b) holds no leaf", "move it up, before head/*"],
+        ["optimizer.groups[1] (*/b) has no leaf", "move it up, before head/*"],
         {"groups": [{"match": "*/b", "lr": 3}, {"match": "head/*", "lr": 2}]},
     ),
     "factors over the layers of a stack": Case(
         {"kind": "adafactor", "factor_from": 2},
         [
-            "optimizer.factor_from=2 factors head/w [2, 2] by its 2 layers",
+            "optimizer.factor_from=2 factors head/w [2, 2] over its 2 layers",
             "Set optimizer.factor_from=3",
         ],
         {"kind": "adafactor", "factor_from": 3},

@@ -178,11 +178,11 @@ def exchanges_in_loops(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "said", "follow"),
     [
-        ({"chunk": 0}, r"chunk of 0 positions.*chunk=1; or 128", {"chunk": 1}),
+        ({"chunk": 0}, r"chunk of 0 positions.*chunk=1; 128 is usual", {"chunk": 1}),
         ({"soft_cap": -1.0}, r"soft cap of -1\.0.*soft_cap=None", {"soft_cap": None}),
         (
             {"placement": InThree()},
-            r"4 rows do not divide into the 3 parts.*Nearest: 6 rows",
+            r"4 rows do not divide into the 3 shards.*Nearest: 6 rows",
             {"placement": Unplaced()},
         ),
     ],

@@ -153,13 +153,13 @@ def test_splash_interpreted_has_the_gradient_that_xla_has(options):
     ("sizes", "options", "said", "follow"),
     [
         ({"groups": 3}, {}, "4 heads cannot share 3 groups.*Nearest: 2 groups", {"groups": 2}),
-        ({"t": 12}, {}, "12 queries are to be the last of 10 positions", {"t": 10}),
+        ({"t": 12}, {}, "12 queries cannot be the last of 10 positions", {"t": 10}),
         ({}, {"window": 0}, r"window of 0 .* least is window=1", {"window": 1}),
         ({}, {"soft_cap": 0.0}, r"soft cap of 0.0.*soft_cap=None", {"soft_cap": None}),
         (
             {},
             {"implementation": "flash"},
-            r"no attention by 'flash'.*xla, cudnn, splash",
+            r"no implementation 'flash' of attention.*xla, cudnn, splash",
             {"implementation": "xla"},
         ),
         (

@@ -131,5 +131,7 @@ def test_batch_norms_over_several_axes_are_refused():
 
 def test_without_equinox_the_line_to_type_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "equinox", None)
-    with pytest.raises(ValueError, match=r"equinox is not installed. Type: pip install equinox"):
+    with pytest.raises(
+        ValueError, match=r"equinox, which is not installed. Type: pip install equinox"
+    ):
         from_equinox(_wide)

@@ -46,10 +46,14 @@ def test_state_that_does_not_come_back_is_refused(what):
     pair = lambda *args, **kwargs: (1, 2)
     give = {"init": (init, lambda p, extra: (p, extra)), "apply": (pair, lambda p, extra: p)}[what]
     model = from_function(*give)
-    with pytest.raises(ValueError, match=rf"so {what}.*gave a list. Return both, or take `extra`"):
+    with pytest.raises(
+        ValueError, match=rf"so {what}.*returned a list. Return both, or take `extra`"
+    ):
         model.init(KEY) if what == "init" else model.apply([1], {}, None, True)
 
 
 def test_arguments_without_names_are_refused():
-    with pytest.raises(ValueError, match=r"rng, train, and it takes `\*\*rest`. Write by name"):
+    with pytest.raises(
+        ValueError, match=r"rng, train that it names, and `apply` takes `\*\*rest`. Name the"
+    ):
         from_function(init, lambda params, **rest: params)

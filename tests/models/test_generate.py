@@ -175,5 +175,5 @@ def test_what_draws_nothing_is_refused_and_the_advice_works(wrong, words, mended
 
 
 def test_a_prompt_of_nothing_is_refused():
-    with pytest.raises(ValueError, match=r"the prompt has no token.*Give one"):
+    with pytest.raises(ValueError, match=r"the prompt is empty.*Give one"):
         write(count_up, np.zeros((1, 0), np.int32), context=4, steps=1)

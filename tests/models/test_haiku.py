@@ -65,7 +65,7 @@ def test_a_function_without_state_takes_none():
 
 def test_drawing_without_a_key_is_refused(built):
     model, params, extra = built
-    with pytest.raises(ValueError, match=r"rng=None. Pass the loss's `rng` on"):
+    with pytest.raises(ValueError, match=r"rng=None. Pass the loss's `rng`"):
         model.apply(params, extra, None, True, X)
 
 
@@ -77,5 +77,7 @@ def test_what_is_not_transformed_is_refused():
 def test_without_haiku_the_line_to_type_is_told(monkeypatch):
     transformed = hk.transform_with_state(net)
     monkeypatch.setitem(sys.modules, "haiku", None)
-    with pytest.raises(ValueError, match=r"haiku is not installed. Type: pip install dm-haiku"):
+    with pytest.raises(
+        ValueError, match=r"haiku, which is not installed. Type: pip install dm-haiku"
+    ):
         from_haiku(transformed, X)

@@ -87,14 +87,14 @@ def test_a_module_is_told_by_the_argument_that_it_has():
 
 def test_drawing_without_a_key_is_refused():
     model = from_linen(Deterministic(), X)
-    with pytest.raises(ValueError, match=r"rng=None. Pass the loss's `rng` on, or train=False"):
+    with pytest.raises(ValueError, match=r"rng=None. Pass the loss's `rng`, or train=False"):
         model.apply({}, {}, None, True, X)
 
 
 def test_a_stream_without_a_name_is_refused():
     model = from_linen(Net(), X)
     params, extra = from_linen(Net(), X, streams=("dropout", "noise")).init(KEY)
-    with pytest.raises(ValueError, match=r'draw from dropout.*noise.*streams=\("dropout", "noise"'):
+    with pytest.raises(ValueError, match=r'streams dropout.*noise.*streams=\("dropout", "noise"'):
         model.apply(params, extra, KEY, True, X)
 
 
@@ -104,5 +104,5 @@ class Anything(nn.Module):
 
 
 def test_arguments_without_names_are_refused():
-    with pytest.raises(ValueError, match=r"linen module Anything.*`\*\*rest`. Write the one"):
+    with pytest.raises(ValueError, match=r"linen module Anything.*`\*\*rest`. Write the switch"):
         from_linen(Anything(), X)

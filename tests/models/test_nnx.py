@@ -84,7 +84,7 @@ def test_draws_from_the_first_of_the_rows_keys(net):
 
 def test_drawing_without_a_key_is_refused(net):
     apply, params, extra = net
-    with pytest.raises(ValueError, match=r"rng=None. Pass the loss's `rng` on, or train=False"):
+    with pytest.raises(ValueError, match=r"rng=None. Pass the loss's `rng`, or train=False"):
         apply(params, extra, None, True, X)
 
 

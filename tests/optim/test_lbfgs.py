@@ -157,7 +157,7 @@ def test_by_hand_without_value_fn_it_says_what_to_give():
         ({"clip_value": 0.5}, "set optimizer.clip_value=0"),
         ({"weight_decay": 0.1}, "set optimizer.weight_decay=0 and add the decay to the loss"),
         ({"groups": [{"match": "b", "lr": 2}]}, "optimizer.groups[0] has an lr or a weight_decay"),
-        ({"groups": [{"match": "b", "weight_decay": 0.1}]}, "leave it nothing but freeze"),
+        ({"groups": [{"match": "b", "weight_decay": 0.1}]}, "set only freeze"),
     ],
 )
 def test_what_would_lead_the_search_astray_is_refused(wrong, said):

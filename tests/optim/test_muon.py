@@ -110,13 +110,13 @@ def test_what_is_no_matrix_inside_takes_the_steps_of_adamw(values, adam: set[str
         (
             {"w": jnp.ones(3), "s": jnp.ones(())},
             {},
-            ["of the 2 leaves (s [], w [3]) none is one", "take optimizer.kind=adamw"],
+            ["of the 2 leaves (s [], w [3]) none is a matrix", "take optimizer.kind=adamw"],
             None,
         ),
         (
             {"head": jnp.ones((2, 2))},
             {},
-            ["none is one that optimizer.adamw leaves to it"],
+            ["none is a matrix outside optimizer.adamw"],
             {"adamw": []},
         ),
         (

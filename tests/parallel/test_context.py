@@ -106,7 +106,7 @@ def slope(where: Strategy, case: Case) -> tuple[Any, Any]:
 
     init = lambda: model.init(jax.random.key(0))[0]
     like = jax.eval_shape(init)
-    lies, laid = where.shardings(like, model.dims), where.lay(like, model.dims).params
+    lies, laid = where.shardings(like, model.dims), where.gradient_sharding(like, model.dims).params
     params = jax.device_put(jax.jit(init)(), lies)
     return jax.device_get(
         jax.jit(jax.value_and_grad(loss))(params, where.place(batch(case.packed)))

@@ -160,7 +160,7 @@ def test_what_saves_nothing_by_name_has_nothing_to_offload():
 
 
 def test_copies_of_the_step_do_not_offload():
-    with pytest.raises(ValueError, match=r"parallel\.impl=pmap runs copies.*parallel\.impl=jit"):
+    with pytest.raises(ValueError, match=r"parallel\.impl=pmap runs replicas.*parallel\.impl=jit"):
         Mirrored(impl="pmap", offload=("params",))
     assert Mirrored(impl="jit", offload=("params",)).build()
 

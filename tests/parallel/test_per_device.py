@@ -75,7 +75,7 @@ def test_an_argument_may_be_split_over_some_of_the_axes():
     w, x = np.ones((4, 2), np.float32), np.arange(32, dtype=np.float32).reshape(8, 4)
     got = run_per_device(fn, mesh, in_specs=specs, out_specs=jax.P("data"))(w, x)
     np.testing.assert_array_equal(got, x @ w)
-    with pytest.raises(ShardingError, match=r"the result is the same on all devices, and it diff"):
+    with pytest.raises(ShardingError, match=r"the result equal on all devices, and it diff"):
         run_per_device(lambda w, x: x @ w, mesh, in_specs=specs, out_specs=jax.P("data"))(w, x)
 
 
@@ -100,7 +100,7 @@ def test_one_device_is_a_mesh_too():
     ids=["a sum", "one NaN", "a sign", "a bool", "bfloat16", "complex", "a key"],
 )
 def test_a_result_that_is_not_the_same_on_all_devices_is_refused(differs):
-    said = r"^out_specs says that result same is the same on all devices, and it differs .*psum\(x"
+    said = r"^out_specs declares result same equal on all devices, and it differs .*psum\(x"
     with pytest.raises(ShardingError, match=said):
         run_per_device(
             lambda x: {"own": x, "same": differs(x)}, MESH, ROWS, {"own": ROWS, "same": SAME}
@@ -130,7 +130,7 @@ def test_other_shapes_and_results_may_follow():
         (
             (),
             (X[:3],),
-            r"3 rows of argument 0 .*Nearest: 8; pad them, .* mask .*jax\.P\(\) in in_s",
+            r"3 rows of argument 0 .*Nearest: 8; pad the argument, .* mask .*jax\.P\(\) in in_s",
         ),
         ((), (X, np.float32(2)), r"argument 1 splits its dim 0, and it has none: it is a single"),
         (((ROWS, SAME),), (X, W, X), r"in_specs has the structure .* one spec for all, or one for"),

@@ -122,7 +122,7 @@ REFUSED = [
     (
         {"context": 4, **ULYSSES},
         {"t": 18},
-        r"18 positions do not divide into 4: one part.*16 or 20.*context of 1, 2",
+        r"18 positions do not divide into 4: one shard.*16 or 20.*context of 1, 2",
     ),
     (
         {"context": 4, **ULYSSES},

@@ -57,9 +57,9 @@ def test_dims_that_do_not_divide_are_named():
     strategy = Axes(tensor=2).build()
     strategy.placement.constrain(jnp.zeros((8, 5)), "batch", "hidden")
     with pytest.raises(ShardingError, match=r"no dim can .*: hidden 5 is no multiple of tensor 2"):
-        strategy.refuse_unused_axes({"params": {"up": jnp.zeros((4, 5))}}, {"up": (None, "hidden")})
+        strategy.check_axes_used({"params": {"up": jnp.zeros((4, 5))}}, {"up": (None, "hidden")})
     strategy.placement.constrain(jnp.zeros((8, 6)), "batch", "hidden")
-    strategy.refuse_unused_axes({"params": {"up": jnp.zeros((4, 5))}}, {"up": (None, "hidden")})
+    strategy.check_axes_used({"params": {"up": jnp.zeros((4, 5))}}, {"up": (None, "hidden")})
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_run_that_was_trained_on_eight_is_measured_on_one(outcome: RunResult):
 def test_training_says_what_fits_one_device_and_that_works():
     refused = on(1, "run", "runs/quick/config.yaml", "steps=6")
     assert refused.returncode == 2
-    assert "data 2 x fsdp 4 = 8 parts, and there is 1 device. Nearest: " in refused.stderr
+    assert "data 2 x fsdp 4 = 8 shards, and there is 1 device. Nearest: " in refused.stderr
     advised = refused.stderr.rpartition("Nearest: ")[2].rstrip().removesuffix(".")
     words = ["--fast", *shlex.split(advised)]
     done = on(1, "run", "runs/quick/config.yaml", "steps=6", *words)

@@ -87,8 +87,8 @@ class Join(ScheduleBase):
         if open_ends > 1:
             at = [i for i, length in enumerate(lengths) if not length]
             raise ConfigError(
-                f"optimizer.schedule.pieces: {open_ends} of {len(lengths)} have no length, and only one "
-                f"may take the remaining steps: give pieces[{at[1]}] its steps."
+                f"optimizer.schedule.pieces: {open_ends} of {len(lengths)} have no length, and "
+                f"only one may take the remaining steps: give pieces[{at[1]}] its steps."
             )
         if left < 0 or (left > 0) != (open_ends == 1):
             terms = " + ".join(str(length) for length in lengths if length)

@@ -1,1 +1,1 @@
-"""Attention over sequences that are split over devices."""
+"""Attention over sequences that are sharded over devices."""

@@ -1,4 +1,4 @@
-"""Attention as a model hands it to its placement, and attention over some of the keys."""
+"""Protocols of attention: complete attention, and attention over some of the keys."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -7,11 +7,11 @@ from jaxtyping import Array, Float, Int
 
 @runtime_checkable
 class Attention(Protocol):
-    """What a model hands to its placement: who sees whom, and who computes it."""
+    """Attention with its mask and implementation, which a model hands to its placement."""
 
     @property
     def kernel(self) -> bool:
-        """Whether it is one that the compiler cannot split over devices."""
+        """Use of a kernel, which the compiler cannot split over devices."""
         ...
 
     def __call__(
@@ -23,15 +23,15 @@ class Attention(Protocol):
         *,
         platform: str | None = None,
     ) -> Float[Array, "b t h k"]:
-        """What each query takes from the values it sees; `platform` is what it is compiled for."""
+        """Return the attention of each query; `platform` is that of the compiled program."""
         ...
 
 
 class BlockPositions(NamedTuple):
-    """Where some queries and some keys stand, each a run of positions.
+    """Positions of some queries and some keys, each a run of positions.
 
-    `ahead`: how many positions the first query comes after the first key; None where no window is
-    asked for and all keys come before all queries. `segments`: of the queries and of the keys.
+    `ahead`: position of the first query minus that of the first key; None without a window where
+    all keys come before all queries. `segments`: of the queries and of the keys.
     """
 
     ahead: Int[Array, ""] | None
@@ -40,11 +40,11 @@ class BlockPositions(NamedTuple):
 
 @runtime_checkable
 class BlockwiseAttention(Attention, Protocol):
-    """Causal attention that can be computed for some keys at a time, and combined."""
+    """Causal attention that can be computed over some keys at a time, and combined."""
 
     @property
     def window(self) -> int | None:
-        """How many positions one sees, its own included; None: all that came before."""
+        """Positions that a query sees, its own included; None: all before it."""
         ...
 
     def part(
@@ -52,9 +52,9 @@ class BlockwiseAttention(Attention, Protocol):
         q: Float[Array, "b t h k"],
         k: Float[Array, "b s g k"],
         v: Float[Array, "b s g k"],
-        stand: BlockPositions,
+        positions: BlockPositions,
     ) -> tuple[Float[Array, "b t h k"], Float[Array, "b t h"]]:
-        """The weighted mean of these values, and the log of the sum of the weights."""
+        """Return the weighted mean of these values, and the log of the sum of the weights."""
         ...
 
     def part_gradient(
@@ -62,14 +62,14 @@ class BlockwiseAttention(Attention, Protocol):
         q: Float[Array, "b t h k"],
         k: Float[Array, "b s g k"],
         v: Float[Array, "b s g k"],
-        stand: BlockPositions,
+        positions: BlockPositions,
         log_sum: Float[Array, "b t h"],
-        along: Float[Array, "b t h"],
+        dot: Float[Array, "b t h"],
         cotangent: Float[Array, "b t h k"],
     ) -> tuple[Float[Array, "b t h k"], Float[Array, "b s g k"], Float[Array, "b s g k"]]:
-        """What these keys add to the gradients in q, k and v.
+        """Return what these keys add to the gradients in q, k and v.
 
-        `log_sum` is that of all keys, `cotangent` that of what they all gave, and `along` the
-        product of the two, summed over each head.
+        `log_sum` is that of all keys, `cotangent` the gradient of the output over all keys, and
+        `dot` the product of `cotangent` and that output, summed over each head.
         """
         ...

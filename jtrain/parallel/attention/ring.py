@@ -1,8 +1,8 @@
-"""Ring attention: keys and values travel from device to device, and queries stay.
+"""Ring attention: keys and values are sent from device to device, and queries stay.
 
-Every device computes 2n + 1 of the n (2n + 1) pairs of chunks in which a query sees a key, and none
-in which it sees none: see `zigzag.py`. While one computes with what it has, what comes next is on
-its way. Gradients of keys and values travel behind them and then home.
+Every device computes 2n + 1 of the n (2n + 1) pairs of chunks in which a query sees a key, and no
+other pair: see `zigzag.py`. A device computes with one chunk while it receives the next. Gradients
+of keys and values follow them around the ring, and are then sent to their own devices.
 
 Source: Liu et al. 2023, arXiv 2310.01889.
 """
@@ -25,7 +25,7 @@ NOTHING = -1e30  # the log of the sum of no weights
 
 @dataclasses.dataclass(frozen=True)
 class RingAttention:
-    """Attention of what one device has, to be called in a `shard_map` over `axis`."""
+    """Attention on the shards of one device, to be called in a `shard_map` over `axis`."""
 
     attention: BlockwiseAttention
     devices: int
@@ -38,20 +38,20 @@ class RingAttention:
         v: Float[Array, "b t g k"],
         segments: Int[Array, "b s"] | None = None,
     ) -> Float[Array, "b t h k"]:
-        """What its queries take from the values of all devices.
+        """Return the attention of the device's queries to the keys of all devices.
 
         Args:
-            q: its queries: two chunks.
-            k: its keys.
-            v: its values.
+            q: queries of the device, two chunks.
+            k: keys of the device.
+            v: values of the device.
             segments: of all devices.
         """
         return _attend(self, q, k, v, segments)
 
     def runs(self, chunk: int) -> list[tuple[int, int]]:
-        """The directions in which keys travel, and how far.
+        """Return the directions in which keys are sent, and the number of hops.
 
-        Once around; or to both sides, where a window of `chunk` and fewer reaches no farther.
+        Once around; or to both sides, if the window reaches only that far.
         """
         window, around = self.attention.window, self.devices - 1
         reach = around if window is None else -(-(window - 1) // chunk)
@@ -60,36 +60,39 @@ class RingAttention:
         return [(1, reach), (-1, reach)] if reach else []
 
     def source(self, far: int | Int[Array, ""]) -> Int[Array, ""]:
-        """The device `far` places before this one."""
+        """Return the index of the device `far` places before this one."""
         return (jax.lax.axis_index(self.axis) - far) % self.devices
 
     def shift(self, tree: Any, by: int) -> Any:
-        """What the device `by` places before this one has."""
+        """Return the arrays of the device `by` places before this one."""
         moves = [(i, (i + by) % self.devices) for i in range(self.devices)]
         return jax.lax.ppermute(tree, self.axis, moves)
 
-    def meet(self, source: Int[Array, ""] | None) -> tuple[list, list]:
-        """Which halves of the queries here see which of the keys of `source`, its own if None."""
+    def visible_halves(self, source: Int[Array, ""] | None) -> tuple[list, list]:
+        """Return pairs of halves: of the local queries and of the keys of `source` (None: own)."""
         if source is None:
             return [0, 1, 1], [0, 0, 1]
         nearer = jnp.where(source < jax.lax.axis_index(self.axis), 0, 1)
         return [1, nearer], [0, nearer]
 
-    def stand(self, chunk: int, segments: Any, source: Int[Array, ""] | None) -> BlockPositions:
-        """Where they stand, each array with a leading dim: the pair."""
+    def block_positions(
+        self, chunk: int, segments: Any, source: Int[Array, ""] | None
+    ) -> BlockPositions:
+        """Return the positions of each pair; arrays have the pair as leading dim."""
         here = jax.lax.axis_index(self.axis)
-        mine, theirs = self.meet(source)
+        q_halves, k_halves = self.visible_halves(source)
         ahead, ids = None, None
-        there = here if source is None else source
+        other = here if source is None else source
         if source is None or self.attention.window is not None:
             number = functools.partial(chunk_of, devices=self.devices)
-            pairs = zip(mine, theirs, strict=True)
-            ahead = chunk * jnp.stack([number(here, i) - number(there, j) for i, j in pairs])
+            pairs = zip(q_halves, k_halves, strict=True)
+            ahead = chunk * jnp.stack([number(here, i) - number(other, j) for i, j in pairs])
         if segments is not None:
-            of = lambda device, half: jax.lax.dynamic_slice_in_dim(
+            chunk_ids = lambda device, half: jax.lax.dynamic_slice_in_dim(
                 segments, (2 * device + half) * chunk, chunk, axis=1
             )
-            ids = jnp.stack([of(here, i) for i in mine]), jnp.stack([of(there, j) for j in theirs])
+            q_ids = jnp.stack([chunk_ids(here, i) for i in q_halves])
+            ids = q_ids, jnp.stack([chunk_ids(other, j) for j in k_halves])
         return BlockPositions(ahead, ids)
 
 
@@ -103,67 +106,77 @@ def _forward(ring, q, k, v, segments):
     chunk = q.shape[2]
 
     def visit(done, kv, source=None):
-        mine, theirs = ring.meet(source)
-        given = _take(q, mine), *_take(kv, theirs), ring.stand(chunk, segments, source)
-        for half, part in zip(mine, _each(jax.vmap(ring.attention.part)(*given)), strict=True):
-            done = _put(done, half, _combined(_at(done, half), part))
+        q_halves, k_halves = ring.visible_halves(source)
+        given = (
+            _take(q, q_halves),
+            *_take(kv, k_halves),
+            ring.block_positions(chunk, segments, source),
+        )
+        for half, part in zip(q_halves, _each(jax.vmap(ring.attention.part)(*given)), strict=True):
+            done = _put(done, half, _combine(_at(done, half), part))
         return done
 
     def step(way, state, far, first, last):
         del first
         kv, done = state
-        coming = kv if last else ring.shift(kv, way)  # on its way while this one is used
-        return coming, visit(done, kv, ring.source(way * far))
+        next_kv = kv if last else ring.shift(kv, way)  # sent while the device computes with `kv`
+        return next_kv, visit(done, kv, ring.source(way * far))
 
-    none = jnp.zeros_like(at_least_f32(q))
-    done = visit((none, jnp.full(q.shape[:-1], NOTHING, none.dtype)), (k, v))
+    zeros = jnp.zeros_like(at_least_f32(q))
+    done = visit((zeros, jnp.full(q.shape[:-1], NOTHING, zeros.dtype)), (k, v))
     for way, hops in ring.runs(chunk):
         state = ring.shift((k, v), way), done
-        _, done = _along(hops, functools.partial(step, way), state)
-    # By the name that a transformer's `saved` has: with it nothing travels again.
+        _, done = _run_hops(hops, functools.partial(step, way), state)
+    # The name is that of a transformer's `saved`: if saved, the backward pass resends nothing.
     out, log_sum = (checkpoint_name(x, "attention") for x in (done[0].astype(q.dtype), done[1]))
-    return _whole(out), (q, k, v, segments, out, log_sum)
+    return _join_halves(out), (q, k, v, segments, out, log_sum)
 
 
-def _backward(ring, kept, cotangent):
-    q, k, v, segments, out, log_sum = kept
+def _backward(ring, saved, cotangent):
+    q, k, v, segments, out, log_sum = saved
     chunk, cotangent = q.shape[2], _halves(cotangent)
-    # Else the compiler keeps what has come from two others on the way forward, instead of two hops.
+    # Without a barrier the compiler saves two received chunks of the forward pass instead of
+    # repeating two hops.
     k, v, cotangent = jax.lax.optimization_barrier((k, v, cotangent))
     along = (cotangent.astype(log_sum.dtype) * out).sum(-1)  # 2 b c h
-    told, zeros = (log_sum, along, cotangent), lambda x: jnp.zeros(x.shape, log_sum.dtype)
+    by_query, zeros = (log_sum, along, cotangent), lambda x: jnp.zeros(x.shape, log_sum.dtype)
 
     def visit(grad_q, kv, source=None):
         grads = zeros(k), zeros(v)
-        mine, theirs = ring.meet(source)
-        stand = ring.stand(chunk, segments, source)
-        given = _take(q, mine), *_take(kv, theirs), stand, *_take(told, mine)
+        q_halves, k_halves = ring.visible_halves(source)
+        block_positions = ring.block_positions(chunk, segments, source)
+        given = (
+            _take(q, q_halves),
+            *_take(kv, k_halves),
+            block_positions,
+            *_take(by_query, q_halves),
+        )
         added = _each(jax.vmap(ring.attention.part_gradient)(*given))
-        for i, j, (add_q, *add) in zip(mine, theirs, added, strict=True):
+        for i, j, (add_q, *add) in zip(q_halves, k_halves, added, strict=True):
             grad_q = _put(grad_q, i, _at(grad_q, i) + add_q)
             grads = _put(grads, j, _sum(_at(grads, j), tuple(add)))
         return grad_q, grads
 
     def step(way, state, far, first, last):
         kv, grads, grad_q = state
-        coming = kv if last else ring.shift(kv, way)
+        next_kv = kv if last else ring.shift(kv, way)
         arrived = None if first else ring.shift(grads, way)
         grad_q, grads = visit(grad_q, kv, ring.source(way * far))
-        return coming, grads if first else _sum(arrived, grads), grad_q
+        return next_kv, grads if first else _sum(arrived, grads), grad_q
 
     grad_q, grads = visit(zeros(q), (k, v))
     for way, hops in ring.runs(chunk):
         state = ring.shift((k, v), way), None, grad_q
-        _, others, grad_q = _along(hops, functools.partial(step, way), state)
+        _, others, grad_q = _run_hops(hops, functools.partial(step, way), state)
         grads = _sum(grads, ring.shift(others, -way * hops))
-    return *(_whole(x).astype(q.dtype) for x in (grad_q, *grads)), None
+    return *(_join_halves(x).astype(q.dtype) for x in (grad_q, *grads)), None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _along(hops, step, state):
-    """`state` after `step(state, far, first, last)` at 1 .. `hops` places from home."""
+def _run_hops(hops, step, state):
+    """Run `step(state, far, first, last)` at 1 .. `hops` places from the own device."""
     state = step(state, 1, True, hops == 1)
     if hops > 2:
         between = lambda state, far: (step(state, far, False, False), None)
@@ -171,10 +184,10 @@ def _along(hops, step, state):
     return step(state, hops, False, True) if hops > 1 else state
 
 
-def _combined(done, part):
-    """Two weighted means as one, and the log of the sum of all weights."""
+def _combine(done, part):
+    """Combine two weighted means into one, with the log of the sum of all weights."""
     log_sum = jnp.logaddexp(done[1], part[1])
-    share = lambda of: jnp.exp(of[1] - log_sum)[..., None] * of[0]
+    share = lambda mean: jnp.exp(mean[1] - log_sum)[..., None] * mean[0]
     return share(done) + share(part), log_sum
 
 
@@ -183,12 +196,12 @@ def _sum(x, y):
 
 
 def _halves(x):
-    """b t ... as 2 b t/2 ...: the two chunks."""
+    """Reshape b t ... to 2 b t/2 ...: the two chunks."""
     return jnp.stack(jnp.split(x, 2, axis=1))
 
 
-def _whole(x):
-    """2 b t/2 ... as b t ..."""
+def _join_halves(x):
+    """Reshape 2 b t/2 ... to b t ..."""
     return jnp.concatenate(tuple(x), axis=1)
 
 
@@ -197,16 +210,16 @@ def _at(tree, half):
 
 
 def _take(tree, halves):
-    """Several halves of each array, with a leading dim."""
+    """Stack several halves of each array along a leading dim."""
     return jax.tree.map(lambda *xs: jnp.stack(xs), *[_at(tree, half) for half in halves])
 
 
 def _each(stacked):
-    """The trees of which `stacked` is one, along the leading dim."""
+    """Split `stacked` into trees along the leading dim."""
     count = len(jax.tree.leaves(stacked)[0])
     return [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count)]
 
 
 def _put(tree, half, parts):
-    place = lambda x, part: jax.lax.dynamic_update_index_in_dim(x, part, half, 0)
-    return jax.tree.map(place, tree, parts)
+    update = lambda x, part: jax.lax.dynamic_update_index_in_dim(x, part, half, 0)
+    return jax.tree.map(update, tree, parts)

@@ -1,4 +1,4 @@
-"""Attention over a mesh: what each device computes, and what it exchanges with whom."""
+"""Attention over a mesh: computation on each device and exchange between devices."""
 
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
@@ -21,7 +21,7 @@ CONTEXT = "context"  # the mesh axis that sequences are split over
 
 
 class SequenceParallelAttention:
-    """Attention of arrays that lie over a mesh by `rules`, and of sequences split as `by` says."""
+    """Attention of arrays sharded over a mesh by `rules`; `by` handles sharded sequences."""
 
     def __init__(self, mesh: Mesh, rules: Mapping[str, tuple[str, ...]], by: ContextBy):
         self._mesh, self._sizes, self._by = mesh, dict(mesh.shape), by
@@ -30,10 +30,10 @@ class SequenceParallelAttention:
         self._platform = mesh.devices.flat[0].platform
 
     def order(self, time: int) -> np.ndarray | None:
-        """The order of positions in which the devices have the same work; None: their own.
+        """Return the order of positions with equal work on all devices; None: unchanged.
 
         Raises:
-            ShardingError: if the devices cannot have as many each.
+            ShardingError: if the devices cannot have equal shards.
         """
         if self._parts == 1:
             return None
@@ -41,11 +41,11 @@ class SequenceParallelAttention:
         return zigzag(time, self._parts) if self._by == "ring" else None
 
     def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """`x`, whose positions are in that order, in their own."""
+        """Return `x` with the positions of `order` in their original order."""
         if self.order(x.shape[1]) is None:
             return x
-        lies = self._spec(x, "rows", "time", None)
-        return self._by_device(lambda x: in_order(x, self._parts, CONTEXT), (lies,), lies)(x)
+        spec = self._spec(x, "rows", "time", None)
+        return self._by_device(lambda x: in_order(x, self._parts, CONTEXT), (spec,), spec)(x)
 
     def attend(
         self,
@@ -55,40 +55,40 @@ class SequenceParallelAttention:
         v: Float[Array, "b s g k"],
         segments: Int[Array, "b s"] | None = None,
     ) -> Float[Array, "b t h k"]:
-        """`attention(q, k, v, segments)`.
+        """Return `attention(q, k, v, segments)`.
 
-        By the compiler, if it can split it and time is whole; else on each device what is its own,
-        in a `shard_map` over the axes of rows, heads and time.
+        The compiler splits attention that is no kernel over unsharded time. Other attention runs on
+        the shards of each device, in a `shard_map` over the axes of rows, heads and time.
 
         Raises:
-            ShardingError: if time or heads do not divide, or the ring is asked for a kernel.
+            ShardingError: if time or heads do not divide, or a ring would need a kernel.
         """
         if self._parts > 1 and isinstance(attention, BlockwiseAttention):
-            time, here = "time", self._across(attention, q.shape[1], k.shape[2])
+            time, fn = "time", self._across(attention, q.shape[1], k.shape[2])
         elif attention.kernel and self._mesh.size > 1:
-            time, here = None, lambda *own: attention(*own, platform=self._platform)
+            time, fn = None, lambda *own: attention(*own, platform=self._platform)
         else:
             return attention(q, k, v, segments, platform=self._platform)
-        of_q = self._spec(q, "batch", time, "heads", None)
-        of_kv = self._spec(k, "batch", time, "kv_heads", None)
-        given, lies = (q, k, v), (of_q, of_kv, of_kv)
+        q_spec = self._spec(q, "batch", time, "heads", None)
+        kv_spec = self._spec(k, "batch", time, "kv_heads", None)
+        arrays, specs = (q, k, v), (q_spec, kv_spec, kv_spec)
         if segments is not None:
-            given, lies = (*given, segments), (*lies, self._spec(segments, "batch", None))
-        return self._by_device(here, lies, of_q)(*given)
+            arrays, specs = (*arrays, segments), (*specs, self._spec(segments, "batch", None))
+        return self._by_device(fn, specs, q_spec)(*arrays)
 
     def _across(
         self, attention: BlockwiseAttention, time: int, groups: int
     ) -> Callable[..., Array]:
-        """What a device computes of its part of sequences, and exchanges."""
+        """Return the function of a device's shard of time, with its exchange."""
         self.order(time)
         if self._by == "ulysses":
             refuse_few_groups(groups, self._parts, self._sizes.get("tensor", 1))
             return lambda *own: ulysses(attention, CONTEXT, self._platform, *own)
         if attention.kernel:
             raise ShardingError(
-                f"parallel.context={self._parts} by a ring combines parts of attention, and the "
-                f"kernel asked for ({attention}) has no gradient of a part. Take "
-                f"model.attention=xla, whose parts are computed in blocks, or "
+                f"parallel.context={self._parts} by a ring combines attention over blocks, and "
+                f"the kernel {attention} has no gradient of a block. Take "
+                f"model.attention=xla, which is computed in blocks, or "
                 f"parallel.context_by=ulysses, which takes any kernel."
             )
         return RingAttention(attention, self._parts, CONTEXT)
@@ -97,5 +97,5 @@ class SequenceParallelAttention:
         return split_evenly(x.shape, dims, self._rules, self._sizes).spec
 
     def _by_device(self, fn: Callable, given: tuple[P, ...], result: P) -> Callable[..., Array]:
-        # Unchecked: a kernel does not say over what its result varies.
+        # Unchecked: a kernel does not declare the axes over which its result varies.
         return jax.shard_map(fn, mesh=self._mesh, in_specs=given, out_specs=result, check_vma=False)

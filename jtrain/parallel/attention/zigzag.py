@@ -1,8 +1,8 @@
-"""The order of positions in which the devices of a ring have the same work in causal attention.
+"""Zigzag order of positions, which gives all devices of a ring equal work in causal attention.
 
-A sequence is cut into 2n chunks, and device i of n has chunks i and 2n-1-i: early ones, that see
-little, with late ones, that see much. Sources: Brandon et al. 2023, arXiv 2311.09431, who balance
-by stripes; chunks in pairs as in Llama 3, 2024, arXiv 2407.21783, section 3.3.2.
+A sequence is cut into 2n chunks, and device i of n has chunks i and 2n-1-i: an early chunk, which
+sees little, and a late one, which sees much. Sources: Brandon et al. 2023, arXiv 2311.09431, who
+balance by stripes; chunks in pairs as in Llama 3, 2024, arXiv 2407.21783, section 3.3.2.
 """
 
 import jax
@@ -14,17 +14,17 @@ from jtrain.errors import ShardingError
 
 
 def zigzag(time: int, devices: int) -> np.ndarray:  # t
-    """The positions as they stand on the devices, one device after the other, int32."""
-    of_chunks = np.arange(time, dtype=np.int32).reshape(2 * devices, -1)
+    """Return the positions on the devices, one device after the other, int32."""
+    chunks = np.arange(time, dtype=np.int32).reshape(2 * devices, -1)
     pairs = [(device, 2 * devices - 1 - device) for device in range(devices)]
-    return of_chunks[np.array(pairs).reshape(-1)].reshape(-1)
+    return chunks[np.array(pairs).reshape(-1)].reshape(-1)
 
 
 def refuse_uneven_time(time: int, devices: int, *, chunks: int) -> None:
-    """Checks that each device can have as many chunks of the positions.
+    """Raise unless the devices can have equal chunks of the positions.
 
     Raises:
-        ShardingError: with the lengths and the numbers of devices that do.
+        ShardingError: with the lengths and the numbers of devices that divide.
     """
     unit = chunks * devices
     if time % unit == 0:
@@ -32,7 +32,7 @@ def refuse_uneven_time(time: int, devices: int, *, chunks: int) -> None:
     lower, upper = time // unit * unit, -(-time // unit) * unit
     nearest = f"{lower} or {upper}" if lower else f"{upper}"
     fits = [str(n) for n in range(1, devices) if n == 1 or time % (chunks * n) == 0]
-    each = "two chunks" if chunks == 2 else "one part"
+    each = "two chunks" if chunks == 2 else "one shard"
     raise ShardingError(
         f"{time} positions do not divide into {unit}: {each} for each of "
         f"parallel.context={devices}. Nearest: sequences of {nearest} (data.context); or "
@@ -41,21 +41,21 @@ def refuse_uneven_time(time: int, devices: int, *, chunks: int) -> None:
 
 
 def chunk_of(device: Int[Array, ""], half: int | Int[Array, ""], devices: int) -> Int[Array, ""]:
-    """Which of the 2n chunks is the first (0) or the second (1) half of what a device has."""
+    """Return the number of the chunk that is the first (0) or second (1) half on a device."""
     return jnp.where(half == 0, device, 2 * devices - 1 - device)
 
 
 def in_order(x: Float[Array, "b t d"], devices: int, axis: str) -> Float[Array, "b t d"]:
-    """A device's positions in their own order, from the two chunks that it has: in a `shard_map`.
+    """Return a device's positions in the original order, in a `shard_map`.
 
-    One of the two has an even number and one an odd one; each goes to the device whose first or
-    second half it is, so that half of `x` crosses in each of two permutations.
+    One of its two chunks has an even number and one an odd number; each is sent to the device of
+    which it is the first or second half, half of `x` in each of two permutations.
     """
     device = jax.lax.axis_index(axis)
     first, second = jnp.split(x, 2, axis=1)
     even, odd = device % 2 == 0, device % 2 == 1
     last = 2 * devices - 1
-    goes = lambda parity: [(i, (i if i % 2 == parity else last - i) // 2) for i in range(devices)]
-    firsts = jax.lax.ppermute(jnp.where(even, first, second), axis, goes(0))
-    seconds = jax.lax.ppermute(jnp.where(odd, first, second), axis, goes(1))
+    moves = lambda parity: [(i, (i if i % 2 == parity else last - i) // 2) for i in range(devices)]
+    firsts = jax.lax.ppermute(jnp.where(even, first, second), axis, moves(0))
+    seconds = jax.lax.ppermute(jnp.where(odd, first, second), axis, moves(1))
     return jnp.concatenate([firsts, seconds], axis=1)

@@ -1,18 +1,20 @@
-"""Layers in stages: microbatches move from devices that have some layers to those of the next.
+"""Pipeline parallelism: microbatches move from the devices of one stage to those of the next.
 
-One program of named shardings. What is in the pipeline is an array whose first dim is the stage;
-each turn all stages apply their layers at once, by `jax.vmap`, and then it rolls on by one stage.
+One program with named shardings. The microbatches in the pipeline are an array whose first dim is
+the stage; each turn all stages apply their layers at once, by `jax.vmap`, and then the array rolls
+by one stage.
 
-With `repeats` a stage has that many runs of layers, apart from one another, and a microbatch goes
-round that often. Microbatches enter in groups of as many as there are stages: in the turn in which
-one of a group comes out, one of the next takes its place. So nothing waits in between, and stages
-are idle for no more than `stages - 1` turns of all.
+With `repeats` a stage has several runs of layers, and a microbatch goes round that many times.
+Microbatches enter in groups of as many as there are stages: when a microbatch of one group leaves,
+one of the next group takes its place. So no microbatch waits, and stages are idle for at most
+`stages - 1` turns.
 
-Outside, stages share the rows, as other axes do: embedding, head and loss are computed once.
+Outside of the layers, stages split the rows as other axes do: embedding, head and loss are computed
+once.
 
 Sources: Huang et al. 2018 (GPipe), https://arxiv.org/abs/1811.06965; Narayanan et al. 2021,
 https://arxiv.org/abs/2104.04473, section 2.2, for the repeats and groups; Xu et al. 2021 (GSPMD),
-https://arxiv.org/abs/2105.04663, section 3.3, for the array that rolls.
+https://arxiv.org/abs/2105.04663, section 3.3, for the rolling array.
 """
 
 import functools
@@ -42,11 +44,11 @@ def through_stages(
     rows: Any,
     split: RowSplit,
 ) -> tuple[Float[Array, "b t d"], Any]:
-    """`x` after all layers, and what each gave; see `jtrain.core.placement.Placement`.
+    """Return `x` after all layers, and the layers' outputs; see `jtrain.core.placement.Placement`.
 
     Args:
-        constrain: lays an array out by the names of its dims.
-        split: how the rows of a microbatch are.
+        constrain: constrains an array by the names of its dims.
+        split: the split of the rows of a microbatch.
 
     Raises:
         ShardingError: if the layers do not divide into stages, or the rows into microbatches.
@@ -54,44 +56,44 @@ def through_stages(
     _check(schedule, stack, len(x), split.copies * split.parts)
     numbers = jnp.arange(schedule.stages)
     runs = runs_of(schedule, split, stack)
-    # A CPU runs a branch beside what stands after it: permutations that meet in another order on
-    # each device take all its threads, and wait for ever (docs/log.md).
-    how = ExchangePlan(schedule, skips=split.mesh.devices.flat[0].platform != "cpu")
+    # A CPU runs a branch concurrently with the code after it: permutations in another order on each
+    # device take all threads, and deadlock (docs/log.md).
+    plan = ExchangePlan(schedule, skips=split.mesh.devices.flat[0].platform != "cpu")
 
     def compute(runs, at, moving):
-        """What a stage makes of what it has; `at`: turns since it got the first microbatch."""
+        """Apply a stage; `at` is the number of turns since the stage got the first microbatch."""
         real = (at >= 0) & (at < schedule.batches * schedule.repeats)
-        which = at // schedule.stages % schedule.repeats
-        return through_run(schedule.repeats, layer, runs, which, real, *moving)
+        repeat = at // schedule.stages % schedule.repeats
+        return through_run(schedule.repeats, layer, runs, repeat, real, *moving)
 
     def turn(carry, number):
-        waiting, (x, rows) = exchange(how, number, *carry)
+        waiting, (x, rows) = exchange(plan, number, *carry)
         at = number - numbers
-        x, gave = jax.vmap(of_copies, spmd_axis_name=STAGE)(runs, at, placed((x, rows)))
+        x, outputs = jax.vmap(of_copies, spmd_axis_name=STAGE)(runs, at, placed((x, rows)))
         moving = jax.tree.map(functools.partial(roll, by=1), (x, rows))
-        return (waiting, placed(moving)), gave
+        return (waiting, placed(moving)), outputs
 
     def placed(moving):
         x, rows = moving
-        where = "stages", "copies", "batch"
-        rows = jax.tree.map(lambda leaf: constrain(leaf, *where, *_none(leaf, 3)), rows)
-        return constrain(x, *where, "time", "width"), rows
+        dims = "stages", "copies", "batch"
+        rows = jax.tree.map(lambda leaf: constrain(leaf, *dims, *_none(leaf, 3)), rows)
+        return constrain(x, *dims, "time", "width"), rows
 
     of_copies = jax.vmap(compute, (0, None, 0), spmd_axis_name=split.axes or None)
-    waiting = jax.tree.map(functools.partial(_home, schedule, split), (x, rows))
-    # Until something real comes a stage computes on this, of which nothing is learned.
+    waiting = jax.tree.map(functools.partial(_to_stages, schedule, split), (x, rows))
+    # Until the first microbatch arrives a stage computes on these rows, without a gradient.
     moving = placed(jax.tree.map(lambda leaf: leaf[:, 0], jax.lax.stop_gradient(waiting)))
     turns = jnp.arange(schedule.turns)
-    carry, gave = jax.lax.scan(turn, (waiting, moving), turns)
-    (x, _), _ = exchange(how, jnp.asarray(schedule.turns), *carry)
-    x = constrain(_back(schedule, split, x), "rows", "time", "width")
-    return x, jax.tree.map(functools.partial(_by_layer, schedule, split), gave)
+    carry, outputs = jax.lax.scan(turn, (waiting, moving), turns)
+    (x, _), _ = exchange(plan, jnp.asarray(schedule.turns), *carry)
+    x = constrain(_from_stages(schedule, split, x), "rows", "time", "width")
+    return x, jax.tree.map(functools.partial(_by_layer, schedule, split), outputs)
 
 
-def _home(schedule, split, leaf):
-    """Rows, b ..., as s g+1 c n ...: where microbatches wait, each stage having its own rows.
+def _to_stages(schedule, split, leaf):
+    """Reshape rows b ... to s g+1 c n ...: waiting microbatches, each stage with its own rows.
 
-    Those that come out take the place of the group after theirs; the last that enters is no group.
+    A leaving microbatch takes the place of the next group; the last entering one is no group.
     """
     cut = (schedule.stages, split.copies, split.parts, schedule.groups, -1)
     leaf = leaf.reshape(*cut, *leaf.shape[1:])
@@ -100,18 +102,22 @@ def _home(schedule, split, leaf):
     return jnp.concatenate([leaf, jax.lax.stop_gradient(leaf[:, :1])], 1)
 
 
-def _back(schedule, split, leaf):
-    """The rows again, in their order."""
+def _from_stages(schedule, split, leaf):
+    """Undo `_to_stages`."""
     leaf = leaf[:, 1:]
     leaf = leaf.reshape(*leaf.shape[:3], split.parts, -1, *leaf.shape[4:])
     return jnp.moveaxis(leaf, 1, 3).reshape(-1, *leaf.shape[5:])
 
 
 def _by_layer(schedule, split, leaf):
-    """What all stages gave in all turns, turns s c k n ..., as l b ...."""
+    """Reshape the outputs of all turns and stages, turns s c k n ..., to l b ...."""
     stages, repeats = schedule.stages, schedule.repeats
-    of = lambda stage, leaf: jax.lax.dynamic_slice_in_dim(leaf, stage, schedule.batches * repeats)
-    leaf = jax.vmap(of, (0, 1), spmd_axis_name=STAGE)(jnp.arange(stages), leaf)  # s turns c k n ...
+    select = lambda stage, leaf: jax.lax.dynamic_slice_in_dim(
+        leaf, stage, schedule.batches * repeats
+    )
+    leaf = jax.vmap(select, (0, 1), spmd_axis_name=STAGE)(
+        jnp.arange(stages), leaf
+    )  # s turns c k n ...
     layers, rest = leaf.shape[3], leaf.shape[5:]
     entered = (schedule.groups, repeats, stages)  # turns
     leaf = leaf.reshape(stages, *entered, split.copies, layers, split.parts, -1, *rest)
@@ -125,21 +131,21 @@ def _none(leaf, dims):
 
 def _check(schedule, stack, rows, parts):
     layers, stages = len(jax.tree.leaves(stack)[0]), schedule.stages
-    whole = stages * schedule.repeats
-    if layers % whole:
+    unit = stages * schedule.repeats
+    if layers % unit:
         fits = [n for n in range(1, layers + 1) if layers % (n * schedule.repeats) == 0]
         near = min(fits, key=lambda n: abs(n - stages), default=1)
-        asked = f"parallel.stage={stages}"
-        asked += f" x parallel.repeats={schedule.repeats}" if schedule.repeats > 1 else ""
-        lower = max(layers // whole, 1) * whole
+        layout = f"parallel.stage={stages}"
+        layout += f" x parallel.repeats={schedule.repeats}" if schedule.repeats > 1 else ""
+        lower = max(layers // unit, 1) * unit
         raise ShardingError(
-            f"{layers} layers do not divide into {asked}. Nearest: parallel.stage={near}"
+            f"{layers} layers do not divide into {layout}. Nearest: parallel.stage={near}"
             f"{'' if fits else ' parallel.repeats=1'}, or model.layers={lower}."
         )
     unit = parts * schedule.batches
     if rows % unit:
         raise ShardingError(
             f"{rows} rows do not divide into {schedule.batches} microbatches of the pipeline x "
-            f"{parts} parts = {unit}. Nearest: {-(-rows // unit) * unit} rows, by batch (and "
+            f"{parts} shards = {unit}. Nearest: {-(-rows // unit) * unit} rows, by batch (and "
             f"evaluate.batch) over microbatches; or parallel.stage_batches={stages}."
         )

@@ -1,4 +1,4 @@
-"""Which stage of a pipeline computes what and when, and how much of the time none does."""
+"""Schedule of a pipeline: turns, stages and idle time."""
 
 import dataclasses
 from typing import Literal, TypeAlias
@@ -10,16 +10,16 @@ Gather: TypeAlias = Literal["turn", "step"]
 
 @dataclasses.dataclass(frozen=True)
 class PipelineSchedule:
-    """Which stage computes what in which turn.
+    """Schedule of a pipeline.
 
-    What enters in turn u is at stage s in turn u + s, and again `stages` turns later if it goes
-    round once more.
+    A microbatch that enters in turn u is at stage s in turn u + s, and again `stages` turns later
+    for each repeat.
     """
 
     stages: int
     batches: int  # microbatches, a multiple of the stages
     repeats: int = 1
-    gather: Gather = "turn"  # how often weights that are split over `fsdp` are gathered
+    gather: Gather = "turn"  # how often weights split over `fsdp` are gathered
 
     @property
     def groups(self) -> int:
@@ -28,12 +28,12 @@ class PipelineSchedule:
 
     @property
     def turns(self) -> int:
-        """How often all stages compute."""
+        """Number of turns."""
         return self.batches * self.repeats + self.stages - 1
 
     @property
     def bubble(self) -> float:
-        """The share of the turns in which a stage computes nothing of use."""
+        """Share of idle turns."""
         return (self.stages - 1) / self.turns
 
     def __str__(self) -> str:
@@ -47,18 +47,22 @@ class PipelineSchedule:
 def schedule_of(
     stages: int, batches: int, repeats: int, gather: Gather = "turn"
 ) -> PipelineSchedule | None:
-    """The schedule for these values of `Axes`; None where there is one stage.
+    """Return the schedule for these values of `Axes`; None for one stage.
 
     Raises:
-        ConfigError: if they do not fit together.
+        ConfigError: if the values do not match.
     """
     if stages == 1:
-        asked = ("stage_batches", batches, 0), ("repeats", repeats, 1), ("gather", gather, "turn")
-        for name, value, plain in asked:
-            if value != plain:
+        settings = (
+            ("stage_batches", batches, 0),
+            ("repeats", repeats, 1),
+            ("gather", gather, "turn"),
+        )
+        for name, value, default in settings:
+            if value != default:
                 raise ConfigError(
-                    f"parallel.{name}={value} is of a pipeline, and parallel.stage=1 is none. Set "
-                    f"parallel.stage=2 or more, or parallel.{name}={plain}."
+                    f"parallel.{name}={value} needs a pipeline, and parallel.stage=1 is none. Set "
+                    f"parallel.stage=2 or more, or parallel.{name}={default}."
                 )
         return None
     if batches % stages:

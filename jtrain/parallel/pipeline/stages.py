@@ -1,7 +1,7 @@
-"""The layers of a pipeline in runs: of which a stage has one, or several apart from one another.
+"""Layers of pipeline stages, in one run or several runs a stage.
 
-What is learned of the weights is summed over turns in at least float32. A run that is looked up is
-not kept for the way back, but looked up again.
+Gradients of the weights are summed over turns in at least float32. An indexed run is not saved for
+the backward pass, but indexed again.
 """
 
 import functools
@@ -22,11 +22,11 @@ STAGE = "stage"
 
 
 class RowSplit(NamedTuple):
-    """How the rows of a microbatch are split."""
+    """Split of the rows of a microbatch."""
 
-    copies: int  # of the layers and of their gradient
-    parts: int  # of the rows of a copy
-    axes: tuple[str, ...]  # of the copies
+    copies: int  # replicas of the layers and of their gradient
+    parts: int  # shards of the rows of a replica
+    axes: tuple[str, ...]  # of the replicas
     mesh: Mesh
 
 
@@ -34,75 +34,76 @@ class StageLayers(NamedTuple):
     """The layers of the stages, s c r k ..., in runs of k."""
 
     weights: Any
-    sums: Any  # of what is learned of them
+    sums: Any  # their gradients are those of the weights
 
 
 def runs_of(schedule: PipelineSchedule, split: RowSplit, stack: Params) -> StageLayers:
-    """The layers of all stages, l ... as s c r k ..., and where what is learned of them adds up."""
+    """Return the layers of all stages, l ... as s c r k ..., with sums for their gradients."""
     return _with_sums(split, jax.tree.map(functools.partial(_by_stage, schedule, split), stack))
 
 
 def through_run(
     repeats: int, layer: Layer, runs: StageLayers, repeat: Any, real: Any, x: Any, rows: Any
 ) -> tuple[Any, Any]:
-    """`x` after the layers of one run of a stage, r k ..., and what each gave.
+    """Return `x` after the layers of one run of a stage, r k ..., and the layers' outputs.
 
-    Nothing is learned of the run where what it computes on is not `real`.
+    The gradient of the run is 0 where its input is not `real`.
     """
     if repeats == 1:
-        return _through(layer, _looked_up(runs.weights, runs.sums, (0, real)), x, rows)
-    opened, closed_over = _opened(layer, runs.weights, x, rows)
-    return _run(opened, runs.weights, runs.sums, (repeat, real), closed_over, x, rows)
+        return _scan_layers(layer, _index_run(runs.weights, runs.sums, (0, real)), x, rows)
+    closed, closed_over = _close_over(layer, runs.weights, x, rows)
+    return _run(closed, runs.weights, runs.sums, (repeat, real), closed_over, x, rows)
 
 
 def _by_stage(schedule, split, leaf):
-    """Leaves of layers, l ..., as s c r k ...: of each stage its runs of k layers.
+    """Reshape leaves l ... to s c r k ...: the runs of k layers of each stage.
 
-    Each copy has its own, so that gradients are summed over them once and not every turn.
+    Each replica has its own, so that gradients are summed over replicas once, not every turn.
     """
     runs = leaf.reshape(schedule.repeats, schedule.stages, -1, *leaf.shape[1:])
     runs = jnp.moveaxis(runs, 1, 0)[:, None]
-    return _placed(split, jnp.broadcast_to(runs, (len(runs), split.copies, *runs.shape[2:])))
+    return _constrain(split, jnp.broadcast_to(runs, (len(runs), split.copies, *runs.shape[2:])))
 
 
-def _placed(split, runs):
+def _constrain(split, runs):
     rest = [P.UNCONSTRAINED] * (runs.ndim - 2)
-    where = NamedSharding(split.mesh, P(STAGE, split.axes or None, *rest))
-    return jax.lax.with_sharding_constraint(runs, where)
+    sharding = NamedSharding(split.mesh, P(STAGE, split.axes or None, *rest))
+    return jax.lax.with_sharding_constraint(runs, sharding)
 
 
-def _through(layer, run, x, rows):
-    """`x` after the layers of a run, and what each gave."""
-    return jax.lax.scan(lambda x, one: layer(one, x, rows), x, run)
+def _scan_layers(layer, run, x, rows):
+    """Apply the layers of a run."""
+    return jax.lax.scan(lambda x, params: layer(params, x, rows), x, run)
 
 
 def _with_sums(split, weights):
-    """Weights, and zeros: what is learned of the weights is the gradient of these.
+    """Return the weights, and zeros whose gradient is that of the weights.
 
-    So it is summed over turns in at least float32, whatever the weights are in.
+    So gradients are summed over turns in at least float32, whatever the weights' dtype.
     """
-    apart = lambda leaf: _apart(leaf) if _inexact(leaf) else (leaf, leaf)
-    both = jax.tree.map(apart, weights)
+    pair = lambda leaf: _with_zeros(leaf) if _inexact(leaf) else (leaf, leaf)
+    both = jax.tree.map(pair, weights)
     pick = lambda index: jax.tree.map(lambda _, pair: pair[index], weights, both)
-    return StageLayers(pick(0), jax.tree.map(functools.partial(_placed, split), pick(1)))
+    return StageLayers(pick(0), jax.tree.map(functools.partial(_constrain, split), pick(1)))
 
 
 @jax.custom_vjp
-def _apart(leaf):
+def _with_zeros(leaf):
     return leaf, jnp.zeros(leaf.shape, at_least_f32(leaf[:0]).dtype)
 
 
-_apart.defvjp(
-    lambda leaf: (_apart(leaf), leaf[:0]), lambda none, grads: (grads[1].astype(none.dtype),)
+_with_zeros.defvjp(
+    lambda leaf: (_with_zeros(leaf), leaf[:0]),
+    lambda empty, grads: (grads[1].astype(empty.dtype),),
 )
 
 
-def _looked_up(weights, sums, which):
-    """A run; its gradient is 0, and not 0 x NaN, where what is computed by it is not real."""
+def _index_run(weights, sums, which):
+    """Return a run; its gradient is 0, and not 0 x NaN, where its input is not real."""
     repeat, real = which
-    learned = lambda leaf, zero: _learned(leaf[repeat], zero[repeat], real)
+    index = lambda leaf, zero: _mask_gradient(leaf[repeat], zero[repeat], real)
     return jax.tree.map(
-        lambda leaf, zero: learned(leaf, zero) if _inexact(leaf) else leaf[repeat], weights, sums
+        lambda leaf, zero: index(leaf, zero) if _inexact(leaf) else leaf[repeat], weights, sums
     )
 
 
@@ -111,63 +112,63 @@ def _inexact(leaf):
 
 
 @jax.custom_vjp
-def _learned(x, zero, real):
+def _mask_gradient(x, zero, real):
     del zero, real
     return x
 
 
-def _learned_back(kept, grad):
-    real, none = kept
-    return None, jnp.where(real, grad, jnp.zeros_like(grad)).astype(none.dtype), None
+def _mask_gradient_back(saved, grad):
+    real, empty = saved
+    return None, jnp.where(real, grad, jnp.zeros_like(grad)).astype(empty.dtype), None
 
 
-_learned.defvjp(lambda x, zero, real: (x, (real, zero[:0])), _learned_back)
+_mask_gradient.defvjp(lambda x, zero, real: (x, (real, zero[:0])), _mask_gradient_back)
 
 
-def _opened(layer, weights, x, rows):
-    """`layer` with what it closes over as its first argument, and that."""
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), weights)
-    jaxpr, like = jax.make_jaxpr(layer, return_shape=True)(one, x, rows)
+def _close_over(layer, weights, x, rows):
+    """Return `layer` with its closed-over arrays as first argument, and these arrays."""
+    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), weights)
+    jaxpr, like = jax.make_jaxpr(layer, return_shape=True)(params, x, rows)
 
-    def opened(closed_over, *given):
-        flat = eval_jaxpr(jaxpr.jaxpr, closed_over, *jax.tree.leaves(given))
+    def closed(closed_over, *args):
+        flat = eval_jaxpr(jaxpr.jaxpr, closed_over, *jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(like), flat)
 
-    return opened, jaxpr.consts
+    return closed, jaxpr.consts
 
 
-# Left to autodiff, the run that a turn looks up would be kept for the way back, for every turn.
+# Autodiff would save the indexed run of every turn for the backward pass.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run(opened, weights, sums, which, closed_over, x, rows):
-    """`x` after the layers of one of several runs, which is looked up again on the way back."""
-    return _of_run(opened, _looked_up(weights, sums, which), closed_over, x, rows)
+def _run(closed, weights, sums, which, closed_over, x, rows):
+    """Apply one of several runs, which the backward pass indexes again."""
+    return _apply_run(closed, _index_run(weights, sums, which), closed_over, x, rows)
 
 
-def _of_run(opened, run, closed_over, x, rows):
-    return _through(functools.partial(opened, closed_over), run, x, rows)
+def _apply_run(closed, run, closed_over, x, rows):
+    return _scan_layers(functools.partial(closed, closed_over), run, x, rows)
 
 
-def _run_forward(opened, weights, sums, which, *given):
-    of_run = functools.partial(_of_run, opened)
-    gave, back = jax.vjp(of_run, _looked_up(weights, sums, which), *given)
-    return gave, (_with_run(back, None), weights, sums, which)
+def _run_forward(closed, weights, sums, which, *args):
+    apply_run = functools.partial(_apply_run, closed)
+    outputs, vjp = jax.vjp(apply_run, _index_run(weights, sums, which), *args)
+    return outputs, (_with_run(vjp, None), weights, sums, which)
 
 
-def _run_back(opened, kept, grads):
-    del opened
-    back, weights, sums, which = kept
-    run, put = jax.vjp(lambda sums: _looked_up(weights, sums, which), sums)
-    grad_run, *grads = _with_run(back, run)(grads)
-    return None, *put(grad_run), None, *grads
+def _run_back(closed, saved, grads):
+    del closed
+    vjp, weights, sums, which = saved
+    run, run_vjp = jax.vjp(lambda sums: _index_run(weights, sums, which), sums)
+    grad_run, *grads = _with_run(vjp, run)(grads)
+    return None, *run_vjp(grad_run), None, *grads
 
 
-def _with_run(back: Any, run: Any) -> Any:
-    """`back` with this in the place of what it keeps of its first argument.
+def _with_run(vjp: Any, run: Any) -> Any:
+    """Return `vjp` with `run` as the residual of its first argument.
 
     Source: https://docs.jax.dev/en/latest/301/vjp-objects.html.
     """
-    back.args_res = [run, *back.args_res[1:]]
-    return back
+    vjp.args_res = [run, *vjp.args_res[1:]]
+    return vjp
 
 
 _run.defvjp(_run_forward, _run_back)

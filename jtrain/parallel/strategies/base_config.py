@@ -1,4 +1,4 @@
-"""How the processes of a run come together: of every way to split it."""
+"""Base config of every `parallel` kind: the start of the processes."""
 
 from pydantic import Field
 
@@ -7,7 +7,7 @@ from jtrain.config.configclass import configclass
 
 @configclass
 class BaseParallelConfig:
-    """Values that every kind of `parallel` has."""
+    """Fields of every kind of `parallel`."""
 
     start_timeout: float = Field(default=300.0, gt=0)
     """Seconds that the processes of a run wait for one another when they start."""

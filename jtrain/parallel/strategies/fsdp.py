@@ -1,4 +1,4 @@
-"""The state and the rows of a batch split over the same devices: fully sharded data parallel."""
+"""FSDP: the state and the rows of a batch sharded over the same devices."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -18,24 +18,26 @@ from jtrain.parallel.strategies.strategy import Strategy
 
 @configclass
 class FSDP(BaseParallelConfig):
-    """Every large leaf split over the devices, gathered where it is used.
+    """Fully sharded data parallel: every large leaf is sharded, and gathered for use.
 
     Source: ZeRO stage 3, Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054.
     """
 
     kind: Literal["fsdp"] = "fsdp"
     devices: Devices = 0
-    """Devices of each process: how many, 0 for all; or which: their indices, [0, 2], or cpu, gpu:1,
-    [gpu:0, gpu:1]. A CPU is cut into as many as are asked for."""
+    """Devices of each process: their number, 0 for all; their indices, [0, 2]; or cpu, gpu:1,
+    [gpu:0, gpu:1]. A CPU is split into the requested number."""
     min_size: int = Field(default=4096, ge=0)
-    """Leaves of fewer elements stay whole on every device."""
+    """Smallest number of elements of a leaf that is sharded; smaller ones are replicated."""
     offload: Offload = ()
-    """What lies in the memory of the host between steps, split as it is on the devices: params,
-    opt_state; and activations: what a model with remat=names saves for the backward pass."""
+    """Arrays in the memory of the host between steps, sharded as on the devices: params,
+    opt_state, and activations, which a model with remat=names saves for the backward pass."""
 
     def build(self, among: Sequence[Device] | None = None) -> Strategy:
-        """The strategy over these devices, or as many `among` others."""
-        there = devices(self.devices, among)
+        """Build the strategy over these devices, or as many of `among`."""
+        selected = devices(self.devices, among)
         return Sharded(
-            make_mesh({SPLIT: len(there)}, there), min_size=self.min_size, offload=self.offload
+            make_mesh({SPLIT: len(selected)}, selected),
+            min_size=self.min_size,
+            offload=self.offload,
         )

@@ -1,4 +1,4 @@
-"""One copy of the step a device and explicit sums, by `jax.pmap`."""
+"""Replicas of the step with explicit sums, by `jax.pmap`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,32 +13,33 @@ from jtrain.parallel.strategies.mesh_strategy import MeshStrategy
 
 
 class Pmap(MeshStrategy):
-    """As ShardMap, by the older transformation; for one process.
+    """Replicas of the step by the older transformation; for one process.
 
-    Kept for those who come from it: since JAX 0.8 it is itself written with `jit` and `shard_map`.
+    For users who come from `pmap`, which since JAX 0.8 is itself written with `jit` and
+    `shard_map`.
     """
 
     def __init__(self, mesh: Mesh):
         if jax.process_count() > 1:
             raise ShardingError(
                 "parallel.impl=pmap runs in one process, and this run has "
-                f"{jax.process_count()}. Take parallel.impl=shard_map: the same copies and sums."
+                f"{jax.process_count()}. Take parallel.impl=shard_map: the same replicas and sums."
             )
         super().__init__(mesh)
 
     @property
     def psum(self) -> Callable[[Any], Any]:
-        """Sums over the devices."""
+        """Sum over the devices."""
         return lambda tree: jax.lax.psum(tree, DATA)
 
     def whole(self, fn: Callable, stacked: bool) -> Callable:
-        """`fn` under `jax.pmap`; every device comes to the same state."""
+        """Map `fn` by `jax.pmap`; every device computes the same state."""
         dim, shares = int(stacked), self.shares
 
         def by_device(x: Array) -> Array:  # b ... -> devices b/devices ...
             return x.reshape(*x.shape[:dim], shares, -1, *x.shape[dim + 1 :])
 
-        copies = jax.pmap(
+        mapped = jax.pmap(
             fn, DATA, in_axes=(None, dim), out_axes=None, devices=list(self.mesh.devices)
         )
-        return lambda state, batch: copies(state, jax.tree.map(by_device, batch))
+        return lambda state, batch: mapped(state, jax.tree.map(by_device, batch))

@@ -1,4 +1,4 @@
-"""Named sharding: arrays are split over the mesh by rule; the compiler writes the communication."""
+"""Named sharding: arrays are split over a mesh by rules, and the compiler adds communication."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from jtrain.core.placement import Placement
 from jtrain.core.gradient import NO_SHARDING, GradientSharding
+from jtrain.core.placement import Placement
 from jtrain.core.types import Dims, Params
 from jtrain.parallel.attention.sequence_parallel import ContextBy
 from jtrain.parallel.axis_usage import AxisUsage, check_axes_used
@@ -26,15 +26,15 @@ from jtrain.parallel.strategies.mesh_strategy import MeshStrategy
 
 
 class Sharded(MeshStrategy):
-    """One program for all devices, over the axes of `mesh`: those of `jtrain.parallel.rules`.
+    """One program for all devices, over the mesh axes of `jtrain.parallel.rules`.
 
     Args:
-        zero: what is split over the axis `fsdp`; see `StateSharding`.
-        min_size: leaves of fewer elements are not split over it: gathering them costs more than
-            they hold.
-        sequence: whether activations between blocks are split in time over the axis `tensor`.
-        context_by: how attention crosses the parts of a sequence, over the axis `context`.
-        offload: what lies in the memory of the host between steps; see `jtrain.parallel.offload`.
+        zero: state that is split over the axis `fsdp`; see `StateSharding`.
+        min_size: smallest number of elements of a leaf that is split over `fsdp`: gathering a
+            smaller leaf costs more than it saves.
+        sequence: split activations between blocks in time over the axis `tensor`.
+        context_by: exchange of attention between the shards of a sequence, over `context`.
+        offload: arrays in the memory of the host between steps; see `jtrain.parallel.offload`.
         schedule: of the pipeline, where the axis `stage` is larger than 1.
     """
 
@@ -55,7 +55,7 @@ class Sharded(MeshStrategy):
         self._context_by: ContextBy = context_by
         self.schedule = schedule
         self.leaves = StateSharding(dict(mesh.shape), zero, min_size)
-        self._seen = AxisUsage()
+        self._usage = AxisUsage()
         self._activations = activations(
             split=zero > 0,
             sequence=sequence,
@@ -64,40 +64,42 @@ class Sharded(MeshStrategy):
 
     @property
     def placement(self) -> Placement:
-        """Activations by the names of their dims."""
+        """Placement of activations by the names of their dims."""
         more = self._context_by, self._offload, self.schedule
-        return MeshPlacement(self.mesh, self._activations, self._seen, *more)
+        return MeshPlacement(self.mesh, self._activations, self._usage, *more)
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
-        """Each leaf by the names of its dims, and by its largest."""
+        """Return the sharding of each leaf, by the names of its dims and its largest dim."""
         return offload_shardings(self._named(self.leaves.specs(tree, dims)), tree, self._offload)
 
     def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> list[LeafSharding]:
-        """Where each leaf goes, and why."""
+        """Return the sharding of each leaf, with the reason."""
         return [
-            of._replace(host=is_offloaded(of.leaf, len(of.shape), self._offload))
-            for of in self.leaves.decisions(tree, dims)
+            leaf._replace(host=is_offloaded(leaf.leaf, len(leaf.shape), self._offload))
+            for leaf in self.leaves.decisions(tree, dims)
         ]
 
-    def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
-        """Every axis splits a leaf, or did split an activation that the placement was told of."""
-        check_offload_saves(self._offload, self._seen.saved)
-        check_axes_used(self.axes, self._seen, self.leaves.used.decisions(tree, dims))
+    def check_axes_used(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
+        """Raise unless every axis splits a leaf or an activation."""
+        check_offload_saves(self._offload, self._usage.saved)
+        check_axes_used(self.axes, self._usage, self.leaves.used.decisions(tree, dims))
 
-    def gradient_sharding(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
-        """Gradients are split as soon as `zero` reaches them: 1 once summed, 2 and 3 at once."""
+    def gradient_sharding(
+        self, params: Params, dims: Mapping[str, Dims] = {}, /
+    ) -> GradientSharding:
+        """Return the sharding of gradients by `zero`: 1 splits their sum, 2 and 3 each gradient."""
         zero = self.leaves.zero
 
-        def to(leaves: StateSharding, split: bool) -> Callable[[Params], Params]:
-            where = self._named(leaves.specs(params, dims, split=split))
-            return lambda tree: jax.lax.with_sharding_constraint(tree, where)
+        def constrain(leaves: StateSharding, split: bool) -> Callable[[Params], Params]:
+            shardings = self._named(leaves.specs(params, dims, split=split))
+            return lambda tree: jax.lax.with_sharding_constraint(tree, shardings)
 
-        split = to(self.leaves, True) if zero else NO_SHARDING.summed
+        split = constrain(self.leaves, True) if zero else NO_SHARDING.summed
         each = split if zero > 1 else NO_SHARDING.each
-        return GradientSharding(to(self.leaves.used, zero == 3), each=each, summed=split)
+        return GradientSharding(constrain(self.leaves.used, zero == 3), each=each, summed=split)
 
     def whole(self, fn: Callable, stacked: bool) -> Callable:
-        """`fn` itself: there is one copy, and the compiler splits it."""
+        """Return `fn` itself: the compiler splits one program."""
         del stacked
         return fn
 

@@ -1,4 +1,4 @@
-"""One device, the same code path: TensorFlow's OneDeviceStrategy."""
+"""A single device."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,8 @@ from jax.sharding import SingleDeviceSharding
 from jax.stages import Lowered
 
 from jtrain.config.configclass import configclass
-from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.gradient import NO_SHARDING, GradientSharding
+from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ShardingError
 from jtrain.parallel.device_names import Devices
@@ -22,7 +22,7 @@ from jtrain.parallel.strategies.strategy import PlacedBatchCache, StrategyBase, 
 
 
 class OneDevice(StrategyBase):
-    """Everything on one device."""
+    """The strategy of a single device."""
 
     shares = 1
     part = (0, 1)
@@ -35,26 +35,28 @@ class OneDevice(StrategyBase):
 
     @property
     def placement(self) -> Placement:
-        """Nothing to say."""
+        """Placement without constraints."""
         return Unplaced()
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
-        """All on the device."""
+        """Place every leaf on the device."""
         del dims
         return same_for_all(tree, self._device)
 
     def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[LeafSharding]:
-        """None: all are on the device."""
+        """Return nothing: every leaf is on the device."""
         del tree, dims
         return ()
 
-    def gradient_sharding(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
-        """Nothing is split."""
+    def gradient_sharding(
+        self, params: Params, dims: Mapping[str, Dims] = {}, /
+    ) -> GradientSharding:
+        """Return no sharding."""
         del params, dims
         return NO_SHARDING
 
     def place(self, batch: Batch, /, *, stacked: bool = False) -> Batch:
-        """The batch on the device."""
+        """Place a batch on the device."""
         del stacked
         return self._put(batch)
 
@@ -67,7 +69,7 @@ class OneDevice(StrategyBase):
     def lower(
         self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
     ) -> Lowered:
-        """`fn` under `jax.jit`."""
+        """Lower `fn` by `jax.jit`."""
         del stacked
         jitted = jax.jit(
             fn,
@@ -80,18 +82,18 @@ class OneDevice(StrategyBase):
 
 @configclass
 class Single(BaseParallelConfig):
-    """One device."""
+    """Config of a single device."""
 
     kind: Literal["single"] = "single"
     devices: Devices = 0
-    """Which device: 0 for the first; its index, [2]; or cpu, gpu:1."""
+    """The device: 0 for the first; its index, [2]; or cpu, gpu:1."""
 
     def build(self, among: Sequence[Device] | None = None) -> OneDevice:
-        """The strategy over the device, or one `among` others.
+        """Build the strategy of the device, or of one of `among`.
 
         Raises:
-            ShardingError: in several processes, which would each train alone.
-            ConfigError: if `devices` is several devices or none.
+            ShardingError: in several processes, each of which would train by itself.
+            ConfigError: if `devices` is not one device.
         """
         if jax.process_count() > 1:
             raise ShardingError(

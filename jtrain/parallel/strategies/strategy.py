@@ -1,4 +1,4 @@
-"""What a strategy is: where arrays live, and who sums the gradients."""
+"""Strategies: placement of arrays on devices, and reduction of gradients."""
 
 import abc
 import math
@@ -10,9 +10,9 @@ import numpy as np
 from jax.sharding import Sharding
 from jax.stages import Lowered
 
+from jtrain.core.gradient import GradientSharding
 from jtrain.core.placement import Placement
 from jtrain.core.pytree import named_leaves
-from jtrain.core.gradient import GradientSharding
 from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ConfigError, RetraceError
 from jtrain.parallel.leaf_sharding import LeafSharding
@@ -22,18 +22,18 @@ from jtrain.parallel.program_cache import load_or_compile
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Lays pure functions of (state, batch) out over devices; sees no loss and no optimizer."""
+    """Runs pure functions of (state, batch) over devices; knows no loss and no optimizer."""
 
     @property
     def shares(self) -> int:
-        """How many parts the rows of a batch are split into, over all processes."""
+        """Number of shards of the rows of a batch, over all processes."""
         ...
 
     @property
     def part(self) -> tuple[int, int]:
-        """Which part of a batch's rows this process has on its devices, of how many: 1 of 4.
+        """Index of this process's shard of the rows, and the number of shards: 1 of 4.
 
-        Processes whose devices hold the same rows have the same part.
+        Processes whose devices have the same rows have the same shard.
         """
         ...
 
@@ -44,93 +44,95 @@ class Strategy(Protocol):
 
     @property
     def placement(self) -> Placement:
-        """What models name their dims to."""
+        """Placement for models that name their dims."""
         ...
 
     @property
     def schedule(self) -> PipelineSchedule | None:
-        """Of the pipeline, if layers are in stages."""
+        """Schedule of the pipeline, if there is one."""
         ...
 
     @property
     def psum(self) -> Callable[[Any], Any] | None:
-        """Sums a pytree over the copies of the step; None where the compiler sums."""
+        """Sum of a pytree over the replicas of the step; None if the compiler sums."""
         ...
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
-        """Where each leaf of a state lives, in a tree of its structure.
+        """Return the sharding of each leaf of a state, in a tree of its structure.
 
         `dims` names the dims of parameters, by the parameters' names (`Experiment.dims`).
         """
         ...
 
     def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[LeafSharding]:
-        """Where each leaf goes, and why; none where all go the same way."""
+        """Return the sharding of each leaf, with the reason; empty if all leaves are alike."""
         ...
 
-    def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
-        """Checks, once a loss was traced, that each axis of the mesh is of use.
+    def check_axes_used(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
+        """Raise, after a loss was traced, unless each axis of the mesh is used.
 
         Raises:
-            ShardingError: with what to type instead of one that is not.
+            ShardingError: with the unused axis and the settings to change.
         """
         ...
 
-    def gradient_sharding(self, params: Params, dims: Mapping[str, Dims] = {}, /) -> GradientSharding:
-        """Where the step puts gradients and copies of these parameters."""
+    def gradient_sharding(
+        self, params: Params, dims: Mapping[str, Dims] = {}, /
+    ) -> GradientSharding:
+        """Return the sharding of gradients and compute copies of these parameters."""
         ...
 
     def place(self, batch: Batch, /, *, stacked: bool = False) -> Batch:
-        """This process's rows, on its devices as a part of the global batch."""
+        """Place this process's rows on its devices, as a shard of the global batch."""
         ...
 
     def lower(
         self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
     ) -> Lowered:
-        """`fn(state, batch)`, traced for arrays like these, placed; `.compile()` makes a program.
+        """Lower `fn(state, batch)` for such arrays; `.compile()` of the result makes a program.
 
-        `stacked`: arrays of the batch are k b ... instead of b .... `keeps`: `fn` gives back a new
-        state first of two; the old one is donated.
+        `stacked`: arrays of the batch are k b ... instead of b .... `keeps`: `fn` returns a new
+        state and another result; the old state is donated.
         """
         ...
 
     def compile(
         self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
     ) -> Callable:
-        """What `lower` traced, compiled now; a call with other shapes raises RetraceError."""
+        """Lower and compile; a call with other shapes raises RetraceError."""
         ...
 
 
 class StrategyBase(abc.ABC):
-    """Compiles what it lowers, once."""
+    """Base of strategies: compiles lowered programs."""
 
     schedule: PipelineSchedule | None = None
 
-    def refuse_unused_axes(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
-        """Rows are split over all there are."""
+    def check_axes_used(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
+        """Pass: rows are split over all axes."""
         del tree, dims
 
     @abc.abstractmethod
     def lower(
         self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
     ) -> Lowered:
-        """As `Strategy.lower`."""
+        """Lower `fn`; see `Strategy.lower`."""
 
     def compile(
         self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
     ) -> Callable:
-        """As `Strategy.compile`."""
+        """Compile `fn`; see `Strategy.compile`."""
         lowered = self.lower(fn, state, batch, stacked=stacked, keeps=keeps)
         return _once(load_or_compile(lowered, state), *plain(state, batch))
 
 
 def plain(state: Any, batch: Any) -> tuple[Any, Any]:
-    """Both as shapes and dtypes alone, so that compiling holds no arrays."""
+    """Return the shapes and dtypes of both, so that compiling holds no arrays."""
     return jax.eval_shape(lambda s, b: (s, b), state, batch)
 
 
 def _once(program: Any, *abstract: Any) -> Callable:
-    """The program for such arrays; anything else given to it is an error."""
+    """Return the program, which raises RetraceError for other arrays."""
 
     def call(state: Any, batch: Any) -> Any:
         try:
@@ -153,10 +155,10 @@ def _once(program: Any, *abstract: Any) -> Callable:
 
 
 def check_divides(batch: int, shares: int, microbatches: int, *, name: str = "batch") -> None:
-    """Checks that the rows of a batch split evenly.
+    """Raise unless the rows of a batch split evenly.
 
     Raises:
-        ConfigError: with the nearest sizes that do.
+        ConfigError: with the nearest sizes.
     """
     unit = shares * microbatches
     if batch % unit:
@@ -169,61 +171,62 @@ def check_divides(batch: int, shares: int, microbatches: int, *, name: str = "ba
 
 
 class PlacedBatchCache:
-    """Puts the arrays of a batch on devices, and those that come again only once.
+    """Placement of batches on devices, with a cache of repeated arrays.
 
     `row` and `mask` of full batches are the same read-only numpy objects at every step.
     """
 
     def __init__(self, put: Callable[[dict], dict]):
         self._put = put
-        self._seen: dict[str, tuple[np.ndarray, jax.Array]] = {}
+        self._cached: dict[str, tuple[np.ndarray, jax.Array]] = {}
 
     def __call__(self, batch: Batch) -> Batch:
-        """`batch` on the devices.
+        """Place `batch` on the devices.
 
-        Several threads may call: one reads ahead while another evaluates, whose mask is another.
+        Several threads may call: one prefetches while another evaluates with another mask.
         """
-        known = {name: self._seen.get(name) for name in batch}  # one look; it may change meanwhile
-        again = {k: seen[1] for k, seen in known.items() if seen and seen[0] is batch[k]}
-        fresh = self._put({name: array for name, array in batch.items() if name not in again})
+        # One read of the cache: another thread may change it.
+        cached = {name: self._cached.get(name) for name in batch}
+        hits = {k: entry[1] for k, entry in cached.items() if entry and entry[0] is batch[k]}
+        fresh = self._put({name: array for name, array in batch.items() if name not in hits})
         for name, placed in fresh.items():
             array = batch[name]
             if isinstance(array, np.ndarray) and not array.flags.writeable:
-                self._seen[name] = array, placed
-        return {name: again[name] if name in again else fresh[name] for name in batch}
+                self._cached[name] = array, placed
+        return {name: hits[name] if name in hits else fresh[name] for name in batch}
 
 
 def same_for_all(tree: Any, sharding: Sharding) -> Any:
-    """`sharding` for each leaf."""
+    """Return `sharding` for each leaf."""
     return jax.tree.map(lambda _: sharding, tree)
 
 
-def _differences(expected: Any, got: Any) -> list[str]:
+def _differences(expected: Any, actual: Any) -> list[str]:
     def signature(tree: Any) -> dict[str, str]:
         return {
             name: f"{jax.numpy.result_type(leaf)}{list(np.shape(leaf))}"
             for name, leaf in named_leaves(tree).items()
         }
 
-    before, after = signature(expected), signature(got)
+    before, after = signature(expected), signature(actual)
     return [
-        f"{_said(n)}: was {before.get(n, 'absent')}, is {after.get(n, 'absent')}"
+        f"{_argument_name(n)}: was {before.get(n, 'absent')}, is {after.get(n, 'absent')}"
         for n in {**before, **after}
         if before.get(n) != after.get(n)
     ]
 
 
-def _moved(expected: Any, got: Any) -> list[str]:
-    """The leaves that lie elsewhere than the program takes them from."""
-    wanted = named_leaves(expected)
+def _moved(expected: Any, actual: Any) -> list[str]:
+    """Describe the leaves whose sharding is not the program's."""
+    shardings = named_leaves(expected)
     return [
-        f"{_said(n)}: was laid out as {wanted[n]}, is as {leaf.sharding}"
-        for n, leaf in named_leaves(got).items()
-        if n in wanted and isinstance(leaf, jax.Array)
-        if not leaf.sharding.is_equivalent_to(wanted[n], leaf.ndim)
+        f"{_argument_name(n)}: was sharded as {shardings[n]}, is as {leaf.sharding}"
+        for n, leaf in named_leaves(actual).items()
+        if n in shardings and isinstance(leaf, jax.Array)
+        if not leaf.sharding.is_equivalent_to(shardings[n], leaf.ndim)
     ]
 
 
-def _said(name: str) -> str:
-    """`0/params/w` as `state/params/w`."""
+def _argument_name(name: str) -> str:
+    """Return `0/params/w` as `state/params/w`."""
     return {"0": "state", "1": "batch"}[name[0]] + name[1:]
